@@ -1,0 +1,96 @@
+//! One file for each upstream program: its flags, as a pure function of the cluster's configuration.
+
+mod apiserver;
+mod controller_manager;
+mod etcd;
+mod scheduler;
+
+use std::collections::BTreeMap;
+
+use crate::home::Home;
+use crate::kubeconfig::kubeconfig;
+use crate::pki::Identity;
+use crate::protocol::{ClusterConfig, Component};
+
+/// The first service address: that of the API server itself.
+pub use apiserver::first_service_address;
+
+/// The command line of a component, without the program.
+pub fn flags(component: Component, config: &ClusterConfig, home: &Home) -> Vec<String> {
+    match component {
+        Component::Etcd => etcd::flags(home),
+        Component::KubeApiserver => apiserver::flags(config, home),
+        Component::KubeScheduler => scheduler::flags(home),
+        Component::KubeControllerManager => controller_manager::flags(config, home),
+    }
+}
+
+/// The environment of a component: nothing of the user's own but what Go needs.
+pub fn environment(component: Component) -> BTreeMap<&'static str, &'static str> {
+    let mut env = BTreeMap::from([("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PATH", "/nowhere")]);
+    if component == Component::KubeApiserver {
+        // Read by kubernetes/main.go: collect little garbage while starting, then as usual.
+        env.insert("CORACLE_START_GOGC", "400");
+    }
+    env
+}
+
+/// The files that are derived from the configuration: component kubeconfigs and the egress selector.
+pub fn derived_files(config: &ClusterConfig, home: &Home) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for name in ["kube-controller-manager", "kube-scheduler"] {
+        let file = |suffix: &str| config.files.get(&format!("{name}.{suffix}")).cloned();
+        let identity = Identity {
+            cert_pem: file("crt").unwrap_or_default(),
+            key_pem: file("key").unwrap_or_default(),
+        };
+        let ca = config.files.get("cluster-ca.crt").map_or("", String::as_str);
+        let server = format!("https://127.0.0.1:{}", config.api_port);
+        files.insert(
+            format!("{name}.kubeconfig"),
+            kubeconfig(&config.name, &server, ca, &identity),
+        );
+    }
+    files.insert(
+        apiserver::EGRESS_FILE.to_owned(),
+        apiserver::egress_selector(&home.egress_socket()),
+    );
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ClusterConfig {
+        ClusterConfig {
+            name: "coracle-42".into(),
+            release: "/opt/coracle/kubernetes/v1.37.1".into(),
+            addresses: vec!["10.0.0.1".parse().unwrap(), "10.1.0.1".parse().unwrap()],
+            api_port: 36443,
+            service_cidr: "100.96.0.0/16".into(),
+            pod_cidr: "100.64.0.0/11".into(),
+            seed: None,
+            log_dir: None,
+            verbose: false,
+            files: BTreeMap::new(),
+            admin_kubeconfig: String::new(),
+        }
+    }
+
+    #[test]
+    fn flags_of_every_component() {
+        let home = Home::at("/tmp");
+        for component in Component::ALL {
+            let flags = flags(component, &config(), &home).join("\n");
+            insta::assert_snapshot!(component.program(), flags);
+        }
+    }
+
+    #[test]
+    fn derived_files_of_the_components() {
+        let files = derived_files(&config(), &Home::at("/tmp"));
+        insta::assert_debug_snapshot!(files.keys().collect::<Vec<_>>());
+        insta::assert_snapshot!("egress-selector", files[apiserver::EGRESS_FILE]);
+    }
+}

@@ -1,0 +1,100 @@
+//! A log file that never grows beyond a bound, and remembers its end.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// How many lines are kept for error messages.
+const TAIL_LINES: usize = 20;
+/// Longer lines are cut in messages, not in the file.
+const TAIL_WIDTH: usize = 400;
+
+/// `NAME.log`, moved to `NAME.log.1` when it is full: at most two files of `limit` bytes.
+#[derive(Debug)]
+pub struct RotatingLog {
+    path: PathBuf,
+    file: File,
+    written: u64,
+    limit: u64,
+    tail: VecDeque<String>,
+}
+
+impl RotatingLog {
+    /// Opens `dir/name.log`, appending to what is there.
+    pub fn open(dir: &Path, name: &str, limit: u64) -> io::Result<Self> {
+        let path = dir.join(format!("{name}.log"));
+        let file = append_to(&path)?;
+        let written = file.metadata()?.len();
+        Ok(Self {
+            path,
+            file,
+            written,
+            limit,
+            tail: VecDeque::with_capacity(TAIL_LINES),
+        })
+    }
+
+    /// Writes one line. A full disk costs the line, never the program that logs.
+    pub fn line(&mut self, line: &[u8]) {
+        if self.tail.len() == TAIL_LINES {
+            self.tail.pop_front();
+        }
+        let text = String::from_utf8_lossy(line);
+        self.tail.push_back(text.chars().take(TAIL_WIDTH).collect());
+        if self.written + line.len() as u64 >= self.limit && self.rotate().is_err() {
+            return;
+        }
+        if self.file.write_all(line).and_then(|()| self.file.write_all(b"\n")).is_ok() {
+            self.written += line.len() as u64 + 1;
+        }
+    }
+
+    /// The last lines.
+    pub fn tail(&self) -> Vec<String> {
+        self.tail.iter().cloned().collect()
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let mut old = self.path.clone().into_os_string();
+        old.push(".1");
+        std::fs::rename(&self.path, old)?;
+        self.file = append_to(&self.path)?;
+        self.written = 0;
+        Ok(())
+    }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_files_at_most_and_the_end_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = RotatingLog::open(dir.path(), "etcd", 100).unwrap();
+        for i in 0..50 {
+            log.line(format!("line number {i}").as_bytes());
+        }
+        let sizes: Vec<u64> = ["etcd.log", "etcd.log.1"]
+            .map(|f| std::fs::metadata(dir.path().join(f)).unwrap().len())
+            .to_vec();
+        assert!(sizes.iter().all(|s| *s <= 100), "{sizes:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(log.tail().len(), TAIL_LINES);
+        assert_eq!(log.tail().last().unwrap(), "line number 49");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_kept_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
+        log.line(b"\xff\xfe");
+        assert_eq!(std::fs::read(dir.path().join("x.log")).unwrap(), b"\xff\xfe\n");
+    }
+}

@@ -1,0 +1,126 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::doctor::DoctorArgs;
+use crate::kubernetes::KubernetesCommand;
+
+/// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
+#[derive(Debug, Parser)]
+#[command(name = "coracle", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Services get addresses that HPC sites don't use themselves.
+pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
+
+const AFTER_HELP: &str = "\
+Examples:
+  coracle doctor                          what this host offers
+  srun -N2 coracle run kubectl get nodes  a cluster on two nodes, for one command
+  coracle run -N4 -p long app.yaml        the same, asking Slurm itself, for manifests";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a cluster for one workload, and end it with the workload
+    Run(RunArgs),
+    /// Show what this host, or a node of a partition, offers to Coracle
+    Doctor(DoctorArgs),
+    /// Get the release of Kubernetes that clusters are made from
+    #[command(subcommand)]
+    Kubernetes(KubernetesCommand),
+    /// Parts of Coracle that it starts itself
+    #[command(subcommand, hide = true)]
+    Internal(InternalCommand),
+}
+
+/// The roles that Coracle starts itself; their input comes through pipes.
+#[derive(Debug, Subcommand)]
+pub enum InternalCommand {
+    /// The control plane in namespaces of its own
+    ControlPlane,
+    /// The agent of one node
+    Node,
+    /// One probe of the doctor
+    Probe {
+        /// Which one
+        name: String,
+    },
+}
+
+/// `coracle run`
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "coracle run [OPTIONS] [SLURM OPTIONS] WORKLOAD [ARGS]...",
+    after_help = RUN_HELP
+)]
+pub struct RunArgs {
+    /// Our own options.
+    #[command(flatten)]
+    pub options: RunOptions,
+
+    /// Slurm's options, the workload and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub rest: Vec<OsString>,
+}
+
+/// The options of `coracle run` that are not Slurm's.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RunOptions {
+    /// Show what the cluster's components log
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Keep the components' logs in this directory
+    #[arg(long, value_name = "DIR")]
+    pub logs: Option<PathBuf>,
+    /// The release of Kubernetes to use, or a directory of releases
+    #[arg(long, value_name = "DIR", env = "CORACLE_KUBERNETES")]
+    pub kubernetes: Option<PathBuf>,
+    /// The API server's port (default: any that is free)
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    pub api_port: u16,
+    /// How long all nodes may take to come up, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub start_timeout: u64,
+    /// Addresses of pods
+    #[arg(long, value_name = "CIDR", default_value = "100.64.0.0/11")]
+    pub pod_cidr: String,
+    /// Addresses of services
+    #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]
+    pub service_cidr: String,
+}
+
+/// The same options alone, for those that stand among Slurm's.
+#[derive(Debug, Parser)]
+#[command(name = "coracle run", no_binary_name = true, after_help = RUN_HELP)]
+pub struct LateOptions {
+    /// Our own options.
+    #[command(flatten)]
+    pub options: RunOptions,
+}
+
+const RUN_HELP: &str = "\
+WORKLOAD is one of
+  a script or program  runs with KUBECONFIG set and kubectl on its PATH; for scripts written for
+                       KSI also K8S_CLUSTER_NAME, K8S_CLUSTER_API, K8S_CLUSTER_API_TOKEN, K8S_PORT
+  manifests            a .yaml, .yml or .json file, a directory, or - for standard input; they are
+                       applied, Jobs and Pods are waited for, and their logs are shown
+
+Inside an allocation (srun, sbatch, salloc) the cluster takes all of its nodes, and Slurm options
+are ignored; outside, Slurm is asked for one with the options given, as srun takes them. The
+cluster's first node leads. It ends, and leaves nothing behind, when the workload ends, at the
+job's time limit, with scancel or with Ctrl-C. The exit code is the workload's; failures of
+Coracle itself are 64 to 76 (docs/exit-codes.md).
+
+Examples:
+  srun -N2 coracle run kubectl get nodes
+  coracle run -N4 --time=30 -p long job.yaml
+  coracle run -N2 ./workload.sh input.dat
+  helm template chart/ | coracle run -N2 -";

@@ -1,0 +1,65 @@
+//! `coracle doctor`: what does this host, or a node of a partition, offer, and what does Coracle make of it?
+//!
+//! In three steps, a file each: [`survey`] asks the kernel, the file systems and Slurm and judges nothing; [`findings`] turns the answers into
+//! findings, without asking anything; [`report`] shows them. [`remote`] has the first two done on a compute node.
+
+mod findings;
+mod remote;
+mod report;
+mod survey;
+
+use std::process::ExitCode;
+
+use report::Report;
+
+/// The command line of `coracle doctor`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  0   pods can run there: user namespaces work and there is room for their file systems
+  1   pods cannot run there; the findings say what is missing
+  69  Slurm is not there, does not answer, or refused (only with -p)
+
+Examples:
+  coracle doctor                  what this host offers
+  coracle doctor -p gpu           what a compute node of the partition gpu offers
+  coracle doctor --json | jq '.findings[] | select(.status != \"ok\")'")]
+pub struct DoctorArgs {
+    /// Look at a node of this Slurm partition instead of this host
+    ///
+    /// Login nodes and compute nodes often differ in kernel and settings; pods run on the latter. This asks Slurm for one
+    /// node for a moment, and waits in the queue if none is free.
+    #[arg(short, long, value_name = "PARTITION")]
+    partition: Option<String>,
+
+    /// Print the findings as JSON
+    ///
+    /// One object: schema (1), coracle (version), host, podsCanRun, slurmUsable, and findings, each with id, area, title,
+    /// status (ok, degraded, missing), found, with, without, and next where something can be done. Fields may be
+    /// added, and are never renamed or removed within a schema number.
+    #[arg(long)]
+    json: bool,
+
+    /// Remove the copy of this program that Slurm made for it
+    #[arg(long, hide = true)]
+    remove_copy: bool,
+}
+
+/// Looks, reports, and tells by the exit code whether pods can run there.
+pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    if args.remove_copy {
+        remote::remove_copy();
+    }
+    let report = match &args.partition {
+        Some(partition) => remote::look(partition).await?,
+        None => here().await,
+    };
+    report.print(args.json)?;
+    Ok(ExitCode::from(u8::from(!report.pods_can_run)))
+}
+
+/// The report on this host.
+async fn here() -> Report {
+    let survey = survey::take().await;
+    findings::judge(&survey)
+}

@@ -1,0 +1,141 @@
+//! The doctor on a compute node: the same program, started there by `srun`.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use slurm::{Invocation, Slurm, SlurmError, Submission};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::report::Report;
+use crate::exit::Failure;
+
+/// The name of a copy that Slurm made; only such a file is ever removed.
+const COPY_PREFIX: &str = "coracle-doctor-copy-";
+/// Most that we read of a report, and of complaints.
+const MAX_OUTPUT: u64 = 1 << 20;
+/// After this we say that we wait.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// The report on some node of a partition.
+pub async fn look(partition: &str) -> anyhow::Result<Report> {
+    let slurm = Slurm::find().map_err(Failure::from)?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    match attempt(&slurm, partition, &program, None).await {
+        Err(SlurmError::ProgramNotFound { .. }) => {
+            // No shared file system holds us, so Slurm carries a copy.
+            let copy = PathBuf::from(format!("/tmp/{COPY_PREFIX}{}", random_name()?));
+            attempt(&slurm, partition, &program, Some(&copy)).await
+        }
+        other => other,
+    }
+    .map_err(|error| Failure::from(error).into())
+}
+
+/// Removes the file of this program, if it is a copy made by [`look`]. The program keeps running, and can still start itself.
+pub fn remove_copy() {
+    let Ok(program) = std::env::current_exe() else {
+        return;
+    };
+    let is_copy = program
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(COPY_PREFIX));
+    if is_copy {
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+async fn attempt(
+    slurm: &Slurm,
+    partition: &str,
+    program: &Path,
+    copy: Option<&Path>,
+) -> Result<Report, SlurmError> {
+    let invocation = invocation(slurm, partition, program, copy);
+    let start = |source| SlurmError::Start {
+        command: invocation.display(),
+        source,
+    };
+    // In our own process group: Ctrl-C must reach srun, which then gives the job back.
+    let mut child = tokio::process::Command::from(invocation.std_command())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(start)?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let work = async {
+        let (stdout, stderr) =
+            tokio::try_join!(read_bounded(stdout), read_bounded(stderr)).map_err(start)?;
+        let status = child.wait().await.map_err(start)?;
+        Ok::<_, SlurmError>((stdout, stderr, status))
+    };
+    tokio::pin!(work);
+    let ended = tokio::select! {
+        ended = &mut work => ended,
+        () = tokio::time::sleep(SILENCE) => {
+            eprintln!("waiting for Slurm to give a node of partition {partition:?} (Ctrl-C gives up)");
+            work.await
+        }
+    };
+    let (stdout, stderr, status) = ended?;
+    // Exit code 1 is also the doctor's own, so the report decides. Prologs may print something before it.
+    let report = stdout
+        .find('{')
+        .and_then(|at| serde_json::from_str(stdout[at..].trim_end()).ok());
+    report.ok_or_else(|| slurm::classify("srun", Some(status), &stderr))
+}
+
+fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path>) -> Invocation {
+    let options = [
+        format!("--partition={partition}"),
+        "--nodes=1".into(),
+        "--ntasks=1".into(),
+        "--time=5".into(),
+        "--chdir=/".into(),
+        "--quiet".into(),
+    ];
+    let mut args = vec!["doctor".to_owned(), "--json".to_owned()];
+    if copy.is_some() {
+        args.push("--remove-copy".to_owned());
+    }
+    let submission = Submission {
+        options: &options,
+        program,
+        args: &args,
+        bcast: copy,
+        name: "coracle-doctor",
+    };
+    let mut invocation = submission.invocation(slurm);
+    // From inside a job too, a new job is meant and not a step: the job must not be seen.
+    let describes_a_job = |name: &String| {
+        name.starts_with("SLURM_JOB") || name == "SLURM_NODELIST" || !slurm::is_kept_in_steps(name)
+    };
+    invocation.env_remove = std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .filter(describes_a_job)
+        .collect();
+    invocation
+}
+
+async fn read_bounded(source: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(mut source) = source {
+        (&mut source)
+            .take(MAX_OUTPUT)
+            .read_to_end(&mut bytes)
+            .await?;
+        tokio::io::copy(&mut source, &mut tokio::io::sink()).await?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A name that nobody else on the node can have prepared.
+fn random_name() -> anyhow::Result<String> {
+    let mut bytes = [0u8; 12];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("no random numbers")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,141 @@
+//! Showing findings: for people as lines, for programs as JSON.
+
+use std::io::{IsTerminal, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// How a thing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Something less good takes its place.
+    Degraded,
+    /// What depends on it does not work.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// A stable name for programs.
+    pub id: String,
+    /// The part of Coracle that it concerns: pods, network, storage or slurm.
+    pub area: String,
+    /// A name for people.
+    pub title: String,
+    /// How it is.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What Coracle does with it.
+    #[serde(rename = "with")]
+    pub with_it: String,
+    /// What Coracle does without it.
+    #[serde(rename = "without")]
+    pub without_it: String,
+    /// What can be done about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Everything about one host. The JSON form is documented in the help of `coracle doctor`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// The version of this form.
+    pub schema: u32,
+    /// Coracle's version.
+    pub coracle: String,
+    /// The host that was looked at.
+    pub host: String,
+    /// Whether pods can run there.
+    pub pods_can_run: bool,
+    /// Whether Slurm's commands work there, which `coracle run` needs.
+    pub slurm_usable: bool,
+    /// What was found.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Writes the report to standard output.
+    pub fn print(&self, json: bool) -> anyhow::Result<()> {
+        let mut stdout = std::io::stdout().lock();
+        let text = if json {
+            serde_json::to_string_pretty(self)? + "\n"
+        } else {
+            self.render(stdout.is_terminal() && colours_wanted())
+        };
+        stdout.write_all(text.as_bytes())?;
+        Ok(())
+    }
+
+    /// The report for people.
+    pub fn render(&self, colours: bool) -> String {
+        let paint = |code: &str, text: &str| {
+            if colours {
+                format!("\x1b[{code}m{text}\x1b[0m")
+            } else {
+                text.to_owned()
+            }
+        };
+        let mut text = format!(
+            "{}: {}\n",
+            paint("1", &printable(&self.host)),
+            self.verdict()
+        );
+        let mut area = "";
+        for finding in &self.findings {
+            if finding.area != area {
+                area = &finding.area;
+                text.push_str(&format!(
+                    "\n{}\n",
+                    paint("1", &printable(area).to_uppercase())
+                ));
+            }
+            let (word, code) = match finding.status {
+                Status::Ok => ("ok", "32"),
+                Status::Degraded => ("degraded", "33"),
+                Status::Missing => ("missing", "31"),
+            };
+            // Padded before painting: colour codes have no width.
+            let word = paint(code, &format!("{word:<8}"));
+            text.push_str(&format!(
+                "  {word}  {:<21}  {}\n",
+                printable(&finding.title),
+                printable(&finding.found)
+            ));
+            let mut detail = |label: &str, words: &str, code: &str| {
+                let line = format!("{label:<10}  {}", printable(words));
+                text.push_str(&format!("              {}\n", paint(code, &line)));
+            };
+            detail("with it", &finding.with_it, "2");
+            detail("without it", &finding.without_it, "2");
+            if let Some(next) = &finding.next {
+                detail("next step", next, "36");
+            }
+        }
+        text
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (self.pods_can_run, self.slurm_usable) {
+            (true, true) => "pods can run here, and Slurm can be used",
+            (true, false) => {
+                "pods can run here, but `coracle run` needs Slurm, which can't be used from here"
+            }
+            (false, _) => "pods can NOT run here; see what is missing below",
+        }
+    }
+}
+
+/// A report can come from another machine: nothing in it may move the cursor.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+fn colours_wanted() -> bool {
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}

@@ -1,0 +1,145 @@
+//! How Coracle ends: its exit codes, and errors that say what to do next.
+//!
+//! A workload's own exit code is passed on as it is. Codes of Coracle itself follow `sysexits.h`, far
+//! from those that programs usually choose; docs/exit-codes.md lists them.
+
+use std::fmt;
+use std::process::ExitCode;
+use crate::say::say;
+
+/// Why Coracle itself failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// The command line makes no sense.
+    Usage = 64,
+    /// The API server refused the manifests.
+    BadManifest = 65,
+    /// The workload can't be found or read.
+    NoWorkload = 66,
+    /// Slurm isn't there, doesn't answer or refused.
+    Slurm = 69,
+    /// A defect of Coracle.
+    Internal = 70,
+    /// This host lacks something that Coracle can't do without.
+    Host = 71,
+    /// No release of Kubernetes was found.
+    NoKubernetes = 72,
+    /// A file can't be written: no room, or no permission.
+    CannotWrite = 73,
+    /// The cluster did not come up.
+    NotStarted = 75,
+    /// The cluster broke while the workload ran.
+    Broken = 76,
+}
+
+/// An error for the user: what happened, what to do next, and how the program ends.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    code: Code,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Failure {
+    /// Something went wrong.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+            code,
+            source: None,
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What it was caused by.
+    pub fn because(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl From<slurm::SlurmError> for Failure {
+    fn from(error: slurm::SlurmError) -> Self {
+        let failure = Self::new(Code::Slurm, error.to_string());
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
+/// Tells the user about an error, on standard error, and chooses the exit code.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    say(format_args!("{}", describe(error)));
+    let code = error
+        .chain()
+        .find_map(code_of)
+        .unwrap_or(Code::Internal);
+    ExitCode::from(code as u8)
+}
+
+fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
+    let failure = cause.downcast_ref::<Failure>().map(|failure| failure.code);
+    failure.or_else(|| crate::kubernetes::code_of(cause))
+}
+
+/// The error with its causes, then the hints.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = format!("error: {error}");
+    for cause in error.chain().skip(1) {
+        text.push_str(&format!("\n  caused by: {cause}"));
+    }
+    for cause in error.chain() {
+        if let Some(hint) = hint_of(cause) {
+            text.push_str(&format!("\nhint: {hint}"));
+        }
+    }
+    text
+}
+
+fn hint_of(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(failure) = cause.downcast_ref::<Failure>() {
+        return failure.hint.clone();
+    }
+    cause
+        .downcast_ref::<slurm::SlurmError>()
+        .and_then(slurm::SlurmError::hint)
+        .map(str::to_owned)
+        .or_else(|| crate::kubernetes::hint_of(cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_and_hints_are_shown() {
+        let failure = Failure::new(Code::NoWorkload, "cannot read app.yaml")
+            .because(std::io::Error::from(std::io::ErrorKind::PermissionDenied))
+            .hint("check its permissions");
+        insta::assert_snapshot!(describe(&failure.into()));
+    }
+}

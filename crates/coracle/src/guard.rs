@@ -1,0 +1,111 @@
+//! A process of ours, and a guard above it.
+//!
+//! The guard is the parent of the worker and has nothing to do but to watch it. It passes on signals,
+//! inherits every orphan below, and when the worker is gone, however that came about, kills what is left.
+//! If the guard itself is killed, the worker hears of it by SIGTERM and ends in order. So `kill -9` of
+//! either leaves nothing behind, also where Slurm doesn't see processes that left their parents.
+//!
+//! ```text
+//!   slurmstepd ── guard ── worker ── what it starts
+//! ```
+
+use std::io;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use linux::process::Fork;
+use linux::signal::Held;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use crate::say::say;
+
+/// What happens when the worker dies by a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Everything ends with it.
+    End,
+    /// It is started again, a few times in a row at the most.
+    Restart,
+}
+
+/// On which side of the guard this process now is.
+#[derive(Debug)]
+pub enum Side {
+    /// The worker: go on with the real work.
+    Worker,
+    /// The guard, and everything is over: end with this code.
+    Guard(ExitCode),
+}
+
+const SIGNALS: [Signal; 7] = [
+    Signal::CHILD,
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+];
+/// A worker that lived so long was healthy.
+const HEALTHY_AFTER: Duration = Duration::from_secs(20);
+const MAX_QUICK_ENDS: u32 = 5;
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Splits this process, which must have a single thread, into a guard and a worker.
+///
+/// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.
+pub fn split(policy: Policy) -> io::Result<Side> {
+    linux::process::become_subreaper()?;
+    let mut quick_ends = 0;
+    loop {
+        let held = Held::new(&SIGNALS)?;
+        let guard = rustix::process::getpid();
+        let worker = match linux::process::fork()? {
+            Fork::Child => {
+                linux::process::die_with_parent(Some(guard), Signal::TERM)?;
+                held.release()?;
+                return Ok(Side::Worker);
+            }
+            Fork::Parent(worker) => worker,
+        };
+        let began = Instant::now();
+        let status = watch(worker, &held)?;
+        if began.elapsed() > HEALTHY_AFTER {
+            quick_ends = 0;
+        }
+        quick_ends += 1;
+        let died = status.terminating_signal().is_some();
+        if policy == Policy::Restart && died && quick_ends < MAX_QUICK_ENDS {
+            held.release()?;
+            continue;
+        }
+        if let Err(error) = linux::process::kill_all_below(KILL_PATIENCE) {
+            say(format_args!("coracle: {error}"));
+        }
+        let code = linux::process::shell_code(status);
+        return Ok(Side::Guard(ExitCode::from(u8::try_from(code).unwrap_or(1))));
+    }
+}
+
+/// Passes signals on until the worker ends.
+fn watch(worker: Pid, held: &Held) -> io::Result<WaitStatus> {
+    loop {
+        let taken = held.wait()?;
+        match taken.signal {
+            Signal::CHILD => {
+                // Orphans come to us too, and several children may share one signal.
+                while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+                    if pid == worker {
+                        return Ok(status);
+                    }
+                }
+            }
+            // How tasks that only wait for us are dismissed; it reaches every task of the step.
+            Signal::USR1 => {}
+            // A key on the terminal: the worker has it already.
+            _ if taken.from_kernel => {}
+            signal => {
+                let _ = rustix::process::kill_process(worker, signal);
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! `coracle kubernetes fetch`: the official release, from where upstream publishes it or a mirror.
+//!
+//! All checksums are fetched first, so that a version that doesn't exist fails before anything large
+//! is downloaded; then the files, a few at a time; then the release is put together and published.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use clap::Args;
+use futures::{StreamExt, TryStreamExt, stream};
+use reqwest::{Client, Url};
+
+use super::archive::extract_program;
+use super::download::{self, Source};
+use super::error::FetchError;
+use super::part::{Digest, Part, parse_hex};
+use super::progress::Progress;
+use crate::say::say;
+use super::release::{Component, Release};
+use super::store::{Claim, Staging, Store, StoreError};
+use super::version::{PINNED_ETCD, PINNED_KUBERNETES, Version};
+
+const UPSTREAM: &str = "https://dl.k8s.io";
+const UPSTREAM_ETCD: &str = "https://github.com/etcd-io/etcd/releases/download";
+
+/// How many files are downloaded at once.
+const AT_ONCE: usize = 3;
+
+/// Options of `coracle kubernetes fetch`.
+#[derive(Debug, Args)]
+#[command(disable_version_flag = true)]
+pub struct FetchArgs {
+    /// Which Kubernetes, for example v1.37.1
+    #[arg(long, value_name = "V", default_value = PINNED_KUBERNETES)]
+    pub version: String,
+
+    /// Which etcd, the store behind it, for example v3.7.0
+    #[arg(long, value_name = "V", default_value = PINNED_ETCD)]
+    pub etcd_version: String,
+
+    /// Download from a copy of https://dl.k8s.io instead, with etcd's releases below URL/etcd/V/
+    #[arg(long, value_name = "URL")]
+    pub mirror: Option<String>,
+
+    /// Install into this directory of releases instead of ~/.local/share/coracle/kubernetes
+    #[arg(long, value_name = "DIR")]
+    pub into: Option<PathBuf>,
+
+    /// Download again what is installed already, and replace it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// What is to be downloaded, and from where.
+#[derive(Debug)]
+struct Plan {
+    version: Version,
+    etcd_version: Version,
+    arch: &'static str,
+    kubernetes_base: Url,
+    etcd_base: Url,
+}
+
+/// One file, and where its checksum is.
+#[derive(Debug)]
+struct Item {
+    name: String,
+    source: Source,
+    checksums: Source,
+}
+
+/// Downloads and installs a release. Returns it, and whether it was there already.
+pub async fn fetch(args: &FetchArgs) -> Result<(Release, bool), FetchError> {
+    let plan = Plan::new(args)?;
+    let store = Store::open(args.into.as_deref())?;
+    if let Some(release) = store.installed(&plan.version).filter(|_| !args.force) {
+        return Ok((release, true));
+    }
+    if plan.kubernetes_base.scheme() == "http" {
+        say(format_args!(
+            "warning: {} is not a secure connection: checksums then find damage, but no forgery",
+            download::shown(&plan.kubernetes_base)
+        ));
+    }
+    let client = download::client()?;
+    let claim = store
+        .claim(&format!("{}-{}", plan.version, plan.arch))
+        .await?;
+    // Another process may have installed it while this one waited.
+    if let Some(release) = store.installed(&plan.version).filter(|_| !args.force) {
+        claim.done();
+        return Ok((release, true));
+    }
+    say(format_args!(
+        "downloading Kubernetes {} and etcd {} for linux/{}",
+        plan.version, plan.etcd_version, plan.arch
+    ));
+    let items = plan.items()?;
+    let parts = download_all(&client, &items, &claim).await?;
+    let staging = store.staging()?;
+    // Unpacking and flushing to disk take seconds, and these bars are all that runs.
+    let release = tokio::task::spawn_blocking(move || {
+        plan.assemble(&parts, &staging)?;
+        let release = store.publish(staging, &plan.version, &plan.about())?;
+        claim.done();
+        Ok::<_, FetchError>(release)
+    });
+    let release = release.await.map_err(|e| StoreError::Io {
+        doing: "install into",
+        path: args.into.clone().unwrap_or_default(),
+        source: std::io::Error::other(e),
+    })??;
+    Ok((release, false))
+}
+
+impl Plan {
+    fn new(args: &FetchArgs) -> Result<Plan, FetchError> {
+        let (kubernetes_base, etcd_base) = match &args.mirror {
+            Some(mirror) => (mirror_base(mirror, "")?, mirror_base(mirror, "/etcd")?),
+            None => (mirror_base(UPSTREAM, "")?, mirror_base(UPSTREAM_ETCD, "")?),
+        };
+        Ok(Plan {
+            version: args.version.parse()?,
+            etcd_version: args.etcd_version.parse()?,
+            arch: upstream_arch(std::env::consts::ARCH)?,
+            kubernetes_base,
+            etcd_base,
+        })
+    }
+
+    /// The four programs of Kubernetes and the archive of etcd, with a checksum beside each.
+    fn items(&self) -> Result<Vec<Item>, FetchError> {
+        let mut items = Vec::new();
+        for component in Component::ALL
+            .into_iter()
+            .filter(|component| *component != Component::Etcd)
+        {
+            let path = format!(
+                "release/{}/bin/linux/{}/{component}",
+                self.version, self.arch
+            );
+            let source =
+                |path: &str| source("Kubernetes", &self.version, &self.kubernetes_base, path);
+            items.push(Item {
+                name: component.name().to_owned(),
+                source: source(&path)?,
+                checksums: source(&format!("{path}.sha256"))?,
+            });
+        }
+        let archive = format!("{}.tar.gz", self.etcd_folder());
+        let source = |file: &str| {
+            source(
+                "etcd",
+                &self.etcd_version,
+                &self.etcd_base,
+                &format!("{}/{file}", self.etcd_version),
+            )
+        };
+        items.push(Item {
+            source: source(&archive)?,
+            checksums: source("SHA256SUMS")?,
+            name: archive,
+        });
+        Ok(items)
+    }
+
+    fn etcd_folder(&self) -> String {
+        format!("etcd-{}-linux-{}", self.etcd_version, self.arch)
+    }
+
+    /// The file VERSION, as `kubernetes/build` writes it too.
+    fn about(&self) -> String {
+        format!(
+            "kubernetes {}\netcd {}\nfrom {}\n",
+            self.version,
+            self.etcd_version,
+            download::shown(&self.kubernetes_base)
+        )
+    }
+
+    /// Moves what was downloaded to where it is published from. What may fail comes first: until
+    /// then the downloads stay where another run finds them.
+    fn assemble(&self, parts: &[Part], staging: &Staging) -> Result<(), FetchError> {
+        let is_archive = |part: &&Part| part.name().ends_with(".tar.gz");
+        for archive in parts.iter().filter(is_archive) {
+            let etcd = staging.path().join(Component::Etcd.name());
+            let extracted = extract_program(
+                archive.path(),
+                &format!("{}/etcd", self.etcd_folder()),
+                &etcd,
+            );
+            if let Err(error @ super::archive::ArchiveError::Unexpected { .. }) = extracted {
+                archive.remove();
+                return Err(error.into());
+            }
+            extracted?;
+        }
+        for part in parts.iter().filter(|part| !is_archive(part)) {
+            let to = staging.path().join(part.name());
+            let failed = |e| StoreError::writing("install", &to, None, e);
+            fs::set_permissions(part.path(), fs::Permissions::from_mode(0o755)).map_err(failed)?;
+            fs::rename(part.path(), &to).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+async fn download_all(
+    client: &Client,
+    items: &[Item],
+    claim: &Claim,
+) -> Result<Vec<Part>, FetchError> {
+    let digests: Vec<Digest> = stream::iter(items)
+        .map(|item| expected(client, item))
+        .buffered(items.len())
+        .try_collect()
+        .await?;
+    let progress = Progress::new();
+    stream::iter(items.iter().zip(digests))
+        .map(|(item, digest)| {
+            let shown = progress.file(&item.name);
+            async move {
+                let mut part = Part::open(claim.path(), &item.name).await?;
+                download::download(client, &item.source, &digest, &mut part, shown).await?;
+                Ok(part)
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
+}
+
+/// The published digest of a file.
+async fn expected(client: &Client, item: &Item) -> Result<Digest, FetchError> {
+    let text = download::text(client, &item.checksums).await?;
+    find_digest(&text, &item.name).ok_or_else(|| FetchError::NoChecksum {
+        url: download::shown(&item.checksums.url),
+        file: item.name.clone(),
+    })
+}
+
+/// Finds a file in a list as `sha256sum` writes it, or in a text that holds one digest and no more.
+fn find_digest(text: &str, name: &str) -> Option<Digest> {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let named = |line: &str| {
+        let (digest, file) = line.split_once(char::is_whitespace)?;
+        // A star marks binary mode; a folder may stand before the name.
+        let file = file.trim().trim_start_matches('*');
+        (file.rsplit('/').next() == Some(name)).then(|| parse_hex(digest))?
+    };
+    if let Some(digest) = lines.clone().find_map(named) {
+        return Some(digest);
+    }
+    match (lines.next(), lines.next()) {
+        (Some(only), None) => parse_hex(only.trim()),
+        _ => None,
+    }
+}
+
+fn source(
+    product: &'static str,
+    version: &Version,
+    base: &Url,
+    path: &str,
+) -> Result<Source, FetchError> {
+    // As text: `Url::join` would replace the last part of a mirror's own path.
+    let text = format!("{}/{path}", base.as_str().trim_end_matches('/'));
+    let url = Url::parse(&text).map_err(|e| FetchError::Mirror {
+        url: download::shown(base),
+        reason: e.to_string(),
+    })?;
+    Ok(Source {
+        product,
+        version: version.to_string(),
+        url,
+    })
+}
+
+fn mirror_base(mirror: &str, below: &str) -> Result<Url, FetchError> {
+    let wrong = |reason: &str| FetchError::Mirror {
+        url: mirror.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let url = Url::parse(&format!("{}{below}", mirror.trim_end_matches('/')))
+        .map_err(|e| wrong(&format!("{e}; it must begin with https:// or http://")))?;
+    if !matches!(url.scheme(), "https" | "http") {
+        return Err(wrong("it must begin with https:// or http://"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong(
+            "names of files are added to it, so it can have no ? or #",
+        ));
+    }
+    Ok(url)
+}
+
+/// Upstream's name for an architecture.
+fn upstream_arch(rust: &'static str) -> Result<&'static str, FetchError> {
+    match rust {
+        "x86_64" => Ok("amd64"),
+        "aarch64" => Ok("arm64"),
+        "powerpc64" if cfg!(target_endian = "little") => Ok("ppc64le"),
+        "s390x" => Ok("s390x"),
+        other => Err(FetchError::Architecture(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urls(mirror: Option<&str>) -> Vec<String> {
+        let args = FetchArgs {
+            version: "1.36.2".into(),
+            etcd_version: PINNED_ETCD.into(),
+            mirror: mirror.map(str::to_owned),
+            into: None,
+            force: false,
+        };
+        let plan = Plan {
+            arch: "amd64",
+            ..Plan::new(&args).unwrap()
+        };
+        let items = plan.items().unwrap();
+        items
+            .into_iter()
+            .flat_map(|item| [item.source.url.into(), item.checksums.url.into()])
+            .collect()
+    }
+
+    #[test]
+    fn official_urls() {
+        let expected = "\
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-apiserver
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-apiserver.sha256
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-controller-manager
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-controller-manager.sha256
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-scheduler
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-scheduler.sha256
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kubectl
+https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kubectl.sha256
+https://github.com/etcd-io/etcd/releases/download/v3.7.0/etcd-v3.7.0-linux-amd64.tar.gz
+https://github.com/etcd-io/etcd/releases/download/v3.7.0/SHA256SUMS";
+        assert_eq!(urls(None).join("\n"), expected);
+    }
+
+    #[test]
+    fn urls_of_a_mirror() {
+        let urls = urls(Some("http://mirror.example:8080/k8s/"));
+        assert_eq!(
+            urls[0],
+            "http://mirror.example:8080/k8s/release/v1.36.2/bin/linux/amd64/kube-apiserver"
+        );
+        assert_eq!(
+            urls[9],
+            "http://mirror.example:8080/k8s/etcd/v3.7.0/SHA256SUMS"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_a_mirror() {
+        for bad in [
+            "",
+            "mirror.example/k8s",
+            "/srv/mirror",
+            "ftp://mirror.example",
+            "https://m.example/?a=b",
+            "file:///srv",
+        ] {
+            assert!(
+                matches!(mirror_base(bad, ""), Err(FetchError::Mirror { .. })),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn digests_are_found_in_both_forms() {
+        let (a, b) = ("a".repeat(64), "b".repeat(64));
+        let digest = |text: &str| find_digest(text, "etcd.tar.gz").map(|digest| digest[0]);
+        assert_eq!(digest(&a), Some(0xaa));
+        assert_eq!(digest(&format!("{a}\n")), Some(0xaa));
+        assert_eq!(digest(&format!("{a}  etcd.tar.gz\n")), Some(0xaa));
+        assert_eq!(
+            digest(&format!("{a}  other.tar.gz\n{b} *etcd.tar.gz\n")),
+            Some(0xbb)
+        );
+        assert_eq!(
+            digest(&format!("{a}  release/etcd.tar.gz\n{b}  etcd.tar.gz.asc\n")),
+            Some(0xaa)
+        );
+        for bad in [
+            "",
+            "<html>",
+            &format!("{a}  other"),
+            &format!("{a}\n{b}\n"),
+            "abc  etcd.tar.gz",
+        ] {
+            assert_eq!(digest(bad), None, "{bad}");
+        }
+    }
+}

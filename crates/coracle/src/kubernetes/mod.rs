@@ -1,0 +1,212 @@
+//! Installations of upstream Kubernetes: finding the one to run, and `coracle kubernetes …`, which
+//! downloads the official release, takes one from a directory, and shows what is there.
+//!
+//! Start reading at [`release`]: the rest of Coracle needs nothing but [`Release::find`]. Only
+//! [`store`] writes to where releases are; [`fetch`] and [`import`] bring them there. Nothing here
+//! knows how the components are started.
+
+mod archive;
+mod download;
+mod elf;
+mod error;
+mod fetch;
+mod import;
+mod part;
+mod probe;
+mod progress;
+mod release;
+mod store;
+mod version;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+pub use error::FetchError;
+pub use fetch::FetchArgs;
+pub use import::{ImportArgs, ImportError};
+pub use release::{Component, Release, ReleaseError};
+
+use release::Search;
+
+use crate::cli::DEFAULT_SERVICE_CIDR;
+use crate::exit::Code;
+use crate::progress::Progress;
+use crate::say::say;
+use crate::seed;
+
+/// `coracle kubernetes …`
+#[derive(Debug, Subcommand)]
+pub enum KubernetesCommand {
+    /// Download the official release of Kubernetes and etcd
+    ///
+    /// Coracle runs upstream's own kube-apiserver, kube-controller-manager, kube-scheduler and etcd.
+    /// This downloads them, and kubectl, from where upstream publishes them, checks their SHA-256
+    /// checksums, and installs them for you alone in ~/.local/share/coracle/kubernetes/VERSION. It
+    /// takes some 400 MB and has to be done once, on a host that reaches the internet; compute nodes
+    /// need not.
+    ///
+    /// When it is interrupted, run it again: it resumes where it stopped. Proxies are taken from
+    /// https_proxy and no_proxy.
+    #[command(after_help = "Examples:
+  coracle kubernetes fetch
+  coracle kubernetes fetch --version v1.36.0
+  coracle kubernetes fetch --mirror https://mirror.site.example/kubernetes")]
+    Fetch(FetchArgs),
+
+    /// Install Kubernetes from programs that are on this machine already
+    ///
+    /// For hosts without internet, and for your own builds: DIR holds kube-apiserver,
+    /// kube-controller-manager, kube-scheduler, etcd and kubectl. Each is checked to be a program for
+    /// this machine that answers with its version, and copied to
+    /// ~/.local/share/coracle/kubernetes/VERSION.
+    #[command(after_help = "Examples:
+  coracle kubernetes import ./kubernetes/server/bin
+  coracle kubernetes import target/dist --version v1.37.1")]
+    Import(ImportArgs),
+
+    /// Prepare the store that new clusters start from
+    ///
+    /// `fetch`, `import` and the first cluster of a release do this by themselves. Where a release is
+    /// installed for everybody, in a directory that users can't write to, its owner does it once.
+    Prepare(WhichArgs),
+
+    /// List the versions that are installed, and which one is used
+    ///
+    /// One line for each: its version; whether it is `used`, `available` or `incomplete`; its
+    /// directory. Of the places that Coracle looks in, the first with a complete version counts, and
+    /// there the newest.
+    Ls(WhichArgs),
+}
+
+/// Options of `coracle kubernetes ls` and `prepare`.
+#[derive(Debug, Args)]
+pub struct WhichArgs {
+    /// Look here only: in a directory of releases, or one release
+    #[arg(long, value_name = "DIR", env = "CORACLE_KUBERNETES")]
+    pub kubernetes: Option<PathBuf>,
+}
+
+/// Runs a command.
+pub async fn run(command: KubernetesCommand) -> anyhow::Result<()> {
+    match command {
+        KubernetesCommand::Fetch(args) => {
+            let (release, already) = fetch::fetch(&args).await?;
+            installed(&release, already).await
+        }
+        KubernetesCommand::Import(args) => {
+            let (release, already) = import::import(&args).await?;
+            installed(&release, already).await
+        }
+        KubernetesCommand::Prepare(args) => {
+            prepare(&Release::find(args.kubernetes.as_deref())?).await;
+            Ok(())
+        }
+        KubernetesCommand::Ls(args) => Ok(ls(
+            &Search::new(args.kubernetes.as_deref()),
+            &mut io::stdout().lock(),
+        )?),
+    }
+}
+
+/// What the user can do about an error, if it is one of this module's.
+pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
+    let release = || cause.downcast_ref().and_then(ReleaseError::hint);
+    let fetch = || cause.downcast_ref().and_then(FetchError::hint);
+    let import = || cause.downcast_ref().and_then(ImportError::hint);
+    release().or_else(fetch).or_else(import)
+}
+
+/// How the program ends on an error of this module's.
+pub fn code_of(cause: &(dyn Error + 'static)) -> Option<Code> {
+    if cause.is::<ReleaseError>() {
+        return Some(Code::NoKubernetes);
+    }
+    if let Some(error) = cause.downcast_ref() {
+        return Some(match error {
+            FetchError::Version(_) | FetchError::Mirror { .. } => Code::Usage,
+            FetchError::Store(..) => Code::CannotWrite,
+            _ => Code::NoKubernetes,
+        });
+    }
+    Some(match cause.downcast_ref()? {
+        ImportError::Store(_) => Code::CannotWrite,
+        _ => Code::NoKubernetes,
+    })
+}
+
+/// After every `fetch` and `import`, also when the release was there before.
+async fn installed(release: &Release, already: bool) -> anyhow::Result<()> {
+    let Release { dir, version } = release;
+    match already {
+        true => say(format_args!(
+            "Kubernetes {version} is already installed in {}; --force replaces it",
+            dir.display()
+        )),
+        false => say(format_args!(
+            "installed Kubernetes {version} in {}",
+            dir.display()
+        )),
+    }
+    prepare(release).await;
+    match Release::find(None) {
+        Ok(used) if used == *release => {}
+        Ok(used) => say(format_args!(
+            "note: {} in {} is used by default; `--kubernetes {}` chooses this one",
+            used.version,
+            used.dir.display(),
+            dir.display()
+        )),
+        Err(_) => say(format_args!(
+            "note: `--kubernetes {}` or CORACLE_KUBERNETES chooses it",
+            dir.display()
+        )),
+    }
+    Ok(())
+}
+
+/// Makes what the first start of a cluster would otherwise wait for. Where that can't be (a host
+/// without user namespaces), the first cluster does it.
+async fn prepare(release: &Release) {
+    let mut progress = Progress::new();
+    let _ = seed::ensure(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
+    progress.done();
+}
+
+fn ls(search: &Search, out: &mut impl Write) -> io::Result<()> {
+    let all = search.all();
+    let used = search.find();
+    if let Err(error) = &used {
+        say(format_args!("{error}"));
+        error
+            .hint()
+            .iter()
+            .for_each(|hint| say(format_args!("hint: {hint}")));
+    }
+    let used = used.ok().map(|release| release.dir);
+    let width = all
+        .iter()
+        .map(|found| found.version.to_string().len())
+        .max()
+        .unwrap_or(0);
+    let mut table = String::new();
+    for found in &all {
+        let state = match found.missing.is_empty() {
+            _ if used.as_ref() == Some(&found.dir) => "used",
+            true => "available",
+            false => "incomplete",
+        };
+        table += &format!(
+            "{:width$}  {state:10}  {}\n",
+            found.version.to_string(),
+            found.dir.display()
+        );
+    }
+    match out.write_all(table.as_bytes()).and_then(|()| out.flush()) {
+        // `ls | head -1` is no failure.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,239 @@
+//! A file that is being downloaded: `NAME.part`, and `NAME.etag` with the name that the server gave
+//! to its content, so that another run can ask for the rest of the same.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+use tokio::fs::{File, OpenOptions};
+use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter};
+
+use super::store::StoreError;
+
+/// A SHA-256.
+pub type Digest = [u8; 32];
+
+/// Received bytes are hashed at once and written in blocks of this size.
+const BLOCK: usize = 1 << 20;
+
+/// The part of a file that is here.
+#[derive(Debug)]
+pub struct Part {
+    name: String,
+    path: PathBuf,
+    file: BufWriter<File>,
+    hasher: Sha256,
+    len: u64,
+    /// How long it will be, if the server has said so.
+    total: Option<u64>,
+    etag: Option<String>,
+    /// It came in more than one response.
+    pieced: bool,
+}
+
+impl Part {
+    /// Opens the part of `name` in `dir`, with what an earlier run has left there.
+    pub async fn open(dir: &Path, name: &str) -> Result<Part, StoreError> {
+        let path = dir.join(format!("{name}.part"));
+        let failed = |e| StoreError::writing("open", &path, None, e);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .await
+            .map_err(failed)?;
+        let mut hasher = Sha256::new();
+        let mut len = 0;
+        let mut block = vec![0; BLOCK];
+        loop {
+            match file.read(&mut block).await.map_err(failed)? {
+                0 => break,
+                n => {
+                    hasher.update(&block[..n]);
+                    len += n as u64;
+                }
+            }
+        }
+        let etag = tokio::fs::read_to_string(etag_path(&path))
+            .await
+            .ok()
+            .filter(|etag| !etag.is_empty());
+        let file = BufWriter::with_capacity(BLOCK, file);
+        Ok(Part {
+            name: name.to_owned(),
+            path,
+            file,
+            hasher,
+            len,
+            total: None,
+            etag,
+            pieced: len > 0,
+        })
+    }
+
+    /// The name of the file when it is complete.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the bytes are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// What the server calls the content.
+    pub fn etag(&self) -> Option<&str> {
+        self.etag.as_deref()
+    }
+
+    /// Whether it came in more than one response.
+    pub fn pieced(&self) -> bool {
+        self.pieced
+    }
+
+    /// The digest of the bytes so far.
+    pub fn digest(&self) -> Digest {
+        self.hasher.clone().finalize().into()
+    }
+
+    /// What comes next continues what is there.
+    pub fn resume(&mut self) {
+        self.pieced = true;
+    }
+
+    /// Says how long the file will be.
+    pub fn expect(&mut self, total: Option<u64>) {
+        self.total = total;
+    }
+
+    /// Forgets all bytes; what comes next begins content of this name.
+    pub async fn restart(&mut self, etag: Option<String>) -> Result<(), StoreError> {
+        // Without this, what is left in the buffer would be written into the new file.
+        self.flush().await?;
+        let emptied = async {
+            self.file.get_mut().set_len(0).await?;
+            self.file.seek(io::SeekFrom::Start(0)).await
+        };
+        emptied
+            .await
+            .map_err(|e| StoreError::writing("write", &self.path, None, e))?;
+        (self.hasher, self.len, self.total, self.pieced) = (Sha256::new(), 0, None, false);
+        self.etag = etag;
+        // Without an ETag the range is asked for anyway, and the digest decides: it's no loss.
+        let path = etag_path(&self.path);
+        let _ = match &self.etag {
+            Some(etag) => tokio::fs::write(path, etag).await,
+            None => tokio::fs::remove_file(path).await,
+        };
+        Ok(())
+    }
+
+    /// Adds bytes.
+    pub async fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.hasher.update(bytes);
+        self.len += bytes.len() as u64;
+        let written = self.file.write_all(bytes).await;
+        written.map_err(|e| self.failed(e))
+    }
+
+    /// Hands all bytes to the file system.
+    pub async fn flush(&mut self) -> Result<(), StoreError> {
+        let flushed = self.file.flush().await;
+        flushed.map_err(|e| self.failed(e))
+    }
+
+    /// Removes the file. Whoever needs the bytes has moved it away.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(etag_path(&self.path));
+    }
+
+    fn failed(&self, error: io::Error) -> StoreError {
+        // What was received may still be in a buffer; only the file knows what was written.
+        let written = std::fs::metadata(&self.path).map_or(0, |metadata| metadata.len());
+        let needed = self.total.map(|total| total.saturating_sub(written));
+        StoreError::writing("write", &self.path, needed, error)
+    }
+}
+
+fn etag_path(part: &Path) -> PathBuf {
+    part.with_extension("etag")
+}
+
+/// A digest as it is written.
+pub fn hex(digest: &Digest) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads a digest as it is written.
+pub fn parse_hex(text: &str) -> Option<Digest> {
+    let mut digest = Digest::default();
+    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, pair) in digest.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sha256(bytes: &[u8]) -> Digest {
+        Sha256::digest(bytes).into()
+    }
+
+    #[test]
+    fn what_one_run_leaves_the_next_continues() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut part = Part::open(dir.path(), "etcd.tar.gz").await.unwrap();
+            part.append(b"from another mirror").await.unwrap();
+            part.restart(Some("\"1\"".into())).await.unwrap();
+            part.append(b"one, ").await.unwrap();
+            part.flush().await.unwrap();
+            assert!(!part.pieced());
+
+            let mut part = Part::open(dir.path(), "etcd.tar.gz").await.unwrap();
+            assert_eq!(
+                (part.len(), part.etag(), part.pieced()),
+                (5, Some("\"1\""), true)
+            );
+            part.append(b"two").await.unwrap();
+            part.flush().await.unwrap();
+            assert_eq!(part.digest(), sha256(b"one, two"));
+            assert_eq!(std::fs::read(part.path()).unwrap(), b"one, two");
+            part.remove();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        });
+    }
+
+    #[test]
+    fn digests_are_read_as_written() {
+        let digest = sha256(b"");
+        assert!(hex(&digest).starts_with("e3b0c442"));
+        assert_eq!(parse_hex(&hex(&digest)), Some(digest));
+        assert_eq!(parse_hex(&hex(&digest).to_uppercase()), Some(digest));
+        for bad in [
+            "",
+            "e3b0",
+            &"g".repeat(64),
+            &"+1".repeat(32),
+            &"ä".repeat(32),
+        ] {
+            assert_eq!(parse_hex(bad), None, "{bad}");
+        }
+    }
+}

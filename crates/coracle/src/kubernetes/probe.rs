@@ -1,0 +1,157 @@
+//! Asking a program of upstream which version it is.
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+use super::release::Component;
+use super::version::Version;
+
+/// How long a program may take to answer: it may have to be read from a slow file system first.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// More than this is no answer.
+const LONGEST_ANSWER: u64 = 64 << 10;
+
+/// A program gave no answer that says its version.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// It can't be run.
+    #[error("it can't be run: {0}")]
+    Run(io::Error),
+    /// It takes too long.
+    #[error("it didn't answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// It answered something else.
+    #[error("it answered {answer:?} when asked for its version with `{question}`")]
+    Strange {
+        /// The arguments.
+        question: String,
+        /// The beginning of what it wrote.
+        answer: String,
+    },
+}
+
+/// How a component is asked, and how the line of its answer begins that holds the version.
+fn question(component: Component) -> (&'static [&'static str], &'static str) {
+    match component {
+        Component::Etcd => (&["--version"], "etcd Version: "),
+        Component::Kubectl => (&["version", "--client"], "Client Version: "),
+        Component::ApiServer | Component::ControllerManager | Component::Scheduler => {
+            (&["--version"], "Kubernetes ")
+        }
+    }
+}
+
+/// Runs a component and returns the version it says it is.
+pub async fn version_of(
+    component: Component,
+    program: &Path,
+    patience: Duration,
+) -> Result<Version, ProbeError> {
+    let (arguments, prefix) = question(component);
+    let answer = tokio::time::timeout(patience, ask(program, arguments));
+    let answer = answer
+        .await
+        .map_err(|_| ProbeError::Silent(patience))?
+        .map_err(ProbeError::Run)?;
+    let version = answer.lines().find_map(|line| {
+        line.trim()
+            .strip_prefix(prefix)?
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    });
+    version.ok_or_else(|| ProbeError::Strange {
+        question: arguments.join(" "),
+        answer: answer.trim().chars().take(100).collect(),
+    })
+}
+
+async fn ask(program: &Path, arguments: &[&str]) -> io::Result<String> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        // Nothing of the user's: no KUBECONFIG, no kuberc, no ETCD_* that would change the answer.
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut answer = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        stdout.take(LONGEST_ANSWER).read_to_end(&mut answer).await?;
+    }
+    child.wait().await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn probe(component: Component, script: &str) -> Result<String, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join(component.name());
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let version = runtime.block_on(async {
+            loop {
+                match version_of(component, &program, Duration::from_secs(5)).await {
+                    // Another test forked while this one had the script open for writing.
+                    Err(ProbeError::Run(e)) if e.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                    result => return result,
+                }
+            }
+        });
+        version
+            .map(|version| version.to_string())
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn each_component_is_asked_in_its_own_way() {
+        let kubernetes = r#"[ "$*" = --version ] && echo "Kubernetes v1.37.1""#;
+        assert_eq!(probe(Component::ApiServer, kubernetes).unwrap(), "v1.37.1");
+        assert_eq!(probe(Component::Scheduler, kubernetes).unwrap(), "v1.37.1");
+        let kubectl = r#"[ "$*" = "version --client" ] && printf 'Client Version: v1.37.1\nKustomize Version: v5.8.0\n'"#;
+        assert_eq!(probe(Component::Kubectl, kubectl).unwrap(), "v1.37.1");
+        let etcd = r#"[ "$*" = --version ] && printf 'etcd Version: 3.7.0\nGit SHA: unknown\n'"#;
+        assert_eq!(probe(Component::Etcd, etcd).unwrap(), "v3.7.0");
+    }
+
+    #[test]
+    fn no_answer_or_a_strange_one_is_an_error() {
+        let error = probe(Component::ApiServer, "sleep 60").unwrap_err();
+        assert_eq!(error, "it didn't answer within 5 s");
+        let error = probe(Component::ApiServer, "echo hello; exit 1").unwrap_err();
+        assert_eq!(
+            error,
+            "it answered \"hello\" when asked for its version with `--version`"
+        );
+        let error = probe(Component::Etcd, "yes").unwrap_err();
+        assert!(error.starts_with("it answered \"y\\ny\\n"), "{error}");
+        let error = probe(
+            Component::ApiServer,
+            "echo 'Kubernetes v0.0.0-master+$Format:%H$'",
+        )
+        .unwrap_err();
+        assert!(error.contains("v0.0.0-master"), "{error}");
+    }
+
+    #[test]
+    fn the_users_environment_stays_out() {
+        let script = r#"[ -z "$HOME$CARGO_MANIFEST_DIR" ] && echo "Kubernetes v1.37.1""#;
+        assert_eq!(probe(Component::ApiServer, script).unwrap(), "v1.37.1");
+    }
+}

@@ -1,0 +1,487 @@
+//! Finding an installation of upstream.
+//!
+//! A *release* is a directory that holds the five [`Component`]s, usually `ROOT/v1.37.1`. A *root*
+//! is a directory of releases. Everything here only looks; nothing is run or written.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::version::Version;
+
+/// One program of upstream that Coracle runs. They may be links to one multi-call program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Component {
+    /// `kube-apiserver`
+    ApiServer,
+    /// `kube-controller-manager`
+    ControllerManager,
+    /// `kube-scheduler`
+    Scheduler,
+    /// `etcd`
+    Etcd,
+    /// `kubectl`
+    Kubectl,
+}
+
+impl Component {
+    /// All that make a release complete.
+    pub const ALL: [Component; 5] = [
+        Self::ApiServer,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Etcd,
+        Self::Kubectl,
+    ];
+
+    /// The name of the file, and of the program in its own eyes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ApiServer => "kube-apiserver",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Etcd => "etcd",
+            Self::Kubectl => "kubectl",
+        }
+    }
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A complete installation of upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// The directory that holds the components.
+    pub dir: PathBuf,
+    /// Its version, with the leading `v`.
+    pub version: String,
+}
+
+impl Release {
+    /// The release to use: in `wanted` (a release or a root of releases, from `--kubernetes` or
+    /// `CORACLE_KUBERNETES`) if given, else the newest of the first usual root that has one.
+    pub fn find(wanted: Option<&Path>) -> Result<Release, ReleaseError> {
+        Search::new(wanted).find()
+    }
+
+    /// The program of a component.
+    pub fn component(&self, component: Component) -> PathBuf {
+        self.dir.join(component.name())
+    }
+}
+
+/// No release could be found.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// Nowhere.
+    #[error("no Kubernetes is installed; looked in {}", looked_in(.0))]
+    NotFound(Vec<Looked>),
+    /// Not where the user said.
+    #[error("there is no Kubernetes release in {}", .0)]
+    NotThere(Looked),
+    /// The directory that the user named holds some components and lacks others.
+    #[error("the Kubernetes in {} is incomplete: no executable {}", .dir.display(), names(.missing))]
+    Incomplete {
+        /// The directory.
+        dir: PathBuf,
+        /// What it lacks.
+        missing: Vec<Component>,
+    },
+    /// The directory that the user named is complete, but nothing says which version it is.
+    #[error("{} doesn't say which version of Kubernetes it holds", .0.display())]
+    NoVersion(PathBuf),
+}
+
+impl ReleaseError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotFound(_) => "`coracle kubernetes fetch` downloads the official release; without internet, \
+                `coracle kubernetes import DIR` takes its programs from a directory"
+                .to_owned(),
+            Self::NotThere(_) => "name a directory that holds kube-apiserver and the others, or one with such directories \
+                named by version (v1.37.1); `coracle kubernetes ls` shows what is installed"
+                .to_owned(),
+            Self::Incomplete { .. } => {
+                "`coracle kubernetes fetch` or `coracle kubernetes import DIR` installs a complete one".to_owned()
+            }
+            Self::NoVersion(dir) => format!("`coracle kubernetes import {}` finds out and installs it", dir.display()),
+        })
+    }
+}
+
+/// A place that was searched in vain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Looked {
+    /// The directory.
+    pub dir: PathBuf,
+    /// What is there instead, if anything.
+    pub found: Option<String>,
+}
+
+impl fmt::Display for Looked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.dir.display())?;
+        self.found
+            .as_ref()
+            .map_or(Ok(()), |found| write!(f, " ({found})"))
+    }
+}
+
+fn looked_in(places: &[Looked]) -> String {
+    places
+        .iter()
+        .map(Looked::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn names(components: &[Component]) -> String {
+    components
+        .iter()
+        .map(|component| component.name())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The root that `fetch` and `import` install into: `$XDG_DATA_HOME/coracle/kubernetes`. `None` if
+/// neither that nor HOME is set.
+pub fn user_root() -> Option<PathBuf> {
+    // As XDG says, a relative path counts as unset.
+    let absolute = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let data =
+        absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")))?;
+    Some(data.join("coracle/kubernetes"))
+}
+
+/// Where to look, in order.
+#[derive(Debug)]
+pub struct Search {
+    wanted: Option<PathBuf>,
+    roots: Vec<PathBuf>,
+}
+
+/// A directory that is, or would be, a release.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The directory.
+    pub dir: PathBuf,
+    /// By its name or its VERSION file.
+    pub version: Version,
+    /// What it lacks; empty if it is complete.
+    pub missing: Vec<Component>,
+}
+
+impl Search {
+    /// As [`Release::find`] does it.
+    pub fn new(wanted: Option<&Path>) -> Search {
+        // The release that was installed together with this program comes first.
+        let beside = env::current_exe()
+            .and_then(fs::canonicalize)
+            .ok()
+            .and_then(|exe| Some(exe.parent()?.parent()?.join("lib/coracle/kubernetes")));
+        let system = [
+            "/usr/local/lib/coracle/kubernetes",
+            "/usr/lib/coracle/kubernetes",
+        ]
+        .map(PathBuf::from);
+        let mut roots: Vec<PathBuf> = Vec::new();
+        for root in beside.into_iter().chain(user_root()).chain(system) {
+            if !roots.contains(&root) {
+                roots.push(root);
+            }
+        }
+        Search {
+            wanted: wanted.map(Path::to_path_buf),
+            roots,
+        }
+    }
+
+    /// The release to use.
+    pub fn find(&self) -> Result<Release, ReleaseError> {
+        if let Some(wanted) = &self.wanted {
+            return find_in(wanted);
+        }
+        let found = self.roots.iter().find_map(|root| newest(&candidates(root)));
+        found.ok_or_else(|| {
+            ReleaseError::NotFound(self.roots.iter().map(|root| looked(root)).collect())
+        })
+    }
+
+    /// Everything that is there, complete or not: in the order of the search, newest first.
+    pub fn all(&self) -> Vec<Candidate> {
+        match &self.wanted {
+            Some(wanted) => match own_version(wanted) {
+                Some(version) => vec![Candidate {
+                    dir: wanted.clone(),
+                    version,
+                    missing: missing(wanted),
+                }],
+                None => candidates(wanted),
+            },
+            None => self
+                .roots
+                .iter()
+                .flat_map(|root| candidates(root))
+                .collect(),
+        }
+    }
+}
+
+fn find_in(wanted: &Path) -> Result<Release, ReleaseError> {
+    let missing = missing(wanted);
+    if missing.is_empty() {
+        let version =
+            own_version(wanted).ok_or_else(|| ReleaseError::NoVersion(wanted.to_path_buf()))?;
+        return Ok(Release {
+            dir: wanted.to_path_buf(),
+            version: version.to_string(),
+        });
+    }
+    if let Some(release) = newest(&candidates(wanted)) {
+        return Ok(release);
+    }
+    if missing.len() < Component::ALL.len() {
+        return Err(ReleaseError::Incomplete {
+            dir: wanted.to_path_buf(),
+            missing,
+        });
+    }
+    Err(ReleaseError::NotThere(looked(wanted)))
+}
+
+/// The components that `dir` doesn't have as files that can be executed.
+pub fn missing(dir: &Path) -> Vec<Component> {
+    let there = |component: &Component| {
+        fs::metadata(dir.join(component.name()))
+            .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    Component::ALL
+        .into_iter()
+        .filter(|component| !there(component))
+        .collect()
+}
+
+/// The directories of a root that are named as a version, newest first.
+fn candidates(root: &Path) -> Vec<Candidate> {
+    let mut found: Vec<Candidate> = fs::read_dir(root)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let version = entry.file_name().to_str()?.parse().ok()?;
+            let dir = entry.path();
+            dir.is_dir().then(|| Candidate {
+                version,
+                missing: missing(&dir),
+                dir,
+            })
+        })
+        .collect();
+    found.sort_by(|a, b| b.version.cmp(&a.version));
+    found
+}
+
+fn newest(newest_first: &[Candidate]) -> Option<Release> {
+    let best = newest_first
+        .iter()
+        .find(|candidate| candidate.missing.is_empty())?;
+    Some(Release {
+        dir: best.dir.clone(),
+        version: best.version.to_string(),
+    })
+}
+
+/// What a directory says of itself: the line `kubernetes v1.37.1` of its file VERSION, else its name.
+fn own_version(dir: &Path) -> Option<Version> {
+    let file = fs::read_to_string(dir.join("VERSION")).unwrap_or_default();
+    let line = file
+        .lines()
+        .find_map(|line| line.strip_prefix("kubernetes ")?.trim().parse().ok());
+    line.or_else(|| {
+        fs::canonicalize(dir)
+            .ok()?
+            .file_name()?
+            .to_str()?
+            .parse()
+            .ok()
+    })
+}
+
+fn looked(dir: &Path) -> Looked {
+    let found = match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => Some(error.to_string()),
+        Ok(_) => match candidates(dir).first() {
+            Some(newest) => Some(format!(
+                "{} is incomplete: no executable {}",
+                newest.version,
+                names(&newest.missing)
+            )),
+            None => Some("nothing there is a release".to_owned()),
+        },
+    };
+    Looked {
+        dir: dir.to_path_buf(),
+        found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn install(dir: &Path, components: &[Component]) {
+        fs::create_dir_all(dir).unwrap();
+        for component in components {
+            let path = dir.join(component.name());
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    fn search(roots: &[PathBuf]) -> Search {
+        Search {
+            wanted: None,
+            roots: roots.to_vec(),
+        }
+    }
+
+    #[test]
+    fn newest_complete_version_of_a_root_wins() {
+        let root = tempfile::tempdir().unwrap();
+        for version in ["v1.37.9", "v1.37.10", "v1.38.0-rc.1", ".new-abc", "notes"] {
+            install(&root.path().join(version), &Component::ALL);
+        }
+        install(&root.path().join("v1.39.0"), &Component::ALL[..4]);
+        fs::write(root.path().join("v9.9.9"), "").unwrap();
+        let search = search(&[root.path().to_path_buf()]);
+        assert_eq!(search.find().unwrap().version, "v1.38.0-rc.1");
+        fs::remove_dir_all(root.path().join("v1.38.0-rc.1")).unwrap();
+        let release = search.find().unwrap();
+        assert_eq!(release.version, "v1.37.10");
+        assert_eq!(
+            release.component(Component::Etcd),
+            root.path().join("v1.37.10/etcd")
+        );
+        let all: Vec<_> = search
+            .all()
+            .iter()
+            .map(|c| (c.version.to_string(), c.missing.len()))
+            .collect();
+        assert_eq!(
+            all,
+            [
+                ("v1.39.0".into(), 1),
+                ("v1.37.10".into(), 0),
+                ("v1.37.9".into(), 0)
+            ]
+        );
+    }
+
+    #[test]
+    fn first_root_that_has_one_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = ["none", "broken", "first", "second"].map(|name| dir.path().join(name));
+        install(&roots[1].join("v1.40.0"), &Component::ALL[1..]);
+        install(&roots[2].join("v1.36.0"), &Component::ALL);
+        install(&roots[3].join("v1.37.1"), &Component::ALL);
+        assert_eq!(search(&roots).find().unwrap().dir, roots[2].join("v1.36.0"));
+    }
+
+    #[test]
+    fn error_says_what_was_looked_at_and_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = ["none", "broken", "empty"].map(|name| dir.path().join(name));
+        install(&roots[1].join("v1.40.0"), &Component::ALL[2..]);
+        install(&roots[2], &[]);
+        let error = search(&roots).find().unwrap_err();
+        let text = error
+            .to_string()
+            .replace(&*dir.path().to_string_lossy(), "");
+        assert_eq!(
+            text,
+            "no Kubernetes is installed; looked in /none, /broken (v1.40.0 is incomplete: no executable kube-apiserver, \
+             kube-controller-manager), /empty (nothing there is a release)"
+        );
+        let hint = error.hint().unwrap();
+        assert!(
+            hint.contains("coracle kubernetes fetch") && hint.contains("import DIR"),
+            "{hint}"
+        );
+    }
+
+    #[test]
+    fn wanted_is_a_root_or_a_release() {
+        let dir = tempfile::tempdir().unwrap();
+        let release = dir.path().join("v1.37.1");
+        install(&release, &Component::ALL);
+        let expected = Release {
+            dir: release.clone(),
+            version: "v1.37.1".into(),
+        };
+        assert_eq!(Release::find(Some(dir.path())).unwrap(), expected);
+        assert_eq!(Release::find(Some(&release)).unwrap(), expected);
+    }
+
+    #[test]
+    fn wanted_release_may_say_its_version_in_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        install(dir.path(), &Component::ALL);
+        assert!(matches!(
+            Release::find(Some(dir.path())),
+            Err(ReleaseError::NoVersion(_))
+        ));
+        fs::write(
+            dir.path().join("VERSION"),
+            "kubernetes v1.37.1\netcd v3.7.0\nbuild 0123\n",
+        )
+        .unwrap();
+        assert_eq!(Release::find(Some(dir.path())).unwrap().version, "v1.37.1");
+    }
+
+    #[test]
+    fn wanted_is_never_replaced_by_another() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(
+            Release::find(Some(&dir.path().join("none"))),
+            Err(ReleaseError::NotThere(_))
+        ));
+        assert!(matches!(
+            Release::find(Some(dir.path())),
+            Err(ReleaseError::NotThere(_))
+        ));
+        install(dir.path(), &Component::ALL[..3]);
+        let error = Release::find(Some(dir.path())).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("is incomplete: no executable etcd, kubectl"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_missing_and_links_count() {
+        let dir = tempfile::tempdir().unwrap();
+        install(dir.path(), &Component::ALL[..4]);
+        fs::set_permissions(dir.path().join("etcd"), fs::Permissions::from_mode(0o644)).unwrap();
+        std::os::unix::fs::symlink("kube-apiserver", dir.path().join("kubectl")).unwrap();
+        assert_eq!(missing(dir.path()), [Component::Etcd]);
+        fs::remove_file(dir.path().join("kube-apiserver")).unwrap();
+        assert_eq!(
+            missing(dir.path()),
+            [Component::ApiServer, Component::Etcd, Component::Kubectl]
+        );
+    }
+}

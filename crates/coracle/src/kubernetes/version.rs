@@ -1,0 +1,226 @@
+//! Version numbers of upstream: read strictly, because they become names of directories and parts
+//! of URLs, and ordered as semver says.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+
+/// What `fetch` installs unless told otherwise: the same that `kubernetes/go.mod` pins.
+pub const PINNED_KUBERNETES: &str = "v1.37.1";
+
+/// The etcd that goes with [`PINNED_KUBERNETES`].
+pub const PINNED_ETCD: &str = "v3.7.0";
+
+/// A version such as `v1.37.1` or `v1.38.0-rc.1`. Shown with the leading `v`, read with or without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    major: u64,
+    minor: u64,
+    patch: u64,
+    pre: Vec<Identifier>,
+    /// What follows a `+`. It says how the same version was built.
+    build: String,
+}
+
+/// One dot-separated part of a pre-release; in semver numbers come before words.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Identifier {
+    Number(u64),
+    Word(String),
+}
+
+/// Text that isn't a version.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is not a version")]
+pub struct VersionError(pub String);
+
+impl VersionError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        Some(format!(
+            "versions have three numbers, like {PINNED_KUBERNETES}"
+        ))
+    }
+}
+
+impl Version {
+    /// What a build from source calls itself when nobody told it its version (`v0.0.0-master+…`).
+    pub fn is_unstamped(&self) -> bool {
+        (self.major, self.minor, self.patch) == (0, 0, 0)
+    }
+}
+
+impl FromStr for Version {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, VersionError> {
+        parse(text).ok_or_else(|| VersionError(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<Version> {
+    let text = text.strip_prefix('v').unwrap_or(text);
+    let (text, build) = match text.split_once('+') {
+        Some((text, build)) => (text, words(build)?.join(".")),
+        None => (text, String::new()),
+    };
+    let (numbers, pre) = match text.split_once('-') {
+        Some((numbers, pre)) => (numbers, words(pre)?.into_iter().map(identifier).collect()),
+        None => (text, Vec::new()),
+    };
+    let mut numbers = numbers.split('.').map(number);
+    let version = Version {
+        major: numbers.next()??,
+        minor: numbers.next()??,
+        patch: numbers.next()??,
+        pre,
+        build,
+    };
+    numbers.next().is_none().then_some(version)
+}
+
+/// Dot-separated words of letters, digits and `-`, none of them empty.
+fn words(text: &str) -> Option<Vec<&str>> {
+    let good = |word: &&str| {
+        !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    text.split('.')
+        .map(|word| Some(word).filter(good))
+        .collect()
+}
+
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let canonical = text == "0" || !text.starts_with('0');
+    if digits && canonical {
+        text.parse().ok()
+    } else {
+        None
+    }
+}
+
+fn identifier(word: &str) -> Identifier {
+    number(word).map_or_else(|| Identifier::Word(word.to_owned()), Identifier::Number)
+}
+
+impl Ord for Version {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.major, self.minor, self.patch)
+            .cmp(&(other.major, other.minor, other.patch))
+            // A release comes after all of its pre-releases.
+            .then(self.pre.is_empty().cmp(&other.pre.is_empty()))
+            .then_with(|| self.pre.cmp(&other.pre))
+            .then_with(|| self.build.cmp(&other.build))
+    }
+}
+
+impl PartialOrd for Version {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)?;
+        for (i, part) in self.pre.iter().enumerate() {
+            f.write_str(if i == 0 { "-" } else { "." })?;
+            match part {
+                Identifier::Number(number) => write!(f, "{number}")?,
+                Identifier::Word(word) => f.write_str(word)?,
+            }
+        }
+        if !self.build.is_empty() {
+            write!(f, "+{}", self.build)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn shown_as_upstream_names_its_releases() {
+        for text in [
+            "v1.37.1",
+            "v1.38.0-rc.1",
+            "v1.38.0-alpha.3",
+            "v1.31.4+k3s1",
+            "v1.2.3-a-b.0+x.y",
+        ] {
+            assert_eq!(version(text).to_string(), text);
+        }
+        assert_eq!(version("1.37.1").to_string(), "v1.37.1");
+    }
+
+    #[test]
+    fn ordered_by_number_with_pre_releases_first() {
+        let ascending = [
+            "v1.9.20",
+            "v1.37.0",
+            "v1.37.9",
+            "v1.37.10",
+            "v1.38.0-alpha.2",
+            "v1.38.0-alpha.10",
+            "v1.38.0-beta.0",
+            "v1.38.0-rc.0",
+            "v1.38.0",
+            "v1.38.0+k3s1",
+            "v2.0.0",
+        ];
+        for pair in ascending.windows(2) {
+            assert!(version(pair[0]) < version(pair[1]), "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_could_be_a_path_or_change_a_url() {
+        for text in [
+            "",
+            "v",
+            "latest",
+            "1.37",
+            "v1.37",
+            "v1.37.1.1",
+            "v1.37.x",
+            "vv1.37.1",
+            "v1.37.1-",
+            "v1.37.1+",
+            "v1.37.1-a..b",
+            "v01.2.3",
+            "v1.37.1/..",
+            "../v1.37.1",
+            "v1.37.1-../x",
+            "v1.37.1?x",
+            "v1.37.1 ",
+            "v1.37.1\n",
+            "v+1.2.3",
+            "v99999999999999999999.0.0",
+            "v0.0.0-master+$Format:%H$",
+        ] {
+            assert_eq!(
+                text.parse::<Version>(),
+                Err(VersionError(text.to_owned())),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn unstamped_builds_are_known() {
+        assert!(version("v0.0.0-master+abc").is_unstamped());
+        assert!(!version("v1.37.1").is_unstamped());
+    }
+
+    #[test]
+    fn the_pinned_ones_are_versions() {
+        version(PINNED_KUBERNETES);
+        version(PINNED_ETCD);
+    }
+}

@@ -1,0 +1,118 @@
+//! The agent's end of the life line to the leader.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use control_plane::pki::new_key;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::identity::NodeIdentity;
+use crate::handover::{Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Wire};
+
+/// How long the leader may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The life line.
+pub type Line = Wire<TlsStream<TcpStream>>;
+
+/// An agent that was admitted.
+pub struct Admitted {
+    /// The line to the leader.
+    pub line: Line,
+    /// Who we are.
+    pub identity: NodeIdentity,
+    /// The address at which the leader's host answers.
+    pub leader: IpAddr,
+    /// The addresses of this host; the first is the one that reaches the leader.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Reports to the leader: with the token the first time, with the certificate it gave us later.
+pub async fn report(
+    handover: &Handover,
+    node: &str,
+    before: Option<NodeIdentity>,
+) -> anyhow::Result<Admitted> {
+    let (client_key_pem, server_key_pem) = match &before {
+        Some(before) => (before.client_key_pem.clone(), before.server_key_pem.clone()),
+        None => (new_key(node)?.serialize_pem(), new_key(node)?.serialize_pem()),
+    };
+    let stream = first_to_answer(&handover.leaders).await?;
+    stream.set_nodelay(true)?;
+    let (leader, local) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
+    let mut addresses = vec![local];
+    addresses.extend(linux::address::host_addresses()?.into_iter().filter(|a| *a != local));
+
+    let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
+    let name = ServerName::try_from(LEADER_NAME)?;
+    let mut line = Wire::new(connector.connect(name, stream).await?);
+    let hello = Hello {
+        version: VERSION.to_owned(),
+        node: node.to_owned(),
+        token: before.is_none().then(|| handover.token.clone()),
+        client_key_pem: public_key(&client_key_pem)?,
+        server_key_pem: public_key(&server_key_pem)?,
+        addresses: addresses.clone(),
+    };
+    line.send(&ToLeader::Hello(Box::new(hello))).await?;
+    let answer = tokio::time::timeout(PATIENCE, line.receive()).await;
+    let welcome = match answer.context("the leader does not answer")?? {
+        Some(ToNode::Welcome(welcome)) => *welcome,
+        Some(ToNode::Refused(reason)) => bail!("the leader refuses: {reason}"),
+        Some(ToNode::End) | None => bail!("the leader is ending"),
+    };
+    Ok(Admitted {
+        line,
+        identity: NodeIdentity {
+            client_key_pem,
+            server_key_pem,
+            welcome,
+        },
+        leader,
+        addresses,
+    })
+}
+
+/// Connects to all addresses of the leader's host at once; some may be of networks that aren't ours.
+async fn first_to_answer(leaders: &[SocketAddr]) -> anyhow::Result<TcpStream> {
+    let mut attempts: FuturesUnordered<_> = leaders
+        .iter()
+        .map(|leader| async move {
+            let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(leader)).await??;
+            anyhow::Ok(stream)
+        })
+        .collect();
+    let mut problem = anyhow::anyhow!("the leader has no address");
+    while let Some(attempt) = attempts.next().await {
+        match attempt {
+            Ok(stream) => return Ok(stream),
+            Err(error) => problem = error,
+        }
+    }
+    Err(problem.context(format!("cannot reach the leader at {leaders:?}")))
+}
+
+fn tls(handover: &Handover, before: Option<&NodeIdentity>) -> anyhow::Result<rustls::ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(handover.ca_pem.as_bytes())?)?;
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+    Ok(match before {
+        None => config.with_no_client_auth(),
+        Some(before) => config.with_client_auth_cert(
+            vec![CertificateDer::from_pem_slice(before.welcome.join_cert_pem.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(before.client_key_pem.as_bytes())?,
+        )?,
+    })
+}
+
+fn public_key(private_pem: &str) -> anyhow::Result<String> {
+    Ok(rcgen::KeyPair::from_pem(private_pem)?.public_key_pem())
+}

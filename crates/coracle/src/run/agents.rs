@@ -1,0 +1,156 @@
+//! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::Signal;
+use slurm::{AgentStep, Slurm, SlurmError};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::join::new_token;
+use crate::handover::Handover;
+use crate::say::say;
+
+/// How much of what the agents print is kept for messages.
+const KEPT_LINES: usize = 40;
+/// A step that has no more to do is gone within this.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+
+/// How agents are started.
+#[derive(Clone)]
+pub struct Starter {
+    slurm: Slurm,
+    job: u32,
+    program: PathBuf,
+    verbose: bool,
+    failures: mpsc::UnboundedSender<StepFailure>,
+}
+
+/// A step that ended by itself, with what it said.
+#[derive(Debug)]
+pub struct StepFailure {
+    /// The nodes it was for.
+    pub nodes: Vec<String>,
+    /// What happened.
+    pub error: SlurmError,
+}
+
+/// A step that runs.
+pub struct Step {
+    task: JoinHandle<()>,
+}
+
+impl Starter {
+    /// Starts agents by steps of `job`; steps that end by themselves with an error are reported.
+    pub fn new(
+        slurm: Slurm,
+        job: u32,
+        verbose: bool,
+        failures: mpsc::UnboundedSender<StepFailure>,
+    ) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find our own program")?;
+        Ok(Self {
+            slurm,
+            job,
+            program,
+            verbose,
+            failures,
+        })
+    }
+
+    /// Starts one agent on each of `nodes` and hands over to them.
+    pub fn start(&self, nodes: Vec<String>, handover: &Handover) -> anyhow::Result<Step> {
+        let line = format!("{}\n", serde_json::to_string(handover)?);
+        let starter = self.clone();
+        let task = tokio::spawn(async move { starter.run(nodes, line).await });
+        Ok(Step { task })
+    }
+
+    async fn run(&self, nodes: Vec<String>, handover: String) {
+        // Our own program may have been carried here and be deleted already.
+        let carried = !self.program.exists();
+        let mut result = self.run_once(&nodes, &handover, carried).await;
+        if !carried && matches!(result, Err(SlurmError::ProgramNotFound { .. })) {
+            tracing::info!("carrying the program to the nodes: they don't see it");
+            result = self.run_once(&nodes, &handover, true).await;
+        }
+        if let Err(error) = result {
+            let _ = self.failures.send(StepFailure { nodes, error });
+        }
+    }
+
+    /// Runs a step to its end.
+    async fn run_once(
+        &self,
+        nodes: &[String],
+        handover: &str,
+        carry: bool,
+    ) -> Result<(), SlurmError> {
+        let start = |source| SlurmError::Start {
+            command: self.slurm.srun.display().to_string(),
+            source,
+        };
+        let args = ["internal".to_owned(), "node".to_owned()];
+        let destination = carry.then(carried_path).transpose().map_err(start)?;
+        let own = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+        let step = AgentStep {
+            job_id: self.job,
+            nodes,
+            program: if self.program.exists() { &self.program } else { &own },
+            args: &args,
+            bcast: destination.as_deref(),
+            gpus: None,
+            name: "coracle-node",
+        };
+        let names: Vec<String> =
+            std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+        let invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
+        tracing::debug!(command = invocation.display(), "starting agents");
+        let mut command = invocation.command();
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
+        let mut child = command.spawn().map_err(start)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A step that ends at once doesn't read; its own words say why.
+            let _ = stdin.write_all(handover.as_bytes()).await;
+        }
+        let mut kept = Vec::new();
+        if let Some(stderr) = child.stderr.take() {
+            let mut lines = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if self.verbose {
+                    say(format_args!("coracle: [nodes] {line}"));
+                }
+                if kept.len() < KEPT_LINES {
+                    kept.push(line);
+                }
+            }
+        }
+        let status = child.wait().await.map_err(start)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(slurm::classify("srun", Some(status), &kept.join("\n")))
+    }
+}
+
+impl Step {
+    /// Waits for the step's end, and ends it if that takes too long.
+    pub async fn finish(mut self) {
+        if tokio::time::timeout(STOP_GRACE, &mut self.task).await.is_err() {
+            // Dropping its child kills srun; the agents notice that the leader is gone.
+            self.task.abort();
+        }
+    }
+}
+
+/// Where Slurm puts the program on nodes that don't see it: a name that nobody can guess. The agent
+/// removes it as soon as it runs.
+fn carried_path() -> std::io::Result<PathBuf> {
+    let name = new_token().map_err(std::io::Error::other)?;
+    Ok(Path::new("/tmp").join(format!("coracle-{name}")))
+}

@@ -1,0 +1,406 @@
+//! One cluster as its leader holds it: the control plane, the door for its nodes, and the steps in
+//! which their agents run.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use control_plane::components::first_service_address;
+use control_plane::port::{ReservedPort, free_in};
+use control_plane::{ClusterConfig, Event, Pki};
+use slurm::{Allocation, JobDetail, Slurm};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use super::agents::{Starter, Step, StepFailure};
+use super::control_plane::ControlPlane;
+use super::join::{Common, Door, NodeEvent, NodePlan, new_token};
+use super::objects;
+use crate::cli::RunOptions;
+use crate::exit::{Code, Failure};
+use crate::kubernetes::Release;
+use crate::progress::Progress;
+use crate::say::say;
+
+/// The range out of which KSI hands a port to the workload: Kubernetes' node ports.
+const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
+/// Certificates of a job without a time limit.
+const LONGEST_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Certificates outlive the job by this, for clocks that differ.
+const EXTRA_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// A lost agent is started again after this.
+const RESTART_PAUSE: Duration = Duration::from_secs(2);
+/// So many times a lost agent is started again before its node is given up.
+const MAX_RESTARTS: u32 = 5;
+
+/// How a cluster that had started came to its end by itself.
+#[derive(Debug)]
+pub enum Ended {
+    /// Slurm told the agents to end: the time limit, or a cancelled job.
+    BySlurm,
+    /// It broke.
+    Broken(Failure),
+}
+
+/// A cluster.
+pub struct Cluster {
+    /// Its name.
+    pub name: String,
+    /// An administrator's token, for scripts that speak to the API themselves.
+    pub token: String,
+    /// The port that scripts may use for a service.
+    pub node_port: u16,
+    /// The URL of its API.
+    pub api: String,
+    /// An administrator's client.
+    pub client: kube::Client,
+    control_plane: ControlPlane,
+    verbose: bool,
+    seeded: bool,
+    pki: Arc<Pki>,
+    door: Arc<Door>,
+    starter: Starter,
+    leaders: Vec<SocketAddr>,
+    steps: Vec<Step>,
+    node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
+    step_failures: mpsc::UnboundedReceiver<StepFailure>,
+    waiting_for: BTreeSet<String>,
+    lost: HashMap<String, u32>,
+    _api_port: ReservedPort,
+}
+
+impl Cluster {
+    /// Starts everything at once; nothing has answered yet when this returns.
+    pub async fn launch(
+        options: &RunOptions,
+        allocation: &Allocation,
+        release: &Release,
+        seed: Option<std::path::PathBuf>,
+        slurm: Slurm,
+    ) -> anyhow::Result<Self> {
+        let name = format!("coracle-{}", allocation.job_id);
+        let seeded = seed.is_some();
+        let addresses = linux::address::host_addresses()?;
+        let advertised = *addresses.first().ok_or_else(|| {
+            Failure::new(Code::Host, "this host has no network address but loopback")
+                .hint("a cluster of one node needs one too: check `ip addr`")
+        })?;
+        let api_port = reserve(options.api_port)?;
+        let detail = slurm.job_detail(allocation.job_id).await.map_err(Failure::from)?;
+        let pki = Arc::new(Pki::new(lifetime(&detail))?);
+        let admin = pki.administrator()?;
+        let api = SocketAddr::new(advertised, api_port.number());
+        let token = new_token()?;
+        let mut files = pki.files(api_names(&addresses, &options.service_cidr))?;
+        files.insert("tokens.csv".into(), format!("{token},admin-user,1,system:masters\n"));
+        let url = format!("https://{api}");
+        let ca = pki.cluster.cert_pem();
+        let config = ClusterConfig {
+            name: name.clone(),
+            release: release.dir.clone(),
+            addresses: addresses.clone(),
+            api_port: api_port.number(),
+            service_cidr: options.service_cidr.clone(),
+            pod_cidr: options.pod_cidr.clone(),
+            seed,
+            log_dir: options.logs.as_deref().map(make_log_dir).transpose()?,
+            verbose: options.verbose,
+            files,
+            admin_kubeconfig: control_plane::kubeconfig::kubeconfig(&name, &url, ca, &admin),
+        };
+        let control_plane = ControlPlane::start(config).await?;
+
+        let listener = TcpListener::bind("0.0.0.0:0").await.context("cannot open the door")?;
+        let door_port = listener.local_addr()?.port();
+        let (tell_node, node_events) = mpsc::unbounded_channel();
+        let (tell_step, step_failures) = mpsc::unbounded_channel();
+        let common = Common {
+            pki: pki.clone(),
+            api_port: api_port.number(),
+            kubernetes_version: release.version.clone(),
+            job: (allocation.job_id, allocation.step_id),
+        };
+        let plans = plans(allocation, &detail, &name);
+        let door = Door::new(common, plans, tell_node)?;
+        tokio::spawn(door.clone().serve(listener));
+        let leaders: Vec<_> =
+            addresses.iter().map(|address| SocketAddr::new(*address, door_port)).collect();
+        let starter = Starter::new(slurm, allocation.job_id, options.verbose, tell_step)?;
+        let nodes = allocation.nodes.clone();
+        let step = starter.start(nodes.clone(), &door.handover(leaders.clone()))?;
+
+        Ok(Self {
+            client: crate::client::connect(api, ca, &admin).await?,
+            name,
+            token,
+            node_port: node_port()?,
+            api: url,
+            control_plane,
+            verbose: options.verbose,
+            seeded,
+            pki,
+            door,
+            starter,
+            leaders,
+            steps: vec![step],
+            node_events,
+            step_failures,
+            waiting_for: nodes.into_iter().collect(),
+            lost: HashMap::new(),
+            _api_port: api_port,
+        })
+    }
+
+    /// Waits until all nodes are Ready and pods could be created.
+    pub async fn until_ready(
+        &mut self,
+        patience: Duration,
+        progress: &mut Progress,
+    ) -> anyhow::Result<()> {
+        let total = self.waiting_for.len();
+        progress.phase("control plane answers");
+        let ready = async {
+            let mut answers = false;
+            while !(answers && self.waiting_for.is_empty()) {
+                tokio::select! {
+                    event = self.control_plane.next() => {
+                        let event = event?;
+                        if event == Event::ApiAnswers {
+                            answers = true;
+                            progress.phase(format!("{total} nodes are Ready"));
+                        }
+                        self.show(&event);
+                    }
+                    Some((node, event)) = self.node_events.recv() => match event {
+                        NodeEvent::Registered => drop(self.waiting_for.remove(&node)),
+                        NodeEvent::Failed(problem) => return Err(not_started(&node, &problem).into()),
+                        NodeEvent::ToldToEnd => return Err(cancelled().into()),
+                        // Its guard starts it again.
+                        NodeEvent::Lost | NodeEvent::Joined | NodeEvent::Gone => {}
+                    },
+                    Some(failure) = self.step_failures.recv() => {
+                        return Err(step_failed(failure).into());
+                    }
+                }
+            }
+            progress.phase("service accounts are there");
+            if !self.seeded {
+                objects::add_standing(&self.client).await?;
+            }
+            objects::settle(&self.client, self.pki.cluster.cert_pem()).await
+        };
+        let ended = tokio::time::timeout(patience, ready).await;
+        match ended {
+            Ok(result) => {
+                result?;
+                progress.ready(&format!("cluster {} with {total} nodes is ready", self.name));
+                Ok(())
+            }
+            Err(_) => Err(self.too_slow(patience).into()),
+        }
+    }
+
+    /// Keeps the cluster whole while the workload runs; returns only when it can't.
+    pub async fn watch(&mut self) -> Ended {
+        let (again, mut restart) = mpsc::unbounded_channel();
+        loop {
+            tokio::select! {
+                event = self.control_plane.next() => match event {
+                    Ok(event) => self.show(&event),
+                    Err(failure) => return Ended::Broken(failure),
+                },
+                Some((node, event)) = self.node_events.recv() => match event {
+                    NodeEvent::ToldToEnd => return Ended::BySlurm,
+                    NodeEvent::Lost => self.lose(&node, "its agent or its host died", &again).await,
+                    NodeEvent::Failed(problem) => self.lose(&node, &problem, &again).await,
+                    NodeEvent::Registered if self.lost.contains_key(&node) => {
+                        say(format_args!("coracle: node {node} is back"));
+                    }
+                    NodeEvent::Joined | NodeEvent::Registered | NodeEvent::Gone => {}
+                },
+                Some(StepFailure { error, .. }) = self.step_failures.recv() => {
+                    tracing::info!(%error, "a step of agents ended");
+                }
+                Some(node) = restart.recv() => self.start_again(node),
+            }
+        }
+    }
+
+    /// Ends everything in order: nodes first, while the API server is there to take their Nodes away.
+    pub async fn stop(mut self) {
+        self.door.end();
+        let farewell = async {
+            while !self.door.inside().is_empty() {
+                if self.node_events.recv().await.is_none() {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(3), farewell).await;
+        let steps = std::mem::take(&mut self.steps);
+        let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
+        tokio::join!(steps_end, self.control_plane.stop());
+    }
+
+    /// The control plane's files.
+    pub fn files(&self) -> anyhow::Result<control_plane::home::Outside> {
+        self.control_plane.files().context("the control plane is not up")
+    }
+
+    /// A node is gone: say so in the cluster at once, and start its agent again in a while.
+    async fn lose(&mut self, node: &str, problem: &str, again: &mpsc::UnboundedSender<String>) {
+        let times = self.lost.entry(node.to_owned()).or_default();
+        *times += 1;
+        let give_up = *times > MAX_RESTARTS;
+        let next = if give_up { "it stays away" } else { "its agent is started again" };
+        say(format_args!("coracle: node {node} is lost: {problem}; {next}"));
+        objects::mark_not_ready(&self.client, node, problem).await;
+        if !give_up {
+            let (node, again) = (node.to_owned(), again.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(RESTART_PAUSE).await;
+                let _ = again.send(node);
+            });
+        }
+    }
+
+    fn start_again(&mut self, node: String) {
+        if self.door.inside().contains(&node) {
+            return; // The agent's own guard was quicker.
+        }
+        self.door.expect_again(&node);
+        let handover = self.door.handover(self.leaders.clone());
+        match self.starter.start(vec![node.clone()], &handover) {
+            Ok(step) => self.steps.push(step),
+            Err(error) => tracing::warn!(node, %error, "cannot start the agent again"),
+        }
+    }
+
+    fn show(&self, event: &Event) {
+        match event {
+            Event::Log { component, line } if self.verbose => {
+                say(format_args!("coracle: [{component}] {line}"));
+            }
+            Event::Exited { component, status } => {
+                say(format_args!("coracle: {component} ended with {status}; it is started again"));
+            }
+            _ => {}
+        }
+    }
+
+    fn too_slow(&self, patience: Duration) -> Failure {
+        let missing: Vec<&str> = self.waiting_for.iter().map(String::as_str).collect();
+        let what = if missing.is_empty() {
+            "the API server is not complete".to_owned()
+        } else {
+            format!("these nodes did not join: {}", missing.join(", "))
+        };
+        Failure::new(
+            Code::NotStarted,
+            format!("the cluster did not start within {} s: {what}", patience.as_secs()),
+        )
+        .hint("`scontrol show node` tells whether they are up; --start-timeout allows more time, -v shows more")
+    }
+}
+
+fn reserve(port: u16) -> Result<ReservedPort, Failure> {
+    ReservedPort::new(port).map_err(|error| {
+        Failure::new(Code::Host, format!("cannot use port {port} for the API server"))
+            .because(error)
+            .hint("leave --api-port out, and a free one is chosen")
+    })
+}
+
+fn make_log_dir(dir: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |error| {
+        Failure::new(Code::CannotWrite, format!("cannot make the log directory {}", dir.display()))
+            .because(error)
+            .hint("choose a directory that you may write to, with room in it")
+    };
+    let dir = std::path::absolute(dir).map_err(failed)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
+    Ok(dir)
+}
+
+fn api_names(addresses: &[std::net::IpAddr], service_cidr: &str) -> Vec<String> {
+    let mut names: Vec<String> = ["kubernetes", "kubernetes.default", "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local", "localhost", "127.0.0.1"]
+        .map(str::to_owned)
+        .to_vec();
+    names.extend(addresses.iter().map(ToString::to_string));
+    names.extend(first_service_address(service_cidr).map(|address| address.to_string()));
+    names
+}
+
+fn lifetime(detail: &JobDetail) -> Duration {
+    let now = crate::handover::now();
+    match detail.end_time {
+        Some(end) if end > now => Duration::from_secs(end - now) + EXTRA_LIFE,
+        _ => LONGEST_LIFE,
+    }
+}
+
+/// What each node of the allocation will be.
+fn plans(
+    allocation: &Allocation,
+    detail: &JobDetail,
+    cluster: &str,
+) -> HashMap<String, NodePlan> {
+    let mut labels = BTreeMap::from([
+        ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
+        ("coracle.dev/job-id".to_owned(), allocation.job_id.to_string()),
+    ]);
+    if let Some(partition) = detail.partition.as_ref().or(allocation.partition.as_ref()) {
+        labels.insert("coracle.dev/partition".to_owned(), partition.clone());
+    }
+    let plan = |node: &String| {
+        let share = detail.nodes.iter().find(|share| share.node == *node);
+        NodePlan {
+            cpus: share.map_or(1, |share| share.cpus),
+            memory_bytes: share.and_then(|share| share.memory_mb).map(|mb| mb << 20),
+            extended: share.map(extended).unwrap_or_default(),
+            labels: labels.clone(),
+        }
+    };
+    allocation.nodes.iter().map(|node| (node.clone(), plan(node))).collect()
+}
+
+/// Slurm's generic resources under the names that Kubernetes manifests use.
+fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
+    let mut extended = BTreeMap::new();
+    for gres in &share.gres {
+        let name = match gres.name.as_str() {
+            "gpu" => "nvidia.com/gpu".to_owned(),
+            other => format!("coracle.dev/{other}"),
+        };
+        *extended.entry(name).or_default() += gres.count;
+    }
+    extended
+}
+
+fn node_port() -> anyhow::Result<u16> {
+    if let Some(port) = std::env::var("K8S_PORT").ok().and_then(|port| port.parse().ok()) {
+        return Ok(port);
+    }
+    free_in(NODE_PORTS).context("no node port is free")
+}
+
+fn not_started(node: &str, problem: &str) -> Failure {
+    Failure::new(Code::NotStarted, format!("node {node} cannot join: {problem}"))
+        .hint("leave the node out with --exclude, or tell the site's support")
+}
+
+fn cancelled() -> Failure {
+    Failure::new(Code::NotStarted, "Slurm ended the job while the cluster was starting")
+        .hint("`sacct -j JOB` says why: its time limit, or somebody's scancel")
+}
+
+fn step_failed(failure: StepFailure) -> Failure {
+    let nodes = failure.nodes.join(", ");
+    Failure::new(Code::NotStarted, format!("cannot start the agents on {nodes}"))
+        .because(failure.error)
+        .hint("run again with -v to see what srun and the agents say")
+}

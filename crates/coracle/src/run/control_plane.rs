@@ -1,0 +1,122 @@
+//! The control plane's process as the leader holds it: commands in, events out.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context;
+use control_plane::home::{Outside, outside};
+use control_plane::{ClusterConfig, Command, Event};
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+
+use crate::exit::{Code, Failure};
+
+/// All four components, each with its own grace, and a bit.
+const STOP_PATIENCE: Duration = Duration::from_secs(13);
+
+/// The running control plane.
+pub struct ControlPlane {
+    child: Child,
+    commands: Option<ChildStdin>,
+    events: Lines<BufReader<ChildStdout>>,
+    pid: Option<u32>,
+}
+
+impl ControlPlane {
+    /// Starts it.
+    pub async fn start(config: ClusterConfig) -> anyhow::Result<Self> {
+        let mut command = tokio::process::Command::new("/proc/self/exe");
+        command
+            .args(["internal", "control-plane"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        linux::process::bind_to_us(command.as_std_mut(), Signal::KILL);
+        let mut child = command.spawn().context("cannot start the control plane's process")?;
+        let stdout = child.stdout.take().context("no pipe from the control plane")?;
+        let mut control_plane = Self {
+            commands: child.stdin.take(),
+            child,
+            events: BufReader::new(stdout).lines(),
+            pid: None,
+        };
+        control_plane.tell(&Command::Start(Box::new(config))).await?;
+        Ok(control_plane)
+    }
+
+    /// What happens next; an error when the control plane is gone.
+    pub async fn next(&mut self) -> Result<Event, Failure> {
+        let line = self.events.next_line().await.ok().flatten();
+        let event = line.and_then(|line| serde_json::from_str(&line).ok());
+        match event {
+            Some(Event::Up { pid }) => {
+                self.pid = Some(pid);
+                Ok(Event::Up { pid })
+            }
+            Some(Event::Broken { reason }) => Err(Failure::new(Code::Host, reason)),
+            Some(Event::Failed {
+                component,
+                reason,
+                tail,
+            }) => Err(Failure::new(
+                Code::NotStarted,
+                format!("{component} failed: {reason}\n{}", indent(&tail)),
+            )
+            .hint("run again with --logs DIR to keep the complete logs")),
+            Some(event) => Ok(event),
+            None => Err(Failure::new(
+                Code::Broken,
+                "the control plane's process was killed from outside",
+            )
+            .hint("the job may have reached its memory limit: try again with a larger --mem")),
+        }
+    }
+
+    /// Its files, as our other processes see them.
+    pub fn files(&self) -> Option<Outside> {
+        self.pid.map(outside)
+    }
+
+    /// Ends it in order; after a while, in any way.
+    pub async fn stop(mut self) {
+        drop(self.commands.take());
+        self.drain().await;
+    }
+
+    /// Ends it in order and leaves a copy of its store in `path`.
+    pub async fn stop_and_save(mut self, path: PathBuf) -> anyhow::Result<()> {
+        self.tell(&Command::StopAndSave(path)).await?;
+        let status = self.drain().await;
+        anyhow::ensure!(status, "the store could not be saved");
+        Ok(())
+    }
+
+    /// Reads events to the end; whether it ended well.
+    async fn drain(&mut self) -> bool {
+        let end = async {
+            while let Ok(Some(_)) = self.events.next_line().await {}
+            self.child.wait().await
+        };
+        match tokio::time::timeout(STOP_PATIENCE, end).await {
+            Ok(status) => status.is_ok_and(|status| status.success()),
+            Err(_) => {
+                let _ = self.child.kill().await;
+                false
+            }
+        }
+    }
+
+    async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {
+        let line = format!("{}\n", serde_json::to_string(command)?);
+        let pipe = self.commands.as_mut().context("the control plane is stopping")?;
+        // If it died at once, its own words say why.
+        let _ = pipe.write_all(line.as_bytes()).await;
+        Ok(())
+    }
+}
+
+fn indent(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,290 @@
+//! Where agents report to the leader: a TCP port with TLS, at which a single-use token or a certificate
+//! of the cluster admits the nodes of the allocation and nobody else.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use control_plane::Pki;
+use control_plane::pki::{Subject, Usage};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::handover::{Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Welcome, Wire};
+
+/// How long a stranger may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What happens at the leader's door.
+#[derive(Debug)]
+pub enum NodeEvent {
+    /// An agent was admitted.
+    Joined,
+    /// Its Node is Ready.
+    Registered,
+    /// Slurm told it to end.
+    ToldToEnd,
+    /// It can't go on.
+    Failed(String),
+    /// It ended in order.
+    Gone,
+    /// It died, or its host did.
+    Lost,
+}
+
+/// What a node will be, as far as the leader knows it beforehand.
+#[derive(Debug, Clone, Default)]
+pub struct NodePlan {
+    /// CPUs that belong to the job.
+    pub cpus: u32,
+    /// Memory that belongs to the job.
+    pub memory_bytes: Option<u64>,
+    /// Other resources, by their Kubernetes names.
+    pub extended: BTreeMap<String, u64>,
+    /// Labels of the Node.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What every node is told alike.
+pub struct Common {
+    /// The cluster's authorities.
+    pub pki: Arc<Pki>,
+    /// The API server's port.
+    pub api_port: u16,
+    /// The version of Kubernetes.
+    pub kubernetes_version: String,
+    /// The job, and the step whose tasks wait for the leader.
+    pub job: (u32, Option<u32>),
+}
+
+/// The leader's door.
+pub struct Door {
+    common: Common,
+    token: String,
+    plans: HashMap<String, NodePlan>,
+    /// Nodes that may still come in by the token.
+    expected: Mutex<HashSet<String>>,
+    /// How to speak to those that are in.
+    inside: Mutex<HashMap<String, mpsc::UnboundedSender<ToNode>>>,
+    events: mpsc::UnboundedSender<(String, NodeEvent)>,
+}
+
+impl Door {
+    /// A door for the nodes of `plans`, with a fresh token.
+    pub fn new(
+        common: Common,
+        plans: HashMap<String, NodePlan>,
+        events: mpsc::UnboundedSender<(String, NodeEvent)>,
+    ) -> anyhow::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            common,
+            token: new_token()?,
+            expected: Mutex::new(plans.keys().cloned().collect()),
+            plans,
+            inside: Mutex::default(),
+            events,
+        }))
+    }
+
+    /// What agents are told so that they find the door and are let in.
+    pub fn handover(&self, leaders: Vec<SocketAddr>) -> Handover {
+        Handover {
+            version: VERSION.to_owned(),
+            leaders,
+            ca_pem: self.common.pki.join.cert_pem().to_owned(),
+            token: self.token.clone(),
+            time: crate::handover::now(),
+        }
+    }
+
+    /// Lets nodes come in by the token once more: their agents are started anew.
+    pub fn expect_again(&self, node: &str) {
+        if self.plans.contains_key(node) {
+            lock(&self.expected).insert(node.to_owned());
+        }
+    }
+
+    /// Tells every node that the cluster ends.
+    pub fn end(&self) {
+        for sender in lock(&self.inside).values() {
+            let _ = sender.send(ToNode::End);
+        }
+    }
+
+    /// The nodes that are in.
+    pub fn inside(&self) -> HashSet<String> {
+        lock(&self.inside).keys().cloned().collect()
+    }
+
+    /// Serves the door until the task is dropped.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
+        let acceptor = TlsAcceptor::from(Arc::new(self.tls()?));
+        loop {
+            let (stream, from) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an agent");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let (door, acceptor) = (self.clone(), acceptor.clone());
+            tokio::spawn(async move {
+                if let Err(error) = door.welcome(stream, acceptor).await {
+                    tracing::debug!(%from, error = format!("{error:#}"), "turned away");
+                }
+            });
+        }
+    }
+
+    fn tls(&self) -> anyhow::Result<rustls::ServerConfig> {
+        let join = &self.common.pki.join;
+        let subject = Subject::server(LEADER_NAME, vec![LEADER_NAME.to_owned()]);
+        let identity = join.issue(&subject, Usage::Server)?;
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(join.cert_pem().as_bytes())?)?;
+        // An agent's first visit is admitted by the token, later ones by the certificate it got.
+        let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
+            .allow_unauthenticated()
+            .build()?;
+        Ok(rustls::ServerConfig::builder()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(
+                vec![CertificateDer::from_pem_slice(identity.cert_pem.as_bytes())?],
+                PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())?,
+            )?)
+    }
+
+    async fn welcome(&self, stream: TcpStream, acceptor: TlsAcceptor) -> anyhow::Result<()> {
+        stream.set_nodelay(true)?;
+        let greeting = async {
+            let stream = acceptor.accept(stream).await?;
+            let certified = certified_node(&stream)?;
+            let mut wire = Wire::new(stream);
+            match wire.receive::<ToLeader>().await? {
+                Some(ToLeader::Hello(hello)) => anyhow::Ok((wire, hello, certified)),
+                _ => bail!("the first message is no greeting"),
+            }
+        };
+        let (mut wire, hello, certified) = tokio::time::timeout(PATIENCE, greeting).await??;
+        let welcome = match self.admit(&hello, certified.as_deref()) {
+            Ok(welcome) => welcome,
+            Err(refusal) => {
+                wire.send(&ToNode::Refused(format!("{refusal:#}"))).await?;
+                return Err(refusal);
+            }
+        };
+        wire.send(&ToNode::Welcome(Box::new(welcome))).await?;
+        self.keep(&hello.node, wire).await;
+        Ok(())
+    }
+
+    /// Decides about a greeting.
+    fn admit(&self, hello: &Hello, certified: Option<&str>) -> anyhow::Result<Welcome> {
+        let node = hello.node.as_str();
+        let plan = self.plans.get(node).context("this node is not part of the cluster")?;
+        match (&hello.token, certified) {
+            (None, Some(name)) if name == node => {}
+            (Some(token), None) if same(token, &self.token) => {
+                if !lock(&self.expected).remove(node) {
+                    bail!("the token was used for {node} before");
+                }
+            }
+            _ => bail!("neither a valid token nor a certificate of this node"),
+        }
+        if hello.version != VERSION {
+            bail!("it runs Coracle {}, the leader {VERSION}", hello.version);
+        }
+        self.certify(hello, plan)
+    }
+
+    fn certify(&self, hello: &Hello, plan: &NodePlan) -> anyhow::Result<Welcome> {
+        let pki = &self.common.pki;
+        let user = Subject::user(format!("system:node:{}", hello.node), Some("system:nodes"));
+        let peer = Subject::user(hello.node.as_str(), None);
+        let mut names = vec![hello.node.clone()];
+        names.extend(hello.addresses.iter().map(ToString::to_string));
+        let server = Subject::server(format!("system:node:{}", hello.node), names);
+        Ok(Welcome {
+            client_cert_pem: pki.client.sign(&user, Usage::Client, &hello.client_key_pem)?,
+            join_cert_pem: pki.join.sign(&peer, Usage::Client, &hello.client_key_pem)?,
+            server_cert_pem: pki.kubelet.sign(&server, Usage::Server, &hello.server_key_pem)?,
+            cluster_ca_pem: pki.cluster.cert_pem().to_owned(),
+            kubelet_client_ca_pem: pki.kubelet_client.cert_pem().to_owned(),
+            api_port: self.common.api_port,
+            cpus: plan.cpus,
+            memory_bytes: plan.memory_bytes,
+            extended: plan.extended.clone(),
+            labels: plan.labels.clone(),
+            kubernetes_version: self.common.kubernetes_version.clone(),
+            job: self.common.job,
+        })
+    }
+
+    /// Carries messages both ways until the node ends or is lost.
+    async fn keep(&self, node: &str, mut wire: Wire<TlsStream<TcpStream>>) {
+        let (sender, mut to_node) = mpsc::unbounded_channel();
+        lock(&self.inside).insert(node.to_owned(), sender.clone());
+        let tell = |event| drop(self.events.send((node.to_owned(), event)));
+        tell(NodeEvent::Joined);
+        let last = loop {
+            tokio::select! {
+                Some(message) = to_node.recv() => {
+                    if wire.send(&message).await.is_err() {
+                        break NodeEvent::Lost;
+                    }
+                }
+                message = wire.receive() => match message {
+                    Ok(Some(ToLeader::Registered)) => tell(NodeEvent::Registered),
+                    Ok(Some(ToLeader::ToldToEnd)) => tell(NodeEvent::ToldToEnd),
+                    Ok(Some(ToLeader::Failed(problem))) => break NodeEvent::Failed(problem),
+                    Ok(Some(ToLeader::Gone)) => break NodeEvent::Gone,
+                    Ok(Some(ToLeader::Hello(_))) => {}
+                    Ok(None) | Err(_) => break NodeEvent::Lost,
+                },
+            }
+        };
+        let mut inside = lock(&self.inside);
+        // A successor may have come in already.
+        if inside.get(node).is_some_and(|current| current.same_channel(&sender)) {
+            inside.remove(node);
+            tell(last);
+        }
+    }
+}
+
+/// The node that a visitor's certificate names.
+fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String>> {
+    let (_, connection) = stream.get_ref();
+    let Some([certificate, ..]) = connection.peer_certificates() else {
+        return Ok(None);
+    };
+    let peer = kubelet_api::peer_of(certificate).context("its certificate names nobody")?;
+    Ok(Some(peer.common_name))
+}
+
+/// Compares without telling by the time it takes how much was right.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |diff, (x, y)| diff | (x ^ y)) == 0
+}
+
+/// 256 random bits, as text.
+pub fn new_token() -> anyhow::Result<String> {
+    let mut bytes = [0; 32];
+    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if got != bytes.len() {
+        bail!("the kernel gave too few random bytes");
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

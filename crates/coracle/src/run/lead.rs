@@ -1,0 +1,190 @@
+//! The leader's story: start a cluster, run the workload in it, end both in order.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal};
+use slurm::{Allocation, Slurm};
+use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::cluster::{Cluster, Ended};
+use super::manifests;
+use super::workload::{Manifests, Workload, environment};
+use super::{Settings, follow};
+use crate::exit::{Code, Failure};
+use crate::kubernetes::Release;
+use crate::progress::Progress;
+use crate::seed;
+
+/// What a workload gets to end by itself. Slurm's own grace (KillWait, 30 s unless the site changed it)
+/// must be enough for this and for the cluster's end.
+const WORKLOAD_GRACE: Duration = Duration::from_secs(8);
+
+/// Leads a cluster on the nodes of `allocation` until the workload ends.
+pub async fn lead(
+    settings: Settings,
+    workload: Workload,
+    allocation: Allocation,
+) -> anyhow::Result<ExitCode> {
+    let mut told = Told::listen()?;
+    let mut progress = Progress::new();
+    let slurm = Slurm::find().map_err(Failure::from)?;
+    let release = Release::find(settings.options.kubernetes.as_deref())?;
+    let seed = seed::ensure(&release, &settings.options.service_cidr, &mut progress).await;
+    let mut cluster =
+        Cluster::launch(&settings.options, &allocation, &release, seed, slurm).await?;
+
+    let patience = Duration::from_secs(settings.options.start_timeout);
+    let started = tokio::select! {
+        started = cluster.until_ready(patience, &mut progress) => started.map(|()| None),
+        signal = told.next() => Ok(Some(signal)),
+    };
+    let ended = match started {
+        Ok(None) => run(&mut cluster, &workload, &mut told).await,
+        Ok(Some(signal)) => Ok(code_of(signal)),
+        Err(error) => Err(error),
+    };
+    progress.abandon();
+    cluster.stop().await;
+    if told.guard_is_gone() {
+        // The guard would have done this.
+        follow::dismiss_all(&allocation);
+    }
+    ended.map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> anyhow::Result<i32> {
+    let files = cluster.files()?;
+    let env = environment(
+        &cluster.name,
+        &files.kubeconfig(),
+        &files.programs(),
+        &files.cache(),
+        &cluster.api,
+        &cluster.token,
+        cluster.node_port,
+    );
+    match workload {
+        Workload::Program { program, args } => {
+            let child = spawn(program, args, &env)?;
+            run_program(child, cluster, told).await
+        }
+        Workload::Manifests(manifests) => run_manifests(manifests, &env, cluster, told).await,
+    }
+}
+
+fn spawn(
+    program: &std::path::Path,
+    args: &[OsString],
+    env: &BTreeMap<&'static str, OsString>,
+) -> anyhow::Result<Child> {
+    let mut command = tokio::process::Command::new(program);
+    command.args(args).envs(env).kill_on_drop(true);
+    // In our process group: it may be a shell that wants the terminal.
+    linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::KILL);
+    command.spawn().map_err(|error| {
+        Failure::new(Code::NoWorkload, format!("cannot run {}", program.display()))
+            .because(error)
+            .hint("check that it is a program for this machine, or a script whose interpreter exists")
+            .into()
+    })
+}
+
+async fn run_program(
+    mut child: Child,
+    cluster: &mut Cluster,
+    told: &mut Told,
+) -> anyhow::Result<i32> {
+    tokio::select! {
+        status = child.wait() => return Ok(shell_code(status?)),
+        signal = told.next() => pass_on(&child, signal),
+        ended = cluster.watch() => match ended {
+            Ended::BySlurm => pass_on(&child, Signal::TERM),
+            Ended::Broken(failure) => {
+                pass_on(&child, Signal::TERM);
+                let _ = tokio::time::timeout(WORKLOAD_GRACE, child.wait()).await;
+                return Err(failure.into());
+            }
+        },
+    }
+    // It was asked to end; a second word means at once.
+    let status = tokio::select! {
+        status = child.wait() => Some(status?),
+        () = tokio::time::sleep(WORKLOAD_GRACE) => None,
+        _ = told.next() => None,
+    };
+    match status {
+        Some(status) => Ok(shell_code(status)),
+        None => {
+            child.kill().await.context("cannot end the workload")?;
+            Ok(code_of(Signal::KILL))
+        }
+    }
+}
+
+async fn run_manifests(
+    manifests: &Manifests,
+    env: &BTreeMap<&'static str, OsString>,
+    cluster: &mut Cluster,
+    told: &mut Told,
+) -> anyhow::Result<i32> {
+    let client = cluster.client.clone();
+    tokio::select! {
+        code = manifests::run(manifests, env, client) => code,
+        signal = told.next() => Ok(code_of(signal)),
+        ended = cluster.watch() => match ended {
+            Ended::BySlurm => Ok(code_of(Signal::TERM)),
+            Ended::Broken(failure) => Err(failure.into()),
+        },
+    }
+}
+
+fn pass_on(child: &Child, signal: Signal) {
+    if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn code_of(signal: Signal) -> i32 {
+    128 + signal.as_raw()
+}
+
+fn shell_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// The signals that end a cluster in order.
+struct Told {
+    hangup: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    guard: Option<Pid>,
+}
+
+impl Told {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            guard: rustix::process::getppid(),
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            _ = self.hangup.recv() => Signal::HUP,
+            _ = self.interrupt.recv() => Signal::INT,
+            _ = self.terminate.recv() => Signal::TERM,
+        }
+    }
+
+    fn guard_is_gone(&self) -> bool {
+        rustix::process::getppid() != self.guard
+    }
+}

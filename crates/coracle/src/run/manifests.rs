@@ -1,0 +1,249 @@
+//! Manifests as a workload: applied with kubectl, then waited for.
+//!
+//! Jobs and bare Pods have an end; when all of them have ended, so does the workload, with 1 if any
+//! failed. What never ends by itself (a Deployment, a CronJob) keeps the cluster until the job ends, unless
+//! there is also something that does. Objects that run nothing are not waited for.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::Stdio;
+
+use anyhow::Context;
+use futures::StreamExt;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
+use kube::runtime::wait::{Condition, await_condition};
+use kube::{Client, ResourceExt};
+use serde::Deserialize;
+use tokio::process::Command;
+
+use super::workload::Manifests;
+use crate::exit::{Code, Failure};
+use crate::say::say;
+
+type Env = BTreeMap<&'static str, OsString>;
+
+/// Custom resources can't be applied in the moment their definition is new.
+const APPLY_ATTEMPTS: u32 = 5;
+
+/// An object as kubectl reports it.
+#[derive(Debug, Clone, Deserialize)]
+struct Applied {
+    kind: String,
+    metadata: Metadata,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+/// Applies the manifests and waits for them; the workload's exit code.
+pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Result<i32> {
+    let text = match manifests {
+        // Read once: applying may need several attempts.
+        Manifests::Stdin => Some(read_stdin().await?),
+        Manifests::File(_) | Manifests::Directory(_) => None,
+    };
+    let applied = apply(manifests, text.as_deref(), env).await?;
+    let ends = applied.iter().filter(|object| object.ends());
+    let mut waits: futures::stream::FuturesUnordered<_> =
+        ends.map(|object| wait_for(object, client.clone())).collect();
+    if waits.is_empty() && applied.iter().any(Applied::runs_for_ever) {
+        say(format_args!("coracle: nothing in these manifests ends by itself; end the cluster with Ctrl-C or scancel"));
+        std::future::pending::<()>().await;
+    }
+    let mut code = 0;
+    while let Some(ended) = waits.next().await {
+        let (object, succeeded) = ended?;
+        show_logs(&object, env, &client).await;
+        say(format_args!("coracle: {object} {}", if succeeded { "succeeded" } else { "failed" }));
+        if !succeeded {
+            code = 1;
+        }
+    }
+    Ok(code)
+}
+
+async fn apply(manifests: &Manifests, text: Option<&[u8]>, env: &Env) -> anyhow::Result<Vec<Applied>> {
+    let mut attempt = 1;
+    loop {
+        match apply_once(manifests, text, env).await {
+            Err(words) if words.contains("no matches for kind") && attempt < APPLY_ATTEMPTS => {
+                attempt += 1;
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+            Err(words) => {
+                return Err(Failure::new(Code::BadManifest, format!("the manifests were refused\n{words}"))
+                    .hint("`kubectl apply --dry-run=client -f …` checks manifests without applying them")
+                    .into());
+            }
+            Ok(applied) => {
+                for object in &applied {
+                    say(format_args!("coracle: {object} applied"));
+                }
+                return Ok(applied);
+            }
+        }
+    }
+}
+
+/// kubectl's own words if it refuses.
+async fn apply_once(
+    manifests: &Manifests,
+    text: Option<&[u8]>,
+    env: &Env,
+) -> Result<Vec<Applied>, String> {
+    let mut command = kubectl(env);
+    command.args(["apply", "--output=json", "--filename"]);
+    match manifests {
+        Manifests::File(path) => command.arg(path),
+        Manifests::Directory(path) => command.arg(path).arg("--recursive"),
+        Manifests::Stdin => command.arg("-"),
+    };
+    command.stdin(if text.is_some() { Stdio::piped() } else { Stdio::null() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let cannot_run = |error| format!("cannot run kubectl: {error}");
+    let mut child = command.spawn().map_err(cannot_run)?;
+    if let (Some(mut stdin), Some(text)) = (child.stdin.take(), text) {
+        let text = text.to_vec();
+        tokio::spawn(async move {
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, &text).await;
+        });
+    }
+    let output = child.wait_with_output().await.map_err(cannot_run)?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    }
+    parse_applied(&output.stdout).map_err(|error| format!("kubectl's answer is not understood: {error}"))
+}
+
+/// kubectl prints one object, or a list of several.
+fn parse_applied(json: &[u8]) -> serde_json::Result<Vec<Applied>> {
+    #[derive(Deserialize)]
+    struct List {
+        items: Vec<Applied>,
+    }
+    match serde_json::from_slice::<List>(json) {
+        Ok(list) => Ok(list.items),
+        Err(_) => Ok(vec![serde_json::from_slice(json)?]),
+    }
+}
+
+impl Applied {
+    fn ends(&self) -> bool {
+        matches!(self.kind.as_str(), "Job" | "Pod")
+    }
+
+    fn runs_for_ever(&self) -> bool {
+        ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "CronJob"]
+            .contains(&self.kind.as_str())
+    }
+}
+
+impl std::fmt::Display for Applied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = self.kind.to_lowercase();
+        write!(f, "{kind}/{}", self.metadata.name)?;
+        match self.metadata.namespace.as_str() {
+            "" | "default" => Ok(()),
+            namespace => write!(f, " in {namespace}"),
+        }
+    }
+}
+
+/// Whether it succeeded, once it has ended.
+async fn wait_for(object: &Applied, client: Client) -> anyhow::Result<(Applied, bool)> {
+    let Metadata { name, namespace } = &object.metadata;
+    let succeeded = if object.kind == "Job" {
+        let jobs: Api<Job> = Api::namespaced(client, namespace);
+        let job = await_condition(jobs, name, job_has_ended()).await;
+        job.context("cannot watch the Job")?.is_some_and(|job| job_condition(&job, "Complete"))
+    } else {
+        let pods: Api<Pod> = Api::namespaced(client, namespace);
+        let pod = await_condition(pods, name, pod_has_ended()).await;
+        pod.context("cannot watch the Pod")?.is_some_and(|pod| phase(&pod) == "Succeeded")
+    };
+    Ok((object.clone(), succeeded))
+}
+
+/// A Job that was deleted has ended too.
+fn job_has_ended() -> impl Condition<Job> {
+    |job: Option<&Job>| {
+        job.is_none_or(|job| job_condition(job, "Complete") || job_condition(job, "Failed"))
+    }
+}
+
+fn pod_has_ended() -> impl Condition<Pod> {
+    |pod: Option<&Pod>| pod.is_none_or(|pod| matches!(phase(pod), "Succeeded" | "Failed"))
+}
+
+fn job_condition(job: &Job, wanted: &str) -> bool {
+    let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|c| c.type_ == wanted && c.status == "True")
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// Shows what the object's pods printed, on standard output, or why there is nothing.
+async fn show_logs(object: &Applied, env: &Env, client: &Client) {
+    let Metadata { name, namespace } = &object.metadata;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let selection = match object.kind.as_str() {
+        "Job" => ListParams::default().labels(&format!("batch.kubernetes.io/job-name={name}")),
+        _ => ListParams::default().fields(&format!("metadata.name={name}")),
+    };
+    let Ok(pods) = pods.list(&selection).await else { return };
+    for pod in pods {
+        let name = pod.name_any();
+        let mut command = kubectl(env);
+        command
+            .args(["logs", "--all-containers", "--namespace", namespace, &name])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null());
+        if command.status().await.is_ok_and(|status| status.success()) {
+            continue;
+        }
+        let status = pod.status.unwrap_or_default();
+        let said = [status.phase, status.reason, status.message].into_iter().flatten();
+        say(format_args!("coracle: pod {name}: {}", said.collect::<Vec<_>>().join(": ")));
+    }
+}
+
+fn kubectl(env: &Env) -> Command {
+    let mut command = Command::new("kubectl");
+    command.envs(env).kill_on_drop(true);
+    command
+}
+
+async fn read_stdin() -> anyhow::Result<Vec<u8>> {
+    let read = tokio::task::spawn_blocking(|| {
+        let mut text = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin(), &mut text).map(|_| text)
+    });
+    read.await?.context("cannot read manifests from standard input")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_object_or_a_list() {
+        let one = br#"{"kind":"Job","metadata":{"name":"a","namespace":"default"}}"#;
+        let list = br#"{"kind":"List","metadata":{},"items":[
+            {"kind":"Namespace","metadata":{"name":"n"}},
+            {"kind":"Pod","metadata":{"name":"b","namespace":"n"}}]}"#;
+        assert_eq!(parse_applied(one).unwrap()[0].to_string(), "job/a");
+        let names: Vec<String> =
+            parse_applied(list).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["namespace/n", "pod/b in n"]);
+        assert!(parse_applied(b"nonsense").is_err());
+    }
+}

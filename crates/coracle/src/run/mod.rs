@@ -1,0 +1,63 @@
+//! `coracle run`: a cluster for one workload.
+//!
+//! Where it is called decides what it does: outside of any job it asks Slurm for one in which it is
+//! called again ([`submit`]); in the first task of a job it leads ([`lead`]); in all other tasks of the
+//! same `srun` it only waits to be dismissed ([`follow`]).
+
+mod agents;
+mod cluster;
+mod control_plane;
+mod follow;
+mod join;
+mod lead;
+mod manifests;
+pub mod objects;
+mod settings;
+mod slurm_options;
+mod submit;
+mod workload;
+
+use std::process::ExitCode;
+
+use slurm::{Allocation, Place};
+use crate::say::say;
+
+pub use self::control_plane::ControlPlane;
+pub use self::follow::dismiss;
+pub use self::join::new_token;
+pub use self::settings::Settings;
+use self::workload::Workload;
+use crate::cli::RunArgs;
+use crate::exit::Failure;
+use crate::guard::{self, Policy, Side};
+
+/// The command's entry.
+pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let settings = Settings::resolve(args)?;
+    // Looked at first, also outside: a missing file should not cost a place in the queue.
+    let workload = Workload::find(&settings.workload, &settings.args)?;
+    let Some(allocation) = Allocation::from_process_env().map_err(Failure::from)? else {
+        return crate::block_on(submit::new_job(&settings, &workload));
+    };
+    if !settings.slurm.is_empty() && allocation.place != (Place::AllocatedElsewhere) {
+        say(format_args!(
+            "coracle: already inside job {}, so these Slurm options have no effect: {}",
+            allocation.job_id,
+            settings.slurm.join(" ")
+        ));
+    }
+    match allocation.place {
+        Place::AllocatedElsewhere => crate::block_on(submit::first_node(&settings, &allocation)),
+        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(),
+        Place::Task { .. } | Place::Batch => {
+            let ended = match guard::split(Policy::End)? {
+                Side::Guard(code) => Ok(code),
+                Side::Worker => {
+                    return crate::block_on(lead::lead(settings, workload, allocation));
+                }
+            };
+            follow::dismiss_all(&allocation);
+            ended
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The few objects that the leader itself reads and writes.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+
+/// Between attempts while the API server is not complete.
+const RETRY: Duration = Duration::from_millis(20);
+/// The namespaces that every cluster has.
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// Waits for the default service account, and makes the authority of *this* cluster known to pods: the
+/// seed's namespaces still have that of the cluster in which it was made.
+pub async fn settle(client: &Client, ca_pem: &str) -> anyhow::Result<()> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    while accounts.get("default").await.is_err() {
+        tokio::time::sleep(RETRY).await;
+    }
+    let publish = NAMESPACES.map(|namespace| publish_ca(client, namespace, ca_pem));
+    futures::future::try_join_all(publish).await?;
+    Ok(())
+}
+
+async fn publish_ca(client: &Client, namespace: &str, ca_pem: &str) -> anyhow::Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let name = "kube-root-ca.crt";
+    let map = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"ca.crt": ca_pem},
+    });
+    // As the controller that owns it: it will find nothing to change.
+    let as_controller = PatchParams::apply("kube-controller-manager").force();
+    while let Err(error) = maps.patch(name, &as_controller, &Patch::Apply(&map)).await {
+        tracing::debug!(%error, namespace, "cannot publish the cluster's authority yet");
+        tokio::time::sleep(RETRY).await;
+    }
+    Ok(())
+}
+
+/// Writes what a cluster of ours has beside upstream's own objects: a node may take its own Node away.
+/// (Upstream's NodeRestriction sees to it that it is its own.)
+pub async fn add_standing(client: &Client) -> anyhow::Result<()> {
+    let name = "coracle:node-leave";
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["delete"]}],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+    });
+    let as_coracle = PatchParams::apply("coracle").force();
+    let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) =
+        (Api::all(client.clone()), Api::all(client.clone()));
+    roles.patch(name, &as_coracle, &Patch::Apply(&role)).await?;
+    bindings.patch(name, &as_coracle, &Patch::Apply(&binding)).await?;
+    Ok(())
+}
+
+/// Marks a Node as not ready, sooner than its lease would run out.
+pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let now = k8s_openapi::jiff::Timestamp::now().to_string();
+    let status = json!({"status": {"conditions": [{
+        "type": "Ready",
+        "status": "Unknown",
+        "reason": "NodeStatusUnknown",
+        "message": format!("Coracle's leader lost the node: {problem}"),
+        "lastTransitionTime": now,
+        "lastHeartbeatTime": now,
+    }]}});
+    let params = PatchParams::default();
+    if let Err(error) = nodes.patch_status(node, &params, &Patch::Strategic(status)).await {
+        tracing::warn!(node, %error, "cannot mark the node as lost");
+    }
+}

@@ -1,0 +1,175 @@
+//! The command line of `coracle run`, resolved into plain values: which words are ours, which are
+//! Slurm's, and what is to be run.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+use super::slurm_options;
+use crate::cli::{LateOptions, RunArgs, RunOptions};
+use crate::exit::{Code, Failure};
+
+/// What to run and how.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Our own options.
+    pub options: RunOptions,
+    /// Slurm's options, word by word.
+    pub slurm: Vec<String>,
+    /// The workload.
+    pub workload: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+}
+
+impl Settings {
+    /// Sorts the words of the command line.
+    pub fn resolve(args: RunArgs) -> anyhow::Result<Self> {
+        let words = split(args.rest)?;
+        let mut options = args.options;
+        if !words.ours.is_empty() {
+            match LateOptions::try_parse_from(&words.ours) {
+                Ok(late) => merge(&mut options, late.options),
+                Err(error) if !error.use_stderr() => error.exit(),
+                Err(error) => return Err(usage(error.render().to_string().trim()).into()),
+            }
+        }
+        let Some(workload) = words.workload else {
+            return Err(usage("no workload is given")
+                .hint("name a program, a script or manifests: `coracle run -N2 app.yaml`; `coracle run --help` explains")
+                .into());
+        };
+        Ok(Self {
+            options,
+            slurm: words.slurm,
+            workload,
+            args: words.args,
+        })
+    }
+
+    /// The words to call `coracle` with once more, inside an allocation.
+    pub fn words_inside(&self) -> Vec<String> {
+        let text = |word: &OsString| word.to_string_lossy().into_owned();
+        let mut words = vec!["run".to_owned()];
+        let o = &self.options;
+        if o.verbose {
+            words.push("--verbose".to_owned());
+        }
+        for (name, dir) in [("logs", &o.logs), ("kubernetes", &o.kubernetes)] {
+            if let Some(dir) = dir {
+                words.push(format!("--{name}={}", dir.display()));
+            }
+        }
+        words.push(format!("--api-port={}", o.api_port));
+        words.push(format!("--start-timeout={}", o.start_timeout));
+        words.push(format!("--pod-cidr={}", o.pod_cidr));
+        words.push(format!("--service-cidr={}", o.service_cidr));
+        words.push("--".to_owned());
+        words.push(text(&self.workload));
+        words.extend(self.args.iter().map(text));
+        words
+    }
+}
+
+/// Those that were given late win over defaults.
+fn merge(options: &mut RunOptions, late: RunOptions) {
+    let default = defaults();
+    options.verbose |= late.verbose;
+    options.logs = late.logs.or(options.logs.take());
+    options.kubernetes = late.kubernetes.or(options.kubernetes.take());
+    if late.api_port != default.api_port {
+        options.api_port = late.api_port;
+    }
+    if late.start_timeout != default.start_timeout {
+        options.start_timeout = late.start_timeout;
+    }
+    if late.pod_cidr != default.pod_cidr {
+        options.pod_cidr = late.pod_cidr;
+    }
+    if late.service_cidr != default.service_cidr {
+        options.service_cidr = late.service_cidr;
+    }
+}
+
+fn defaults() -> RunOptions {
+    LateOptions::try_parse_from(std::iter::empty::<OsString>())
+        .map(|late| late.options)
+        .unwrap_or_default()
+}
+
+fn usage(message: &str) -> Failure {
+    Failure::new(Code::Usage, message.trim_start_matches("error: "))
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Words {
+    ours: Vec<String>,
+    slurm: Vec<String>,
+    workload: Option<OsString>,
+    args: Vec<OsString>,
+}
+
+/// Options up to the first word that is none; that word is the workload, and the rest belongs to it.
+fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
+    let mut words = Words::default();
+    let mut rest = rest.into_iter();
+    while let Some(word) = rest.next() {
+        let text = word.to_string_lossy().into_owned();
+        if text == "--" {
+            words.workload = rest.next();
+            break;
+        }
+        if text == "-" || !text.starts_with('-') {
+            words.workload = Some(word);
+            break;
+        }
+        let ours = is_ours(&text);
+        let takes_value = if ours { ours_takes_value(&text) } else { slurm_options::takes_value(&text) };
+        let list = if ours { &mut words.ours } else { &mut words.slurm };
+        list.push(text.clone());
+        if takes_value {
+            let value = rest.next().ok_or_else(|| usage(&format!("{text} needs a value")))?;
+            list.push(value.to_string_lossy().into_owned());
+        }
+    }
+    words.args = rest.collect();
+    Ok(words)
+}
+
+const OURS_WITH_VALUE: [&str; 6] =
+    ["logs", "kubernetes", "api-port", "start-timeout", "pod-cidr", "service-cidr"];
+
+fn is_ours(word: &str) -> bool {
+    matches!(word, "-v" | "--verbose" | "-h" | "--help")
+        || OURS_WITH_VALUE.contains(&name_of(word))
+}
+
+fn ours_takes_value(word: &str) -> bool {
+    OURS_WITH_VALUE.contains(&name_of(word)) && !word.contains('=')
+}
+
+/// `logs` in `--logs=/x`.
+fn name_of(word: &str) -> &str {
+    let word = word.strip_prefix("--").unwrap_or("");
+    word.split_once('=').map_or(word, |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Words {
+        split(line.split_whitespace().map(OsString::from).collect()).unwrap()
+    }
+
+    #[test]
+    fn ours_slurms_and_the_workload_are_told_apart() {
+        insta::assert_debug_snapshot!(words(
+            "-N 2 -pmain --time=10 --logs /x -v --mem 4G --exclusive app.sh -v --time 3"
+        ));
+        assert_eq!(words("-N2 -").workload, Some("-".into()));
+        assert_eq!(words("-- -odd").workload, Some("-odd".into()));
+        assert_eq!(words("-N2").workload, None);
+        assert!(split(vec!["-N".into()]).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! Outside of an allocation's nodes: `coracle run` asks Slurm to call it again inside.
+
+use std::io::IsTerminal;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus, Stdio};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal};
+use slurm::{AgentStep, Allocation, Invocation, Slurm, SlurmError, Submission};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Settings;
+use super::join::new_token;
+use super::workload::Workload;
+use crate::exit::Failure;
+
+/// How much of the end of standard error is looked at for Slurm's words.
+const KEPT_BYTES: usize = 16 * 1024;
+/// The beginning of every line of the leader's own.
+const OUR_WORDS: &str = "coracle: ";
+
+/// Asks Slurm for a new job with the user's options.
+pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
+    let slurm = Slurm::find().map_err(Failure::from)?;
+    slurm.ping().await.map_err(Failure::from)?;
+    let program = std::env::current_exe().context("cannot find our own program")?;
+    let words = settings.words_inside();
+    let mut options = settings.slurm.clone();
+    if wants_terminal(workload) {
+        options.push("--pty".to_owned());
+    }
+    let invocation = |bcast: Option<&Path>| {
+        Submission {
+            options: &options,
+            program: &program,
+            args: &words,
+            bcast,
+            name: "coracle",
+        }
+        .invocation(&slurm)
+    };
+    run(&invocation).await
+}
+
+/// Moves from `salloc`'s shell to the first node of the allocation.
+pub async fn first_node(settings: &Settings, allocation: &Allocation) -> anyhow::Result<ExitCode> {
+    let slurm = Slurm::find().map_err(Failure::from)?;
+    let program = std::env::current_exe().context("cannot find our own program")?;
+    let words = settings.words_inside();
+    let names: Vec<String> =
+        std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+    let invocation = |bcast: Option<&Path>| {
+        let mut invocation = AgentStep {
+            job_id: allocation.job_id,
+            nodes: allocation.nodes.get(..1).unwrap_or_default(),
+            program: &program,
+            args: &words,
+            bcast,
+            gpus: None,
+            name: "coracle",
+        }
+        .invocation(&slurm, names.iter().map(String::as_str));
+        // Unlike an agent, it works where the user is, and for the user's terminal.
+        invocation.args.retain(|arg| arg != "--chdir=/");
+        invocation.args.insert(0, "--disable-status".into());
+        invocation
+    };
+    run(&invocation).await
+}
+
+/// A program that is started from a terminal gets one there too; manifests don't care.
+fn wants_terminal(workload: &Workload) -> bool {
+    matches!(workload, Workload::Program { .. })
+        && std::io::stdin().is_terminal()
+        && std::io::stdout().is_terminal()
+}
+
+async fn run(invocation: &dyn Fn(Option<&Path>) -> Invocation) -> anyhow::Result<ExitCode> {
+    let mut ended = run_once(&invocation(None)).await?;
+    if let Err(SlurmError::ProgramNotFound { .. }) = &ended {
+        let carried = PathBuf::from(format!("/tmp/coracle-{}", new_token()?));
+        ended = run_once(&invocation(Some(&carried))).await?;
+    }
+    let status = ended.map_err(Failure::from)?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Runs `srun` to its end. Slurm's own failures are told apart from the workload's by its words.
+async fn run_once(invocation: &Invocation) -> anyhow::Result<Result<ExitStatus, SlurmError>> {
+    tracing::debug!(command = invocation.display(), "asking Slurm");
+    let terminal = invocation.args.iter().any(|arg| arg == "--pty");
+    let mut command = invocation.command();
+    if terminal {
+        // It must stay in the terminal's foreground.
+        command = invocation.std_command().into();
+        command.kill_on_drop(true);
+        linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::TERM);
+    } else {
+        command.stderr(Stdio::piped());
+        linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
+    }
+    let mut child = command.spawn().context("cannot start srun")?;
+    let stderr = child.stderr.take();
+    let said = tokio::spawn(async move {
+        match stderr {
+            Some(stderr) => relay(stderr).await,
+            None => String::new(),
+        }
+    });
+    let status = wait(&mut child).await?;
+    let said = said.await.unwrap_or_default();
+    if status.success() || said.contains(OUR_WORDS) || terminal {
+        return Ok(Ok(status));
+    }
+    match slurm::classify("srun", Some(status), &said) {
+        // The workload's own failure: srun only repeats its code.
+        SlurmError::Failed { .. } => Ok(Ok(status)),
+        error => Ok(Err(error)),
+    }
+}
+
+/// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
+async fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    loop {
+        let signal = tokio::select! {
+            status = child.wait() => return Ok(status?),
+            _ = interrupt.recv() => Signal::INT,
+            _ = terminate.recv() => Signal::TERM,
+        };
+        if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+/// Copies to our own standard error as it comes, and returns the end of it.
+async fn relay(mut from: impl tokio::io::AsyncRead + Unpin) -> String {
+    let mut kept = Vec::new();
+    let mut chunk = [0; 4096];
+    let mut to = tokio::io::stderr();
+    while let Ok(count) = from.read(&mut chunk).await {
+        if count == 0 {
+            break;
+        }
+        let _ = to.write_all(&chunk[..count]).await;
+        let _ = to.flush().await;
+        kept.extend_from_slice(&chunk[..count]);
+        if kept.len() > 2 * KEPT_BYTES {
+            kept.drain(..kept.len() - KEPT_BYTES);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}

@@ -1,0 +1,207 @@
+//! What is to be run in the cluster: a program, or manifests.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Code, Failure};
+
+/// A workload that was looked at and can be run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Workload {
+    /// A program with its arguments.
+    Program {
+        /// The command: for a script without permission to run, its interpreter.
+        program: PathBuf,
+        /// Its arguments.
+        args: Vec<OsString>,
+    },
+    /// Manifests to apply.
+    Manifests(Manifests),
+}
+
+/// Where manifests come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Manifests {
+    /// A file.
+    File(PathBuf),
+    /// All files of a directory and those below it.
+    Directory(PathBuf),
+    /// Standard input.
+    Stdin,
+}
+
+impl Workload {
+    /// Looks at the workload as it was named.
+    pub fn find(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
+        let path = Path::new(name);
+        if name == "-" {
+            return without_args(Manifests::Stdin, args);
+        }
+        if path.is_dir() {
+            std::fs::read_dir(path).map_err(|error| unreadable(path, error))?;
+            return without_args(Manifests::Directory(path.to_owned()), args);
+        }
+        if is_manifest(path) {
+            File::open(path).map_err(|error| unreadable(path, error))?;
+            return without_args(Manifests::File(path.to_owned()), args);
+        }
+        if !name.to_string_lossy().contains('/') && !path.exists() {
+            return Self::on_path(name, args);
+        }
+        let meta = path.metadata().map_err(|error| unreadable(path, error))?;
+        if meta.permissions().mode() & 0o111 != 0 {
+            let program = std::path::absolute(path).map_err(|error| unreadable(path, error))?;
+            return Ok(Self::Program {
+                program,
+                args: args.to_vec(),
+            });
+        }
+        Self::script(path, args)
+    }
+
+    fn on_path(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
+        // kubectl is put on the workload's PATH by us.
+        let text = name.to_string_lossy();
+        let found = slurm::on_path(&text, &std::env::var_os("PATH").unwrap_or_default());
+        if found.is_none() && name != "kubectl" {
+            return Err(Failure::new(
+                Code::NoWorkload,
+                format!("there is neither a file nor a program called {text}"),
+            )
+            .hint("give the path of a script, of manifests (.yaml) or of a directory of manifests"));
+        }
+        Ok(Self::Program {
+            program: name.into(),
+            args: args.to_vec(),
+        })
+    }
+
+    /// A script that lacks the permission to be run is run by the interpreter that it names.
+    fn script(path: &Path, args: &[OsString]) -> Result<Self, Failure> {
+        let mut head = [0; 256];
+        let got = File::open(path)
+            .and_then(|mut file| file.read(&mut head))
+            .map_err(|error| unreadable(path, error))?;
+        let interpreter = interpreter(&head[..got]).ok_or_else(|| {
+            Failure::new(
+                Code::NoWorkload,
+                format!("{} is neither a manifest nor a program", path.display()),
+            )
+            .hint(format!(
+                "manifests end in .yaml, .yml or .json; for a program: chmod +x {}",
+                path.display()
+            ))
+        })?;
+        let path = std::path::absolute(path).map_err(|error| unreadable(path, error))?;
+        let mut words = interpreter.into_iter();
+        let program = words.next().unwrap_or_default().into();
+        let args = words.chain([path.into()]).chain(args.iter().cloned()).collect();
+        Ok(Self::Program { program, args })
+    }
+}
+
+/// The environment that a workload finds beside our own.
+pub fn environment(
+    name: &str,
+    kubeconfig: &Path,
+    programs: &Path,
+    cache: &Path,
+    api: &str,
+    token: &str,
+    port: u16,
+) -> BTreeMap<&'static str, OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(dirs).unwrap_or(path);
+    BTreeMap::from([
+        ("KUBECONFIG", kubeconfig.into()),
+        // kubectl would leave its caches in the home directory.
+        ("KUBECACHEDIR", cache.into()),
+        ("PATH", path),
+        ("K8S_CLUSTER_NAME", name.into()),
+        ("K8S_CLUSTER_API", api.into()),
+        ("K8S_CLUSTER_API_TOKEN", token.into()),
+        ("K8S_PORT", port.to_string().into()),
+    ])
+}
+
+fn without_args(manifests: Manifests, args: &[OsString]) -> Result<Workload, Failure> {
+    match args.first() {
+        None => Ok(Workload::Manifests(manifests)),
+        Some(arg) => Err(Failure::new(
+            Code::Usage,
+            format!("manifests take no arguments, but {} follows", arg.display()),
+        )
+        .hint("put several manifests into a directory, or pipe them: cat a.yaml b.yaml | coracle run -")),
+    }
+}
+
+fn is_manifest(path: &Path) -> bool {
+    let extension = path.extension().and_then(OsStr::to_str);
+    extension.is_some_and(|e| ["yaml", "yml", "json"].contains(&e))
+}
+
+fn unreadable(path: &Path, error: io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "check the path; relative ones start at the current directory",
+        io::ErrorKind::PermissionDenied => "you may not read it: check its permissions",
+        _ => "check that it is a readable file",
+    };
+    Failure::new(Code::NoWorkload, format!("cannot read {}", path.display()))
+        .because(error)
+        .hint(hint)
+}
+
+/// The words of a `#!` line.
+fn interpreter(head: &[u8]) -> Option<Vec<OsString>> {
+    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = std::str::from_utf8(line).ok()?.trim();
+    // As the kernel does it: one argument, with all its spaces.
+    let mut words = line.splitn(2, char::is_whitespace);
+    let program = words.next().filter(|program| !program.is_empty())?;
+    let rest = words.next().map(str::trim).filter(|rest| !rest.is_empty());
+    Some(std::iter::once(program).chain(rest).map(OsString::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(path: &Path) -> Result<Workload, Failure> {
+        Workload::find(path.as_os_str(), &["arg".into()])
+    }
+
+    #[test]
+    fn scripts_run_with_and_without_permission() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("a script");
+        std::fs::write(&script, "#!/usr/bin/env -S bash -e\necho\n").unwrap();
+        let Workload::Program { program, args } = find(&script).unwrap() else { panic!() };
+        assert_eq!(program, Path::new("/usr/bin/env"));
+        assert_eq!(args, ["-S bash -e".into(), script.clone().into_os_string(), "arg".into()]);
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o700)).unwrap();
+        let Workload::Program { program, .. } = find(&script).unwrap() else { panic!() };
+        assert_eq!(program, script);
+    }
+
+    #[test]
+    fn what_can_not_run_is_explained() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = dir.path().join("notes.txt");
+        std::fs::write(&text, "hello").unwrap();
+        for (path, words) in [
+            (text.as_path(), "neither a manifest nor a program"),
+            (Path::new("/no/such.yaml"), "cannot read"),
+            (Path::new("/no/such/program"), "cannot read"),
+            (Path::new("no-such-program-anywhere"), "neither a file nor a program"),
+            (dir.path(), "manifests take no arguments"),
+        ] {
+            let error = find(path).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} should say {words:?}");
+        }
+    }
+}

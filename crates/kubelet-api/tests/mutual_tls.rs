@@ -1,0 +1,240 @@
+//! Who gets in, tried over real sockets with certificates made for the purpose.
+
+// Helpers of an integration test are tests too, which clippy.toml can't know.
+#![allow(clippy::unwrap_used)]
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kubelet_api::{API_SERVER_CLIENT, PodSource, ServerIdentity, serve};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+
+struct OnePod;
+
+impl PodSource for OnePod {
+    fn pods(&self) -> Vec<Value> {
+        vec![json!({ "metadata": { "name": "hello" } })]
+    }
+}
+
+/// A CA, and the certificates it signs.
+struct Ca {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn sign(&self, common_name: &str, usage: ExtendedKeyUsagePurpose) -> (String, String) {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![usage];
+        let key = KeyPair::generate().unwrap();
+        (
+            params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
+    }
+
+    fn client(&self, common_name: &str) -> (String, String) {
+        self.sign(common_name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+}
+
+/// A server on loopback, with the CA that its clients must be of.
+struct Server {
+    address: SocketAddr,
+    ca: Ca,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), kubelet_api::ApiError>>,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let ca = Ca::new("test CA");
+        let (cert_chain_pem, key_pem) =
+            ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
+        let identity = ServerIdentity {
+            cert_chain_pem,
+            key_pem,
+            client_ca_pem: ca.pem.clone(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let allowed = [API_SERVER_CLIENT.to_owned()];
+        let task = tokio::spawn(serve(
+            listener,
+            identity,
+            allowed,
+            Arc::new(OnePod),
+            shutdown.clone(),
+        ));
+        Self {
+            address,
+            ca,
+            shutdown,
+            task,
+        }
+    }
+
+    /// One GET over one connection: the whole answer, or how TLS ended.
+    async fn get(&self, path: &str, client: Option<(String, String)>) -> io::Result<String> {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(self.ca.pem.as_bytes()).unwrap())
+            .unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match client {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => builder
+                .with_client_auth_cert(
+                    vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+                    PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                )
+                .unwrap(),
+        };
+        let stream = TcpStream::connect(self.address).await?;
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut stream = TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    async fn get_as_api_server(&self, path: &str) -> String {
+        self.get(path, Some(self.ca.client(API_SERVER_CLIENT)))
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_api_server_is_served() {
+    let server = Server::start().await;
+    let health = server.get_as_api_server("/healthz").await;
+    assert!(health.starts_with("HTTP/1.1 200 OK\r\n"), "{health}");
+    assert!(health.ends_with("\r\n\r\nok"), "{health}");
+
+    let pods = server.get_as_api_server("/pods").await;
+    let (_, body) = pods.split_once("\r\n\r\n").unwrap();
+    let list: Value = serde_json::from_str(body).unwrap();
+    assert_eq!(list["kind"], "PodList");
+    assert_eq!(list["items"][0]["metadata"]["name"], "hello");
+
+    let nothing = server.get_as_api_server("/exec/default/hello/main").await;
+    assert!(nothing.starts_with("HTTP/1.1 404"), "{nothing}");
+    assert!(nothing.ends_with("404 page not found\n"), "{nothing}");
+}
+
+#[tokio::test]
+async fn another_user_of_the_cluster_is_forbidden() {
+    let server = Server::start().await;
+    for path in ["/healthz", "/pods", "/nowhere"] {
+        let answer = server
+            .get(path, Some(server.ca.client("system:node:node2")))
+            .await
+            .unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_without_a_certificate_of_the_ca_gets_through_tls() {
+    let server = Server::start().await;
+    assert!(server.get("/healthz", None).await.is_err());
+    // The right name, signed by somebody else.
+    let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
+    assert!(server.get("/healthz", Some(stranger)).await.is_err());
+}
+
+#[tokio::test]
+async fn garbage_and_silence_disturb_nobody() {
+    let server = Server::start().await;
+    let mut noise = TcpStream::connect(server.address).await.unwrap();
+    noise
+        .write_all(b"GET / HTTP/1.0\r\n\r\n\0\xff\xfe")
+        .await
+        .unwrap();
+    let _silent = TcpStream::connect(server.address).await.unwrap();
+
+    let health = server.get_as_api_server("/healthz").await;
+    assert!(health.starts_with("HTTP/1.1 200"), "{health}");
+
+    // And the noisy one is told no, and not kept.
+    let mut answer = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(5), noise.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok());
+}
+
+#[tokio::test]
+async fn shutdown_ends_with_silent_connections_open() {
+    let server = Server::start().await;
+    let _silent = TcpStream::connect(server.address).await.unwrap();
+    server.get_as_api_server("/healthz").await;
+    server.shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(5), server.task)
+        .await
+        .unwrap();
+    assert!(ended.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_broken_identity_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let identity = ServerIdentity {
+        cert_chain_pem: String::new(),
+        key_pem: String::new(),
+        client_ca_pem: "not PEM".to_owned(),
+    };
+    let refused = serve(
+        listener,
+        identity,
+        [],
+        Arc::new(OnePod),
+        CancellationToken::new(),
+    )
+    .await
+    .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the kubelet API's client CA holds no certificate"
+    );
+}

@@ -1,0 +1,272 @@
+//! The Node object: what this machine looks like to the cluster.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::conditions::{Readiness, conditions, keep_transitions, with_foreign};
+use crate::{Capacity, NodeConfig, Pressures, SystemFacts, quantity};
+
+/// The container runtime as Nodes name it; the runtime is this program.
+const RUNTIME_VERSION: &str = concat!("coracle://", env!("CARGO_PKG_VERSION"));
+
+/// Labels and annotations below this prefix are ours alone, also to take away again.
+const OWN_PREFIX: &str = "coracle.dev/";
+
+/// `status.declaredFeatures`: what this kubelet can do of the things that not every kubelet of its version can.
+///
+/// Upstream's registry (component-helpers/nodedeclaredfeatures) knows these names in 1.37, and none is true here yet:
+/// - `ExtendWebSocketsToKubelet`: exec, attach and port-forward aren't served yet. To be declared with them.
+/// - `RestartAllContainersOnContainerExits`, `UserNamespacesHostNetworkSupport`, `VolumeBindMountOptions`: the scheduler
+///   sends pods that use these only to nodes that declare them. To be declared once containers run, each if it works.
+/// - `InPlacePodLevelResourcesVerticalScaling`, `InPlacePodVerticalScalingInitContainers`,
+///   `InPlacePodVerticalScalingMemoryBackedVolumes`: the API server refuses such resizes unless the node declares them.
+/// - `DRANodeAllocatableResources`, `DRAOptionalNodeOperations`: dynamic resource allocation.
+///
+/// Must be sorted: the API server's validation refuses the Node otherwise.
+const DECLARED_FEATURES: &[&str] = &[];
+
+/// The Node as it is created: with its whole status, so that it is Ready from the first moment.
+pub fn node_object(
+    config: &NodeConfig,
+    facts: &SystemFacts,
+    pressures: Pressures,
+    now: Timestamp,
+) -> Node {
+    let mut labels = BTreeMap::from([
+        ("kubernetes.io/arch".to_owned(), facts.architecture.clone()),
+        ("kubernetes.io/hostname".to_owned(), config.hostname.clone()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+    ]);
+    // As with upstream's --node-labels, what is asked for wins over what was found.
+    labels.extend(config.labels.clone());
+
+    Node {
+        metadata: ObjectMeta {
+            name: Some(config.name.clone()),
+            labels: Some(labels),
+            annotations: (!config.annotations.is_empty()).then(|| config.annotations.clone()),
+            ..Default::default()
+        },
+        spec: None,
+        status: Some(NodeStatus {
+            addresses: Some(addresses(config)),
+            capacity: Some(resources(&config.capacity)),
+            // Nothing is held back: what the system needs, Slurm has already kept out of the allocation.
+            allocatable: Some(resources(&config.capacity)),
+            conditions: Some(conditions(pressures, Readiness::Ready, &[], now)),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint {
+                    port: config.kubelet_port.into(),
+                }),
+            }),
+            declared_features: (!DECLARED_FEATURES.is_empty()).then(|| {
+                DECLARED_FEATURES
+                    .iter()
+                    .map(|&name| name.to_owned())
+                    .collect()
+            }),
+            node_info: Some(NodeSystemInfo {
+                architecture: facts.architecture.clone(),
+                boot_id: facts.boot_id.clone(),
+                container_runtime_version: RUNTIME_VERSION.to_owned(),
+                kernel_version: facts.kernel_version.clone(),
+                // Deprecated and empty in upstream's too.
+                kube_proxy_version: String::new(),
+                kubelet_version: config.kubelet_version.clone(),
+                machine_id: facts.machine_id.clone(),
+                operating_system: "linux".to_owned(),
+                os_image: facts.os_image.clone(),
+                running_in_user_namespace: None,
+                swap: None,
+                system_uuid: facts.system_uuid.clone(),
+            }),
+            ..Default::default()
+        }),
+    }
+}
+
+/// An existing Node of our name, taken over: our labels, annotations and status; everybody else's additions stay.
+///
+/// Ours that are no longer wanted (the job id of an earlier run) go. The result is for the status subresource, which
+/// takes labels and annotations too and leaves the spec, where taints and cordons live, as it is.
+pub(crate) fn adopt(existing: Node, desired: Node) -> Node {
+    let mut adopted = existing;
+    adopted.metadata.labels = merged(adopted.metadata.labels.take(), desired.metadata.labels);
+    adopted.metadata.annotations = merged(
+        adopted.metadata.annotations.take(),
+        desired.metadata.annotations,
+    );
+    // The server fills these in again; sending them back only costs bytes.
+    adopted.metadata.managed_fields = None;
+
+    let before = adopted.status.take().unwrap_or_default();
+    let server = before.conditions.unwrap_or_default();
+    let mut status = desired.status.unwrap_or_default();
+    let mut ours = status.conditions.take().unwrap_or_default();
+    keep_transitions(&mut ours, &server);
+    status.conditions = Some(with_foreign(ours, &server));
+    // The attach/detach controller's, not ours.
+    status.volumes_attached = before.volumes_attached;
+    adopted.status = Some(status);
+    adopted
+}
+
+fn merged(
+    existing: Option<BTreeMap<String, String>>,
+    desired: Option<BTreeMap<String, String>>,
+) -> Option<BTreeMap<String, String>> {
+    let mut all = existing.unwrap_or_default();
+    all.retain(|key, _| !key.starts_with(OWN_PREFIX));
+    all.extend(desired.unwrap_or_default());
+    Some(all)
+}
+
+fn addresses(config: &NodeConfig) -> Vec<NodeAddress> {
+    let address = |type_: &str, address: String| NodeAddress {
+        type_: type_.to_owned(),
+        address,
+    };
+    let internal = config
+        .internal_ips
+        .iter()
+        .map(|ip| address("InternalIP", ip.to_string()));
+    internal
+        .chain([address("Hostname", config.hostname.clone())])
+        .collect()
+}
+
+fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
+    let basic = [
+        ("cpu", quantity::count(capacity.cpus.into())),
+        (
+            "ephemeral-storage",
+            quantity::bytes(capacity.ephemeral_storage_bytes),
+        ),
+        ("memory", quantity::bytes(capacity.memory_bytes)),
+        ("pods", quantity::count(capacity.pods.into())),
+    ];
+    let extended = capacity
+        .extended
+        .iter()
+        .map(|(name, &number)| (name.clone(), quantity::count(number)));
+    basic
+        .map(|(name, quantity)| (name.to_owned(), quantity))
+        .into_iter()
+        .chain(extended)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
+
+    use super::*;
+
+    fn config() -> NodeConfig {
+        NodeConfig {
+            name: "node1".to_owned(),
+            internal_ips: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            hostname: "node1.cluster".to_owned(),
+            kubelet_port: 34567,
+            capacity: Capacity {
+                cpus: 8,
+                memory_bytes: 16_303_428 << 10,
+                ephemeral_storage_bytes: 100 << 30,
+                pods: 110,
+                extended: BTreeMap::from([("nvidia.com/gpu".to_owned(), 2)]),
+            },
+            labels: BTreeMap::from([("coracle.dev/partition".to_owned(), "main".to_owned())]),
+            annotations: BTreeMap::from([(
+                "coracle.dev/hub".to_owned(),
+                "10.0.0.1:4789".to_owned(),
+            )]),
+            kubelet_version: "v1.37.1+coracle-0.1.0".to_owned(),
+            scratch_dir: "/tmp".into(),
+        }
+    }
+
+    fn facts() -> SystemFacts {
+        SystemFacts {
+            architecture: "amd64".to_owned(),
+            boot_id: "5a1cf5b2-8f7e-4c5e-9a71-5e4a3b7f0a11".to_owned(),
+            kernel_version: "5.14.0-427.el9.x86_64".to_owned(),
+            machine_id: "0123456789abcdef0123456789abcdef".to_owned(),
+            os_image: "Rocky Linux 9.4 (Blue Onyx)".to_owned(),
+            system_uuid: "0123456789abcdef0123456789abcdef".to_owned(),
+        }
+    }
+
+    fn node() -> Node {
+        node_object(
+            &config(),
+            &facts(),
+            Pressures::default(),
+            Timestamp::UNIX_EPOCH,
+        )
+    }
+
+    #[test]
+    fn the_node_as_created() {
+        insta::assert_json_snapshot!(node());
+    }
+
+    #[test]
+    fn declared_features_are_sorted_as_the_api_server_demands() {
+        assert!(DECLARED_FEATURES.is_sorted());
+    }
+
+    #[test]
+    fn adoption_keeps_what_others_added_and_drops_what_was_ours() {
+        let mut existing = node();
+        existing.spec = Some(NodeSpec {
+            unschedulable: Some(true),
+            ..Default::default()
+        });
+        let labels = existing.metadata.labels.as_mut().unwrap();
+        labels.insert("team".to_owned(), "physics".to_owned());
+        labels.insert("coracle.dev/job-id".to_owned(), "41".to_owned());
+        let status = existing.status.as_mut().unwrap();
+        let conditions = status.conditions.as_mut().unwrap();
+        conditions[3].status = "Unknown".to_owned();
+        conditions.push(NodeCondition {
+            type_: "NetworkUnavailable".to_owned(),
+            ..Default::default()
+        });
+        status
+            .capacity
+            .as_mut()
+            .unwrap()
+            .insert("amd.com/gpu".to_owned(), quantity::count(4));
+
+        let now = Timestamp::from_second(100).unwrap();
+        let desired = node_object(&config(), &facts(), Pressures::default(), now);
+        let adopted = adopt(existing, desired);
+
+        let labels = adopted.metadata.labels.unwrap();
+        assert_eq!(labels["team"], "physics");
+        assert_eq!(labels["coracle.dev/partition"], "main");
+        assert!(!labels.contains_key("coracle.dev/job-id"));
+        assert_eq!(adopted.spec.unwrap().unschedulable, Some(true));
+        let status = adopted.status.unwrap();
+        assert!(!status.capacity.unwrap().contains_key("amd.com/gpu"));
+        let times: Vec<_> = status
+            .conditions
+            .unwrap()
+            .into_iter()
+            .map(|c| {
+                (
+                    c.type_,
+                    c.status,
+                    c.last_transition_time.map(|time| time.0.as_second()),
+                )
+            })
+            .collect();
+        insta::assert_debug_snapshot!(times);
+    }
+}

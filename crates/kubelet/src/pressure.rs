@@ -1,0 +1,105 @@
+//! Whether this machine runs out of memory, disk or process ids. The numbers are the whole machine's.
+
+use std::fs;
+use std::path::Path;
+
+/// Memory is short below this many available bytes: upstream's `memory.available<100Mi`.
+const MEMORY_FLOOR: u64 = 100 << 20;
+/// The disk is full below this share of its size, in percent.
+const DISK_FLOOR_PERCENT: u64 = 10;
+/// Process ids are short below this share of their number, in percent.
+const PID_FLOOR_PERCENT: u64 = 10;
+
+/// What this machine is short of; each becomes a condition of the Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pressures {
+    /// Short of memory.
+    pub memory: bool,
+    /// Short of local storage.
+    pub disk: bool,
+    /// Short of process ids.
+    pub pid: bool,
+}
+
+impl Pressures {
+    /// Looks at this machine now; what can't be read puts no pressure on anybody.
+    pub fn read(scratch_dir: &Path) -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let disk = rustix::fs::statvfs(scratch_dir).ok();
+        Self {
+            memory: available_memory(&text("/proc/meminfo"))
+                .is_some_and(|available| available < MEMORY_FLOOR),
+            disk: disk.is_some_and(|disk| below(disk.f_bavail, disk.f_blocks, DISK_FLOOR_PERCENT)),
+            pid: pid_pressure(
+                &text("/proc/loadavg"),
+                &text("/proc/sys/kernel/pid_max"),
+                &text("/proc/sys/kernel/threads-max"),
+            ),
+        }
+    }
+}
+
+/// Whether less than `percent` of `total` is `left`; a total of zero is a file system that doesn't count.
+fn below(left: u64, total: u64, percent: u64) -> bool {
+    u128::from(left) * 100 < u128::from(total) * u128::from(percent)
+}
+
+/// The bytes of `MemAvailable`: what can be had without swapping.
+fn available_memory(meminfo: &str) -> Option<u64> {
+    let value = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// Whether the tasks that loadavg counts (`0.00 0.01 0.05 running/TASKS last`) use up the smaller of the two limits.
+fn pid_pressure(loadavg: &str, pid_max: &str, threads_max: &str) -> bool {
+    let tasks = loadavg
+        .split_whitespace()
+        .nth(3)
+        .and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
+    let limits = [pid_max, threads_max].map(|text| text.trim().parse::<u64>().ok());
+    match (tasks, limits.into_iter().flatten().min()) {
+        (Some(tasks), Some(limit)) => below(limit.saturating_sub(tasks), limit, PID_FLOOR_PERCENT),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_in_bytes() {
+        let meminfo =
+            "MemTotal:       16303428 kB\nMemFree:          123 kB\nMemAvailable:      102399 kB\n";
+        assert_eq!(available_memory(meminfo), Some(102_399 << 10));
+        assert!(available_memory(meminfo).unwrap() < MEMORY_FLOOR);
+        assert_eq!(available_memory("MemAvailable: lots\n"), None);
+        assert_eq!(available_memory(""), None);
+    }
+
+    #[test]
+    fn a_tenth_left_is_enough() {
+        assert!(!below(10, 100, 10));
+        assert!(below(9, 100, 10));
+        assert!(!below(0, 0, 10));
+        assert!(!below(u64::MAX, u64::MAX, 10));
+    }
+
+    #[test]
+    fn the_smaller_limit_of_process_ids_counts() {
+        let loadavg = "0.40 0.62 0.71 3/950 12345\n";
+        assert!(!pid_pressure(loadavg, "32768\n", "63000\n"));
+        assert!(pid_pressure(loadavg, "32768\n", "1000\n"));
+        assert!(pid_pressure(loadavg, "900\n", ""));
+        assert!(!pid_pressure("", "900\n", "900\n"));
+        assert!(!pid_pressure(loadavg, "", ""));
+    }
+
+    #[test]
+    fn nothing_readable_is_no_pressure() {
+        assert!(!Pressures::read(Path::new("/no/such/directory")).disk);
+    }
+}

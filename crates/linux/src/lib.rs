@@ -1,0 +1,15 @@
+//! Thin, safe, documented wrappers over what Linux offers an ordinary user: namespaces, mounts,
+//! processes that die together, signals, network addresses, and probes that find out which of these
+//! this machine grants.
+//!
+//! This is the only crate that may hold `unsafe`. It knows nothing of Kubernetes, Slurm or Coracle:
+//! everything here could be used by any other program.
+//!
+//! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
+
+pub mod address;
+pub mod mount;
+pub mod namespace;
+pub mod probe;
+pub mod process;
+pub mod signal;

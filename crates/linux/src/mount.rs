@@ -1,0 +1,28 @@
+//! Mounts inside a mount namespace of our own.
+
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+
+use rustix::mount::{MountFlags, MountPropagationFlags};
+
+/// Stops mounts from travelling between this namespace and the one it was copied from.
+pub fn keep_to_ourselves() -> io::Result<()> {
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", flags)?;
+    Ok(())
+}
+
+/// Mounts a new, empty file system in memory on `target`, open to its owner only.
+pub fn tmpfs(target: &Path, max_bytes: u64) -> io::Result<()> {
+    let options = CString::new(format!("mode=0700,size={max_bytes}"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("tmpfs", target, "tmpfs", flags, options.as_c_str())?;
+    Ok(())
+}
+
+/// Makes the directory `source` visible at `target` too, without what is mounted below it.
+pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
+    rustix::mount::mount_bind(source, target)?;
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! What can be read of a host without trying anything: kernel, settings, file systems, cgroups.
+
+use std::path::{Path, PathBuf};
+
+/// The kernel's release, and its version as far as it can be compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// As `uname -r` prints it.
+    pub release: String,
+    /// Major and minor.
+    pub version: (u32, u32),
+}
+
+/// The running kernel.
+pub fn kernel() -> Kernel {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let version = parse_release(&release);
+    Kernel { release, version }
+}
+
+fn parse_release(release: &str) -> (u32, u32) {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// A kernel setting (`user.max_user_namespaces`); `None` where the kernel has no such setting.
+pub fn sysctl(name: &str) -> Option<String> {
+    let path = Path::new("/proc/sys").join(name.replace('.', "/"));
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The file system that holds a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Its name, or its magic number where we have none.
+    pub kind: String,
+    /// Whether files on it can be expected on other nodes.
+    pub shared: bool,
+    /// Whether it is in memory, so that files cost RAM of the job.
+    pub memory: bool,
+    /// Bytes that an ordinary user can still write.
+    pub free: u64,
+}
+
+/// Asks the kernel about the file system under a path.
+pub fn file_system(path: &Path) -> std::io::Result<FileSystem> {
+    let stat = rustix::fs::statfs(path)?;
+    let (kind, class) = name_magic(stat.f_type as u64 & 0xffff_ffff);
+    Ok(FileSystem {
+        kind,
+        shared: class == Class::Shared,
+        memory: class == Class::Memory,
+        free: stat
+            .f_bavail
+            .saturating_mul(u64::try_from(stat.f_bsize).unwrap_or(0)),
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Class {
+    Shared,
+    Memory,
+    Other,
+}
+
+/// Magic numbers from linux/magic.h and from the file systems' own sources.
+fn name_magic(magic: u64) -> (String, Class) {
+    let (name, class) = match magic {
+        0x6969 => ("nfs", Class::Shared),
+        0x0bd0_0bd0 => ("lustre", Class::Shared),
+        0x4750_4653 => ("gpfs", Class::Shared),
+        0x1983_0326 => ("beegfs", Class::Shared),
+        0x00c3_6400 => ("ceph", Class::Shared),
+        0xff53_4d42 | 0xfe53_4d42 => ("cifs", Class::Shared),
+        0x5346_414f => ("afs", Class::Shared),
+        0x0102_1997 => ("9p", Class::Shared),
+        0x0bad_1dea => ("orangefs", Class::Shared),
+        0xaad7_aaea => ("panfs", Class::Shared),
+        0x0102_1994 => ("tmpfs", Class::Memory),
+        0x8584_58f6 => ("ramfs", Class::Memory),
+        0xef53 => ("ext4", Class::Other),
+        0x5846_5342 => ("xfs", Class::Other),
+        0x9123_683e => ("btrfs", Class::Other),
+        0x2fc1_2fc1 => ("zfs", Class::Other),
+        0x794c_7630 => ("overlay", Class::Other),
+        0x6573_5546 => ("fuse", Class::Other),
+        0x7371_7368 => ("squashfs", Class::Other),
+        other => return (format!("unknown (0x{other:x})"), Class::Other),
+    };
+    (name.to_owned(), class)
+}
+
+/// Whether a file can be made in a directory: tried, since modes, quotas and read-only mounts all have a say.
+pub fn is_writable(dir: &Path) -> bool {
+    use std::os::unix::fs::OpenOptionsExt;
+    // A file without a name needs no cleaning up; file systems that have none (NFS) get a named one.
+    let nameless = std::fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(dir);
+    if nameless.is_ok() {
+        return true;
+    }
+    let named = dir.join(format!(".coracle-probe-{}", std::process::id()));
+    let made = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&named)
+        .is_ok();
+    if made {
+        let _ = std::fs::remove_file(&named);
+    }
+    made
+}
+
+/// What the `hidepid` option of `/proc` says; `None` when it hides nothing.
+pub fn hidepid() -> Option<String> {
+    parse_hidepid(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+fn parse_hidepid(mountinfo: &str) -> Option<String> {
+    // Fields: id parent major:minor root mount-point options … - type source super-options; the last /proc is the one seen.
+    let lines = mountinfo
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == Some("/proc"));
+    let options = lines.last()?.rsplit(' ').next()?;
+    let value = options
+        .split(',')
+        .find_map(|option| option.strip_prefix("hidepid="))?;
+    (!matches!(value, "0" | "off")).then(|| value.to_owned())
+}
+
+/// The cgroup (version 2) that this process is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroup {
+    /// Its directory.
+    pub path: PathBuf,
+    /// The controllers that it may hand on.
+    pub controllers: Vec<String>,
+    /// Whether a group below it can be made: tried.
+    pub delegated: bool,
+}
+
+/// Finds it; `None` where the host has version 1 only.
+pub fn cgroup() -> Option<Cgroup> {
+    let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let path = cgroup_path(&membership, &mountinfo)?;
+    let controllers = std::fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+    let child = path.join(format!("coracle-probe-{}", std::process::id()));
+    let delegated = std::fs::create_dir(&child).is_ok();
+    if delegated {
+        let _ = std::fs::remove_dir(&child);
+    }
+    Some(Cgroup {
+        path,
+        controllers: controllers.split_whitespace().map(str::to_owned).collect(),
+        delegated,
+    })
+}
+
+fn cgroup_path(membership: &str, mountinfo: &str) -> Option<PathBuf> {
+    let own = membership
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))?;
+    let mount = mountinfo.lines().find_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        kind.starts_with("cgroup2 ")
+            .then(|| fields.split(' ').nth(4))?
+    })?;
+    Some(Path::new(mount).join(own.trim_start_matches('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases() {
+        assert_eq!(parse_release("6.18.44-fc-v445"), (6, 18));
+        assert_eq!(parse_release("4.18.0-553.el8_10.x86_64"), (4, 18));
+        assert_eq!(parse_release("odd"), (0, 0));
+    }
+
+    #[test]
+    fn the_last_proc_counts() {
+        let line = |options| format!("22 1 0:21 / /proc rw,nosuid - proc proc rw,{options}\n");
+        assert_eq!(parse_hidepid(&line("hidepid=2")).as_deref(), Some("2"));
+        assert_eq!(
+            parse_hidepid(&(line("hidepid=invisible") + &line("gid=5"))),
+            None
+        );
+        assert_eq!(parse_hidepid(&line("hidepid=off")), None);
+        assert_eq!(parse_hidepid("garbage\n"), None);
+    }
+
+    #[test]
+    fn cgroups_of_version_two() {
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let path = cgroup_path("0::/system.slice/slurmstepd.scope/job_7\n", mounts);
+        assert_eq!(
+            path,
+            Some("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7".into())
+        );
+        assert_eq!(
+            cgroup_path("4:memory:/\n", "31 23 0:27 / /c rw - cgroup cgroup rw\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn file_systems_have_names() {
+        assert_eq!(name_magic(0x6969), ("nfs".into(), Class::Shared));
+        assert_eq!(
+            name_magic(0x1234),
+            ("unknown (0x1234)".into(), Class::Other)
+        );
+        assert!(file_system(Path::new("/")).is_ok());
+        assert!(file_system(Path::new("/no/such/path")).is_err());
+    }
+}

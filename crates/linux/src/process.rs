@@ -1,0 +1,199 @@
+//! Processes that live and die together.
+//!
+//! Three kernel features carry the promise that nothing is left behind, even after `kill -9`:
+//! the *parent death signal* ends a child with its parent, a *subreaper* inherits every orphan below
+//! it, and the death of a pid namespace's first process ends all others in it (see [`crate::namespace`]).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+
+/// Which side of a [`fork`] this is.
+#[derive(Debug)]
+pub enum Fork {
+    /// The caller, with the child's process id.
+    Parent(Pid),
+    /// The new process.
+    Child,
+}
+
+/// Forks the calling process, which must have a single thread.
+///
+/// A threaded process is refused: in its child, locks held by other threads would stay locked for ever.
+pub fn fork() -> io::Result<Fork> {
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        return Err(io::Error::other(format!(
+            "refusing to fork a process that has {threads} threads"
+        )));
+    }
+    // SAFETY: the process has one thread (checked above), so the child is a complete copy and may
+    // run any code.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => Pid::from_raw(pid)
+            .map(Fork::Parent)
+            .ok_or_else(|| io::Error::other("fork returned no process id")),
+    }
+}
+
+/// Asks for `signal` when the parent dies, and fails if it isn't `parent` any more.
+///
+/// The kernel watches the parent *thread*: the parent must create its children from a thread that
+/// lives as long as itself.
+pub fn die_with_parent(parent: Option<Pid>, signal: Signal) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(signal))?;
+    if rustix::process::getppid() != parent {
+        return Err(io::Error::other("the parent process is gone"));
+    }
+    Ok(())
+}
+
+/// Makes the process that `command` starts receive `signal` when the calling process dies, and puts
+/// it into a process group of its own, so that a terminal's Ctrl-C doesn't reach it before us.
+pub fn bind_to_us(command: &mut Command, signal: Signal) -> &mut Command {
+    let parent = rustix::process::getpid();
+    command.process_group(0);
+    bind_in_our_group(command, parent, signal)
+}
+
+/// Like [`bind_to_us`], but the process stays in our process group: for what belongs to the terminal.
+pub fn bind_to_us_in_group(command: &mut Command, signal: Signal) -> &mut Command {
+    bind_in_our_group(command, rustix::process::getpid(), signal)
+}
+
+fn bind_in_our_group(command: &mut Command, parent: Pid, signal: Signal) -> &mut Command {
+    let bind = move || die_with_parent(Some(parent), signal);
+    // SAFETY: between fork and exec the closure only makes two system calls (prctl, getppid); the
+    // error path allocates, but only when the parent is dead, and the child then never continues.
+    unsafe { command.pre_exec(bind) }
+}
+
+/// Orphans anywhere below the calling process become its children from now on.
+pub fn become_subreaper() -> io::Result<()> {
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))?;
+    Ok(())
+}
+
+/// Allows or denies other processes of the same user to look into this one through `/proc`.
+pub fn set_dumpable(allowed: bool) -> io::Result<()> {
+    let behaviour = if allowed {
+        rustix::process::DumpableBehavior::Dumpable
+    } else {
+        rustix::process::DumpableBehavior::NotDumpable
+    };
+    rustix::process::set_dumpable_behavior(behaviour)?;
+    Ok(())
+}
+
+/// Kills every child of this process and, since orphans come back to a subreaper, everything below
+/// them. Returns when none is left or `patience` is over.
+pub fn kill_all_below(patience: Duration) -> io::Result<()> {
+    let end = Instant::now() + patience;
+    loop {
+        for child in children_of(rustix::process::getpid())? {
+            // A child that ended meanwhile is what we want.
+            let _ = rustix::process::kill_process(child, Signal::KILL);
+        }
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some(_)) => continue,
+                Ok(None) => break,
+                Err(rustix::io::Errno::CHILD) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if Instant::now() >= end {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "some processes did not end after SIGKILL",
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The exit code that a shell would report for `status`.
+pub fn shell_code(status: WaitStatus) -> i32 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => 1,
+    }
+}
+
+/// The processes whose parent is `parent`, read from `/proc`.
+pub fn children_of(parent: Pid) -> io::Result<Vec<Pid>> {
+    Ok(parents()?
+        .into_iter()
+        .filter(|(_, p)| *p == parent.as_raw_nonzero().get())
+        .filter_map(|(pid, _)| Pid::from_raw(pid))
+        .collect())
+}
+
+/// Every visible process with its parent.
+fn parents() -> io::Result<HashMap<i32, i32>> {
+    let mut found = HashMap::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|n| n.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        // A process may end while we look at it.
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        if let Some(parent) = parent_in_stat(&stat) {
+            found.insert(pid, parent);
+        }
+    }
+    Ok(found)
+}
+
+/// The parent's id in the text of `/proc/PID/stat`. The command name stands in parentheses and may
+/// itself hold parentheses and spaces, so the fields are counted from the last one.
+fn parent_in_stat(stat: &str) -> Option<i32> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parent_is_found_behind_an_awkward_name() {
+        assert_eq!(parent_in_stat("12 (a) b (c) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_in_stat("12 (a"), None);
+        assert_eq!(parent_in_stat(""), None);
+    }
+
+    #[test]
+    fn a_threaded_process_is_not_forked() {
+        // The test harness runs every test on a thread of its own.
+        let refused = fork().expect_err("must refuse");
+        assert!(refused.to_string().contains("threads"), "{refused}");
+    }
+
+    #[test]
+    fn a_child_is_listed_with_its_parent() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let children = children_of(rustix::process::getpid()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(
+            children
+                .iter()
+                .any(|p| p.as_raw_nonzero().get() as u32 == child.id())
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! Waiting for signals in a process without threads or an event loop.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use rustix::process::Signal;
+
+/// A signal that was taken, and where it came from.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    /// Which signal.
+    pub signal: Signal,
+    /// The kernel sent it (a key on the terminal, a child's end), so our whole process group has it already.
+    pub from_kernel: bool,
+}
+
+/// A set of signals that are held back from their usual effect until [`Held::wait`] takes them.
+#[derive(Debug)]
+pub struct Held {
+    set: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+impl Held {
+    /// Holds back `signals` in the calling thread and in what it forks.
+    pub fn new(signals: &[Signal]) -> io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` initialises the set before it is used, `sigaddset` gets valid signal
+        // numbers, and `pthread_sigmask` fills `before` when it succeeds.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in signals {
+                libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
+            }
+            let error =
+                libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            Ok(Self {
+                set: set.assume_init(),
+                before: before.assume_init(),
+            })
+        }
+    }
+
+    /// Waits for the next of the signals.
+    pub fn wait(&self) -> io::Result<Taken> {
+        loop {
+            let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+            // SAFETY: both pointers are valid for the call; `info` is filled on success.
+            let raw = unsafe { libc::sigwaitinfo(&self.set, info.as_mut_ptr()) };
+            if raw == -1 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
+            }
+            // SAFETY: zeroed above and filled by the kernel.
+            let code = unsafe { info.assume_init() }.si_code;
+            let Some(signal) = Signal::from_named_raw(raw) else {
+                continue;
+            };
+            return Ok(Taken {
+                signal,
+                from_kernel: code > 0,
+            });
+        }
+    }
+
+    /// Gives the signals back their usual effect.
+    pub fn release(self) -> io::Result<()> {
+        // SAFETY: `before` was filled by `pthread_sigmask` in `new`.
+        let error = unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut())
+        };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        Ok(())
+    }
+}

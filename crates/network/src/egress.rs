@@ -1,0 +1,175 @@
+//! The API server's way into the cluster: an HTTP CONNECT proxy on a Unix socket.
+//!
+//! kube-apiserver sends through it everything that is meant for nodes, pods and services (its "egress
+//! selector"). Today the proxy connects to nodes over the host's network; pods and services will be
+//! reached through the hub of this node. Who may connect is decided by the socket's directory.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::time::timeout;
+
+/// A request line with its headers is never longer than this.
+const MAX_REQUEST: usize = 8 * 1024;
+/// How long a client may take for its request, and we to connect.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A proxy that listens, but doesn't serve yet.
+#[derive(Debug)]
+pub struct EgressProxy {
+    listener: UnixListener,
+}
+
+impl EgressProxy {
+    /// Listens on the new socket `path`.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        Ok(Self { listener })
+    }
+
+    /// Serves until the task is dropped.
+    pub async fn serve(self) {
+        loop {
+            match self.listener.accept().await {
+                Ok((client, _)) => {
+                    tokio::spawn(async move {
+                        if let Err(error) = tunnel(client).await {
+                            tracing::debug!(%error, "egress connection ended");
+                        }
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors, most likely: those in use will end.
+                    tracing::warn!(%error, "egress proxy cannot accept");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+async fn tunnel(mut client: UnixStream) -> io::Result<()> {
+    let (target, early) = match timeout(PATIENCE, read_request(&mut client)).await {
+        Ok(Ok(request)) => request,
+        Ok(Err(problem)) => return refuse(&mut client, "400 Bad Request", &problem).await,
+        Err(_) => return refuse(&mut client, "408 Request Timeout", "no request").await,
+    };
+    let mut server = match timeout(PATIENCE, TcpStream::connect(target)).await {
+        Ok(Ok(server)) => server,
+        Ok(Err(error)) => {
+            let problem = format!("cannot connect to {target}: {error}");
+            return refuse(&mut client, "502 Bad Gateway", &problem).await;
+        }
+        Err(_) => {
+            let problem = format!("{target} does not answer");
+            return refuse(&mut client, "504 Gateway Timeout", &problem).await;
+        }
+    };
+    server.set_nodelay(true)?;
+    client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
+    server.write_all(&early).await?;
+    copy_bidirectional(&mut client, &mut server).await?;
+    Ok(())
+}
+
+/// Reads up to the end of the headers; returns the target and what the client sent after them.
+async fn read_request(client: &mut UnixStream) -> Result<(SocketAddr, Vec<u8>), String> {
+    let mut received = Vec::new();
+    loop {
+        let mut chunk = [0; 1024];
+        let count = client.read(&mut chunk).await.map_err(|error| error.to_string())?;
+        if count == 0 {
+            return Err("the request is incomplete".to_owned());
+        }
+        received.extend_from_slice(&chunk[..count]);
+        if let Some(end) = find_end_of_headers(&received) {
+            let early = received.split_off(end);
+            return Ok((parse_connect(&received)?, early));
+        }
+        if received.len() > MAX_REQUEST {
+            return Err("the request is too long".to_owned());
+        }
+    }
+}
+
+fn find_end_of_headers(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
+}
+
+/// The target in `CONNECT host:port HTTP/1.1`. Only addresses: the API server knows nodes by them.
+fn parse_connect(request: &[u8]) -> Result<SocketAddr, String> {
+    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = std::str::from_utf8(line).map_err(|_| "the request is no text".to_owned())?;
+    match line.split(' ').collect::<Vec<_>>().as_slice() {
+        ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => target
+            .parse()
+            .map_err(|_| format!("{target:?} is not an address and a port")),
+        _ => Err("only CONNECT is served here".to_owned()),
+    }
+}
+
+async fn refuse(client: &mut UnixStream, status: &str, problem: &str) -> io::Result<()> {
+    let length = problem.len();
+    let reply = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{problem}");
+    client.write_all(reply.as_bytes()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    async fn proxy() -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        let proxy = EgressProxy::bind(&path).unwrap();
+        tokio::spawn(proxy.serve());
+        (dir, path)
+    }
+
+    async fn ask(path: &Path, request: &[u8]) -> String {
+        let mut client = UnixStream::connect(path).await.unwrap();
+        client.write_all(request).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_both_ways_also_early_ones() {
+        let (_dir, path) = proxy().await;
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = server.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut heard = [0; 5];
+            stream.read_exact(&mut heard).await.unwrap();
+            stream.write_all(b"you said ").await.unwrap();
+            stream.write_all(&heard).await.unwrap();
+        });
+        let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nhello");
+        let answer = ask(&path, request.as_bytes()).await;
+        assert_eq!(answer, "HTTP/1.1 200 Connection established\r\n\r\nyou said hello");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_request_gets_a_clear_refusal() {
+        let (_dir, path) = proxy().await;
+        for (request, words) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], "only CONNECT"),
+            (b"CONNECT nowhere:x HTTP/1.1\r\n\r\n", "not an address"),
+            (b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n", "cannot connect"),
+            (b"\xff\xfe\r\n\r\n", "no text"),
+            (b"CONNECT", "incomplete"),
+            (&[b'x'; 2 * MAX_REQUEST], "too long"),
+        ] {
+            let answer = ask(&path, request).await;
+            assert!(answer.contains(words), "{answer:?} should say {words:?}");
+        }
+    }
+}

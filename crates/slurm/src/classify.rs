@@ -1,0 +1,181 @@
+//! From what a Slurm command wrote to stderr to an error with a name.
+//!
+//! Exit codes do not help: nearly every failure of `srun` is 1, and a task's own exit code looks the same. The words below
+//! are from Slurm's `slurm_errno.c` and have not changed since 22.05.
+
+use std::process::ExitStatus;
+
+use crate::error::{SlurmError, clean_words};
+
+/// What each kind of failure says, most specific first.
+const DOWN: &[&str] = &[
+    "unable to contact slurm controller",
+    "connection refused",
+    "controller is down",
+    "communication connection failure",
+    "socket timed out on send/recv",
+    "unable to contact primary controller",
+];
+const UNCONFIGURED: &[&str] = &[
+    "could not establish a configuration source",
+    "failed to fetch config",
+    "unable to process configuration file",
+    "unable to open configuration file",
+    // With no slurm.conf where SLURM_CONF says, the commands look for it again and again for a minute.
+    "s_p_parse_file: cannot stat file",
+];
+const AUTHENTICATION: &[&str] = &[
+    "munge",
+    "authentication",
+    "invalid auth",
+    "zero bytes were transmitted",
+];
+const GONE: &[&str] = &[
+    "invalid job id specified",
+    "job/step already completing or completed",
+    "job has expired",
+    "expired or invalid job",
+    "no allocation found",
+    "access/permission denied for job",
+];
+const NO_PROGRAM: &[&str] = &[
+    "no such file or directory",
+    "command not found",
+    "permission denied",
+    "exec format error",
+];
+const REFUSED: &[&str] = &[
+    "unrecognized option",
+    "invalid option",
+    "requires an argument",
+    "ambiguous",
+    "allocation failure",
+    "unable to allocate resources",
+    "unable to create step",
+    "job submit/allocate failed",
+    "invalid",
+    "batch job submission failed",
+    "more processors requested than permitted",
+    "fatal:",
+];
+
+/// Names the failure of a Slurm command from its stderr. `status` is `None` while it is not known.
+///
+/// A task's own stderr comes through `srun` too, so only lines that a Slurm command itself wrote are looked at (they start with its
+/// name); all other text is repeated only when there is nothing better.
+pub fn classify(command: &str, status: Option<ExitStatus>, stderr: &str) -> SlurmError {
+    let own: Vec<&str> = stderr.lines().filter(|line| is_slurms(line)).collect();
+    let text = if own.is_empty() {
+        stderr.to_owned()
+    } else {
+        own.join("\n")
+    };
+    let lower = text.to_ascii_lowercase();
+    let says = |needles: &[&str]| needles.iter().any(|needle| lower.contains(needle));
+    let words = clean_words(&strip_prefixes(&text));
+
+    if says(UNCONFIGURED) {
+        SlurmError::NotConfigured { words }
+    } else if says(DOWN) {
+        SlurmError::ControllerDown { words }
+    } else if says(AUTHENTICATION) {
+        SlurmError::Authentication { words }
+    } else if says(GONE) {
+        SlurmError::JobGone { words }
+    } else if says(NO_PROGRAM) && lower.contains("execve") {
+        SlurmError::ProgramNotFound { words }
+    } else if says(REFUSED) {
+        SlurmError::Refused { words }
+    } else {
+        let status = status.map_or_else(|| "still running".to_owned(), |status| status.to_string());
+        SlurmError::Failed {
+            command: command.to_owned(),
+            status,
+            words,
+        }
+    }
+}
+
+/// Lines of Slurm's own: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
+fn is_slurms(line: &str) -> bool {
+    const SOURCES: &[&str] = &[
+        "srun: ",
+        "sbatch: ",
+        "salloc: ",
+        "scontrol: ",
+        "sinfo: ",
+        "squeue: ",
+        "scancel: ",
+        "sbcast: ",
+        "slurmstepd: ",
+        "slurmstepd-",
+        "slurm_load_",
+        "slurm_",
+    ];
+    // Labelled output (--label) puts the task's number first.
+    let line = line
+        .trim_start_matches(|c: char| c.is_ascii_digit())
+        .trim_start_matches(": ");
+    SOURCES.iter().any(|source| line.starts_with(source)) && !is_noise(line)
+}
+
+/// Lines that Slurm's commands write, even with `--quiet`, while all is well. Whoever passes their stderr on leaves these out.
+pub fn is_noise(line: &str) -> bool {
+    const NOISE: &[&str] = &[
+        // Said to --cpu-bind=none where there is nothing to bind with.
+        "cluster configuration lacks support for cpu binding",
+        "queued and waiting for resources",
+        "has been allocated resources",
+        "Force Terminated StepId=",
+    ];
+    let line = line.strip_prefix("srun: ").unwrap_or(line);
+    NOISE.iter().any(|noise| line.contains(noise))
+}
+
+/// `srun: error: Unable to …` → `Unable to …`: the user knows that it was srun.
+fn strip_prefixes(text: &str) -> String {
+    let strip = |line: &str| {
+        let mut line = line.trim();
+        for prefix in [
+            "srun: ",
+            "sbatch: ",
+            "scontrol: ",
+            "sinfo: ",
+            "slurm_load_jobs ",
+            "error: ",
+            "fatal: ",
+        ] {
+            line = line.strip_prefix(prefix).unwrap_or(line);
+        }
+        line.to_owned()
+    };
+    text.lines().map(strip).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_what_slurm_says() {
+        let cases = [
+            "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)",
+            "srun: error: invalid partition specified: nope\nsrun: error: Unable to allocate resources: Invalid partition name specified",
+            "srun: unrecognized option '--frobnicate'\nTry \"srun --help\" for more information",
+            "srun: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsrun: fatal: Could not establish a configuration source",
+            "srun: error: Unable to confirm allocation for job 4: Invalid job id specified\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job 4",
+            "srun: cluster configuration lacks support for cpu binding\nslurmstepd-node1: error: execve(): /home/u/coracle: No such file or directory\nsrun: error: node1: task 0: Exited with exit code 2",
+            "slurm_load_jobs error: Invalid job id specified",
+            "srun: error: s_p_parse_file: cannot stat file /nonexistent: No such file or directory, retrying in 1sec up to 60sec",
+            "srun: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\": No such file or directory",
+            "srun: error: Unable to allocate resources: Requested node configuration is not available",
+            "my program: invalid partition, says the task\nsrun: error: node1: task 0: Exited with exit code 3",
+            "",
+        ];
+        let named: Vec<String> = cases
+            .iter()
+            .map(|text| format!("{:?}", classify("srun", None, text)))
+            .collect();
+        insta::assert_snapshot!(named.join("\n"));
+    }
+}

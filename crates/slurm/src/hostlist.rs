@@ -1,0 +1,256 @@
+//! Slurm's host lists: `node[1-3,7],gpu-a[01-02]` ⇄ names.
+//!
+//! Slurm's order is kept (task numbers follow it) and nothing is sorted or removed. Everything is bounded: a list of a few
+//! bytes can stand for a billion names.
+
+use std::fmt::Write as _;
+
+/// More nodes than any machine has; a list that stands for more is refused.
+pub const MAX_NODES: usize = 100_000;
+/// Longest list that we look at.
+const MAX_LENGTH: usize = 4 << 20;
+/// Longest host name that Linux allows, with room for a domain.
+const MAX_NAME: usize = 255;
+
+/// Why a host list cannot be expanded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the node list {list:?} cannot be read: {problem}")]
+pub struct HostlistError {
+    /// The list, cut if long.
+    pub list: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+/// Expands a host list into names, in Slurm's order. Several brackets in one name multiply, as in Slurm.
+pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
+    let fail = |problem| HostlistError {
+        list: list.chars().take(80).collect(),
+        problem,
+    };
+    if list.len() > MAX_LENGTH {
+        return Err(fail("it is too long"));
+    }
+    let mut names = Vec::new();
+    for word in split_outside_brackets(list).map_err(fail)? {
+        expand_word(word, &mut names).map_err(fail)?;
+    }
+    Ok(names)
+}
+
+/// Splits at commas that are not inside brackets.
+fn split_outside_brackets(list: &str) -> Result<Vec<&str>, &'static str> {
+    let (mut words, mut start, mut inside) = (Vec::new(), 0, false);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'[' if inside => return Err("it has nested brackets"),
+            b'[' => inside = true,
+            b']' if !inside => return Err("it has a closing bracket too many"),
+            b']' => inside = false,
+            b',' if !inside => {
+                words.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err("it has an open bracket");
+    }
+    words.push(&list[start..]);
+    // An empty list, and the trailing comma that some site scripts leave, stand for nothing.
+    words.retain(|word| !word.is_empty());
+    Ok(words)
+}
+
+fn expand_word(word: &str, names: &mut Vec<String>) -> Result<(), &'static str> {
+    let room = MAX_NODES - names.len();
+    let mut heads = vec![String::new()];
+    let mut rest = word;
+    while let Some((literal, tail)) = rest.split_once('[') {
+        let (ranges, tail) = tail.split_once(']').ok_or("it has an open bracket")?;
+        check_literal(literal)?;
+        let suffixes = expand_ranges(ranges, room)?;
+        if heads.len().saturating_mul(suffixes.len()) > room {
+            return Err("it stands for too many nodes");
+        }
+        heads = heads
+            .iter()
+            .flat_map(|head| suffixes.iter().map(move |s| format!("{head}{literal}{s}")))
+            .collect();
+        rest = tail;
+    }
+    check_literal(rest)?;
+    if heads.len() > room {
+        return Err("it stands for too many nodes");
+    }
+    for mut name in heads {
+        name.push_str(rest);
+        if name.is_empty() || name.len() > MAX_NAME {
+            return Err("it has a name of impossible length");
+        }
+        names.push(name);
+    }
+    Ok(())
+}
+
+/// Names end up as arguments and in host files, so only what a host name may hold is let through.
+fn check_literal(text: &str) -> Result<(), &'static str> {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    if text.bytes().all(fine) {
+        Ok(())
+    } else {
+        Err("it has a character that no host name has")
+    }
+}
+
+/// `1-3,07,12` → `["1", "2", "3", "07", "12"]`; the width of the lower bound is kept, as Slurm does.
+fn expand_ranges(ranges: &str, room: usize) -> Result<Vec<String>, &'static str> {
+    let number = |text: &str| -> Result<u64, &'static str> {
+        if text.is_empty() || text.len() > 18 || !text.bytes().all(|b| b.is_ascii_digit()) {
+            return Err("it has a range that is no number");
+        }
+        text.parse().map_err(|_| "it has a range that is no number")
+    };
+    let mut suffixes = Vec::new();
+    for range in ranges.split(',') {
+        let (low, high) = range.split_once('-').unwrap_or((range, range));
+        let (first, last, width) = (number(low)?, number(high)?, low.len());
+        if first > last {
+            return Err("it has a range that runs backwards");
+        }
+        if last - first >= (room.saturating_sub(suffixes.len())) as u64 {
+            return Err("it stands for too many nodes");
+        }
+        suffixes.extend((first..=last).map(|n| format!("{n:0width$}")));
+    }
+    Ok(suffixes)
+}
+
+/// The reverse: runs of consecutive numbers are folded, so that thousands of nodes fit on one command line.
+/// `expand(&compress(names)) == names` for any names that `expand` can return.
+pub fn compress(names: &[String]) -> String {
+    let mut out = String::new();
+    let mut rest = names;
+    while let Some((first, mut tail)) = rest.split_first() {
+        if !out.is_empty() {
+            out.push(',');
+        }
+        let (head, digits) = split_number(first);
+        let mut last = digits;
+        while let Some((next, after)) = tail.split_first() {
+            let (next_head, next_digits) = split_number(next);
+            if digits.is_empty() || next_head != head || !follows(last, next_digits) {
+                break;
+            }
+            (last, tail) = (next_digits, after);
+        }
+        let _ = if last == digits {
+            write!(out, "{first}")
+        } else {
+            write!(out, "{head}[{digits}-{last}]")
+        };
+        rest = tail;
+    }
+    out
+}
+
+/// Splits a name before its trailing digits; digits too long for a number count as none.
+fn split_number(name: &str) -> (&str, &str) {
+    let at = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    if name.len() - at > 18 {
+        (name, "")
+    } else {
+        name.split_at(at)
+    }
+}
+
+/// Whether `b` is the number after `a` and a range from `a`'s width would print it the same way.
+fn follows(a: &str, b: &str) -> bool {
+    let (Ok(x), Ok(y)) = (a.parse::<u64>(), b.parse::<u64>()) else {
+        return false;
+    };
+    let width = a.len();
+    // A change of width (9 → 10, or 99 → 100) starts a new range unless neither is padded: keep it simple and start one.
+    x + 1 == y && b.len() == width
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn expands_as_slurm_does() {
+        let show = |list: &str| {
+            expand(list)
+                .map(|names| names.join(" "))
+                .map_err(|e| e.problem)
+        };
+        assert_eq!(
+            show("node[1-3,7],gpu-a[01-02]").unwrap(),
+            "node1 node2 node3 node7 gpu-a01 gpu-a02"
+        );
+        assert_eq!(show("login").unwrap(), "login");
+        assert_eq!(show("n[9-11]").unwrap(), "n9 n10 n11");
+        assert_eq!(show("n[08-10],m").unwrap(), "n08 n09 n10 m");
+        assert_eq!(show("r[1-2]n[1-2]").unwrap(), "r1n1 r1n2 r2n1 r2n2");
+        assert_eq!(show("r[1-2]-ib").unwrap(), "r1-ib r2-ib");
+        assert_eq!(show("").unwrap(), "");
+    }
+
+    #[test]
+    fn refuses_the_absurd() {
+        let lists = [
+            "n[1-999999999]",
+            "n[1-999999999999999999]",
+            "a[1-1000]b[1-1000]",
+            "n[",
+            "n]",
+            "n[[1]]",
+            "n[]",
+            "n[1-]",
+            "n[-1]",
+            "n[3-1]",
+            "n[a-b]",
+            "a b",
+            "a;b",
+            "-N\n",
+            "n[1-60000],m[1-60000]",
+            "[99999999999999999999]",
+        ];
+        for list in lists {
+            assert!(expand(list).is_err(), "{list:?}");
+        }
+        assert!(expand(&"x".repeat(300)).is_err());
+    }
+
+    #[test]
+    fn folds_runs() {
+        let names = |list: &str| expand(list).unwrap();
+        assert_eq!(
+            compress(&names("node1,node2,node3,node7")),
+            "node[1-3],node7"
+        );
+        assert_eq!(compress(&names("n08,n09,n10,n1,a,a")), "n[08-10],n1,a,a");
+        assert_eq!(compress(&names("n[9-11]")), "n9,n[10-11]");
+        assert_eq!(compress(&[]), "");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_handled(list in ".{0,60}") {
+            if let Ok(names) = expand(&list) { prop_assert!(names.len() <= MAX_NODES); }
+        }
+
+        #[test]
+        fn text_that_looks_like_a_list_is_handled(list in "[an0-9\\[\\],-]{0,40}") {
+            if let Ok(names) = expand(&list) { prop_assert!(names.len() <= MAX_NODES); }
+        }
+
+        #[test]
+        fn compressing_loses_nothing(names in proptest::collection::vec("[a-c]{1,2}[0-9]{0,3}", 0..40)) {
+            prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
+        }
+    }
+}

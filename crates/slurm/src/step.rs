@@ -1,0 +1,176 @@
+//! One step of a running job that starts one process on each of the given nodes.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::Slurm;
+use crate::hostlist;
+use crate::invocation::{Invocation, removed_for_steps};
+
+/// A step for agents: it takes no resources away from anyone, sees everything the job has, and outlives the loss of nodes.
+#[derive(Debug, Clone)]
+pub struct AgentStep<'a> {
+    /// The running job.
+    pub job_id: u32,
+    /// Where to start the program, once on each.
+    pub nodes: &'a [String],
+    /// The program, as an absolute path that means the same on the nodes (never `/proc/self/exe`: that would be slurmstepd).
+    pub program: &'a Path,
+    /// Its arguments. Other users of the node can read them.
+    pub args: &'a [String],
+    /// Copy the program to this path on each node first and run the copy. Slurm leaves the copy behind: whoever runs from it removes it.
+    pub bcast: Option<&'a Path>,
+    /// All GPUs of the job on these nodes together, to be asked for by number. Needed only where the job asked for GPUs per task
+    /// (`SLURM_GPUS_PER_TASK` is set): one agent would get one task's share. Otherwise `None`: a step sees all that the job has.
+    pub gpus: Option<u64>,
+    /// The step's name, as `squeue -s` and `sacct` show it.
+    pub name: &'a str,
+}
+
+impl AgentStep<'_> {
+    /// The `srun` command line; `env` are the names of our own environment.
+    pub fn invocation<'e>(
+        &self,
+        slurm: &Slurm,
+        env: impl IntoIterator<Item = &'e str>,
+    ) -> Invocation {
+        let count = self.nodes.len();
+        let mut args: Vec<OsString> = Vec::new();
+        let mut option = |text: String| args.push(text.into());
+
+        option(format!("--jobid={}", self.job_id));
+        option(format!("--job-name={}", self.name));
+        option(format!("--nodes={count}"));
+        option(format!("--ntasks={count}"));
+        option("--ntasks-per-node=1".into());
+        option(format!("--nodelist={}", hostlist::compress(self.nodes)));
+        // Share CPUs, memory and GPUs with every other step, also with the one that we run in and that may hold them all.
+        option("--overlap".into());
+        // All of the job's memory on the node, and all of its CPUs: an agent serves whatever runs there.
+        option("--mem=0".into());
+        if let Some(gpus) = self.gpus.filter(|&gpus| gpus > 0) {
+            option(format!("--gpus={gpus}"));
+        }
+        option("--cpu-bind=none".into());
+        option("--mpi=none".into());
+        option("--export=ALL".into());
+        // One agent that fails, ends early or loses its node must not take the others with it.
+        option("--kill-on-bad-exit=0".into());
+        option("--wait=0".into());
+        option("--no-kill".into());
+        // What the leader writes to srun's standard input reaches every agent: that is how secrets travel, and not by arguments.
+        // (No --unbuffered: it would make stdout a terminal. Whole lines are passed on at once without it.)
+        option("--input=all".into());
+        // A home directory may be missing on the node.
+        option("--chdir=/".into());
+        option("--quiet".into());
+        if let Some(destination) = self.bcast {
+            let mut bcast = OsString::from("--bcast=");
+            bcast.push(destination);
+            args.push(bcast);
+            // The program is static; Slurm may be configured to look for its libraries all the same.
+            args.push("--send-libs=no".into());
+        }
+        args.push(self.program.into());
+        args.extend(self.args.iter().map(Into::into));
+        Invocation {
+            program: slurm.srun.clone(),
+            args,
+            env_remove: removed_for_steps(env),
+            env_set: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn slurm() -> Slurm {
+        let at = |name: &str| Path::new("/usr/bin").join(name);
+        Slurm {
+            srun: at("srun"),
+            scontrol: at("scontrol"),
+            squeue: at("squeue"),
+            sinfo: at("sinfo"),
+            sbatch: at("sbatch"),
+            scancel: at("scancel"),
+            sbcast: at("sbcast"),
+        }
+    }
+
+    #[test]
+    fn one_process_per_node() {
+        let nodes = hostlist::expand("node[1-2]").unwrap();
+        let args = ["internal".to_owned(), "agent".to_owned()];
+        let program = Path::new("/home/user1/bin/coracle");
+        let mut step = AgentStep {
+            job_id: 12,
+            nodes: &nodes,
+            program,
+            args: &args,
+            bcast: None,
+            gpus: None,
+            name: "coracle-agents",
+        };
+        let env = [
+            "HOME",
+            "SLURM_JOB_ID",
+            "SLURM_NTASKS",
+            "SLURM_CPU_BIND",
+            "SLURM_MEM_PER_CPU",
+            "SLURM_CONF",
+        ];
+        let shared = step.invocation(&slurm(), env);
+        insta::assert_snapshot!(shared.display().replace(" --", "\n  --"), @r"
+        /usr/bin/srun
+          --jobid=12
+          --job-name=coracle-agents
+          --nodes=2
+          --ntasks=2
+          --ntasks-per-node=1
+          --nodelist=node[1-2]
+          --overlap
+          --mem=0
+          --cpu-bind=none
+          --mpi=none
+          --export=ALL
+          --kill-on-bad-exit=0
+          --wait=0
+          --no-kill
+          --input=all
+          --chdir=/
+          --quiet /home/user1/bin/coracle internal agent
+        ");
+        assert_eq!(
+            shared.env_remove,
+            ["SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_NTASKS"]
+        );
+
+        step.bcast = Some(Path::new("/tmp/coracle-4f2a"));
+        step.gpus = Some(4);
+        let copied = step.invocation(&slurm(), env).display();
+        assert!(copied.contains(" --gpus=4 "), "{copied}");
+        assert!(
+            copied.ends_with(
+                " --bcast=/tmp/coracle-4f2a --send-libs=no /home/user1/bin/coracle internal agent"
+            ),
+            "{copied}"
+        );
+    }
+
+    #[test]
+    fn the_users_options_come_last_and_win() {
+        let options = ["-N4".to_owned(), "--job-name=mine".to_owned()];
+        let args = ["run".to_owned(), "app.yaml".to_owned()];
+        let submission = crate::Submission {
+            options: &options,
+            program: Path::new("/c"),
+            args: &args,
+            bcast: None,
+            name: "coracle",
+        };
+        insta::assert_snapshot!(submission.invocation(&slurm()).display(),
+            @"/usr/bin/srun --job-name=coracle --disable-status --input=0 --kill-on-bad-exit=0 --wait=0 --mpi=none -N4 --job-name=mine /c run app.yaml");
+    }
+}

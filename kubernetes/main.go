@@ -1,0 +1,107 @@
+// Command kube is upstream's control plane in one static program.
+//
+// It acts as kube-apiserver, kube-controller-manager, kube-scheduler, etcd or
+// kubectl, by the name it is called with: the build makes one symbolic link per
+// component. One program instead of five shares its pages between the four
+// servers and is a fifth of the size.
+//
+// Every component is upstream's own command, unmodified; each function below
+// repeats the main of upstream's cmd/<component>. This program knows nothing
+// about Coracle except one environment variable, see relaxGCDuringStart.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"time"
+	_ "time/tzdata" // time zones of CronJobs, on nodes without zoneinfo
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubectl's credential plugins
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client-go's metrics
+	_ "k8s.io/component-base/metrics/prometheus/version"  // the build-info metric
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+)
+
+// exitUsage is EX_USAGE of sysexits.h.
+const exitUsage = 64
+
+func main() {
+	if run(filepath.Base(os.Args[0])) {
+		return
+	}
+	// Called by another name: "kube kube-apiserver --flag". The component must
+	// find its own name in os.Args[0], as if it had been called by it.
+	if len(os.Args) > 1 {
+		os.Args = os.Args[1:]
+		if run(os.Args[0]) {
+			return
+		}
+	}
+	fmt.Fprintln(os.Stderr, "usage: kube COMPONENT [ARGUMENT...], or a link to kube named as the component:")
+	fmt.Fprintln(os.Stderr, "kube-apiserver, kube-controller-manager, kube-scheduler, etcd, kubectl")
+	os.Exit(exitUsage)
+}
+
+// run becomes the named component. It returns false if there is none of that
+// name.
+func run(component string) bool {
+	switch component {
+	case "kube-apiserver":
+		relaxGCDuringStart()
+		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "kube-controller-manager":
+		relaxGCDuringStart()
+		os.Exit(cli.Run(controllermanager.NewControllerManagerCommand()))
+	case "kube-scheduler":
+		relaxGCDuringStart()
+		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+	case "etcd":
+		relaxGCDuringStart()
+		etcdmain.Main(os.Args)
+	case "kubectl":
+		// Verbosity is read by hand first, as upstream does: building the
+		// command already logs (plugins, kuberc), before flags are parsed.
+		_, _ = logs.GlogSetter(kubectl.GetLogVerbosity(os.Args))
+		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
+			kubectlutil.CheckErr(err)
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// startGOGC names the environment variable that holds the garbage collection
+// target while a server starts, in percent as in GOGC ("400").
+const startGOGC = "CORACLE_START_GOGC"
+
+// startPeriod is how long a server counts as starting.
+const startPeriod = 8 * time.Second
+
+// relaxGCDuringStart collects garbage less often while a server starts, and
+// then goes back to Go's default and returns the memory to the system. A server
+// allocates most of its heap in the first second, so collecting it again and
+// again costs start-up time. GOGC itself can't be used for that: it holds for
+// the life of the process, and a control plane at rest must stay small.
+func relaxGCDuringStart() {
+	percent, err := strconv.Atoi(os.Getenv(startGOGC))
+	if err != nil || percent <= 0 {
+		return
+	}
+	normal := debug.SetGCPercent(percent)
+	time.AfterFunc(startPeriod, func() {
+		debug.SetGCPercent(normal)
+		debug.FreeOSMemory()
+	})
+}
