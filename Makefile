@@ -14,17 +14,59 @@ NODES   ?= 3
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+.PHONY: demo
+demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workload on it as an ordinary user
+	lab/up $(NODES)
+	@echo
+	@echo '$$ srun -N2 coracle run /opt/coracle-src/examples/hello/hello.sh    (as user1, on the host "login")'
+	lab/on login user1 srun -N2 coracle run /opt/coracle-src/examples/hello/hello.sh
+	@echo
+	@echo 'The lab is up: lab/on login user1 gives you a shell there, lab/down ends it.'
+
+.PHONY: test
+test: tools dist lint ## Everything that CI runs: lints, unit tests, and all of it on the lab
+	lab/down && lab/up $(NODES)
+	trap 'lab/down' EXIT; cargo nextest run --workspace --no-fail-fast
+
+.PHONY: lint
+lint: tools
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- --deny warnings
+	cargo deny --log-level error check
+	cd kubernetes && go vet ./...
+	shellcheck --external-sources kubernetes/build $$(find lab examples -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
+
+.PHONY: unit
+unit: tools ## The tests that need neither root nor the lab
+	cargo nextest run --workspace --exclude e2e
+
+.PHONY: bench
+bench: dist ## Measure start-up and memory on the lab, against upstream's own start; see docs/performance.md
+	lab/up $(NODES)
+	bench/startup
+
 .PHONY: dist
-dist: kubernetes coracle ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs
+dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs
 
 .PHONY: coracle
-coracle:
-	cargo build --release --package coracle
+coracle: tools
+	cargo build --release --locked --package coracle
 	@mkdir -p $(DIST)/bin
 	@# Renamed into place: the lab's hosts may be running the old one.
 	@cp $(BUILT) $(DIST)/bin/.coracle.new && mv $(DIST)/bin/.coracle.new $(DIST)/bin/coracle
 
 .PHONY: kubernetes
-kubernetes:
+kubernetes: tools coracle
 	kubernetes/build $(RELEASE)
-	@mkdir -p $(DIST)/bin && ln -sfn ../lib/coracle/kubernetes/$(VERSION)/kubectl $(DIST)/bin/kubectl
+	@ln -sfn ../lib/coracle/kubernetes/$(VERSION)/kubectl $(DIST)/bin/kubectl
+	@# The store that new clusters start from, made once by the programs themselves.
+	$(DIST)/bin/coracle kubernetes prepare --kubernetes $(RELEASE)
+
+.PHONY: tools
+tools: ## Install what is missing to build and to test
+	@scripts/install-tools
+
+.PHONY: clean
+clean: ## Remove what was built (not the caches in ~/.cache/coracle)
+	lab/down
+	cargo clean

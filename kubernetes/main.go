@@ -5,9 +5,10 @@
 // component. One program instead of five shares its pages between the four
 // servers and is a fifth of the size.
 //
-// Every component is upstream's own command, unmodified; each function below
-// repeats the main of upstream's cmd/<component>. This program knows nothing
-// about Coracle except one environment variable, see relaxGCDuringStart.
+// Every component is upstream's own command, unmodified: each case of run
+// repeats the main of upstream's cmd/<component>. Of Coracle it knows one
+// environment variable (relaxGCDuringStart), and it sets one of etcd's variables
+// that has no flag (walSegmentSize).
 package main
 
 import (
@@ -20,6 +21,7 @@ import (
 	_ "time/tzdata" // time zones of CronJobs, on nodes without zoneinfo
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubectl's credential plugins
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
@@ -68,6 +70,7 @@ func run(component string) bool {
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
 	case "etcd":
 		relaxGCDuringStart()
+		wal.SegmentSizeBytes = walSegmentSize
 		etcdmain.Main(os.Args)
 	case "kubectl":
 		// Verbosity is read by hand first, as upstream does: building the
@@ -81,6 +84,11 @@ func run(component string) bool {
 	}
 	return true
 }
+
+// walSegmentSize replaces etcd's 64 MB. etcd fills the segment it writes and the
+// next one with zeros in advance, 128 MB for a store of less than one: memory if
+// it is kept in a tmpfs, quota if not. There is no flag for it.
+const walSegmentSize = 8 << 20
 
 // startGOGC names the environment variable that holds the garbage collection
 // target while a server starts, in percent as in GOGC ("400").

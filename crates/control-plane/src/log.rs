@@ -46,7 +46,12 @@ impl RotatingLog {
         if self.written + line.len() as u64 >= self.limit && self.rotate().is_err() {
             return;
         }
-        if self.file.write_all(line).and_then(|()| self.file.write_all(b"\n")).is_ok() {
+        if self
+            .file
+            .write_all(line)
+            .and_then(|()| self.file.write_all(b"\n"))
+            .is_ok()
+        {
             self.written += line.len() as u64 + 1;
         }
     }
@@ -67,7 +72,11 @@ impl RotatingLog {
 }
 
 fn append_to(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
 }
 
 #[cfg(test)]
@@ -95,6 +104,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
         log.line(b"\xff\xfe");
-        assert_eq!(std::fs::read(dir.path().join("x.log")).unwrap(), b"\xff\xfe\n");
+        assert_eq!(
+            std::fs::read(dir.path().join("x.log")).unwrap(),
+            b"\xff\xfe\n"
+        );
     }
 }

@@ -47,7 +47,10 @@ mod tests {
 
     #[tokio::test]
     async fn lines_are_split_and_long_ones_cut() {
-        assert_eq!(lines_of(b"a\n\nb").await, [b"a".to_vec(), vec![], b"b".to_vec()]);
+        assert_eq!(
+            lines_of(b"a\n\nb").await,
+            [b"a".to_vec(), vec![], b"b".to_vec()]
+        );
         let long = lines_of(&vec![b'x'; MAX_LINE + 1]).await;
         assert_eq!(long.iter().map(Vec::len).collect::<Vec<_>>(), [MAX_LINE, 1]);
     }

@@ -278,8 +278,14 @@ impl Pki {
             let subject = Subject::user(format!("system:{name}"), None);
             add(name, self.client.issue(&subject, Usage::Client)?);
         }
-        files.insert("service-account.key".into(), self.service_account.serialize_pem());
-        files.insert("service-account.pub".into(), self.service_account.public_key_pem());
+        files.insert(
+            "service-account.key".into(),
+            self.service_account.serialize_pem(),
+        );
+        files.insert(
+            "service-account.pub".into(),
+            self.service_account.public_key_pem(),
+        );
         Ok(files)
     }
 }
@@ -293,9 +299,15 @@ mod tests {
         let pki = Pki::new(Duration::from_secs(60)).unwrap();
         let files = pki.files(vec!["node1".into(), "10.0.0.1".into()]).unwrap();
         insta::assert_debug_snapshot!(files.keys().collect::<Vec<_>>());
-        let keys: std::collections::BTreeSet<_> =
-            files.iter().filter(|(n, _)| n.ends_with(".key")).map(|(_, v)| v).collect();
-        assert_eq!(keys.len(), files.keys().filter(|n| n.ends_with(".key")).count());
+        let keys: std::collections::BTreeSet<_> = files
+            .iter()
+            .filter(|(n, _)| n.ends_with(".key"))
+            .map(|(_, v)| v)
+            .collect();
+        assert_eq!(
+            keys.len(),
+            files.keys().filter(|n| n.ends_with(".key")).count()
+        );
     }
 
     #[test]
@@ -303,7 +315,9 @@ mod tests {
         let authority = Authority::new("test", Duration::from_secs(60)).unwrap();
         let key = new_key("node1").unwrap();
         let subject = Subject::user("system:node:node1", Some("system:nodes"));
-        let pem = authority.sign(&subject, Usage::Client, &key.public_key_pem()).unwrap();
+        let pem = authority
+            .sign(&subject, Usage::Client, &key.public_key_pem())
+            .unwrap();
         assert!(pem.starts_with("-----BEGIN CERTIFICATE-----"));
         assert!(authority.sign(&subject, Usage::Client, "no key").is_err());
     }

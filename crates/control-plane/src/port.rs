@@ -67,7 +67,12 @@ pub fn free_in(range: std::ops::RangeInclusive<u16>) -> io::Result<u16> {
 
 fn socket_without_sharing() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
-    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?)
+    Ok(rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?)
 }
 
 fn bind(socket: &OwnedFd, port: u16) -> io::Result<()> {

@@ -99,6 +99,9 @@ mod tests {
             std::fs::read(&copied).unwrap(),
             std::fs::read(from.join("member/wal/0.wal")).unwrap()
         );
-        assert!(copy(&from, &to).is_err(), "an existing copy is not overwritten");
+        assert!(
+            copy(&from, &to).is_err(),
+            "an existing copy is not overwritten"
+        );
     }
 }

@@ -83,12 +83,20 @@ pub async fn run(
     events: mpsc::UnboundedSender<Event>,
 ) -> Result<(), SetupError> {
     prepare(&config, &home)?;
-    let shared = Arc::new(Shared { config, home, events });
+    let shared = Arc::new(Shared {
+        config,
+        home,
+        events,
+    });
     let (failed, mut failure) = mpsc::channel(1);
     let mut running = Vec::new();
     let (api_answers, mut api) = oneshot::channel();
     tokio::spawn(watch_api(shared.clone(), api_answers));
-    for component in [Component::Etcd, Component::KubeApiserver, Component::KubeScheduler] {
+    for component in [
+        Component::Etcd,
+        Component::KubeApiserver,
+        Component::KubeScheduler,
+    ] {
         running.push(Supervised::start(&shared, component, failed.clone())?);
     }
 
@@ -118,10 +126,8 @@ pub async fn run(
         component.stop().await;
     }
     if let Some(path) = save_to {
-        seed::copy(&shared.home.store(), &path).map_err(|source| SetupError::Seed {
-            path,
-            source,
-        })?;
+        seed::copy(&shared.home.store(), &path)
+            .map_err(|source| SetupError::Seed { path, source })?;
     }
     let _ = shared.events.send(Event::Stopped);
     Ok(())
@@ -129,7 +135,9 @@ pub async fn run(
 
 fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
     let mut complete = config.clone();
-    complete.files.extend(components::derived_files(config, home));
+    complete
+        .files
+        .extend(components::derived_files(config, home));
     home.write(&complete).map_err(SetupError::Files)?;
     if let Some(path) = &config.seed {
         seed::copy(path, &home.store()).map_err(|source| SetupError::Seed {
@@ -141,8 +149,15 @@ fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
 }
 
 async fn watch_api(shared: Arc<Shared>, answers: oneshot::Sender<()>) {
-    let ca = shared.config.files.get("cluster-ca.crt").map_or("", String::as_str);
-    if wait_until_it_answers(shared.config.api_port, ca).await.is_ok() {
+    let ca = shared
+        .config
+        .files
+        .get("cluster-ca.crt")
+        .map_or("", String::as_str);
+    if wait_until_it_answers(shared.config.api_port, ca)
+        .await
+        .is_ok()
+    {
         let _ = answers.send(());
     }
 }
@@ -159,7 +174,11 @@ impl Supervised {
         component: Component,
         failed: mpsc::Sender<Event>,
     ) -> Result<Self, SetupError> {
-        let dir = shared.config.log_dir.clone().unwrap_or_else(|| shared.home.logs());
+        let dir = shared
+            .config
+            .log_dir
+            .clone()
+            .unwrap_or_else(|| shared.home.logs());
         let log = RotatingLog::open(&dir, component.program(), LOG_LIMIT).map_err(|source| {
             SetupError::Log {
                 component,
@@ -266,7 +285,11 @@ impl Keeper {
         let program = self.shared.home.programs().join(self.component.program());
         let mut command = tokio::process::Command::new(program);
         command
-            .args(components::flags(self.component, &self.shared.config, &self.shared.home))
+            .args(components::flags(
+                self.component,
+                &self.shared.config,
+                &self.shared.home,
+            ))
             .env_clear()
             .envs(components::environment(self.component))
             .stdin(std::process::Stdio::null())
@@ -303,7 +326,9 @@ async fn stop_child(child: &mut Child) {
 }
 
 fn backoff(ends: u32) -> Duration {
-    FIRST_BACKOFF.saturating_mul(4_u32.saturating_pow(ends.saturating_sub(1))).min(MAX_BACKOFF)
+    FIRST_BACKOFF
+        .saturating_mul(4_u32.saturating_pow(ends.saturating_sub(1)))
+        .min(MAX_BACKOFF)
 }
 
 fn describe(status: io::Result<ExitStatus>) -> String {

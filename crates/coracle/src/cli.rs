@@ -84,7 +84,12 @@ pub struct RunOptions {
     #[arg(long, value_name = "DIR", env = "CORACLE_KUBERNETES")]
     pub kubernetes: Option<PathBuf>,
     /// The API server's port (default: any that is free)
-    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     pub api_port: u16,
     /// How long all nodes may take to come up, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]

@@ -3,9 +3,9 @@
 //! A workload's own exit code is passed on as it is. Codes of Coracle itself follow `sysexits.h`, far
 //! from those that programs usually choose; docs/exit-codes.md lists them.
 
+use crate::say::say;
 use std::fmt;
 use std::process::ExitCode;
-use crate::say::say;
 
 /// Why Coracle itself failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,10 +60,7 @@ impl Failure {
     }
 
     /// What it was caused by.
-    pub fn because(
-        mut self,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
@@ -94,10 +91,7 @@ impl From<slurm::SlurmError> for Failure {
 /// Tells the user about an error, on standard error, and chooses the exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     say(format_args!("{}", describe(error)));
-    let code = error
-        .chain()
-        .find_map(code_of)
-        .unwrap_or(Code::Internal);
+    let code = error.chain().find_map(code_of).unwrap_or(Code::Internal);
     ExitCode::from(code as u8)
 }
 

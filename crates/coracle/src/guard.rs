@@ -13,10 +13,10 @@ use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::say::say;
 use linux::process::Fork;
 use linux::signal::Held;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
-use crate::say::say;
 
 /// What happens when the worker dies by a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

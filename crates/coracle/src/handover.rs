@@ -125,7 +125,10 @@ pub struct Wire<S>(Framed<S, LinesCodec>);
 impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// Speaks over `stream`.
     pub fn new(stream: S) -> Self {
-        Self(Framed::new(stream, LinesCodec::new_with_max_length(MAX_LINE)))
+        Self(Framed::new(
+            stream,
+            LinesCodec::new_with_max_length(MAX_LINE),
+        ))
     }
 
     /// Sends a message.
@@ -145,7 +148,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 /// A problem if two clocks are too far apart to work with.

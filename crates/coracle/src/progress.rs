@@ -4,8 +4,8 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use crate::say::say;
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// The phases of one command.
 #[derive(Debug)]

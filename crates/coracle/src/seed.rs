@@ -37,6 +37,7 @@ pub async fn ensure(
     match make_in_first(&places, release, service_cidr).await {
         Ok(seed) => Some(seed),
         Err(error) => {
+            progress.abandon();
             progress.line(&format!(
                 "warning: cannot keep a prepared store, so every cluster starts slower: {error:#}"
             ));
@@ -82,6 +83,8 @@ async fn make_in_first(
                 let made = make(release, service_cidr, &new.join("store")).await;
                 let kept = made.and_then(|()| publish(&new.join("store"), place));
                 let _ = std::fs::remove_dir_all(&new);
+                // Only if it is empty.
+                let _ = std::fs::remove_dir(parent);
                 return kept.map(|()| place.clone());
             }
             Err(error) => {
@@ -121,7 +124,9 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         settle(&client).await;
         objects::add_standing(&client).await
     });
-    settled.await.context("the control plane did not settle")??;
+    settled
+        .await
+        .context("the control plane did not settle")??;
     control_plane.stop_and_save(path.to_owned()).await
 }
 

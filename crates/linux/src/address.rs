@@ -58,9 +58,7 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 fn is_reachable_from_elsewhere(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified(),
-        IpAddr::V6(v6) => {
-            !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified()
-        }
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified(),
     }
 }
 
@@ -71,10 +69,16 @@ mod tests {
     #[test]
     fn loopback_and_link_local_are_no_way_to_reach_a_host() {
         for local in ["127.0.0.1", "169.254.3.4", "::1", "fe80::1"] {
-            assert!(!is_reachable_from_elsewhere(local.parse().unwrap()), "{local}");
+            assert!(
+                !is_reachable_from_elsewhere(local.parse().unwrap()),
+                "{local}"
+            );
         }
         for public in ["10.1.2.3", "100.64.0.1", "2001:db8::1"] {
-            assert!(is_reachable_from_elsewhere(public.parse().unwrap()), "{public}");
+            assert!(
+                is_reachable_from_elsewhere(public.parse().unwrap()),
+                "{public}"
+            );
         }
     }
 

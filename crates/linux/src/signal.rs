@@ -33,8 +33,7 @@ impl Held {
             for signal in signals {
                 libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
             }
-            let error =
-                libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+            let error = libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
             if error != 0 {
                 return Err(io::Error::from_raw_os_error(error));
             }
@@ -73,9 +72,8 @@ impl Held {
     /// Gives the signals back their usual effect.
     pub fn release(self) -> io::Result<()> {
         // SAFETY: `before` was filled by `pthread_sigmask` in `new`.
-        let error = unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut())
-        };
+        let error =
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }

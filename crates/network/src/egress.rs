@@ -70,7 +70,9 @@ async fn tunnel(mut client: UnixStream) -> io::Result<()> {
         }
     };
     server.set_nodelay(true)?;
-    client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
+    client
+        .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        .await?;
     server.write_all(&early).await?;
     copy_bidirectional(&mut client, &mut server).await?;
     Ok(())
@@ -81,7 +83,10 @@ async fn read_request(client: &mut UnixStream) -> Result<(SocketAddr, Vec<u8>), 
     let mut received = Vec::new();
     loop {
         let mut chunk = [0; 1024];
-        let count = client.read(&mut chunk).await.map_err(|error| error.to_string())?;
+        let count = client
+            .read(&mut chunk)
+            .await
+            .map_err(|error| error.to_string())?;
         if count == 0 {
             return Err("the request is incomplete".to_owned());
         }
@@ -97,12 +102,18 @@ async fn read_request(client: &mut UnixStream) -> Result<(SocketAddr, Vec<u8>), 
 }
 
 fn find_end_of_headers(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
+    bytes
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .map(|at| at + 4)
 }
 
 /// The target in `CONNECT host:port HTTP/1.1`. Only addresses: the API server knows nodes by them.
 fn parse_connect(request: &[u8]) -> Result<SocketAddr, String> {
-    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = request
+        .split(|byte| *byte == b'\r')
+        .next()
+        .unwrap_or_default();
     let line = std::str::from_utf8(line).map_err(|_| "the request is no text".to_owned())?;
     match line.split(' ').collect::<Vec<_>>().as_slice() {
         ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => target
@@ -154,7 +165,10 @@ mod tests {
         });
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nhello");
         let answer = ask(&path, request.as_bytes()).await;
-        assert_eq!(answer, "HTTP/1.1 200 Connection established\r\n\r\nyou said hello");
+        assert_eq!(
+            answer,
+            "HTTP/1.1 200 Connection established\r\n\r\nyou said hello"
+        );
     }
 
     #[tokio::test]

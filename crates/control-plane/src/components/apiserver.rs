@@ -31,12 +31,18 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
         format!("--service-cluster-ip-range={}", config.service_cidr),
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
         format!("--service-account-key-file={}", pki("service-account.pub")),
-        format!("--service-account-signing-key-file={}", pki("service-account.key")),
+        format!(
+            "--service-account-signing-key-file={}",
+            pki("service-account.key")
+        ),
         format!("--kubelet-certificate-authority={}", pki("kubelet-ca.crt")),
         format!("--kubelet-client-certificate={}", pki("kubelet-client.crt")),
         format!("--kubelet-client-key={}", pki("kubelet-client.key")),
         "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
-        format!("--requestheader-client-ca-file={}", pki("front-proxy-ca.crt")),
+        format!(
+            "--requestheader-client-ca-file={}",
+            pki("front-proxy-ca.crt")
+        ),
         "--requestheader-allowed-names=front-proxy-client".to_owned(),
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         "--requestheader-group-headers=X-Remote-Group".to_owned(),

@@ -7,8 +7,14 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
     let pki = |name: &str| home.pki_file(name);
     let signer = |purpose: &str, ca: &str| {
         [
-            format!("--cluster-signing-{purpose}-cert-file={}", pki(&format!("{ca}.crt"))),
-            format!("--cluster-signing-{purpose}-key-file={}", pki(&format!("{ca}.key"))),
+            format!(
+                "--cluster-signing-{purpose}-cert-file={}",
+                pki(&format!("{ca}.crt"))
+            ),
+            format!(
+                "--cluster-signing-{purpose}-key-file={}",
+                pki(&format!("{ca}.key"))
+            ),
         ]
     };
     let mut flags = vec![
@@ -19,7 +25,10 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
         "--node-cidr-mask-size=24".to_owned(),
         format!("--service-cluster-ip-range={}", config.service_cidr),
         format!("--root-ca-file={}", pki("cluster-ca.crt")),
-        format!("--service-account-private-key-file={}", pki("service-account.key")),
+        format!(
+            "--service-account-private-key-file={}",
+            pki("service-account.key")
+        ),
         "--use-service-account-credentials=false".to_owned(),
     ];
     flags.extend(signer("kube-apiserver-client", "client-ca"));

@@ -44,7 +44,10 @@ pub fn derived_files(config: &ClusterConfig, home: &Home) -> BTreeMap<String, St
             cert_pem: file("crt").unwrap_or_default(),
             key_pem: file("key").unwrap_or_default(),
         };
-        let ca = config.files.get("cluster-ca.crt").map_or("", String::as_str);
+        let ca = config
+            .files
+            .get("cluster-ca.crt")
+            .map_or("", String::as_str);
         let server = format!("https://127.0.0.1:{}", config.api_port);
         files.insert(
             format!("{name}.kubeconfig"),

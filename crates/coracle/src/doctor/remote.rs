@@ -81,11 +81,20 @@ async fn attempt(
         }
     };
     let (stdout, stderr, status) = ended?;
-    // Exit code 1 is also the doctor's own, so the report decides. Prologs may print something before it.
-    let report = stdout
-        .find('{')
-        .and_then(|at| serde_json::from_str(stdout[at..].trim_end()).ok());
-    report.ok_or_else(|| slurm::classify("srun", Some(status), &stderr))
+    // Exit code 1 is also the doctor's own, so the report decides.
+    find_report(&stdout).ok_or_else(|| slurm::classify("srun", Some(status), &stderr))
+}
+
+/// The report in what a task printed: prologs and shells of the site may say something before and after it.
+fn find_report(stdout: &str) -> Option<Report> {
+    let starts = stdout.match_indices('{').map(|(at, _)| at);
+    let at_line_start = |&at: &usize| at == 0 || stdout.as_bytes()[at - 1] == b'\n';
+    starts.filter(at_line_start).take(100).find_map(|at| {
+        serde_json::Deserializer::from_str(&stdout[at..])
+            .into_iter::<Report>()
+            .next()?
+            .ok()
+    })
 }
 
 fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path>) -> Invocation {
@@ -138,4 +147,38 @@ fn random_name() -> anyhow::Result<String> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .context("no random numbers")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_found_among_other_words() {
+        let report = r#"{"schema":1,"coracle":"0","host":"n","podsCanRun":true,"slurmUsable":true,"findings":[]}"#;
+        let found = |text: &str| find_report(text).map(|report| report.host);
+        assert_eq!(found(report).as_deref(), Some("n"));
+        let noisy = format!("{{ welcome }}\n{report}\nbye {{\n");
+        assert_eq!(found(&noisy).as_deref(), Some("n"));
+        assert_eq!(found("{\n{}\n"), None);
+        assert_eq!(found(""), None);
+    }
+
+    #[test]
+    fn one_task_of_a_new_job() {
+        let dir = Path::new("/usr/bin");
+        let at = |name: &str| dir.join(name);
+        let slurm = Slurm {
+            srun: at("srun"),
+            scontrol: at("scontrol"),
+            squeue: at("squeue"),
+            sinfo: at("sinfo"),
+            sbatch: at("sbatch"),
+            scancel: at("scancel"),
+            sbcast: at("sbcast"),
+        };
+        let copy = Path::new("/tmp/coracle-doctor-copy-1");
+        let invocation = invocation(&slurm, "gpu", Path::new("/c/coracle"), Some(copy));
+        insta::assert_snapshot!(invocation.display());
+    }
 }

@@ -196,23 +196,27 @@ async fn probe(name: &str) -> Result<String, String> {
 }
 
 async fn ask_slurm() -> SlurmAnswers {
+    let allocation = Allocation::from_process_env().ok().flatten();
     let mut answers = SlurmAnswers {
-        commands: Slurm::find().map(|slurm| slurm.srun),
+        commands: Err(SlurmError::NotInstalled {
+            missing: Vec::new(),
+        }),
         version: None,
         controller: None,
         partitions: Vec::new(),
-        job: Allocation::from_process_env()
-            .ok()
-            .flatten()
-            .map(|allocation| allocation.job_id),
+        job: allocation.map(|allocation| allocation.job_id),
     };
-    if let Ok(slurm) = Slurm::find() {
-        let (version, controller) = futures::join!(slurm.version(), slurm.ping());
-        if controller.is_ok() {
-            answers.partitions = slurm.partitions().await.unwrap_or_default();
+    match Slurm::find() {
+        Ok(slurm) => {
+            let (version, controller) = futures::join!(slurm.version(), slurm.ping());
+            if controller.is_ok() {
+                answers.partitions = slurm.partitions().await.unwrap_or_default();
+            }
+            answers.version = Some(version);
+            answers.controller = Some(controller);
+            answers.commands = Ok(slurm.srun);
         }
-        answers.version = Some(version);
-        answers.controller = Some(controller);
+        Err(error) => answers.commands = Err(error),
     }
     answers
 }

@@ -16,10 +16,10 @@ use super::download::{self, Source};
 use super::error::FetchError;
 use super::part::{Digest, Part, parse_hex};
 use super::progress::Progress;
-use crate::say::say;
 use super::release::{Component, Release};
 use super::store::{Claim, Staging, Store, StoreError};
 use super::version::{PINNED_ETCD, PINNED_KUBERNETES, Version};
+use crate::say::say;
 
 const UPSTREAM: &str = "https://dl.k8s.io";
 const UPSTREAM_ETCD: &str = "https://github.com/etcd-io/etcd/releases/download";

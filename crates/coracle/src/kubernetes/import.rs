@@ -14,10 +14,10 @@ use indicatif::HumanBytes;
 
 use super::elf::{NotProgram, check_program};
 use super::probe::{self, ProbeError};
-use crate::say::say;
 use super::release::{Component, Release};
 use super::store::{Staging, Store, StoreError};
 use super::version::{Version, VersionError};
+use crate::say::say;
 
 /// A program that is all components at once, as `kubernetes/build` makes it.
 const MULTI_CALL: &str = "kube";

@@ -17,9 +17,9 @@ use indicatif::HumanBytes;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
 
-use crate::say::say;
 use super::release::{self, Release};
 use super::version::Version;
+use crate::say::say;
 
 /// Leftovers of a killed `fetch` or `import` that are older than this are removed by the next one.
 const STALE: Duration = Duration::from_secs(24 * 3600);

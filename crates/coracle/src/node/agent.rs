@@ -44,10 +44,14 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         identity,
         leader,
         addresses,
-    } = report(&handover, &node, kept.load()).await.with_context(|| format!("node {node}"))?;
+    } = report(&handover, &node, kept.load())
+        .await
+        .with_context(|| format!("node {node}"))?;
     kept.save(&identity)?;
 
-    let listener = TcpListener::bind("0.0.0.0:0").await.context("cannot open the kubelet's port")?;
+    let listener = TcpListener::bind("0.0.0.0:0")
+        .await
+        .context("cannot open the kubelet's port")?;
     let config = node_config(&node, &identity, addresses, listener.local_addr()?.port())?;
     let api = SocketAddr::new(leader, identity.welcome.api_port);
     let login = Identity {
@@ -65,8 +69,13 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         stop.clone(),
     ));
     let (tell_registered, registered) = oneshot::channel();
-    let mut kubelet =
-        tokio::spawn(kubelet::run(client, config, pods, tell_registered, stop.clone()));
+    let mut kubelet = tokio::spawn(kubelet::run(
+        client,
+        config,
+        pods,
+        tell_registered,
+        stop.clone(),
+    ));
 
     let end = tokio::select! {
         end = stay(&mut line, &handover, &node, &kept, registered) => end,
@@ -198,7 +207,11 @@ fn node_config(
         },
         labels: welcome.labels.clone(),
         annotations: std::collections::BTreeMap::new(),
-        kubelet_version: format!("{}+coracle-{}", welcome.kubernetes_version, crate::handover::VERSION),
+        kubelet_version: format!(
+            "{}+coracle-{}",
+            welcome.kubernetes_version,
+            crate::handover::VERSION
+        ),
         scratch_dir,
     })
 }

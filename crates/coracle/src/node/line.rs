@@ -43,13 +43,20 @@ pub async fn report(
 ) -> anyhow::Result<Admitted> {
     let (client_key_pem, server_key_pem) = match &before {
         Some(before) => (before.client_key_pem.clone(), before.server_key_pem.clone()),
-        None => (new_key(node)?.serialize_pem(), new_key(node)?.serialize_pem()),
+        None => (
+            new_key(node)?.serialize_pem(),
+            new_key(node)?.serialize_pem(),
+        ),
     };
     let stream = first_to_answer(&handover.leaders).await?;
     stream.set_nodelay(true)?;
     let (leader, local) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
     let mut addresses = vec![local];
-    addresses.extend(linux::address::host_addresses()?.into_iter().filter(|a| *a != local));
+    addresses.extend(
+        linux::address::host_addresses()?
+            .into_iter()
+            .filter(|a| *a != local),
+    );
 
     let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
     let name = ServerName::try_from(LEADER_NAME)?;
@@ -107,7 +114,9 @@ fn tls(handover: &Handover, before: Option<&NodeIdentity>) -> anyhow::Result<rus
     Ok(match before {
         None => config.with_no_client_auth(),
         Some(before) => config.with_client_auth_cert(
-            vec![CertificateDer::from_pem_slice(before.welcome.join_cert_pem.as_bytes())?],
+            vec![CertificateDer::from_pem_slice(
+                before.welcome.join_cert_pem.as_bytes(),
+            )?],
             PrivateKeyDer::from_pem_slice(before.client_key_pem.as_bytes())?,
         )?,
     })

@@ -29,8 +29,13 @@ pub fn main() -> anyhow::Result<ExitCode> {
 
 /// A copy that Slurm carried here for this one run is not left behind; we go on without its name.
 fn remove_carried_program() {
-    let Ok(program) = std::env::current_exe() else { return };
-    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Ok(program) = std::env::current_exe() else {
+        return;
+    };
+    let name = program
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     // The name that the leader chose: 256 random bits.
     let token = name.strip_prefix("coracle-").unwrap_or_default();
     if token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -40,11 +45,17 @@ fn remove_carried_program() {
 
 fn read_handover() -> anyhow::Result<Handover> {
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("cannot read what the leader hands over")?;
+    std::io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .context("cannot read what the leader hands over")?;
     let handover: Handover =
         serde_json::from_str(&line).context("what the leader hands over is not understood")?;
     if handover.version != VERSION {
-        bail!("this is Coracle {VERSION}, the leader is {}", handover.version);
+        bail!(
+            "this is Coracle {VERSION}, the leader is {}",
+            handover.version
+        );
     }
     if let Some(problem) = clock_problem(handover.time, now()) {
         bail!("node {}: {problem}; tell the site's support", name());
@@ -58,5 +69,8 @@ fn name() -> String {
 }
 
 fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }

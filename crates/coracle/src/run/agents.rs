@@ -100,18 +100,26 @@ impl Starter {
         let step = AgentStep {
             job_id: self.job,
             nodes,
-            program: if self.program.exists() { &self.program } else { &own },
+            program: if self.program.exists() {
+                &self.program
+            } else {
+                &own
+            },
             args: &args,
             bcast: destination.as_deref(),
             gpus: None,
             name: "coracle-node",
         };
-        let names: Vec<String> =
-            std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+        let names: Vec<String> = std::env::vars_os()
+            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .collect();
         let invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
         tracing::debug!(command = invocation.display(), "starting agents");
         let mut command = invocation.command();
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
         let mut child = command.spawn().map_err(start)?;
         if let Some(mut stdin) = child.stdin.take() {
@@ -122,6 +130,9 @@ impl Starter {
         if let Some(stderr) = child.stderr.take() {
             let mut lines = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = lines.next_line().await {
+                if slurm::is_noise(&line) {
+                    continue;
+                }
                 if self.verbose {
                     say(format_args!("coracle: [nodes] {line}"));
                 }
@@ -141,7 +152,10 @@ impl Starter {
 impl Step {
     /// Waits for the step's end, and ends it if that takes too long.
     pub async fn finish(mut self) {
-        if tokio::time::timeout(STOP_GRACE, &mut self.task).await.is_err() {
+        if tokio::time::timeout(STOP_GRACE, &mut self.task)
+            .await
+            .is_err()
+        {
             // Dropping its child kills srun; the agents notice that the leader is gone.
             self.task.abort();
         }

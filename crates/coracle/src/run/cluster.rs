@@ -88,13 +88,19 @@ impl Cluster {
                 .hint("a cluster of one node needs one too: check `ip addr`")
         })?;
         let api_port = reserve(options.api_port)?;
-        let detail = slurm.job_detail(allocation.job_id).await.map_err(Failure::from)?;
+        let detail = slurm
+            .job_detail(allocation.job_id)
+            .await
+            .map_err(Failure::from)?;
         let pki = Arc::new(Pki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
         let token = new_token()?;
         let mut files = pki.files(api_names(&addresses, &options.service_cidr))?;
-        files.insert("tokens.csv".into(), format!("{token},admin-user,1,system:masters\n"));
+        files.insert(
+            "tokens.csv".into(),
+            format!("{token},admin-user,1,system:masters\n"),
+        );
         let url = format!("https://{api}");
         let ca = pki.cluster.cert_pem();
         let config = ClusterConfig {
@@ -112,7 +118,9 @@ impl Cluster {
         };
         let control_plane = ControlPlane::start(config).await?;
 
-        let listener = TcpListener::bind("0.0.0.0:0").await.context("cannot open the door")?;
+        let listener = TcpListener::bind("0.0.0.0:0")
+            .await
+            .context("cannot open the door")?;
         let door_port = listener.local_addr()?.port();
         let (tell_node, node_events) = mpsc::unbounded_channel();
         let (tell_step, step_failures) = mpsc::unbounded_channel();
@@ -125,8 +133,10 @@ impl Cluster {
         let plans = plans(allocation, &detail, &name);
         let door = Door::new(common, plans, tell_node)?;
         tokio::spawn(door.clone().serve(listener));
-        let leaders: Vec<_> =
-            addresses.iter().map(|address| SocketAddr::new(*address, door_port)).collect();
+        let leaders: Vec<_> = addresses
+            .iter()
+            .map(|address| SocketAddr::new(*address, door_port))
+            .collect();
         let starter = Starter::new(slurm, allocation.job_id, options.verbose, tell_step)?;
         let nodes = allocation.nodes.clone();
         let step = starter.start(nodes.clone(), &door.handover(leaders.clone()))?;
@@ -195,7 +205,10 @@ impl Cluster {
         match ended {
             Ok(result) => {
                 result?;
-                progress.ready(&format!("cluster {} with {total} nodes is ready", self.name));
+                progress.ready(&format!(
+                    "cluster {} with {total} nodes is ready",
+                    self.name
+                ));
                 Ok(())
             }
             Err(_) => Err(self.too_slow(patience).into()),
@@ -246,7 +259,9 @@ impl Cluster {
 
     /// The control plane's files.
     pub fn files(&self) -> anyhow::Result<control_plane::home::Outside> {
-        self.control_plane.files().context("the control plane is not up")
+        self.control_plane
+            .files()
+            .context("the control plane is not up")
     }
 
     /// A node is gone: say so in the cluster at once, and start its agent again in a while.
@@ -254,8 +269,14 @@ impl Cluster {
         let times = self.lost.entry(node.to_owned()).or_default();
         *times += 1;
         let give_up = *times > MAX_RESTARTS;
-        let next = if give_up { "it stays away" } else { "its agent is started again" };
-        say(format_args!("coracle: node {node} is lost: {problem}; {next}"));
+        let next = if give_up {
+            "it stays away"
+        } else {
+            "its agent is started again"
+        };
+        say(format_args!(
+            "coracle: node {node} is lost: {problem}; {next}"
+        ));
         objects::mark_not_ready(&self.client, node, problem).await;
         if !give_up {
             let (node, again) = (node.to_owned(), again.clone());
@@ -284,7 +305,9 @@ impl Cluster {
                 say(format_args!("coracle: [{component}] {line}"));
             }
             Event::Exited { component, status } => {
-                say(format_args!("coracle: {component} ended with {status}; it is started again"));
+                say(format_args!(
+                    "coracle: {component} ended with {status}; it is started again"
+                ));
             }
             _ => {}
         }
@@ -307,29 +330,45 @@ impl Cluster {
 
 fn reserve(port: u16) -> Result<ReservedPort, Failure> {
     ReservedPort::new(port).map_err(|error| {
-        Failure::new(Code::Host, format!("cannot use port {port} for the API server"))
-            .because(error)
-            .hint("leave --api-port out, and a free one is chosen")
+        Failure::new(
+            Code::Host,
+            format!("cannot use port {port} for the API server"),
+        )
+        .because(error)
+        .hint("leave --api-port out, and a free one is chosen")
     })
 }
 
 fn make_log_dir(dir: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let failed = |error| {
-        Failure::new(Code::CannotWrite, format!("cannot make the log directory {}", dir.display()))
-            .because(error)
-            .hint("choose a directory that you may write to, with room in it")
+        Failure::new(
+            Code::CannotWrite,
+            format!("cannot make the log directory {}", dir.display()),
+        )
+        .because(error)
+        .hint("choose a directory that you may write to, with room in it")
     };
     let dir = std::path::absolute(dir).map_err(failed)?;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(failed)?;
     Ok(dir)
 }
 
 fn api_names(addresses: &[std::net::IpAddr], service_cidr: &str) -> Vec<String> {
-    let mut names: Vec<String> = ["kubernetes", "kubernetes.default", "kubernetes.default.svc",
-        "kubernetes.default.svc.cluster.local", "localhost", "127.0.0.1"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut names: Vec<String> = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     names.extend(addresses.iter().map(ToString::to_string));
     names.extend(first_service_address(service_cidr).map(|address| address.to_string()));
     names
@@ -344,14 +383,13 @@ fn lifetime(detail: &JobDetail) -> Duration {
 }
 
 /// What each node of the allocation will be.
-fn plans(
-    allocation: &Allocation,
-    detail: &JobDetail,
-    cluster: &str,
-) -> HashMap<String, NodePlan> {
+fn plans(allocation: &Allocation, detail: &JobDetail, cluster: &str) -> HashMap<String, NodePlan> {
     let mut labels = BTreeMap::from([
         ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
-        ("coracle.dev/job-id".to_owned(), allocation.job_id.to_string()),
+        (
+            "coracle.dev/job-id".to_owned(),
+            allocation.job_id.to_string(),
+        ),
     ]);
     if let Some(partition) = detail.partition.as_ref().or(allocation.partition.as_ref()) {
         labels.insert("coracle.dev/partition".to_owned(), partition.clone());
@@ -365,7 +403,11 @@ fn plans(
             labels: labels.clone(),
         }
     };
-    allocation.nodes.iter().map(|node| (node.clone(), plan(node))).collect()
+    allocation
+        .nodes
+        .iter()
+        .map(|node| (node.clone(), plan(node)))
+        .collect()
 }
 
 /// Slurm's generic resources under the names that Kubernetes manifests use.
@@ -382,25 +424,37 @@ fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
 }
 
 fn node_port() -> anyhow::Result<u16> {
-    if let Some(port) = std::env::var("K8S_PORT").ok().and_then(|port| port.parse().ok()) {
+    if let Some(port) = std::env::var("K8S_PORT")
+        .ok()
+        .and_then(|port| port.parse().ok())
+    {
         return Ok(port);
     }
     free_in(NODE_PORTS).context("no node port is free")
 }
 
 fn not_started(node: &str, problem: &str) -> Failure {
-    Failure::new(Code::NotStarted, format!("node {node} cannot join: {problem}"))
-        .hint("leave the node out with --exclude, or tell the site's support")
+    Failure::new(
+        Code::NotStarted,
+        format!("node {node} cannot join: {problem}"),
+    )
+    .hint("leave the node out with --exclude, or tell the site's support")
 }
 
 fn cancelled() -> Failure {
-    Failure::new(Code::NotStarted, "Slurm ended the job while the cluster was starting")
-        .hint("`sacct -j JOB` says why: its time limit, or somebody's scancel")
+    Failure::new(
+        Code::NotStarted,
+        "Slurm ended the job while the cluster was starting",
+    )
+    .hint("`sacct -j JOB` says why: its time limit, or somebody's scancel")
 }
 
 fn step_failed(failure: StepFailure) -> Failure {
     let nodes = failure.nodes.join(", ");
-    Failure::new(Code::NotStarted, format!("cannot start the agents on {nodes}"))
-        .because(failure.error)
-        .hint("run again with -v to see what srun and the agents say")
+    Failure::new(
+        Code::NotStarted,
+        format!("cannot start the agents on {nodes}"),
+    )
+    .because(failure.error)
+    .hint("run again with -v to see what srun and the agents say")
 }

@@ -34,15 +34,22 @@ impl ControlPlane {
             .stdout(Stdio::piped())
             .kill_on_drop(true);
         linux::process::bind_to_us(command.as_std_mut(), Signal::KILL);
-        let mut child = command.spawn().context("cannot start the control plane's process")?;
-        let stdout = child.stdout.take().context("no pipe from the control plane")?;
+        let mut child = command
+            .spawn()
+            .context("cannot start the control plane's process")?;
+        let stdout = child
+            .stdout
+            .take()
+            .context("no pipe from the control plane")?;
         let mut control_plane = Self {
             commands: child.stdin.take(),
             child,
             events: BufReader::new(stdout).lines(),
             pid: None,
         };
-        control_plane.tell(&Command::Start(Box::new(config))).await?;
+        control_plane
+            .tell(&Command::Start(Box::new(config)))
+            .await?;
         Ok(control_plane)
     }
 
@@ -110,7 +117,10 @@ impl ControlPlane {
 
     async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(command)?);
-        let pipe = self.commands.as_mut().context("the control plane is stopping")?;
+        let pipe = self
+            .commands
+            .as_mut()
+            .context("the control plane is stopping")?;
         // If it died at once, its own words say why.
         let _ = pipe.write_all(line.as_bytes()).await;
         Ok(())
@@ -118,5 +128,9 @@ impl ControlPlane {
 }
 
 fn indent(lines: &[String]) -> String {
-    lines.iter().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
+    lines
+        .iter()
+        .map(|line| format!("  | {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }

@@ -33,7 +33,11 @@ pub fn dismiss(job: u32, step: u32) {
     let Ok(slurm) = Slurm::find() else { return };
     // Synchronous and silent: this is the last thing a process does, and the step may be over.
     let _ = Command::new(slurm.scancel)
-        .args(["--quiet", &format!("--signal={DISMISSAL}"), &format!("{job}.{step}")])
+        .args([
+            "--quiet",
+            &format!("--signal={DISMISSAL}"),
+            &format!("{job}.{step}"),
+        ])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

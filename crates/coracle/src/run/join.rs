@@ -157,7 +157,9 @@ impl Door {
         Ok(rustls::ServerConfig::builder()
             .with_client_cert_verifier(verifier)
             .with_single_cert(
-                vec![CertificateDer::from_pem_slice(identity.cert_pem.as_bytes())?],
+                vec![CertificateDer::from_pem_slice(
+                    identity.cert_pem.as_bytes(),
+                )?],
                 PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())?,
             )?)
     }
@@ -189,7 +191,10 @@ impl Door {
     /// Decides about a greeting.
     fn admit(&self, hello: &Hello, certified: Option<&str>) -> anyhow::Result<Welcome> {
         let node = hello.node.as_str();
-        let plan = self.plans.get(node).context("this node is not part of the cluster")?;
+        let plan = self
+            .plans
+            .get(node)
+            .context("this node is not part of the cluster")?;
         match (&hello.token, certified) {
             (None, Some(name)) if name == node => {}
             (Some(token), None) if same(token, &self.token) => {
@@ -213,9 +218,13 @@ impl Door {
         names.extend(hello.addresses.iter().map(ToString::to_string));
         let server = Subject::server(format!("system:node:{}", hello.node), names);
         Ok(Welcome {
-            client_cert_pem: pki.client.sign(&user, Usage::Client, &hello.client_key_pem)?,
+            client_cert_pem: pki
+                .client
+                .sign(&user, Usage::Client, &hello.client_key_pem)?,
             join_cert_pem: pki.join.sign(&peer, Usage::Client, &hello.client_key_pem)?,
-            server_cert_pem: pki.kubelet.sign(&server, Usage::Server, &hello.server_key_pem)?,
+            server_cert_pem: pki
+                .kubelet
+                .sign(&server, Usage::Server, &hello.server_key_pem)?,
             cluster_ca_pem: pki.cluster.cert_pem().to_owned(),
             kubelet_client_ca_pem: pki.kubelet_client.cert_pem().to_owned(),
             api_port: self.common.api_port,
@@ -253,7 +262,10 @@ impl Door {
         };
         let mut inside = lock(&self.inside);
         // A successor may have come in already.
-        if inside.get(node).is_some_and(|current| current.same_channel(&sender)) {
+        if inside
+            .get(node)
+            .is_some_and(|current| current.same_channel(&sender))
+        {
             inside.remove(node);
             tell(last);
         }
@@ -272,7 +284,11 @@ fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String
 
 /// Compares without telling by the time it takes how much was right.
 fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |diff, (x, y)| diff | (x ^ y)) == 0
+    a.len() == b.len()
+        && a.bytes()
+            .zip(b.bytes())
+            .fold(0, |diff, (x, y)| diff | (x ^ y))
+            == 0
 }
 
 /// 256 random bits, as text.
@@ -286,5 +302,7 @@ pub fn new_token() -> anyhow::Result<String> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -88,10 +88,13 @@ fn spawn(
     // In our process group: it may be a shell that wants the terminal.
     linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::KILL);
     command.spawn().map_err(|error| {
-        Failure::new(Code::NoWorkload, format!("cannot run {}", program.display()))
-            .because(error)
-            .hint("check that it is a program for this machine, or a script whose interpreter exists")
-            .into()
+        Failure::new(
+            Code::NoWorkload,
+            format!("cannot run {}", program.display()),
+        )
+        .because(error)
+        .hint("check that it is a program for this machine, or a script whose interpreter exists")
+        .into()
     })
 }
 
@@ -155,7 +158,9 @@ fn code_of(signal: Signal) -> i32 {
 }
 
 fn shell_code(status: ExitStatus) -> i32 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// The signals that end a cluster in order.

@@ -51,17 +51,23 @@ pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Re
     };
     let applied = apply(manifests, text.as_deref(), env).await?;
     let ends = applied.iter().filter(|object| object.ends());
-    let mut waits: futures::stream::FuturesUnordered<_> =
-        ends.map(|object| wait_for(object, client.clone())).collect();
+    let mut waits: futures::stream::FuturesUnordered<_> = ends
+        .map(|object| wait_for(object, client.clone()))
+        .collect();
     if waits.is_empty() && applied.iter().any(Applied::runs_for_ever) {
-        say(format_args!("coracle: nothing in these manifests ends by itself; end the cluster with Ctrl-C or scancel"));
+        say(format_args!(
+            "coracle: nothing in these manifests ends by itself; end the cluster with Ctrl-C or scancel"
+        ));
         std::future::pending::<()>().await;
     }
     let mut code = 0;
     while let Some(ended) = waits.next().await {
         let (object, succeeded) = ended?;
         show_logs(&object, env, &client).await;
-        say(format_args!("coracle: {object} {}", if succeeded { "succeeded" } else { "failed" }));
+        say(format_args!(
+            "coracle: {object} {}",
+            if succeeded { "succeeded" } else { "failed" }
+        ));
         if !succeeded {
             code = 1;
         }
@@ -69,7 +75,11 @@ pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Re
     Ok(code)
 }
 
-async fn apply(manifests: &Manifests, text: Option<&[u8]>, env: &Env) -> anyhow::Result<Vec<Applied>> {
+async fn apply(
+    manifests: &Manifests,
+    text: Option<&[u8]>,
+    env: &Env,
+) -> anyhow::Result<Vec<Applied>> {
     let mut attempt = 1;
     loop {
         match apply_once(manifests, text, env).await {
@@ -78,9 +88,14 @@ async fn apply(manifests: &Manifests, text: Option<&[u8]>, env: &Env) -> anyhow:
                 tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             }
             Err(words) => {
-                return Err(Failure::new(Code::BadManifest, format!("the manifests were refused\n{words}"))
-                    .hint("`kubectl apply --dry-run=client -f …` checks manifests without applying them")
-                    .into());
+                return Err(Failure::new(
+                    Code::BadManifest,
+                    format!("the manifests were refused\n{words}"),
+                )
+                .hint(
+                    "`kubectl apply --dry-run=client -f …` checks manifests without applying them",
+                )
+                .into());
             }
             Ok(applied) => {
                 for object in &applied {
@@ -105,7 +120,11 @@ async fn apply_once(
         Manifests::Directory(path) => command.arg(path).arg("--recursive"),
         Manifests::Stdin => command.arg("-"),
     };
-    command.stdin(if text.is_some() { Stdio::piped() } else { Stdio::null() });
+    command.stdin(if text.is_some() {
+        Stdio::piped()
+    } else {
+        Stdio::null()
+    });
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let cannot_run = |error| format!("cannot run kubectl: {error}");
     let mut child = command.spawn().map_err(cannot_run)?;
@@ -119,7 +138,8 @@ async fn apply_once(
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
     }
-    parse_applied(&output.stdout).map_err(|error| format!("kubectl's answer is not understood: {error}"))
+    parse_applied(&output.stdout)
+        .map_err(|error| format!("kubectl's answer is not understood: {error}"))
 }
 
 /// kubectl prints one object, or a list of several.
@@ -140,8 +160,15 @@ impl Applied {
     }
 
     fn runs_for_ever(&self) -> bool {
-        ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "CronJob"]
-            .contains(&self.kind.as_str())
+        [
+            "Deployment",
+            "StatefulSet",
+            "DaemonSet",
+            "ReplicaSet",
+            "ReplicationController",
+            "CronJob",
+        ]
+        .contains(&self.kind.as_str())
     }
 }
 
@@ -162,11 +189,13 @@ async fn wait_for(object: &Applied, client: Client) -> anyhow::Result<(Applied, 
     let succeeded = if object.kind == "Job" {
         let jobs: Api<Job> = Api::namespaced(client, namespace);
         let job = await_condition(jobs, name, job_has_ended()).await;
-        job.context("cannot watch the Job")?.is_some_and(|job| job_condition(&job, "Complete"))
+        job.context("cannot watch the Job")?
+            .is_some_and(|job| job_condition(&job, "Complete"))
     } else {
         let pods: Api<Pod> = Api::namespaced(client, namespace);
         let pod = await_condition(pods, name, pod_has_ended()).await;
-        pod.context("cannot watch the Pod")?.is_some_and(|pod| phase(&pod) == "Succeeded")
+        pod.context("cannot watch the Pod")?
+            .is_some_and(|pod| phase(&pod) == "Succeeded")
     };
     Ok((object.clone(), succeeded))
 }
@@ -183,12 +212,21 @@ fn pod_has_ended() -> impl Condition<Pod> {
 }
 
 fn job_condition(job: &Job, wanted: &str) -> bool {
-    let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|c| c.type_ == wanted && c.status == "True")
+    let conditions = job
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|c| c.type_ == wanted && c.status == "True")
 }
 
 fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
 }
 
 /// Shows what the object's pods printed, on standard output, or why there is nothing.
@@ -199,7 +237,9 @@ async fn show_logs(object: &Applied, env: &Env, client: &Client) {
         "Job" => ListParams::default().labels(&format!("batch.kubernetes.io/job-name={name}")),
         _ => ListParams::default().fields(&format!("metadata.name={name}")),
     };
-    let Ok(pods) = pods.list(&selection).await else { return };
+    let Ok(pods) = pods.list(&selection).await else {
+        return;
+    };
     for pod in pods {
         let name = pod.name_any();
         let mut command = kubectl(env);
@@ -211,8 +251,13 @@ async fn show_logs(object: &Applied, env: &Env, client: &Client) {
             continue;
         }
         let status = pod.status.unwrap_or_default();
-        let said = [status.phase, status.reason, status.message].into_iter().flatten();
-        say(format_args!("coracle: pod {name}: {}", said.collect::<Vec<_>>().join(": ")));
+        let said = [status.phase, status.reason, status.message]
+            .into_iter()
+            .flatten();
+        say(format_args!(
+            "coracle: pod {name}: {}",
+            said.collect::<Vec<_>>().join(": ")
+        ));
     }
 }
 
@@ -227,7 +272,8 @@ async fn read_stdin() -> anyhow::Result<Vec<u8>> {
         let mut text = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin(), &mut text).map(|_| text)
     });
-    read.await?.context("cannot read manifests from standard input")
+    read.await?
+        .context("cannot read manifests from standard input")
 }
 
 #[cfg(test)]
@@ -241,8 +287,11 @@ mod tests {
             {"kind":"Namespace","metadata":{"name":"n"}},
             {"kind":"Pod","metadata":{"name":"b","namespace":"n"}}]}"#;
         assert_eq!(parse_applied(one).unwrap()[0].to_string(), "job/a");
-        let names: Vec<String> =
-            parse_applied(list).unwrap().iter().map(ToString::to_string).collect();
+        let names: Vec<String> = parse_applied(list)
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(names, ["namespace/n", "pod/b in n"]);
         assert!(parse_applied(b"nonsense").is_err());
     }

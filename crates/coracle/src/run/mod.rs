@@ -19,8 +19,8 @@ mod workload;
 
 use std::process::ExitCode;
 
-use slurm::{Allocation, Place};
 use crate::say::say;
+use slurm::{Allocation, Place};
 
 pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;

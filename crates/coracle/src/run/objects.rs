@@ -64,7 +64,9 @@ pub async fn add_standing(client: &Client) -> anyhow::Result<()> {
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) =
         (Api::all(client.clone()), Api::all(client.clone()));
     roles.patch(name, &as_coracle, &Patch::Apply(&role)).await?;
-    bindings.patch(name, &as_coracle, &Patch::Apply(&binding)).await?;
+    bindings
+        .patch(name, &as_coracle, &Patch::Apply(&binding))
+        .await?;
     Ok(())
 }
 
@@ -81,7 +83,10 @@ pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
         "lastHeartbeatTime": now,
     }]}});
     let params = PatchParams::default();
-    if let Err(error) = nodes.patch_status(node, &params, &Patch::Strategic(status)).await {
+    if let Err(error) = nodes
+        .patch_status(node, &params, &Patch::Strategic(status))
+        .await
+    {
         tracing::warn!(node, %error, "cannot mark the node as lost");
     }
 }

@@ -124,11 +124,21 @@ fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
             break;
         }
         let ours = is_ours(&text);
-        let takes_value = if ours { ours_takes_value(&text) } else { slurm_options::takes_value(&text) };
-        let list = if ours { &mut words.ours } else { &mut words.slurm };
+        let takes_value = if ours {
+            ours_takes_value(&text)
+        } else {
+            slurm_options::takes_value(&text)
+        };
+        let list = if ours {
+            &mut words.ours
+        } else {
+            &mut words.slurm
+        };
         list.push(text.clone());
         if takes_value {
-            let value = rest.next().ok_or_else(|| usage(&format!("{text} needs a value")))?;
+            let value = rest
+                .next()
+                .ok_or_else(|| usage(&format!("{text} needs a value")))?;
             list.push(value.to_string_lossy().into_owned());
         }
     }
@@ -136,12 +146,17 @@ fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
     Ok(words)
 }
 
-const OURS_WITH_VALUE: [&str; 6] =
-    ["logs", "kubernetes", "api-port", "start-timeout", "pod-cidr", "service-cidr"];
+const OURS_WITH_VALUE: [&str; 6] = [
+    "logs",
+    "kubernetes",
+    "api-port",
+    "start-timeout",
+    "pod-cidr",
+    "service-cidr",
+];
 
 fn is_ours(word: &str) -> bool {
-    matches!(word, "-v" | "--verbose" | "-h" | "--help")
-        || OURS_WITH_VALUE.contains(&name_of(word))
+    matches!(word, "-v" | "--verbose" | "-h" | "--help") || OURS_WITH_VALUE.contains(&name_of(word))
 }
 
 fn ours_takes_value(word: &str) -> bool {

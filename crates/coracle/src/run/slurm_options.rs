@@ -8,11 +8,42 @@ const SHORT_WITH_VALUE: &str = "ABbcCdDeFGiJLmMnNopPqrRStTwWx";
 
 /// Long options without a value.
 const LONG_ALONE: [&str; 36] = [
-    "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
-    "ignore-pbs", "immediate", "interactive", "jobid-verbose", "kill-on-bad-exit", "label",
-    "multi-prog", "no-allocate", "no-kill", "no-requeue", "nvmps", "overcommit", "overlap",
-    "oversubscribe", "preserve-env", "propagate", "pty", "quiet", "quit-on-interrupt", "reboot",
-    "requeue", "share", "spread-job", "test-only", "unbuffered", "usage", "use-min-nodes", "version", "x11",
+    "contiguous",
+    "disable-status",
+    "exact",
+    "exclusive",
+    "get-user-env",
+    "help",
+    "hold",
+    "ignore-pbs",
+    "immediate",
+    "interactive",
+    "jobid-verbose",
+    "kill-on-bad-exit",
+    "label",
+    "multi-prog",
+    "no-allocate",
+    "no-kill",
+    "no-requeue",
+    "nvmps",
+    "overcommit",
+    "overlap",
+    "oversubscribe",
+    "preserve-env",
+    "propagate",
+    "pty",
+    "quiet",
+    "quit-on-interrupt",
+    "reboot",
+    "requeue",
+    "share",
+    "spread-job",
+    "test-only",
+    "unbuffered",
+    "usage",
+    "use-min-nodes",
+    "version",
+    "x11",
 ];
 
 /// Whether the word after `option` is its value.
@@ -34,10 +65,29 @@ mod tests {
 
     #[test]
     fn as_srun_reads_them() {
-        for option in ["-N", "-p", "--nodes", "--partition", "-t", "--mem", "--gres", "-A", "-w"] {
+        for option in [
+            "-N",
+            "-p",
+            "--nodes",
+            "--partition",
+            "-t",
+            "--mem",
+            "--gres",
+            "-A",
+            "-w",
+        ] {
             assert!(takes_value(option), "{option}");
         }
-        for option in ["-N2", "--nodes=2", "--exclusive", "-Q", "--overlap", "-l", "-s", "--pty"] {
+        for option in [
+            "-N2",
+            "--nodes=2",
+            "--exclusive",
+            "-Q",
+            "--overlap",
+            "-l",
+            "-s",
+            "--pty",
+        ] {
             assert!(!takes_value(option), "{option}");
         }
     }

@@ -50,8 +50,9 @@ pub async fn first_node(settings: &Settings, allocation: &Allocation) -> anyhow:
     let slurm = Slurm::find().map_err(Failure::from)?;
     let program = std::env::current_exe().context("cannot find our own program")?;
     let words = settings.words_inside();
-    let names: Vec<String> =
-        std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+    let names: Vec<String> = std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .collect();
     let invocation = |bcast: Option<&Path>| {
         let mut invocation = AgentStep {
             job_id: allocation.job_id,
@@ -85,7 +86,9 @@ async fn run(invocation: &dyn Fn(Option<&Path>) -> Invocation) -> anyhow::Result
         ended = run_once(&invocation(Some(&carried))).await?;
     }
     let status = ended.map_err(Failure::from)?;
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 

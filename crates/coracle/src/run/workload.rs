@@ -72,7 +72,9 @@ impl Workload {
                 Code::NoWorkload,
                 format!("there is neither a file nor a program called {text}"),
             )
-            .hint("give the path of a script, of manifests (.yaml) or of a directory of manifests"));
+            .hint(
+                "give the path of a script, of manifests (.yaml) or of a directory of manifests",
+            ));
         }
         Ok(Self::Program {
             program: name.into(),
@@ -99,7 +101,10 @@ impl Workload {
         let path = std::path::absolute(path).map_err(|error| unreadable(path, error))?;
         let mut words = interpreter.into_iter();
         let program = words.next().unwrap_or_default().into();
-        let args = words.chain([path.into()]).chain(args.iter().cloned()).collect();
+        let args = words
+            .chain([path.into()])
+            .chain(args.iter().cloned())
+            .collect();
         Ok(Self::Program { program, args })
     }
 }
@@ -158,13 +163,21 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
 
 /// The words of a `#!` line.
 fn interpreter(head: &[u8]) -> Option<Vec<OsString>> {
-    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = head
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
     let line = std::str::from_utf8(line).ok()?.trim();
     // As the kernel does it: one argument, with all its spaces.
     let mut words = line.splitn(2, char::is_whitespace);
     let program = words.next().filter(|program| !program.is_empty())?;
     let rest = words.next().map(str::trim).filter(|rest| !rest.is_empty());
-    Some(std::iter::once(program).chain(rest).map(OsString::from).collect())
+    Some(
+        std::iter::once(program)
+            .chain(rest)
+            .map(OsString::from)
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -180,11 +193,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("a script");
         std::fs::write(&script, "#!/usr/bin/env -S bash -e\necho\n").unwrap();
-        let Workload::Program { program, args } = find(&script).unwrap() else { panic!() };
+        let Workload::Program { program, args } = find(&script).unwrap() else {
+            panic!()
+        };
         assert_eq!(program, Path::new("/usr/bin/env"));
-        assert_eq!(args, ["-S bash -e".into(), script.clone().into_os_string(), "arg".into()]);
+        assert_eq!(
+            args,
+            [
+                "-S bash -e".into(),
+                script.clone().into_os_string(),
+                "arg".into()
+            ]
+        );
         std::fs::set_permissions(&script, PermissionsExt::from_mode(0o700)).unwrap();
-        let Workload::Program { program, .. } = find(&script).unwrap() else { panic!() };
+        let Workload::Program { program, .. } = find(&script).unwrap() else {
+            panic!()
+        };
         assert_eq!(program, script);
     }
 
@@ -197,7 +221,10 @@ mod tests {
             (text.as_path(), "neither a manifest nor a program"),
             (Path::new("/no/such.yaml"), "cannot read"),
             (Path::new("/no/such/program"), "cannot read"),
-            (Path::new("no-such-program-anywhere"), "neither a file nor a program"),
+            (
+                Path::new("no-such-program-anywhere"),
+                "neither a file nor a program",
+            ),
             (dir.path(), "manifests take no arguments"),
         ] {
             let error = find(path).unwrap_err().to_string();

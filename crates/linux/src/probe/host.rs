@@ -125,10 +125,10 @@ pub fn hidepid() -> Option<String> {
 
 fn parse_hidepid(mountinfo: &str) -> Option<String> {
     // Fields: id parent major:minor root mount-point options … - type source super-options; the last /proc is the one seen.
-    let lines = mountinfo
+    let mut lines = mountinfo
         .lines()
         .filter(|line| line.split(' ').nth(4) == Some("/proc"));
-    let options = lines.last()?.rsplit(' ').next()?;
+    let options = lines.next_back()?.rsplit(' ').next()?;
     let value = options
         .split(',')
         .find_map(|option| option.strip_prefix("hidepid="))?;

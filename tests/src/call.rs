@@ -1,0 +1,85 @@
+//! A command to be run on a host of the lab.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::{Output, Running};
+
+/// Nothing that a test runs takes longer, unless it says so.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command with its place, its user and its input.
+#[derive(Debug, Clone)]
+pub struct Call {
+    lab: std::path::PathBuf,
+    words: Vec<String>,
+    host: String,
+    user: String,
+    stdin: Option<String>,
+    patience: Duration,
+}
+
+impl Call {
+    /// `words` for the lab whose state is in `lab`.
+    pub(crate) fn new(lab: &Path, words: &[&str]) -> Self {
+        Self {
+            lab: lab.to_owned(),
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+            host: "login".to_owned(),
+            user: "user1".to_owned(),
+            stdin: None,
+            patience: PATIENCE,
+        }
+    }
+
+    /// On this host instead of `login`.
+    pub fn on(mut self, host: &str) -> Self {
+        self.host = host.to_owned();
+        self
+    }
+
+    /// As this user instead of `user1`.
+    pub fn user(mut self, user: &str) -> Self {
+        self.user = user.to_owned();
+        self
+    }
+
+    /// With this to read, and then the end of the input.
+    pub fn stdin(mut self, text: &str) -> Self {
+        self.stdin = Some(text.to_owned());
+        self
+    }
+
+    /// It may take this long.
+    pub fn within(mut self, seconds: u64) -> Self {
+        self.patience = Duration::from_secs(seconds);
+        self
+    }
+
+    /// Runs it to its end.
+    #[track_caller]
+    pub fn run(self) -> Output {
+        let patience = self.patience;
+        let stdin = self.stdin.clone().unwrap_or_default();
+        let mut running = self.start();
+        running.write(&stdin);
+        running.close_stdin();
+        running.wait(patience)
+    }
+
+    /// Starts it; its input stays open.
+    #[track_caller]
+    pub fn start(self) -> Running {
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"));
+        command
+            .args([&self.host, &self.user])
+            .args(&self.words)
+            .env("CORACLE_LAB_DIR", &self.lab)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let name = format!("{}@{}: {}", self.user, self.host, self.words.join(" "));
+        Running::new(name, command.spawn().expect("lab/on can be started"))
+    }
+}

@@ -1,0 +1,116 @@
+//! A cluster that is held open: its workload is a shell to which the test talks.
+
+use std::time::Duration;
+
+use crate::{Lab, Output, Running, eventually};
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The command that holds it.
+    pub run: Running,
+    asked: u32,
+    read: usize,
+}
+
+impl Cluster {
+    /// `srun -N2 coracle run bash`, as `user1`.
+    #[track_caller]
+    pub fn start(lab: &Lab) -> Self {
+        Self::start_as(lab, "user1", &["srun", "-N2", "coracle", "run"])
+    }
+
+    /// A cluster of another user or with other options; `words` end where the workload comes.
+    #[track_caller]
+    pub fn start_as(lab: &Lab, user: &str, words: &[&str]) -> Self {
+        Self::hold(lab.call(&[words, &["bash"]].concat()).user(user).start())
+    }
+
+    /// A command that runs `bash` in a cluster.
+    #[track_caller]
+    pub fn hold(run: Running) -> Self {
+        let mut cluster = Self {
+            run,
+            asked: 0,
+            read: 0,
+        };
+        cluster.ask("true");
+        cluster
+    }
+
+    /// Runs a command in the cluster's shell; what it wrote to either stream, if it succeeded.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> String {
+        let (code, text) = self.try_ask(command);
+        assert_eq!(code, 0, "{command}: {text}\n{}", self.run.stderr());
+        text
+    }
+
+    /// Runs a command in the cluster's shell: its exit code, and what it wrote to either stream.
+    #[track_caller]
+    pub fn try_ask(&mut self, command: &str) -> (i32, String) {
+        self.asked += 1;
+        let mark = format!("--- answer {} ", self.asked);
+        // In a shell of its own, whose input is not ours.
+        let quoted = command.replace('\'', r"'\''");
+        self.run.write(&format!(
+            "bash -c '{quoted}' </dev/null 2>&1; echo \"{mark}$?\"\n"
+        ));
+        let answered = eventually(Duration::from_secs(60), || {
+            let ended = self.run.has_ended();
+            let stdout = self.run.stdout();
+            let new = stdout.get(self.read..).unwrap_or_default();
+            match new
+                .split_once(&mark)
+                .filter(|(_, rest)| rest.contains('\n'))
+            {
+                Some((text, rest)) => {
+                    let code = rest
+                        .lines()
+                        .next()
+                        .and_then(|code| code.trim().parse().ok());
+                    self.read = stdout.len();
+                    Some((code.unwrap_or(-1), text.trim_end().to_owned()))
+                }
+                None => ended.then(|| (-1, "the cluster has ended".to_owned())),
+            }
+        });
+        answered.unwrap_or_else(|| {
+            panic!(
+                "no answer to {command}\n{}\n{}",
+                self.run.stdout(),
+                self.run.stderr()
+            )
+        })
+    }
+
+    /// Whether kubectl says that all `count` nodes, and no others, are Ready.
+    pub fn has_ready_nodes(&mut self, count: usize) -> bool {
+        let (_, text) = self.try_ask("kubectl get nodes --no-headers");
+        let states: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .collect();
+        states.len() == count && states.iter().all(|state| *state == "Ready")
+    }
+
+    /// What kubectl shows as JSON.
+    #[track_caller]
+    pub fn json(&mut self, kubectl: &str) -> serde_json::Value {
+        let text = self.ask(&format!("kubectl {kubectl} --output=json"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// The shell ends with this code, and the cluster with it.
+    #[track_caller]
+    pub fn exit(mut self, code: i32) -> Output {
+        self.run.write(&format!("exit {code}\n"));
+        self.run.wait(Duration::from_secs(30)).ended_with(code)
+    }
+
+    /// Waits until the cluster has ended by itself.
+    #[track_caller]
+    pub fn ends_within(self, seconds: u64) -> Output {
+        self.run.wait(Duration::from_secs(seconds))
+    }
+}

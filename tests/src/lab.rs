@@ -1,0 +1,208 @@
+//! The lab that a test has to itself.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::leftovers::State;
+use crate::{Call, Output, eventually};
+
+/// The hosts that the tests use.
+pub const HOSTS: [&str; 4] = ["login", "node1", "node2", "node3"];
+
+/// What Slurm may take to notice that its jobs have ended.
+const SLURM_PATIENCE: Duration = Duration::from_secs(20);
+/// What may take a moment longer than the command of which it was a part.
+const LAST_MOMENT: Duration = Duration::from_secs(3);
+
+/// A lab, and what was in it at first.
+#[derive(Debug)]
+pub struct Lab {
+    dir: PathBuf,
+    hosts: Vec<String>,
+    before: State,
+    /// Of a lab that the test made itself, and takes down.
+    made: bool,
+    /// Held for the whole test: there is one lab, and `cargo test` starts tests at the same time.
+    _turn: Option<File>,
+}
+
+impl Lab {
+    /// Waits for its turn, and takes the lab when it is clean.
+    #[track_caller]
+    pub fn ready() -> Self {
+        let dir = std::env::var_os("CORACLE_LAB_DIR")
+            .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
+        let turn = File::create(dir.with_extension("e2e.lock")).expect("tests run as root");
+        turn.lock().expect("a turn can be waited for");
+        let mut lab = Self {
+            dir,
+            hosts: HOSTS.map(str::to_owned).to_vec(),
+            before: State::default(),
+            made: false,
+            _turn: Some(turn),
+        };
+        lab.must_be_up();
+        lab.tidy();
+        lab.before = lab.look();
+        lab
+    }
+
+    /// Makes another lab, beside the common one, and takes it down when it is dropped.
+    #[track_caller]
+    pub fn make(dir: &str, options: &[&str], nodes: usize) -> Self {
+        let mut lab = Self {
+            dir: dir.into(),
+            hosts: std::iter::once("login".to_owned())
+                .chain((1..=nodes).map(|i| format!("node{i}")))
+                .collect(),
+            before: State::default(),
+            made: true,
+            _turn: None,
+        };
+        let up = lab.command("up", &[options, &[&nodes.to_string()]].concat());
+        assert!(up.code == 0, "lab/up {options:?} {nodes}{up}");
+        lab.before = lab.look();
+        lab
+    }
+
+    /// Where its state is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its hosts.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// A command; on `login` and as `user1` unless told otherwise.
+    pub fn call(&self, words: &[&str]) -> Call {
+        Call::new(&self.dir, words)
+    }
+
+    /// A line for the shell of `user1` on `login`.
+    pub fn sh(&self, script: &str) -> Call {
+        self.call(&["bash", "-c", script])
+    }
+
+    /// Runs a line of shell as root on a host.
+    pub fn root(&self, host: &str, script: &str) -> Output {
+        self.call(&["sh", "-c", script]).user("root").on(host).run()
+    }
+
+    /// Writes a file into the home directory of `user1`; its path. [`Lab::remove`] takes it away.
+    pub fn write(&self, name: &str, text: &str) -> String {
+        let path = format!("/home/user1/{name}");
+        let script = format!("mkdir -p \"$(dirname {path})\" && cat > {path}");
+        self.sh(&script).stdin(text).run().succeeded();
+        path
+    }
+
+    /// Removes a file or directory from the home directory of `user1`.
+    pub fn remove(&self, name: &str) {
+        self.sh(&format!("chmod -R u+rwX ~/{name}; rm -rf ~/{name}"))
+            .run()
+            .succeeded();
+    }
+
+    /// `lab/NAME ARGS…`
+    pub fn command(&self, name: &str, args: &[&str]) -> Output {
+        let lab = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/");
+        let output = Command::new(format!("{lab}{name}"))
+            .args(args)
+            .env("CORACLE_LAB_DIR", &self.dir)
+            .output()
+            .expect("the lab's commands can be started");
+        Output {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Fails unless everything is as it was before the test, on every host.
+    #[track_caller]
+    pub fn nothing_left(&self) {
+        let queue = eventually(SLURM_PATIENCE, || self.queue_is_empty().then_some(()));
+        assert!(
+            queue.is_some(),
+            "Slurm still has jobs:\n{}",
+            self.command("status", &[]).stdout
+        );
+        let mut left = Vec::new();
+        let gone = eventually(LAST_MOMENT, || {
+            left = self.look().beyond(&self.before);
+            left.is_empty().then_some(())
+        });
+        assert!(gone.is_some(), "left behind:\n{}", left.join("\n"));
+    }
+
+    /// Whether Slurm has no job, also none that is just ending, and all nodes are idle.
+    pub fn queue_is_empty(&self) -> bool {
+        let asked = self.root(
+            "login",
+            "squeue -h; sinfo -h -N -p main -o %T | grep -vx idle",
+        );
+        asked.stdout.trim().is_empty()
+    }
+
+    fn look(&self) -> State {
+        State::look(self)
+    }
+
+    #[track_caller]
+    fn must_be_up(&self) {
+        let status = self.command("status", &[]);
+        let up = |host: &&str| {
+            let line = status
+                .stdout
+                .lines()
+                .find(|line| line.split_whitespace().next() == Some(host));
+            line.is_some_and(|line| line.ends_with(" up"))
+        };
+        let all = HOSTS.iter().all(up);
+        assert!(
+            all,
+            "the lab isn't up with three nodes: run lab/up 3{status}"
+        );
+    }
+
+    /// A test that failed, or was ended by a time limit, may have left something. It is not the next test's business, so
+    /// it is ended here: what belongs to the lab's two users, process by process.
+    #[track_caller]
+    fn tidy(&self) {
+        let clean = || (self.queue_is_empty() && self.look().strangers().is_empty()).then_some(());
+        if eventually(Duration::from_secs(2), clean).is_some() {
+            return;
+        }
+        self.root("login", "scancel --user=user1; scancel --user=user2");
+        for host in self.hosts() {
+            let ours = |user: &str| user == "user1" || user == "user2";
+            for process in self
+                .processes(host)
+                .iter()
+                .filter(|process| ours(&process.user))
+            {
+                self.kill(host, "KILL", process);
+            }
+            self.root(host, "find /tmp /var/tmp /dev/shm -mindepth 1 -user user1 -delete -o -mindepth 1 -user user2 -delete");
+        }
+        let tidy = eventually(Duration::from_secs(60), clean);
+        let status = self.command("status", &[]);
+        assert!(
+            tidy.is_some(),
+            "the lab does not get clean: {:?}{status}",
+            self.look().strangers()
+        );
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.made {
+            self.command("down", &[]);
+        }
+    }
+}

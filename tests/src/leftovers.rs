@@ -1,0 +1,68 @@
+//! What there is on the hosts of a lab: everything that a cluster could leave behind.
+
+use std::collections::BTreeSet;
+
+use crate::Lab;
+
+/// Prints a line for each thing that a user's program could leave. Seeds are kept on purpose.
+const LOOK: &str = r#"
+ps -ww -eo uid=,pid=,stat=,args= | awk '($1 == 2001 || $1 == 2002 || ($1 >= 200000 && $1 < 265536)) { print "process: " $0 }'
+find /tmp /var/tmp /dev/shm /dev/mqueue /run/lock /run/user -mindepth 1 2>/dev/null | sed 's/^/file: /'
+ls -d /run/* | sed 's/^/file: /'
+find /home -mindepth 2 -path '/home/*/.cache/coracle/seeds/*' -prune -o \
+  -path '/home/*/.local/share/coracle/*' -prune -o \
+  -path '/home/*/.cache' -o -path '/home/*/.cache/coracle' -o -path '/home/*/.cache/coracle/seeds' -o -print | sed 's/^/home: /'
+find /home/*/.cache/coracle/seeds -maxdepth 1 -name '.*' -printf 'half a seed: %p\n' 2>/dev/null
+awk 'NR > 1 { print "socket: " $8 }' /proc/net/unix | grep -v ': $' | sort -u
+ss -H -l -t -n | awk '{ print "port: " $4 }'
+ss -H -l -u -n | awk '{ print "port: " $4 }'
+awk '{ print "mount: " $5, $(NF-2), $(NF-1) }' /proc/1/mountinfo
+lsns --noheadings --output TYPE,NS | sed 's/^/namespace: /' | sort -u
+ipcs -m -q -s | awk '$3 == "user1" || $3 == "user2" { print "ipc: " $0 }'
+"#;
+
+/// Everything there is, a line for each, with its host.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct State(BTreeSet<String>);
+
+impl State {
+    /// Looks at all hosts at once.
+    pub(crate) fn look(lab: &Lab) -> Self {
+        let looks: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = lab
+                .hosts()
+                .iter()
+                .map(|host| scope.spawn(move || (host, lab.root(host, LOOK).stdout)))
+                .collect();
+            threads
+                .into_iter()
+                .filter_map(|thread| thread.join().ok())
+                .collect()
+        });
+        assert_eq!(looks.len(), lab.hosts().len(), "all hosts can be looked at");
+        let lines = looks
+            .iter()
+            .flat_map(|(host, text)| text.lines().map(move |line| format!("{host}: {line}")));
+        Self(lines.filter(|line| !is_of_the_look(line)).collect())
+    }
+
+    /// What is here and was not there before.
+    pub(crate) fn beyond(&self, before: &Self) -> Vec<String> {
+        self.0.difference(&before.0).cloned().collect()
+    }
+
+    /// What can't belong to a lab in which nothing runs.
+    pub(crate) fn strangers(&self) -> Vec<&String> {
+        let strange = |line: &&String| {
+            line.contains(": process: ")
+                || line.contains(": file: /tmp/")
+                || line.contains(": file: /dev/shm/")
+        };
+        self.0.iter().filter(strange).collect()
+    }
+}
+
+/// Slurm's and the database's connections come and go.
+fn is_of_the_look(line: &str) -> bool {
+    line.contains("socket: @") && line.contains("slurm")
+}

@@ -1,0 +1,25 @@
+//! Drives the real `coracle` on the real Slurm of the lab (lab/README.md), as an ordinary user of it.
+//!
+//! A test takes the lab with [`Lab::ready`], which waits for its turn and for a clean lab, and ends with
+//! [`Lab::nothing_left`]. In between it runs commands on hosts ([`Call`]), keeps some running
+//! ([`Running`]), or holds a whole cluster open and talks to a shell in it ([`Cluster`]). Nothing here knows the program's
+//! source code: only its command line, its messages and its processes.
+//!
+//! `CORACLE_LAB_DIR` chooses the lab, as it does for the commands of `lab/`.
+
+mod call;
+mod cluster;
+mod lab;
+mod leftovers;
+mod output;
+mod patience;
+mod process;
+mod running;
+
+pub use call::Call;
+pub use cluster::Cluster;
+pub use lab::{HOSTS, Lab};
+pub use output::Output;
+pub use patience::{eventually, wait_until};
+pub use process::{Process, Role};
+pub use running::Running;

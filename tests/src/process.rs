@@ -1,0 +1,133 @@
+//! The processes of a host, and which of Coracle's parts each is.
+
+use crate::Lab;
+
+/// A process as `ps` shows it; its id is the one that it has on its host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// Its parent's id.
+    pub parent: u32,
+    /// Whose it is.
+    pub user: String,
+    /// Its command line.
+    pub args: String,
+}
+
+/// The parts of Coracle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `coracle run`, the process that Slurm started.
+    LeaderGuard,
+    /// `coracle run` below its guard.
+    LeaderWorker,
+    /// `coracle internal control-plane`, outside of its namespaces.
+    ControlPlaneOuter,
+    /// `coracle internal control-plane`, the first process inside.
+    ControlPlaneFirst,
+    /// One of upstream's programs, by its name.
+    Component(&'static str),
+    /// The `srun` that starts the agents.
+    AgentSrun,
+    /// `coracle internal node`, the process that Slurm started.
+    AgentGuard,
+    /// `coracle internal node` below its guard.
+    Agent,
+}
+
+impl Lab {
+    /// Every process of a host.
+    pub fn processes(&self, host: &str) -> Vec<Process> {
+        let listed = self.root(host, "ps -ww -eo pid=,ppid=,user:32=,args=");
+        listed.stdout.lines().filter_map(parse).collect()
+    }
+
+    /// The processes of a user on a host.
+    pub fn processes_of(&self, host: &str, user: &str) -> Vec<Process> {
+        self.processes(host)
+            .into_iter()
+            .filter(|process| process.user == user)
+            .collect()
+    }
+
+    /// The process of `user1` on `host` that has this role; waits for it to come.
+    #[track_caller]
+    pub fn find(&self, host: &str, role: Role) -> Process {
+        self.find_of(host, "user1", role)
+    }
+
+    /// The process of a user on `host` that has this role; waits for it to come.
+    #[track_caller]
+    pub fn find_of(&self, host: &str, user: &str, role: Role) -> Process {
+        let patience = std::time::Duration::from_secs(10);
+        let found = crate::eventually(patience, || role.among(&self.processes_of(host, user)));
+        let Some(found) = found else {
+            let there = self.processes_of(host, user);
+            panic!("no {role:?} of {user} on {host}: {there:#?}");
+        };
+        found
+    }
+
+    /// Sends a signal, by its name, to a process of a host.
+    pub fn kill(&self, host: &str, signal: &str, process: &Process) {
+        // It may have ended meanwhile.
+        self.root(host, &format!("kill -{signal} {}", process.pid));
+    }
+
+    /// Whether a process is still there.
+    pub fn is_alive(&self, host: &str, process: &Process) -> bool {
+        self.processes(host).contains(process)
+    }
+}
+
+impl Role {
+    fn among(self, processes: &[Process]) -> Option<Process> {
+        let is = |process: &Process, words: &str| process.args.contains(words);
+        let parent = |process: &Process| processes.iter().find(|p| p.pid == process.parent);
+        let child_of_same =
+            |process: &Process, words: &str| parent(process).is_some_and(|p| is(p, words));
+        let pair = |words: &str, child: bool| {
+            let mut found = processes
+                .iter()
+                .filter(|p| is(p, words) && program_is_ours(p));
+            found.find(|p| child_of_same(p, words) == child)
+        };
+        let found = match self {
+            Self::LeaderGuard => processes.iter().find(|p| {
+                is(p, "coracle run ")
+                    && program_is_ours(p)
+                    && !child_of_same(p, "coracle run ")
+                    && processes.iter().any(|c| c.parent == p.pid)
+            }),
+            Self::LeaderWorker => pair("coracle run ", true),
+            Self::ControlPlaneOuter => pair("internal control-plane", false),
+            Self::ControlPlaneFirst => pair("internal control-plane", true),
+            Self::Component(name) => processes
+                .iter()
+                .find(|p| p.args.starts_with(&format!("/tmp/programs/{name} "))),
+            Self::AgentSrun => processes.iter().find(|p| {
+                is(p, "srun --jobid=") && parent(p).is_some_and(|parent| is(parent, "coracle run "))
+            }),
+            Self::AgentGuard => pair("internal node", false),
+            Self::Agent => pair("internal node", true),
+        };
+        found.cloned()
+    }
+}
+
+/// Not an `srun`, a shell or a test's command that merely has our words in its arguments.
+fn program_is_ours(process: &Process) -> bool {
+    let program = process.args.split(' ').next().unwrap_or_default();
+    program.ends_with("coracle") || program == "/proc/self/exe"
+}
+
+fn parse(line: &str) -> Option<Process> {
+    let mut words = line.split_whitespace();
+    Some(Process {
+        pid: words.next()?.parse().ok()?,
+        parent: words.next()?.parse().ok()?,
+        user: words.next()?.to_owned(),
+        args: words.collect::<Vec<_>>().join(" "),
+    })
+}

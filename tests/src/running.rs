@@ -1,0 +1,196 @@
+//! A command that runs while the test goes on.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Output, eventually};
+
+/// What an abandoned command gets to end in order.
+const GRACE: Duration = Duration::from_secs(25);
+
+/// A command that was started. When it is dropped it is ended, in order if it can be.
+#[derive(Debug)]
+pub struct Running {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Stream,
+    stderr: Stream,
+}
+
+impl Running {
+    pub(crate) fn new(name: String, mut child: Child) -> Self {
+        Self {
+            name,
+            stdin: child.stdin.take(),
+            stdout: Stream::read(child.stdout.take()),
+            stderr: Stream::read(child.stderr.take()),
+            child,
+        }
+    }
+
+    /// Writes to its standard input.
+    pub fn write(&mut self, text: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            // A command that ended does not read; its exit code says more.
+            let _ = stdin.write_all(text.as_bytes());
+        }
+    }
+
+    /// Ends its standard input.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// Sends a signal to the command, as the user's shell on that host would.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Waits until it has written `words` to standard output.
+    #[track_caller]
+    pub fn until_stdout(&mut self, words: &str) {
+        self.until(words, |running| running.stdout().contains(words));
+    }
+
+    /// Waits until it has written `words` to standard error.
+    #[track_caller]
+    pub fn until_stderr(&mut self, words: &str) {
+        self.until(words, |running| running.stderr().contains(words));
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let seen = eventually(Duration::from_secs(60), || {
+            let ended = self.has_ended();
+            // Looked at in this order: what it wrote last counts.
+            if holds(self) {
+                Some(true)
+            } else {
+                ended.then_some(false)
+            }
+        });
+        let so_far = self.so_far();
+        assert!(
+            seen == Some(true),
+            "{}: never said {what:?}{so_far}",
+            self.name
+        );
+    }
+
+    /// Whether it has ended by now.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
+    /// Waits for its end and for all that it wrote.
+    #[track_caller]
+    pub fn wait(mut self, patience: Duration) -> Output {
+        let status = eventually(patience, || self.child.try_wait().ok().flatten());
+        let Some(status) = status else {
+            let so_far = self.so_far();
+            panic!(
+                "{} did not end within {} s{so_far}",
+                self.name,
+                patience.as_secs()
+            );
+        };
+        let read = |stream: &mut Stream| stream.finish();
+        assert!(
+            read(&mut self.stdout) && read(&mut self.stderr),
+            "{} has ended, but somebody still holds its output open{}",
+            self.name,
+            self.so_far()
+        );
+        Output {
+            code: status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+            ..self.so_far()
+        }
+    }
+
+    fn so_far(&self) -> Output {
+        Output {
+            code: -1,
+            stdout: self.stdout(),
+            stderr: self.stderr(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        self.stdin = None;
+        self.signal(Signal::TERM);
+        if eventually(GRACE, || self.has_ended().then_some(())).is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// One stream of output, read by a thread.
+#[derive(Debug)]
+struct Stream {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Stream {
+    fn read(from: Option<impl Read + Send + 'static>) -> Self {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let shared = text.clone();
+        let reader = std::thread::spawn(move || {
+            let Some(mut from) = from else { return };
+            let mut chunk = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut chunk) {
+                shared
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(&chunk[..count]);
+            }
+        });
+        Self {
+            text,
+            reader: Some(reader),
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap_or_else(PoisonError::into_inner))
+            .into_owned()
+    }
+
+    /// Waits for the end of the stream; false if that doesn't come.
+    fn finish(&mut self) -> bool {
+        let Some(reader) = self.reader.take() else {
+            return true;
+        };
+        let ended = eventually(Duration::from_secs(5), || {
+            reader.is_finished().then_some(())
+        });
+        ended.is_some()
+    }
+}
