@@ -95,7 +95,7 @@ impl Lab {
     /// Writes a file into the home directory of `user1`; its path. [`Lab::remove`] takes it away.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = format!("/home/user1/{name}");
-        let script = format!("mkdir -p \"$(dirname {path})\" && cat > {path}");
+        let script = format!("mkdir -p \"$(dirname '{path}')\" && cat > '{path}'");
         self.sh(&script).stdin(text).run().succeeded();
         path
     }

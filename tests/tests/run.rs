@@ -1,20 +1,174 @@
 //! `coracle run` in every way in which Slurm's users start programs.
 
-use e2e::Lab;
+use e2e::{Lab, Output};
 
-const TWO_READY: &str = "kubectl get nodes --no-headers -o custom-columns=N:.metadata.name,R:.status.conditions[-1].type,S:.status.conditions[-1].status";
+/// Names the nodes, and whether each is Ready.
+const LIST: &str = "kubectl get nodes --no-headers -o custom-columns=N:.metadata.name,R:.status.conditions[-1].type,S:.status.conditions[-1].status";
 
-fn two_ready_nodes() -> Vec<&'static str> {
-    TWO_READY.split(' ').collect()
+#[track_caller]
+fn shows_two_ready_nodes(output: Output) -> Output {
+    output
+        .succeeded()
+        .printed("node1   Ready   True\nnode2   Ready   True")
 }
 
-const THE_TWO: &str = "node1   Ready   True\nnode2   Ready   True";
+fn list(words: &[&'static str]) -> Vec<&'static str> {
+    words.iter().copied().chain(LIST.split(' ')).collect()
+}
 
 #[test]
 fn srun_gives_a_cluster_of_two_ready_nodes() {
     let lab = Lab::ready();
-    let mut words = vec!["srun", "-N2", "coracle", "run"];
-    words.extend(two_ready_nodes());
-    lab.call(&words).run().succeeded().printed(THE_TWO);
+    shows_two_ready_nodes(lab.call(&list(&["srun", "-N2", "coracle", "run"])).run());
+    lab.nothing_left();
+}
+
+#[test]
+fn a_batch_script_gives_a_cluster() {
+    let lab = Lab::ready();
+    let script = lab.write("batch.sh", &format!("#!/bin/bash\ncoracle run {LIST}\n"));
+    lab.sh(&format!(
+        "sbatch --wait --quiet -N2 -o out.txt -e err.txt {script}"
+    ))
+    .run()
+    .succeeded();
+    shows_two_ready_nodes(lab.sh("cat out.txt").run());
+    lab.sh("cat err.txt")
+        .run()
+        .succeeded()
+        .shows(&["with 2 nodes is ready"]);
+    for file in ["batch.sh", "out.txt", "err.txt"] {
+        lab.remove(file);
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn srun_within_a_batch_script_gives_a_cluster() {
+    let lab = Lab::ready();
+    let script = lab.write(
+        "batch.sh",
+        &format!("#!/bin/bash\nsrun coracle run {LIST}\n"),
+    );
+    lab.sh(&format!("sbatch --wait --quiet -N2 -o out.txt {script}"))
+        .run()
+        .succeeded();
+    lab.sh("cat out.txt")
+        .run()
+        .succeeded()
+        .shows(&["node1   Ready   True\nnode2   Ready   True"]);
+    for file in ["batch.sh", "out.txt"] {
+        lab.remove(file);
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn from_the_shell_of_salloc_it_moves_to_the_first_node() {
+    let lab = Lab::ready();
+    let words = ["salloc", "--quiet", "-N2", "bash", "-c"];
+    let script = format!("hostname; coracle run hostname; coracle run {LIST}");
+    let output = lab
+        .call(&[&words[..], &[&script]].concat())
+        .run()
+        .succeeded();
+    output.printed("login\nnode1\nnode1   Ready   True\nnode2   Ready   True");
+    lab.nothing_left();
+}
+
+#[test]
+fn outside_of_a_job_slurm_is_asked_with_the_options_given() {
+    let lab = Lab::ready();
+    for options in [
+        &["-N2"][..],
+        &["-N", "2", "-p", "long"],
+        &["--nodes=2", "--partition=long", "--time", "5"],
+        &["--nodes", "2", "-v", "--mem=1G", "-J", "mine"],
+    ] {
+        let words: Vec<&'static str> = ["coracle", "run"].iter().chain(options).copied().collect();
+        shows_two_ready_nodes(lab.call(&list(&words)).run());
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn several_tasks_on_a_node_make_one_cluster() {
+    let lab = Lab::ready();
+    shows_two_ready_nodes(
+        lab.call(&list(&["srun", "-n4", "-N2", "coracle", "run"]))
+            .run(),
+    );
+    shows_two_ready_nodes(lab.call(&list(&["coracle", "run", "-N2", "-n", "4"])).run());
+    lab.nothing_left();
+}
+
+#[test]
+fn one_node_is_a_cluster_too() {
+    let lab = Lab::ready();
+    let output = lab
+        .call(&list(&["srun", "-N1", "coracle", "run"]))
+        .run()
+        .succeeded();
+    output.printed("node1   Ready   True");
+    lab.nothing_left();
+}
+
+#[test]
+fn two_clusters_follow_each_other_in_one_job() {
+    let lab = Lab::ready();
+    let script = "for i in 1 2; do srun coracle run kubectl get configmap mine --ignore-not-found -o name; \
+                  srun coracle run kubectl create configmap mine; done";
+    let output = lab
+        .call(&["salloc", "--quiet", "-N2", "bash", "-c", script])
+        .run()
+        .succeeded();
+    output.printed("configmap/mine created\nconfigmap/mine created");
+    lab.nothing_left();
+}
+
+#[test]
+fn stdout_is_the_workloads_and_progress_goes_to_stderr() {
+    let lab = Lab::ready();
+    let output = lab
+        .call(&[
+            "srun",
+            "-N2",
+            "coracle",
+            "run",
+            "sh",
+            "-c",
+            "echo data; echo words >&2",
+        ])
+        .run();
+    let output = output.succeeded().printed("data");
+    let phases = [
+        "control plane answers (",
+        "2 nodes are Ready (",
+        "service accounts are there (",
+        " is ready after ",
+    ];
+    output.says(&phases).says(&["words"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_user_without_subordinate_ids_gets_a_cluster() {
+    let lab = Lab::ready();
+    shows_two_ready_nodes(
+        lab.call(&list(&["srun", "-N2", "coracle", "run"]))
+            .user("user2")
+            .run(),
+    );
+    lab.nothing_left();
+}
+
+#[test]
+fn slurm_options_inside_of_a_job_are_said_to_have_no_effect() {
+    let lab = Lab::ready();
+    let output = lab
+        .call(&["srun", "-N1", "coracle", "run", "-N7", "true"])
+        .run()
+        .succeeded();
+    output.says(&["already inside job", "no effect: -N7"]);
     lab.nothing_left();
 }

@@ -1,40 +1,75 @@
-//! Waits for the API server without polling it.
+//! Waits for the API server.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 
-/// Between attempts to connect while nothing listens at all.
+use crate::protocol::{ClusterConfig, Component};
+
+/// Between attempts.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Returns when the API server on this host's `port` completes a TLS handshake.
-///
-/// It binds its port early and accepts late: a connection made in between waits in the kernel's
-/// queue, and is answered the moment that the server is there.
-pub(crate) async fn wait_until_it_answers(port: u16, ca_pem: &str) -> io::Result<()> {
-    let mut roots = rustls::RootCertStore::empty();
-    let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(io::Error::other)?;
-    roots.add(ca).map_err(io::Error::other)?;
-    let config = rustls::ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(config));
-    loop {
-        let Ok(stream) = TcpStream::connect(("127.0.0.1", port)).await else {
-            sleep(RETRY).await;
-            continue;
+/// Asks the API server on this host questions, as a component.
+pub(crate) struct Probe {
+    port: u16,
+    connector: TlsConnector,
+}
+
+impl Probe {
+    /// Asks as `component`, with its certificate.
+    pub(crate) fn new(config: &ClusterConfig, component: Component) -> io::Result<Self> {
+        let file = |name: String| {
+            config
+                .files
+                .get(&name)
+                .map_or(&b""[..], |text| text.as_bytes())
         };
-        let name = ServerName::from(std::net::IpAddr::from([127, 0, 0, 1]));
-        match connector.connect(name, stream).await {
-            Ok(_) => return Ok(()),
-            // The server restarted in between.
-            Err(_) => sleep(RETRY).await,
+        let certificate =
+            |name| CertificateDer::from_pem_slice(file(name)).map_err(io::Error::other);
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(certificate("cluster-ca.crt".to_owned())?)
+            .map_err(io::Error::other)?;
+        let key = PrivateKeyDer::from_pem_slice(file(format!("{component}.key")));
+        let tls = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(
+                vec![certificate(format!("{component}.crt"))?],
+                key.map_err(io::Error::other)?,
+            )
+            .map_err(io::Error::other)?;
+        Ok(Self {
+            port: config.api_port,
+            connector: TlsConnector::from(Arc::new(tls)),
+        })
+    }
+
+    /// Returns when a GET of `path` is answered with 200.
+    ///
+    /// The server binds its port early and accepts late: a connection made in between waits in the
+    /// kernel's queue, and is answered the moment that the server is there.
+    pub(crate) async fn until_ok(&self, path: &str) {
+        while !self.is_ok(path).await.unwrap_or(false) {
+            sleep(RETRY).await;
         }
+    }
+
+    async fn is_ok(&self, path: &str) -> io::Result<bool> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+        let name = ServerName::from(std::net::IpAddr::from([127, 0, 0, 1]));
+        let mut stream = self.connector.connect(name, stream).await?;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await?;
+        Ok(&status == b"HTTP/1.1 200")
     }
 }

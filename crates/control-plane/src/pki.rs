@@ -274,8 +274,13 @@ impl Pki {
             "front-proxy-client",
             self.front_proxy.issue(&front_proxy, Usage::Client)?,
         );
-        for name in ["kube-controller-manager", "kube-scheduler"] {
-            let subject = Subject::user(format!("system:{name}"), None);
+        // The controller-manager acts for all of its controllers at once, and holds the key that signs
+        // service accounts' tokens: it is an administrator in any case.
+        for (name, group) in [
+            ("kube-controller-manager", Some("system:masters")),
+            ("kube-scheduler", None),
+        ] {
+            let subject = Subject::user(format!("system:{name}"), group);
             add(name, self.client.issue(&subject, Usage::Client)?);
         }
         files.insert(

@@ -113,7 +113,7 @@ pub enum Event {
         /// How often it had to be restarted before.
         restarts: u32,
     },
-    /// The API server completes TLS handshakes.
+    /// The API server answers requests.
     ApiAnswers,
     /// A program ended by itself; it is started again.
     Exited {

@@ -7,8 +7,8 @@
 //!      └────────────────┴───────────► stopped ◄─────────────┘ (reported as failed)
 //! ```
 //!
-//! All are started at once, each waits for what it needs by itself, and they are stopped one after
-//! the other in reverse order. Nothing can be orphaned: every component has the parent death signal,
+//! etcd and the API server start at once, their clients as soon as they will be answered, and all are
+//! stopped one after the other in reverse order. Nothing can be orphaned: every component has the parent death signal,
 //! and the supervisor is the first process of their pid namespace.
 
 use std::io;
@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::process::Child;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::wait_until_it_answers;
+use crate::api::Probe;
 use crate::components;
 use crate::home::Home;
 use crate::log::RotatingLog;
@@ -90,15 +90,12 @@ pub async fn run(
     });
     let (failed, mut failure) = mpsc::channel(1);
     let mut running = Vec::new();
-    let (api_answers, mut api) = oneshot::channel();
-    tokio::spawn(watch_api(shared.clone(), api_answers));
-    for component in [
-        Component::Etcd,
-        Component::KubeApiserver,
-        Component::KubeScheduler,
-    ] {
+    for component in [Component::Etcd, Component::KubeApiserver] {
         running.push(Supervised::start(&shared, component, failed.clone())?);
     }
+    let asking = CancellationToken::new();
+    let _stop_asking = asking.clone().drop_guard();
+    let mut welcome = clients_in_turn(&shared, asking).map_err(SetupError::Files)?;
 
     let mut save_to = None;
     loop {
@@ -113,12 +110,8 @@ pub async fn run(
                 let _ = shared.events.send(event);
                 break;
             }
-            // Nothing that a new cluster waits for comes from the controllers, and starting them
-            // beside the API server would take from it one of few cores.
-            Ok(()) = &mut api, if !api.is_terminated() => {
-                let _ = shared.events.send(Event::ApiAnswers);
-                let controllers = Component::KubeControllerManager;
-                running.push(Supervised::start(&shared, controllers, failed.clone())?);
+            Some(component) = welcome.recv() => {
+                running.push(Supervised::start(&shared, component, failed.clone())?);
             }
         }
     }
@@ -148,18 +141,30 @@ fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
     Ok(())
 }
 
-async fn watch_api(shared: Arc<Shared>, answers: oneshot::Sender<()>) {
-    let ca = shared
-        .config
-        .files
-        .get("cluster-ca.crt")
-        .map_or("", String::as_str);
-    if wait_until_it_answers(shared.config.api_port, ca)
-        .await
-        .is_ok()
-    {
-        let _ = answers.send(());
-    }
+/// Tells, one by one, which client of the API server may be started now.
+///
+/// A client whose first list is refused waits more than a second before the next, and the
+/// controller-manager gives up after ten. So each starts when its first request will be answered: the
+/// scheduler when its role is known, the controllers when the server is complete. They would also take
+/// from the server one of few cores.
+fn clients_in_turn(
+    shared: &Arc<Shared>,
+    stop: CancellationToken,
+) -> io::Result<mpsc::Receiver<Component>> {
+    let scheduler = Probe::new(&shared.config, Component::KubeScheduler)?;
+    let controllers = Probe::new(&shared.config, Component::KubeControllerManager)?;
+    let events = shared.events.clone();
+    let (tell, told) = mpsc::channel(2);
+    let ask = async move {
+        controllers.until_ok("/version").await;
+        let _ = events.send(Event::ApiAnswers);
+        scheduler.until_ok("/api/v1/pods?limit=1").await;
+        let _ = tell.send(Component::KubeScheduler).await;
+        controllers.until_ok("/readyz").await;
+        let _ = tell.send(Component::KubeControllerManager).await;
+    };
+    tokio::spawn(stop.run_until_cancelled_owned(ask));
+    Ok(told)
 }
 
 /// A component that is kept running by a task of its own.

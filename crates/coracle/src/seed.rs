@@ -49,7 +49,9 @@ pub async fn ensure(
 /// Where a seed may be.
 fn places(release: &Release, service_cidr: &str) -> Vec<PathBuf> {
     let name = name(release, service_cidr);
-    let beside = release.dir.join("seeds").join(&name);
+    // The control plane, which writes it, works in a directory of its own.
+    let dir = std::path::absolute(&release.dir).unwrap_or_else(|_| release.dir.clone());
+    let beside = dir.join("seeds").join(&name);
     let cache = cache_dir().map(|cache| cache.join("coracle/seeds").join(&name));
     std::iter::once(beside).chain(cache).collect()
 }

@@ -48,9 +48,9 @@ impl Backoff for Doubling {
 
 /// The wait before the next attempt to reach an API server that is being started, `elapsed` after the first one.
 ///
-/// A tenth of what has passed: doubling would make a node that waited 1 s for the control plane up to 1 s late.
+/// A small part of what has passed: doubling would make a node that waited 1 s for the control plane up to 1 s late.
 pub(crate) fn startup_wait(elapsed: Duration) -> Duration {
-    (elapsed / 10).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    (elapsed / 50).clamp(Duration::from_millis(20), Duration::from_secs(1))
 }
 
 #[cfg(test)]
@@ -74,6 +74,6 @@ mod tests {
     fn startup_waits_are_short_first_and_bounded() {
         let waits = [0, 100, 1_000, 5_000, 60_000]
             .map(|ms| startup_wait(Duration::from_millis(ms)).as_millis());
-        assert_eq!(waits, [20, 20, 100, 500, 1_000]);
+        assert_eq!(waits, [20, 20, 20, 100, 1_000]);
     }
 }

@@ -53,6 +53,9 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
         // egress selector.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--egress-selector-config-file={}", pki(EGRESS_FILE)),
+        // Clients that watch would otherwise keep a stopping server for a minute.
+        "--shutdown-send-retry-after=true".to_owned(),
+        "--shutdown-watch-termination-grace-period=1s".to_owned(),
         "--enable-priority-and-fairness=false".to_owned(),
         "--profiling=false".to_owned(),
         "--v=0".to_owned(),

@@ -4,7 +4,9 @@ use crate::home::Home;
 
 pub(super) fn flags(home: &Home) -> Vec<String> {
     let socket = format!("unix://{}", home.store_socket().display());
-    let peer = format!("unix://{}.peer", home.store_socket().display());
+    // Relative on purpose: with an absolute path etcd takes the empty host for an abstract socket, which
+    // every user of the host could connect to. The working directory is the private place.
+    let peer = "unix://peer.sock";
     vec![
         "--name=coracle".to_owned(),
         format!("--data-dir={}", home.store().display()),

@@ -89,30 +89,28 @@ impl ControlPlane {
     /// Ends it in order; after a while, in any way.
     pub async fn stop(mut self) {
         drop(self.commands.take());
-        self.drain().await;
+        if let Err(error) = self.drain().await {
+            tracing::debug!(%error, "the control plane did not end in order");
+        }
     }
 
     /// Ends it in order and leaves a copy of its store in `path`.
     pub async fn stop_and_save(mut self, path: PathBuf) -> anyhow::Result<()> {
         self.tell(&Command::StopAndSave(path)).await?;
-        let status = self.drain().await;
-        anyhow::ensure!(status, "the store could not be saved");
-        Ok(())
+        self.drain().await.map_err(anyhow::Error::from)
     }
 
-    /// Reads events to the end; whether it ended well.
-    async fn drain(&mut self) -> bool {
+    /// Reads events to the end; an error if it did not end well.
+    async fn drain(&mut self) -> Result<(), Failure> {
         let end = async {
-            while let Ok(Some(_)) = self.events.next_line().await {}
-            self.child.wait().await
+            while self.next().await? != Event::Stopped {}
+            let _ = self.child.wait().await;
+            Ok(())
         };
-        match tokio::time::timeout(STOP_PATIENCE, end).await {
-            Ok(status) => status.is_ok_and(|status| status.success()),
-            Err(_) => {
-                let _ = self.child.kill().await;
-                false
-            }
-        }
+        let ended = tokio::time::timeout(STOP_PATIENCE, end).await;
+        // Nothing happens if it is gone already.
+        let _ = self.child.kill().await;
+        ended.unwrap_or_else(|_| Err(Failure::new(Code::Broken, "the control plane did not stop")))
     }
 
     async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {

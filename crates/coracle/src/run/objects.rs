@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 
@@ -21,8 +21,25 @@ pub async fn settle(client: &Client, ca_pem: &str) -> anyhow::Result<()> {
         tokio::time::sleep(RETRY).await;
     }
     let publish = NAMESPACES.map(|namespace| publish_ca(client, namespace, ca_pem));
-    futures::future::try_join_all(publish).await?;
+    let forget = forget_old_authorities(client);
+    let (published, ()) = tokio::join!(futures::future::try_join_all(publish), forget);
+    published?;
     Ok(())
+}
+
+/// The API server adds its authorities to those that it finds, and in a seed it finds those of the
+/// cluster in which that was made. Without the map it writes one with its own alone.
+async fn forget_old_authorities(client: &Client) {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
+    let gone = maps
+        .delete(
+            "extension-apiserver-authentication",
+            &DeleteParams::default(),
+        )
+        .await;
+    if let Err(error) = gone {
+        tracing::debug!(%error, "no old authorities to forget");
+    }
 }
 
 async fn publish_ca(client: &Client, namespace: &str, ca_pem: &str) -> anyhow::Result<()> {

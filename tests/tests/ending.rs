@@ -1,0 +1,180 @@
+//! However a cluster is told to end, it ends in order, its workload too, and nothing is left.
+
+use std::time::Duration;
+
+use e2e::{Lab, Running};
+use rustix::process::Signal;
+
+/// Says that it runs, and says good-bye when it is told to end.
+const POLITE: &str = r#"
+for s in TERM INT HUP; do trap "echo got $s; exit 3" $s; done
+echo running
+while :; do sleep 0.05; done
+"#;
+
+/// Hears everything and goes on.
+const STUBBORN: &str = r#"
+for s in TERM INT HUP; do trap "echo got $s" $s; done
+echo running
+while :; do sleep 0.05; done
+"#;
+
+fn start(lab: &Lab, words: &[&str], workload: &str) -> Running {
+    let mut running = lab
+        .call(&[words, &["bash", "-c", workload]].concat())
+        .start();
+    running.until_stdout("running");
+    running
+}
+
+#[track_caller]
+fn ends_politely(running: Running, seconds: u64) -> e2e::Output {
+    let output = running.wait(Duration::from_secs(seconds));
+    output.shows(&["got "])
+}
+
+#[test]
+fn ctrl_c_on_srun_ends_the_cluster() {
+    let lab = Lab::ready();
+    // Slurm's srun wants two within a second; the first only prints the state of the tasks.
+    let mut running = start(&lab, &["srun", "-N2", "coracle", "run"], POLITE);
+    running.signal(Signal::INT);
+    running.until_stderr("interrupt");
+    running.signal(Signal::INT);
+    ends_politely(running, 20);
+    lab.nothing_left();
+}
+
+#[test]
+fn ctrl_c_outside_of_a_job_ends_the_cluster() {
+    let lab = Lab::ready();
+    let running = start(&lab, &["coracle", "run", "-N2"], POLITE);
+    running.signal(Signal::INT);
+    ends_politely(running, 20).ended_with(3);
+    lab.nothing_left();
+}
+
+#[test]
+fn sigterm_on_srun_ends_the_cluster() {
+    let lab = Lab::ready();
+    // Slurm's srun makes SIGKILL of it, at once: there is nothing to be in order with.
+    let running = start(&lab, &["srun", "-N2", "coracle", "run"], POLITE);
+    running.signal(Signal::TERM);
+    let output = running.wait(Duration::from_secs(20));
+    assert_ne!(output.code, 0, "{output}");
+    lab.nothing_left();
+}
+
+#[test]
+fn sigterm_outside_of_a_job_ends_the_cluster() {
+    let lab = Lab::ready();
+    let running = start(&lab, &["coracle", "run", "-N2"], POLITE);
+    running.signal(Signal::TERM);
+    ends_politely(running, 20);
+    lab.nothing_left();
+}
+
+#[test]
+fn ctrl_c_while_the_cluster_starts_ends_it() {
+    let lab = Lab::ready();
+    let running = lab
+        .call(&["coracle", "run", "-N2", "bash", "-c", POLITE])
+        .start();
+    e2e::wait_until(20, "etcd runs", || {
+        lab.processes_of("node1", "user1")
+            .iter()
+            .any(|process| process.args.contains("/programs/etcd"))
+    });
+    running.signal(Signal::INT);
+    let output = running.wait(Duration::from_secs(20));
+    assert_ne!(output.code, 0, "{output}");
+    lab.nothing_left();
+}
+
+#[test]
+fn scancel_ends_the_cluster() {
+    let lab = Lab::ready();
+    let running = start(&lab, &["srun", "-N2", "coracle", "run"], POLITE);
+    lab.sh("scancel --me").run().succeeded();
+    ends_politely(running, 20);
+    lab.nothing_left();
+}
+
+#[test]
+fn scancel_of_a_batch_job_ends_the_cluster() {
+    let lab = Lab::ready();
+    let workload = lab.write("workload.sh", &format!("#!/bin/bash\n{POLITE}"));
+    let batch = format!("#!/bin/bash\ncoracle run {workload}\n");
+    let script = lab.write("batch.sh", &batch);
+    lab.sh(&format!("sbatch -N2 -o out.txt {script}"))
+        .run()
+        .succeeded();
+    let out = || lab.sh("cat out.txt").run().stdout;
+    e2e::wait_until(30, "the workload runs", || out().contains("running"));
+    // Slurm signals the steps, so the agents, but not the batch script.
+    lab.sh("scancel --me").run().succeeded();
+    e2e::wait_until(20, "the workload was told", || out().contains("got "));
+    lab.sh("while squeue -h | grep -q .; do sleep 0.1; done")
+        .run()
+        .succeeded();
+    for file in ["workload.sh", "batch.sh", "out.txt"] {
+        lab.remove(file);
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn a_workload_that_ignores_the_signal_is_killed_within_slurms_grace() {
+    let lab = Lab::ready();
+    let running = start(&lab, &["srun", "-N2", "coracle", "run"], STUBBORN);
+    lab.sh("scancel --me").run().succeeded();
+    // KillWait is 15 s in the lab; the workload's grace is 8 s.
+    ends_politely(running, 15);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_second_ctrl_c_ends_a_stubborn_workload_at_once() {
+    let lab = Lab::ready();
+    let mut running = start(&lab, &["coracle", "run", "-N2"], STUBBORN);
+    running.signal(Signal::INT);
+    running.until_stdout("got INT");
+    running.signal(Signal::INT);
+    running.wait(Duration::from_secs(7)).ended_with(128 + 9);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_the_cluster() {
+    let lab = Lab::ready();
+    let running = start(&lab, &["coracle", "run", "-N2"], POLITE);
+    running.signal(Signal::HUP);
+    let _ = running.wait(Duration::from_secs(20));
+    lab.nothing_left();
+}
+
+#[test]
+fn manifests_that_never_end_do_so_with_ctrl_c() {
+    let lab = Lab::ready();
+    let manifest = lab.write("web.yaml", include_str!("manifests/deployment.yaml"));
+    let mut running = lab.call(&["coracle", "run", "-N2", &manifest]).start();
+    running.until_stderr("nothing in these manifests ends by itself");
+    running.signal(Signal::INT);
+    running.wait(Duration::from_secs(20)).ended_with(128 + 2);
+    lab.remove("web.yaml");
+    lab.nothing_left();
+}
+
+#[test]
+fn what_a_workload_left_in_the_background_ends_with_it() {
+    let lab = Lab::ready();
+    // Slurm here (proctrack/linuxproc) loses sight of both.
+    let script = "setsid sleep 1111 & (setsid sh -c 'sleep 2222 & exec sleep 3333' &) ; \
+                  setsid --fork bash -c 'trap \"\" TERM INT HUP; exec -a daemon sleep 4444'; \
+                  sleep 0.3; ps -eo args | grep -c '^\\(sleep\\|daemon\\) [1-4]'; exit 4";
+    let output = lab
+        .call(&["srun", "-N2", "coracle", "run", "bash", "-c", script])
+        .run();
+    output.ended_with(4).printed("4");
+    lab.nothing_left();
+}

@@ -1,0 +1,166 @@
+//! `kill -9` of any process of ours: what can be mended is mended, what can't ends, and nothing is left.
+
+use e2e::{Cluster, Lab, Role, wait_until};
+
+/// Kills a part without which there is no cluster: it must end soon, with an error, and leave nothing.
+#[track_caller]
+fn the_cluster_ends_without(role: Role) -> e2e::Output {
+    let lab = Lab::ready();
+    let cluster = Cluster::start(&lab);
+    lab.kill("node1", "KILL", &lab.find("node1", role));
+    let output = cluster.ends_within(25);
+    assert_ne!(output.code, 0, "{output}");
+    lab.nothing_left();
+    output
+}
+
+/// Kills a part that is replaced: the cluster is whole again, and what was in it is still there.
+#[track_caller]
+fn the_cluster_mends(host: &str, role: Role) -> String {
+    let lab = Lab::ready();
+    let mut cluster = Cluster::start(&lab);
+    cluster.ask("kubectl create configmap kept --from-literal=a=b");
+    let before = lab.find(host, role);
+    lab.kill(host, "KILL", &before);
+    wait_until(20, "it was started again", || {
+        lab.find(host, role).pid != before.pid
+    });
+    wait_until(20, "both nodes are Ready again", || {
+        cluster.has_ready_nodes(2)
+    });
+    cluster.ask("kubectl get configmap kept");
+    let said = cluster.exit(0).stderr;
+    lab.nothing_left();
+    said
+}
+
+#[test]
+fn the_leaders_guard() {
+    the_cluster_ends_without(Role::LeaderGuard);
+}
+
+#[test]
+fn the_leaders_worker() {
+    the_cluster_ends_without(Role::LeaderWorker);
+}
+
+#[test]
+fn the_control_planes_outer_process() {
+    the_cluster_ends_without(Role::ControlPlaneOuter)
+        .ended_with(76)
+        .says(&["control plane"]);
+}
+
+#[test]
+fn the_control_planes_first_process() {
+    the_cluster_ends_without(Role::ControlPlaneFirst)
+        .ended_with(76)
+        .says(&["control plane"]);
+}
+
+#[test]
+fn etcd_is_started_again_and_has_kept_everything() {
+    let said = the_cluster_mends("node1", Role::Component("etcd"));
+    assert!(said.contains("etcd ended with signal: 9"), "{said}");
+}
+
+#[test]
+fn the_api_server_is_started_again() {
+    let said = the_cluster_mends("node1", Role::Component("kube-apiserver"));
+    assert!(
+        said.contains("kube-apiserver ended with signal: 9"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_scheduler_is_started_again() {
+    the_cluster_mends("node1", Role::Component("kube-scheduler"));
+}
+
+#[test]
+fn the_controller_manager_is_started_again() {
+    the_cluster_mends("node1", Role::Component("kube-controller-manager"));
+}
+
+#[test]
+fn an_agent_is_started_again_by_its_guard() {
+    the_cluster_mends("node2", Role::Agent);
+}
+
+#[test]
+fn an_agents_guard_is_replaced_by_a_new_step() {
+    the_cluster_mends("node2", Role::AgentGuard);
+}
+
+#[test]
+fn the_agent_of_the_leaders_own_node_is_replaced() {
+    the_cluster_mends("node1", Role::Agent);
+}
+
+#[test]
+fn the_srun_that_holds_the_agents_is_replaced() {
+    the_cluster_mends("node1", Role::AgentSrun);
+}
+
+#[test]
+fn everything_of_the_user_on_the_leaders_node_at_once() {
+    let lab = Lab::ready();
+    let cluster = Cluster::start(&lab);
+    kill_all_of_user1(&lab, "node1");
+    let output = cluster.ends_within(40);
+    assert_ne!(output.code, 0, "{output}");
+    lab.nothing_left();
+}
+
+#[test]
+fn everything_of_the_user_on_another_node_at_once() {
+    let lab = Lab::ready();
+    let mut cluster = Cluster::start(&lab);
+    kill_all_of_user1(&lab, "node2");
+    wait_until(30, "both nodes are Ready again", || {
+        cluster.has_ready_nodes(2)
+    });
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn coracle_run_outside_of_a_job() {
+    let lab = Lab::ready();
+    let cluster = Cluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
+    let submitter = lab
+        .processes_of("login", "user1")
+        .into_iter()
+        .find(|p| p.args.starts_with("coracle run"));
+    lab.kill("login", "KILL", &submitter.unwrap());
+    cluster.ends_within(5).ended_with(128 + 9);
+    lab.nothing_left();
+}
+
+#[test]
+fn the_srun_of_the_user() {
+    let lab = Lab::ready();
+    let cluster = Cluster::start(&lab);
+    for srun in lab
+        .processes_of("login", "user1")
+        .iter()
+        .filter(|p| p.args.starts_with("srun -N2"))
+    {
+        lab.kill("login", "KILL", srun);
+    }
+    cluster.ends_within(5).ended_with(128 + 9);
+    // Slurm has to find out by itself that the user's srun is gone.
+    wait_until(60, "the job has ended", || lab.queue_is_empty());
+    lab.nothing_left();
+}
+
+fn kill_all_of_user1(lab: &Lab, host: &str) {
+    let pids: Vec<String> = lab
+        .processes_of(host, "user1")
+        .iter()
+        .map(|process| process.pid.to_string())
+        .collect();
+    assert!(pids.len() > 1, "{pids:?}");
+    lab.root(host, &format!("kill -KILL {}", pids.join(" ")));
+}
