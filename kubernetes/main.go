@@ -7,7 +7,7 @@
 //
 // Every component is upstream's own command, unmodified: each case of run
 // repeats the main of upstream's cmd/<component>. Of Coracle it knows one
-// environment variable (relaxGCDuringStart), and it sets one of etcd's variables
+// environment variable (tightenGCAfterStart), and it sets one of etcd's variables
 // that has no flag (walSegmentSize).
 package main
 
@@ -60,16 +60,16 @@ func main() {
 func run(component string) bool {
 	switch component {
 	case "kube-apiserver":
-		relaxGCDuringStart()
+		tightenGCAfterStart()
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
 	case "kube-controller-manager":
-		relaxGCDuringStart()
+		tightenGCAfterStart()
 		os.Exit(cli.Run(controllermanager.NewControllerManagerCommand()))
 	case "kube-scheduler":
-		relaxGCDuringStart()
+		tightenGCAfterStart()
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
 	case "etcd":
-		relaxGCDuringStart()
+		tightenGCAfterStart()
 		wal.SegmentSizeBytes = walSegmentSize
 		etcdmain.Main(os.Args)
 	case "kubectl":
@@ -90,26 +90,25 @@ func run(component string) bool {
 // it is kept in a tmpfs, quota if not. There is no flag for it.
 const walSegmentSize = 8 << 20
 
-// startGOGC names the environment variable that holds the garbage collection
-// target while a server starts, in percent as in GOGC ("400").
-const startGOGC = "CORACLE_START_GOGC"
+// restGOGC names the environment variable that holds the garbage collection
+// target of a server that has started, in percent as in GOGC ("100").
+const restGOGC = "CORACLE_REST_GOGC"
 
 // startPeriod is how long a server counts as starting.
 const startPeriod = 8 * time.Second
 
-// relaxGCDuringStart collects garbage less often while a server starts, and
-// then goes back to Go's default and returns the memory to the system. A server
-// allocates most of its heap in the first second, so collecting it again and
-// again costs start-up time. GOGC itself can't be used for that: it holds for
+// tightenGCAfterStart goes over to another garbage collection target once a
+// server has started, and returns the memory to the system. A server allocates
+// most of its heap in its first second, much of it before main, so collecting
+// it again and again costs start-up time: GOGC is high then. But GOGC holds for
 // the life of the process, and a control plane at rest must stay small.
-func relaxGCDuringStart() {
-	percent, err := strconv.Atoi(os.Getenv(startGOGC))
+func tightenGCAfterStart() {
+	percent, err := strconv.Atoi(os.Getenv(restGOGC))
 	if err != nil || percent <= 0 {
 		return
 	}
-	normal := debug.SetGCPercent(percent)
 	time.AfterFunc(startPeriod, func() {
-		debug.SetGCPercent(normal)
+		debug.SetGCPercent(percent)
 		debug.FreeOSMemory()
 	})
 }

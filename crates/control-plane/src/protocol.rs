@@ -69,6 +69,8 @@ pub struct ClusterConfig {
     pub pod_cidr: String,
     /// The directory of a store to start from; an empty one otherwise.
     pub seed: Option<PathBuf>,
+    /// The programs give memory back after they have started, as those that we build do.
+    pub tightens_memory: bool,
     /// Where the components' logs go; into memory otherwise.
     pub log_dir: Option<PathBuf>,
     /// Report every line that the components log.

@@ -296,7 +296,7 @@ impl Keeper {
                 &self.shared.home,
             ))
             .env_clear()
-            .envs(components::environment(self.component))
+            .envs(components::environment(&self.shared.config))
             .stdin(std::process::Stdio::null())
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped());

@@ -113,6 +113,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         service_cidr: service_cidr.to_owned(),
         pod_cidr: "100.64.0.0/11".to_owned(),
         seed: None,
+        tightens_memory: release.is_our_build(),
         log_dir: None,
         verbose: false,
         files,

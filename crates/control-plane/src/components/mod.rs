@@ -26,11 +26,11 @@ pub fn flags(component: Component, config: &ClusterConfig, home: &Home) -> Vec<S
 }
 
 /// The environment of a component: nothing of the user's own but what Go needs.
-pub fn environment(component: Component) -> BTreeMap<&'static str, &'static str> {
+pub fn environment(config: &ClusterConfig) -> BTreeMap<&'static str, &'static str> {
     let mut env = BTreeMap::from([("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PATH", "/nowhere")]);
-    if component == Component::KubeApiserver {
-        // Read by kubernetes/main.go: collect little garbage while starting, then as usual.
-        env.insert("CORACLE_START_GOGC", "400");
+    if config.tightens_memory {
+        // Collect little garbage while starting, then as usual; see kubernetes/main.go.
+        env.extend([("GOGC", "800"), ("CORACLE_REST_GOGC", "100")]);
     }
     env
 }
@@ -74,6 +74,7 @@ mod tests {
             service_cidr: "100.96.0.0/16".into(),
             pod_cidr: "100.64.0.0/11".into(),
             seed: None,
+            tightens_memory: true,
             log_dir: None,
             verbose: false,
             files: BTreeMap::new(),

@@ -74,6 +74,12 @@ impl Release {
     pub fn component(&self, component: Component) -> PathBuf {
         self.dir.join(component.name())
     }
+
+    /// Whether it is the multi-call program that `kubernetes/` builds, which understands a little more
+    /// than upstream's own programs (see kubernetes/main.go).
+    pub fn is_our_build(&self) -> bool {
+        self.dir.join("kube").is_file()
+    }
 }
 
 /// No release could be found.

@@ -111,6 +111,7 @@ impl Cluster {
             service_cidr: options.service_cidr.clone(),
             pod_cidr: options.pod_cidr.clone(),
             seed,
+            tightens_memory: release.is_our_build(),
             log_dir: options.logs.as_deref().map(make_log_dir).transpose()?,
             verbose: options.verbose,
             files,

@@ -1,0 +1,107 @@
+//! Manifests as a workload.
+
+use e2e::Lab;
+
+const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mine}\ndata: {a: b}\n";
+
+/// Nothing to run, so it is complete at once.
+const EMPTY_JOB: &str = r#"
+apiVersion: batch/v1
+kind: Job
+metadata: {name: empty}
+spec:
+  completions: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: c, image: none}]
+"#;
+
+/// Pods are refused by this version of the node agent.
+const REFUSED_JOB: &str = r#"
+apiVersion: batch/v1
+kind: Job
+metadata: {name: refused}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: c, image: none}]
+"#;
+
+const NEW_KIND: &str = r#"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: boats.example.org}
+spec:
+  group: example.org
+  names: {kind: Boat, plural: boats, singular: boat}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+apiVersion: example.org/v1
+kind: Boat
+metadata: {name: coracle}
+spec: {paddles: 1}
+"#;
+
+#[test]
+fn a_file_a_directory_and_standard_input_are_applied() {
+    let lab = Lab::ready();
+    lab.write("m/one.yaml", CONFIG_MAP);
+    lab.write("m/below/two.yml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n");
+    let file = lab.call(&["srun", "-N1", "coracle", "run", "m/one.yaml"]).run();
+    file.succeeded().says(&["configmap/mine applied"]).printed("");
+    let directory = lab.call(&["srun", "-N1", "coracle", "run", "m"]).run();
+    directory.succeeded().says(&["configmap/mine applied", "namespace/other applied"]);
+    let stdin = lab.call(&["srun", "-N2", "coracle", "run", "-"]).stdin(CONFIG_MAP).run();
+    stdin.succeeded().says(&["configmap/mine applied"]);
+    let outside = lab.call(&["coracle", "run", "-N2", "-"]).stdin(CONFIG_MAP).run();
+    outside.succeeded().says(&["configmap/mine applied"]);
+    lab.remove("m");
+    lab.nothing_left();
+}
+
+#[test]
+fn a_job_is_waited_for() {
+    let lab = Lab::ready();
+    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(EMPTY_JOB).run();
+    output.succeeded().says(&["job/empty applied", "job/empty succeeded"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_job_that_fails_gives_1_and_says_why() {
+    let lab = Lab::ready();
+    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(REFUSED_JOB).run();
+    output.ended_with(1).says(&["job/refused failed", "ContainersNotSupported"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn broken_manifests_give_65_and_kubectls_words() {
+    let lab = Lab::ready();
+    for (text, words) in [
+        ("a: b: c", "mapping values are not allowed"),
+        ("apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n", "no matches for kind"),
+        ("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: NOT_A_NAME}\n", "NOT_A_NAME"),
+        ("", "no objects passed"),
+    ] {
+        let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(text).run();
+        output.ended_with(65).says(&["error: the manifests were refused", words, "hint: "]);
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
+    let lab = Lab::ready();
+    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(NEW_KIND).run();
+    output.succeeded().says(&["boat/coracle applied"]);
+    lab.nothing_left();
+}

@@ -1,0 +1,44 @@
+//! What takes a minute or more: `cargo nextest run -E 'not binary(slow)'` leaves it out.
+
+use std::time::Duration;
+
+use e2e::{Lab, wait_until};
+
+/// Both at once: a step that Slurm signals itself, and a batch script, which it doesn't.
+#[test]
+fn the_time_limit_ends_a_cluster_in_order() {
+    const POLITE: &str = "trap 'echo got TERM; exit 3' TERM; echo running; while :; do sleep 0.05; done";
+    let lab = Lab::ready();
+    lab.write("batch.sh", &format!("#!/bin/bash\ncoracle run bash -c \"{POLITE}\"\n"));
+    lab.sh("sbatch -t 1 -N2 -o out.txt batch.sh").run().succeeded();
+    let step = lab.call(&["srun", "-t", "1", "-N2", "coracle", "run", "bash", "-c", POLITE]).start();
+    step.wait(Duration::from_secs(150)).shows(&["running", "got TERM"]);
+    wait_until(30, "the batch job has ended", || lab.queue_is_empty());
+    lab.sh("cat out.txt").run().shows(&["running", "got TERM"]);
+    lab.remove("batch.sh");
+    lab.remove("out.txt");
+    lab.nothing_left();
+}
+
+#[test]
+fn sixteen_nodes_make_a_cluster() {
+    let lab = Lab::make("/run/coracle-lab-sixteen", &[], 16);
+    let words = ["srun", "-N16", "coracle", "run", "kubectl", "get", "nodes", "--no-headers"];
+    let output = lab.call(&words).within(120).run().succeeded();
+    let ready = output.stdout.lines().filter(|line| line.contains(" Ready ")).count();
+    assert_eq!(ready, 16, "{output}");
+    lab.nothing_left();
+}
+
+/// The program lies in the home directory of the login host, which no node sees: Slurm carries it.
+#[test]
+fn no_shared_file_system_is_needed() {
+    let lab = Lab::make("/run/coracle-lab-private", &["--private-homes"], 2);
+    lab.sh("cp /opt/coracle/bin/coracle ~/coracle").run().succeeded();
+    let script = "~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes kubectl get nodes -o name";
+    lab.sh(script).run().succeeded().printed("node/node1\nnode/node2");
+    let failed = lab.sh("~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes false").run();
+    failed.ended_with(1);
+    lab.remove("coracle");
+    lab.nothing_left();
+}
