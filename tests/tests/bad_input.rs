@@ -7,7 +7,9 @@ use e2e::{Lab, Output, Role, wait_until};
 /// Runs `coracle run WORDS…` on one node, and expects an error with a hint.
 #[track_caller]
 fn fails(lab: &Lab, words: &[&str], code: i32) -> Output {
-    let output = lab.call(&[&["srun", "-N1", "-wnode1", "coracle", "run"], words].concat()).run();
+    let output = lab
+        .call(&[&["srun", "-N1", "-wnode1", "coracle", "run"], words].concat())
+        .run();
     output.ended_with(code).says(&["error: ", "hint: "])
 }
 
@@ -21,8 +23,19 @@ fn fails_outside(lab: &Lab, words: &[&str], code: i32) -> Output {
 #[test]
 fn a_command_line_without_sense_gives_64() {
     let lab = Lab::ready();
-    for words in [&["run"][..], &["run", "-N"], &["run", "-N2"], &["bogus"], &[], &["run", "--api-port", "x", "true"], &["run", "--api-port=70000", "true"]] {
-        let output = lab.call(&[&["coracle"], words].concat()).run().ended_with(64);
+    for words in [
+        &["run"][..],
+        &["run", "-N"],
+        &["run", "-N2"],
+        &["bogus"],
+        &[],
+        &["run", "--api-port", "x", "true"],
+        &["run", "--api-port=70000", "true"],
+    ] {
+        let output = lab
+            .call(&[&["coracle"], words].concat())
+            .run()
+            .ended_with(64);
         assert!(!output.stderr.is_empty(), "{words:?}");
     }
     lab.write("a.yaml", "");
@@ -34,7 +47,12 @@ fn a_command_line_without_sense_gives_64() {
 #[test]
 fn a_workload_that_is_not_there_gives_66() {
     let lab = Lab::ready();
-    for name in ["nowhere.yaml", "./nowhere", "no-such-program", "/nowhere/at/all"] {
+    for name in [
+        "nowhere.yaml",
+        "./nowhere",
+        "no-such-program",
+        "/nowhere/at/all",
+    ] {
         fails_outside(&lab, &["-N2", name], 66).says(&[name, "hint: "]);
     }
     fails(&lab, &["nowhere.yaml"], 66).says(&["nowhere.yaml"]);
@@ -47,10 +65,13 @@ fn a_workload_that_can_not_be_read_or_run_gives_66() {
     lab.write("secret.yaml", "a: b");
     lab.write("notes.txt", "hello");
     lab.write("broken", "#!/no/such/interpreter\n");
-    lab.sh("chmod 000 secret.yaml; chmod +x broken; mkdir -m 000 closed").run().succeeded();
+    lab.sh("chmod 000 secret.yaml; chmod +x broken; mkdir -m 000 closed")
+        .run()
+        .succeeded();
     fails_outside(&lab, &["-N1", "secret.yaml"], 66).says(&["secret.yaml", "permission", "hint: "]);
     fails_outside(&lab, &["-N1", "closed"], 66).says(&["closed", "hint: "]);
-    fails_outside(&lab, &["-N1", "notes.txt"], 66).says(&["neither a manifest nor a program", "hint: "]);
+    fails_outside(&lab, &["-N1", "notes.txt"], 66)
+        .says(&["neither a manifest nor a program", "hint: "]);
     fails(&lab, &["./broken"], 66).says(&["broken"]);
     for file in ["secret.yaml", "notes.txt", "broken", "closed"] {
         lab.remove(file);
@@ -61,7 +82,9 @@ fn a_workload_that_can_not_be_read_or_run_gives_66() {
 #[test]
 fn no_slurm_on_the_path_gives_69() {
     let lab = Lab::ready();
-    let output = lab.sh("PATH=/nowhere /opt/coracle/bin/coracle run -N1 /bin/true").run();
+    let output = lab
+        .sh("PATH=/nowhere /opt/coracle/bin/coracle run -N1 /bin/true")
+        .run();
     output.ended_with(69).says(&["error: ", "srun", "hint: "]);
     lab.nothing_left();
 }
@@ -70,9 +93,11 @@ fn no_slurm_on_the_path_gives_69() {
 fn slurm_that_is_down_gives_69() {
     let lab = Lab::ready();
     let services = "/opt/coracle-src/lab/lib/services";
-    lab.root("login", &format!("{services} stop-controller")).succeeded();
+    lab.root("login", &format!("{services} stop-controller"))
+        .succeeded();
     let output = lab.call(&["coracle", "run", "-N1", "true"]).run();
-    lab.root("login", &format!("{services} controller")).succeeded();
+    lab.root("login", &format!("{services} controller"))
+        .succeeded();
     wait_until(60, "the nodes are back", || lab.queue_is_empty());
     output.ended_with(69).says(&["error: ", "hint: "]);
     lab.nothing_left();
@@ -98,8 +123,21 @@ fn a_port_that_is_taken_gives_71() {
 #[test]
 fn a_free_port_is_used_as_wanted() {
     let lab = Lab::ready();
-    let words = ["srun", "-N1", "-wnode1", "coracle", "run", "--api-port=36443", "sh", "-c", "echo $K8S_CLUSTER_API"];
-    lab.call(&words).run().succeeded().printed("https://10.77.0.11:36443");
+    let words = [
+        "srun",
+        "-N1",
+        "-wnode1",
+        "coracle",
+        "run",
+        "--api-port=36443",
+        "sh",
+        "-c",
+        "echo $K8S_CLUSTER_API",
+    ];
+    lab.call(&words)
+        .run()
+        .succeeded()
+        .printed("https://10.77.0.11:36443");
     lab.nothing_left();
 }
 
@@ -123,11 +161,34 @@ fn logs_that_can_not_be_written_give_73() {
 #[test]
 fn a_home_without_room_costs_a_warning_only() {
     let lab = Lab::ready();
-    lab.root("node1", "mkdir /run/full && mount --no-mtab -t tmpfs -o size=64k,uid=2001,mode=700 full /run/full").succeeded();
-    let words = ["env", "XDG_CACHE_HOME=/run/full", "srun", "-N1", "-wnode1", "coracle", "run", "kubectl", "get", "nodes", "-o", "name"];
+    lab.root(
+        "node1",
+        "mkdir /run/full && mount --no-mtab -t tmpfs -o size=64k,uid=2001,mode=700 full /run/full",
+    )
+    .succeeded();
+    let words = [
+        "env",
+        "XDG_CACHE_HOME=/run/full",
+        "srun",
+        "-N1",
+        "-wnode1",
+        "coracle",
+        "run",
+        "kubectl",
+        "get",
+        "nodes",
+        "-o",
+        "name",
+    ];
     let output = lab.call(&words).run();
-    let left = lab.root("node1", "find /run/full -type f; umount /run/full && rmdir /run/full");
-    output.succeeded().printed("node/node1").says(&["warning: "]);
+    let left = lab.root(
+        "node1",
+        "find /run/full -type f; umount /run/full && rmdir /run/full",
+    );
+    output
+        .succeeded()
+        .printed("node/node1")
+        .says(&["warning: "]);
     left.succeeded().printed("");
     lab.nothing_left();
 }
@@ -136,7 +197,11 @@ fn a_home_without_room_costs_a_warning_only() {
 fn a_full_tmp_does_not_matter() {
     let lab = Lab::ready();
     lab.root("node1", "mount --no-mtab -t tmpfs -o size=4k,mode=1777 full /tmp && ! head -c 1M /dev/zero > /tmp/fill").succeeded();
-    let output = lab.call(&["srun", "-N1", "-wnode1", "coracle", "run", "kubectl", "get", "nodes", "-o", "name"]).run();
+    let output = lab
+        .call(&[
+            "srun", "-N1", "-wnode1", "coracle", "run", "kubectl", "get", "nodes", "-o", "name",
+        ])
+        .run();
     lab.root("node1", "umount /tmp").succeeded();
     output.succeeded().printed("node/node1");
     lab.nothing_left();
@@ -145,7 +210,17 @@ fn a_full_tmp_does_not_matter() {
 #[test]
 fn a_node_that_dies_while_the_cluster_starts_is_named() {
     let lab = Lab::ready();
-    let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run", "--start-timeout", "15", "sleep", "20"];
+    let words = [
+        "srun",
+        "-N2",
+        "-wnode[1-2]",
+        "coracle",
+        "run",
+        "--start-timeout",
+        "15",
+        "sleep",
+        "20",
+    ];
     let mut running = lab.call(&words).start();
     lab.find("node1", Role::LeaderWorker);
     let killed = lab.command("kill-host", &["node2"]);
@@ -161,7 +236,12 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
 #[test]
 fn an_agent_whose_clock_is_off_says_so() {
     let lab = Lab::ready();
-    let version = lab.call(&["coracle", "--version"]).run().stdout.trim().replace("coracle ", "");
+    let version = lab
+        .call(&["coracle", "--version"])
+        .run()
+        .stdout
+        .trim()
+        .replace("coracle ", "");
     let script = format!(
         r#"echo "{{\"version\":\"{version}\",\"leaders\":[],\"ca_pem\":\"\",\"token\":\"\",\"time\":$(($(date +%s) - 7200))}}" | coracle internal node"#
     );
@@ -175,7 +255,11 @@ fn an_agent_whose_clock_is_off_says_so() {
 fn an_agent_that_is_fed_garbage_says_so() {
     let lab = Lab::ready();
     for garbage in ["", "garbage\n", "{}\n", "\u{0}\u{1}\n"] {
-        let output = lab.call(&["coracle", "internal", "node"]).on("node1").stdin(garbage).run();
+        let output = lab
+            .call(&["coracle", "internal", "node"])
+            .on("node1")
+            .stdin(garbage)
+            .run();
         assert_ne!(output.code, 0, "{output}");
         output.says(&["what the leader hands over is not understood"]);
     }

@@ -10,7 +10,10 @@ fn two_users_on_the_same_nodes_at_the_same_time() {
     let mut two = Cluster::start_as(&lab, "user2", &words);
     do_not_meet(&mut one, &mut two);
     one.exit(0);
-    assert!(two.has_ready_nodes(2), "the end of the one does not touch the other");
+    assert!(
+        two.has_ready_nodes(2),
+        "the end of the one does not touch the other"
+    );
     two.exit(0);
     lab.nothing_left();
 }
@@ -23,7 +26,10 @@ fn one_user_twice_on_the_same_nodes() {
     let mut two = Cluster::start_as(&lab, "user1", &words);
     do_not_meet(&mut one, &mut two);
     one.exit(0);
-    assert!(two.has_ready_nodes(2), "the end of the one does not touch the other");
+    assert!(
+        two.has_ready_nodes(2),
+        "the end of the one does not touch the other"
+    );
     two.exit(0);
     lab.nothing_left();
 }
@@ -31,8 +37,14 @@ fn one_user_twice_on_the_same_nodes() {
 fn do_not_meet(one: &mut Cluster, two: &mut Cluster) {
     one.ask("kubectl create configmap ones");
     two.ask("kubectl create configmap twos");
-    assert_eq!(one.ask("kubectl get configmap -o name | grep -v kube-root"), "configmap/ones");
-    assert_eq!(two.ask("kubectl get configmap -o name | grep -v kube-root"), "configmap/twos");
+    assert_eq!(
+        one.ask("kubectl get configmap -o name | grep -v kube-root"),
+        "configmap/ones"
+    );
+    assert_eq!(
+        two.ask("kubectl get configmap -o name | grep -v kube-root"),
+        "configmap/twos"
+    );
     assert!(one.has_ready_nodes(2) && two.has_ready_nodes(2));
     // The credentials of the one are nothing to the other.
     let token = one.ask("echo $K8S_CLUSTER_API_TOKEN");
@@ -47,17 +59,31 @@ fn another_user_sees_neither_files_nor_environment_nor_api() {
     let api = cluster.ask("echo $K8S_CLUSTER_API");
     let config = cluster.ask("echo $KUBECONFIG");
     let first = lab.find("node1", Role::ControlPlaneFirst);
-    let as_user2 = |script: &str| lab.call(&["bash", "-c", script]).user("user2").on("node1").run();
-    assert!(config.contains(&format!("/proc/{}/root/", first.pid)), "{config}");
-    as_user2(&format!("cat {config}")).ended_with(1).says(&["Permission denied"]);
-    as_user2(&format!("ls /proc/{}/root/tmp", first.pid)).ended_with(2).says(&["Permission denied"]);
+    let as_user2 = |script: &str| {
+        lab.call(&["bash", "-c", script])
+            .user("user2")
+            .on("node1")
+            .run()
+    };
+    assert!(
+        config.contains(&format!("/proc/{}/root/", first.pid)),
+        "{config}"
+    );
+    as_user2(&format!("cat {config}"))
+        .ended_with(1)
+        .says(&["Permission denied"]);
+    as_user2(&format!("ls /proc/{}/root/tmp", first.pid))
+        .ended_with(2)
+        .says(&["Permission denied"]);
     for process in lab.processes_of("node1", "user1") {
         as_user2(&format!("cat /proc/{}/environ", process.pid)).ended_with(1);
         let fds = as_user2(&format!("ls /proc/{}/fd", process.pid));
         assert_ne!(fds.code, 0, "{fds}");
     }
     for path in ["/api", "/healthz", "/readyz", "/version", "/metrics"] {
-        let code = as_user2(&format!("curl -sk -o /dev/null -w %{{http_code}} {api}{path}"));
+        let code = as_user2(&format!(
+            "curl -sk -o /dev/null -w %{{http_code}} {api}{path}"
+        ));
         code.succeeded().printed("401");
     }
     cluster.exit(0);
@@ -89,18 +115,34 @@ fn every_port_wants_credentials() {
     let (mut api, mut ours) = (0, 0);
     for host in ["node1", "node2"] {
         // What a stranger gets from each port of user1's processes; those of srun are Slurm's.
-        let users: Vec<u32> = lab.processes_of(host, "user1").iter().map(|p| p.pid).collect();
+        let users: Vec<u32> = lab
+            .processes_of(host, "user1")
+            .iter()
+            .map(|p| p.pid)
+            .collect();
         let listening = lab.root(host, "ss -H -l -t -n -p").stdout;
         for line in listening.lines() {
-            let pid = line.split("pid=").nth(1).and_then(|rest| rest.split([',', ')']).next());
-            if !pid.and_then(|pid| pid.parse().ok()).is_some_and(|pid| users.contains(&pid)) || line.contains("\"srun\"") {
+            let pid = line
+                .split("pid=")
+                .nth(1)
+                .and_then(|rest| rest.split([',', ')']).next());
+            if !pid
+                .and_then(|pid| pid.parse().ok())
+                .is_some_and(|pid| users.contains(&pid))
+                || line.contains("\"srun\"")
+            {
                 continue;
             }
             let address = line.split_whitespace().nth(3).unwrap();
-            assert!(!address.starts_with("127."), "nothing listens where every user of the host may come: {line}");
+            assert!(
+                !address.starts_with("127."),
+                "nothing listens where every user of the host may come: {line}"
+            );
             let port = address.rsplit(':').next().unwrap();
             let stranger = |script: &str| lab.call(&["bash", "-c", script]).user("user2").run();
-            let got = stranger(&format!("curl -sk -m 15 -o /dev/null -w %{{http_code}} https://{host}:{port}/pods"));
+            let got = stranger(&format!(
+                "curl -sk -m 15 -o /dev/null -w %{{http_code}} https://{host}:{port}/pods"
+            ));
             if line.contains("\"kube-apiserver\"") {
                 api += 1;
                 assert_eq!(got.stdout, "401", "{line}");
@@ -112,7 +154,9 @@ fn every_port_wants_credentials() {
             let hello = format!(
                 r#"{{"hello":{{"version":"{version}","node":"node2","token":"0","client_key_pem":"","server_key_pem":"","addresses":[]}}}}"#
             );
-            let said = stranger(&format!("echo '{hello}' | timeout 15 openssl s_client -quiet -connect {host}:{port} 2>&1"));
+            let said = stranger(&format!(
+                "echo '{hello}' | timeout 15 openssl s_client -quiet -connect {host}:{port} 2>&1"
+            ));
             assert_ne!(said.code, 124, "the connection is closed: {line}{said}");
             assert!(!said.stdout.contains("welcome"), "{line}{said}");
         }

@@ -5,9 +5,19 @@ use e2e::Lab;
 #[test]
 fn dash_v_shows_what_the_components_log() {
     let lab = Lab::ready();
-    let output = lab.call(&["srun", "-N1", "coracle", "run", "-v", "true"]).run().succeeded();
-    output.says(&["coracle: [etcd] ", "coracle: [kube-apiserver] ", "coracle: [kube-scheduler] "]);
-    let quiet = lab.call(&["srun", "-N1", "coracle", "run", "true"]).run().succeeded();
+    let output = lab
+        .call(&["srun", "-N1", "coracle", "run", "-v", "true"])
+        .run()
+        .succeeded();
+    output.says(&[
+        "coracle: [etcd] ",
+        "coracle: [kube-apiserver] ",
+        "coracle: [kube-scheduler] ",
+    ]);
+    let quiet = lab
+        .call(&["srun", "-N1", "coracle", "run", "true"])
+        .run()
+        .succeeded();
     assert!(!quiet.stderr.contains("[etcd]"), "{quiet}");
     lab.nothing_left();
 }
@@ -17,8 +27,23 @@ fn logs_are_kept_where_the_user_wants_them() {
     let lab = Lab::ready();
     // The controllers start last, and give addresses to nodes.
     let wait = "until kubectl get nodes -o yaml | grep -q podCIDR:; do sleep 0.1; done";
-    lab.call(&["srun", "-N1", "coracle", "run", "--logs", "logs/here", "sh", "-c", wait]).run().succeeded();
-    let kept = lab.sh("cd logs/here && stat -c '%n %a' * && test -s kube-apiserver.log").run().succeeded();
+    lab.call(&[
+        "srun",
+        "-N1",
+        "coracle",
+        "run",
+        "--logs",
+        "logs/here",
+        "sh",
+        "-c",
+        wait,
+    ])
+    .run()
+    .succeeded();
+    let kept = lab
+        .sh("cd logs/here && stat -c '%n %a' * && test -s kube-apiserver.log")
+        .run()
+        .succeeded();
     kept.printed("etcd.log 600\nkube-apiserver.log 600\nkube-controller-manager.log 600\nkube-scheduler.log 600");
     lab.remove("logs");
     lab.nothing_left();
@@ -27,8 +52,21 @@ fn logs_are_kept_where_the_user_wants_them() {
 #[test]
 fn a_component_that_fails_is_named_with_the_end_of_its_log() {
     let lab = Lab::ready();
-    let words = ["srun", "-N2", "coracle", "run", "--service-cidr", "nonsense", "true"];
+    let words = [
+        "srun",
+        "-N2",
+        "coracle",
+        "run",
+        "--service-cidr",
+        "nonsense",
+        "true",
+    ];
     let output = lab.call(&words).run().ended_with(75);
-    output.says(&["error: kube-apiserver failed", "  | ", "is not a valid cidr", "hint: "]);
+    output.says(&[
+        "error: kube-apiserver failed",
+        "  | ",
+        "is not a valid cidr",
+        "hint: ",
+    ]);
     lab.nothing_left();
 }

@@ -54,14 +54,29 @@ spec: {paddles: 1}
 fn a_file_a_directory_and_standard_input_are_applied() {
     let lab = Lab::ready();
     lab.write("m/one.yaml", CONFIG_MAP);
-    lab.write("m/below/two.yml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n");
-    let file = lab.call(&["srun", "-N1", "coracle", "run", "m/one.yaml"]).run();
-    file.succeeded().says(&["configmap/mine applied"]).printed("");
+    lab.write(
+        "m/below/two.yml",
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n",
+    );
+    let file = lab
+        .call(&["srun", "-N1", "coracle", "run", "m/one.yaml"])
+        .run();
+    file.succeeded()
+        .says(&["configmap/mine applied"])
+        .printed("");
     let directory = lab.call(&["srun", "-N1", "coracle", "run", "m"]).run();
-    directory.succeeded().says(&["configmap/mine applied", "namespace/other applied"]);
-    let stdin = lab.call(&["srun", "-N2", "coracle", "run", "-"]).stdin(CONFIG_MAP).run();
+    directory
+        .succeeded()
+        .says(&["configmap/mine applied", "namespace/other applied"]);
+    let stdin = lab
+        .call(&["srun", "-N2", "coracle", "run", "-"])
+        .stdin(CONFIG_MAP)
+        .run();
     stdin.succeeded().says(&["configmap/mine applied"]);
-    let outside = lab.call(&["coracle", "run", "-N2", "-"]).stdin(CONFIG_MAP).run();
+    let outside = lab
+        .call(&["coracle", "run", "-N2", "-"])
+        .stdin(CONFIG_MAP)
+        .run();
     outside.succeeded().says(&["configmap/mine applied"]);
     lab.remove("m");
     lab.nothing_left();
@@ -70,16 +85,26 @@ fn a_file_a_directory_and_standard_input_are_applied() {
 #[test]
 fn a_job_is_waited_for() {
     let lab = Lab::ready();
-    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(EMPTY_JOB).run();
-    output.succeeded().says(&["job/empty applied", "job/empty succeeded"]);
+    let output = lab
+        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .stdin(EMPTY_JOB)
+        .run();
+    output
+        .succeeded()
+        .says(&["job/empty applied", "job/empty succeeded"]);
     lab.nothing_left();
 }
 
 #[test]
 fn a_job_that_fails_gives_1_and_says_why() {
     let lab = Lab::ready();
-    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(REFUSED_JOB).run();
-    output.ended_with(1).says(&["job/refused failed", "ContainersNotSupported"]);
+    let output = lab
+        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .stdin(REFUSED_JOB)
+        .run();
+    output
+        .ended_with(1)
+        .says(&["job/refused failed", "ContainersNotSupported"]);
     lab.nothing_left();
 }
 
@@ -88,12 +113,23 @@ fn broken_manifests_give_65_and_kubectls_words() {
     let lab = Lab::ready();
     for (text, words) in [
         ("a: b: c", "mapping values are not allowed"),
-        ("apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n", "no matches for kind"),
-        ("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: NOT_A_NAME}\n", "NOT_A_NAME"),
+        (
+            "apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n",
+            "no matches for kind",
+        ),
+        (
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: NOT_A_NAME}\n",
+            "NOT_A_NAME",
+        ),
         ("", "no objects passed"),
     ] {
-        let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(text).run();
-        output.ended_with(65).says(&["error: the manifests were refused", words, "hint: "]);
+        let output = lab
+            .call(&["srun", "-N1", "coracle", "run", "-"])
+            .stdin(text)
+            .run();
+        output
+            .ended_with(65)
+            .says(&["error: the manifests were refused", words, "hint: "]);
     }
     lab.nothing_left();
 }
@@ -101,7 +137,10 @@ fn broken_manifests_give_65_and_kubectls_words() {
 #[test]
 fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
     let lab = Lab::ready();
-    let output = lab.call(&["srun", "-N1", "coracle", "run", "-"]).stdin(NEW_KIND).run();
+    let output = lab
+        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .stdin(NEW_KIND)
+        .run();
     output.succeeded().says(&["boat/coracle applied"]);
     lab.nothing_left();
 }

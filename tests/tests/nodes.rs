@@ -21,7 +21,16 @@ fn bytes(quantity: &Value) -> u64 {
 #[test]
 fn capacity_is_what_slurm_allocated() {
     let lab = Lab::ready();
-    let words = ["srun", "-N1", "-wnode1", "-c4", "--mem=1000", "--gres=gpu:2", "coracle", "run"];
+    let words = [
+        "srun",
+        "-N1",
+        "-wnode1",
+        "-c4",
+        "--mem=1000",
+        "--gres=gpu:2",
+        "coracle",
+        "run",
+    ];
     let mut cluster = Cluster::start_as(&lab, "user1", &words);
     let node = cluster.json("get node node1");
     for kind in ["capacity", "allocatable"] {
@@ -41,7 +50,10 @@ fn a_node_without_gpus_has_none() {
     let mut cluster = Cluster::start(&lab);
     for node in ["node1", "node2"] {
         let node = cluster.json(&format!("get node {node}"));
-        assert!(node["status"]["capacity"].get("nvidia.com/gpu").is_none(), "{node}");
+        assert!(
+            node["status"]["capacity"].get("nvidia.com/gpu").is_none(),
+            "{node}"
+        );
     }
     cluster.exit(0);
     lab.nothing_left();
@@ -50,7 +62,8 @@ fn a_node_without_gpus_has_none() {
 #[test]
 fn addresses_labels_and_conditions_are_right() {
     let lab = Lab::ready();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N2", "-plong", "coracle", "run"]);
+    let mut cluster =
+        Cluster::start_as(&lab, "user1", &["srun", "-N2", "-plong", "coracle", "run"]);
     let job = cluster.ask("echo $SLURM_JOB_ID");
     for (name, address) in [("node1", "10.77.0.11"), ("node2", "10.77.0.12")] {
         let node = cluster.json(&format!("get node {name}"));
@@ -65,13 +78,34 @@ fn addresses_labels_and_conditions_are_right() {
             assert_eq!(labels[label], *value, "{labels}");
         }
         let addresses = node["status"]["addresses"].as_array().unwrap();
-        let has = |kind: &str, value: &str| addresses.iter().any(|a| a["type"] == kind && a["address"] == value);
-        assert!(has("InternalIP", address) && has("Hostname", name), "{addresses:?}");
+        let has = |kind: &str, value: &str| {
+            addresses
+                .iter()
+                .any(|a| a["type"] == kind && a["address"] == value)
+        };
+        assert!(
+            has("InternalIP", address) && has("Hostname", name),
+            "{addresses:?}"
+        );
         let conditions = node["status"]["conditions"].as_array().unwrap();
-        for (kind, status) in [("Ready", "True"), ("MemoryPressure", "False"), ("DiskPressure", "False"), ("PIDPressure", "False")] {
-            assert!(conditions.iter().any(|c| c["type"] == kind && c["status"] == status), "{conditions:?}");
+        for (kind, status) in [
+            ("Ready", "True"),
+            ("MemoryPressure", "False"),
+            ("DiskPressure", "False"),
+            ("PIDPressure", "False"),
+        ] {
+            assert!(
+                conditions
+                    .iter()
+                    .any(|c| c["type"] == kind && c["status"] == status),
+                "{conditions:?}"
+            );
         }
-        assert!(node["status"]["declaredFeatures"].is_array(), "{}", node["status"]);
+        assert!(
+            node["status"]["declaredFeatures"].is_array(),
+            "{}",
+            node["status"]
+        );
         assert!(node["spec"].get("taints").is_none(), "{}", node["spec"]);
     }
     cluster.exit(0);
@@ -82,14 +116,26 @@ fn addresses_labels_and_conditions_are_right() {
 fn nodes_have_a_lease_that_is_renewed_and_pod_addresses() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
-    let renewed = |cluster: &mut Cluster| cluster.json("-n kube-node-lease get lease node2")["spec"]["renewTime"].to_string();
+    let renewed = |cluster: &mut Cluster| {
+        cluster.json("-n kube-node-lease get lease node2")["spec"]["renewTime"].to_string()
+    };
     let first = renewed(&mut cluster);
     wait_until(10, "the controllers gave addresses to both nodes", || {
         let nodes = cluster.json("get nodes");
-        let ranges: Vec<_> = nodes["items"].as_array().unwrap().iter().map(|n| n["spec"]["podCIDR"].clone()).collect();
-        ranges.iter().all(|r| r.as_str().is_some_and(|r| r.starts_with("100.") && r.ends_with("/24"))) && ranges[0] != ranges[1]
+        let ranges: Vec<_> = nodes["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n["spec"]["podCIDR"].clone())
+            .collect();
+        ranges.iter().all(|r| {
+            r.as_str()
+                .is_some_and(|r| r.starts_with("100.") && r.ends_with("/24"))
+        }) && ranges[0] != ranges[1]
     });
-    wait_until(20, "the lease is renewed", || renewed(&mut cluster) != first);
+    wait_until(20, "the lease is renewed", || {
+        renewed(&mut cluster) != first
+    });
     cluster.exit(0);
     lab.nothing_left();
 }
@@ -99,7 +145,12 @@ fn the_api_server_reaches_the_kubelet_of_every_node() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     for node in ["node1", "node2"] {
-        assert_eq!(cluster.ask(&format!("kubectl get --raw /api/v1/nodes/{node}/proxy/healthz")), "ok");
+        assert_eq!(
+            cluster.ask(&format!(
+                "kubectl get --raw /api/v1/nodes/{node}/proxy/healthz"
+            )),
+            "ok"
+        );
     }
     cluster.exit(0);
     lab.nothing_left();
@@ -110,14 +161,21 @@ fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     // Both at the same time, or the one would mend the other.
-    let (agent, guard) = (lab.find("node2", Role::Agent), lab.find("node2", Role::AgentGuard));
+    let (agent, guard) = (
+        lab.find("node2", Role::Agent),
+        lab.find("node2", Role::AgentGuard),
+    );
     lab.root("node2", &format!("kill -KILL {} {}", agent.pid, guard.pid));
     let died = Instant::now();
     wait_until(5, "node2 is NotReady", || {
-        cluster.ask("kubectl get node node2 --no-headers").contains("NotReady")
+        cluster
+            .ask("kubectl get node node2 --no-headers")
+            .contains("NotReady")
     });
     println!("NotReady after {:?}", died.elapsed());
     wait_until(20, "node2 is Ready again", || cluster.has_ready_nodes(2));
-    cluster.exit(0).says(&["node node2 is lost", "node node2 is back"]);
+    cluster
+        .exit(0)
+        .says(&["node node2 is lost", "node node2 is back"]);
     lab.nothing_left();
 }

@@ -7,12 +7,23 @@ use e2e::{Lab, wait_until};
 /// Both at once: a step that Slurm signals itself, and a batch script, which it doesn't.
 #[test]
 fn the_time_limit_ends_a_cluster_in_order() {
-    const POLITE: &str = "trap 'echo got TERM; exit 3' TERM; echo running; while :; do sleep 0.05; done";
+    const POLITE: &str =
+        "trap 'echo got TERM; exit 3' TERM; echo running; while :; do sleep 0.05; done";
     let lab = Lab::ready();
-    lab.write("batch.sh", &format!("#!/bin/bash\ncoracle run bash -c \"{POLITE}\"\n"));
-    lab.sh("sbatch -t 1 -N2 -o out.txt batch.sh").run().succeeded();
-    let step = lab.call(&["srun", "-t", "1", "-N2", "coracle", "run", "bash", "-c", POLITE]).start();
-    step.wait(Duration::from_secs(150)).shows(&["running", "got TERM"]);
+    lab.write(
+        "batch.sh",
+        &format!("#!/bin/bash\ncoracle run bash -c \"{POLITE}\"\n"),
+    );
+    lab.sh("sbatch -t 1 -N2 -o out.txt batch.sh")
+        .run()
+        .succeeded();
+    let step = lab
+        .call(&[
+            "srun", "-t", "1", "-N2", "coracle", "run", "bash", "-c", POLITE,
+        ])
+        .start();
+    step.wait(Duration::from_secs(150))
+        .shows(&["running", "got TERM"]);
     wait_until(30, "the batch job has ended", || lab.queue_is_empty());
     lab.sh("cat out.txt").run().shows(&["running", "got TERM"]);
     lab.remove("batch.sh");
@@ -23,9 +34,22 @@ fn the_time_limit_ends_a_cluster_in_order() {
 #[test]
 fn sixteen_nodes_make_a_cluster() {
     let lab = Lab::make("/run/coracle-lab-sixteen", &[], 16);
-    let words = ["srun", "-N16", "coracle", "run", "kubectl", "get", "nodes", "--no-headers"];
+    let words = [
+        "srun",
+        "-N16",
+        "coracle",
+        "run",
+        "kubectl",
+        "get",
+        "nodes",
+        "--no-headers",
+    ];
     let output = lab.call(&words).within(120).run().succeeded();
-    let ready = output.stdout.lines().filter(|line| line.contains(" Ready ")).count();
+    let ready = output
+        .stdout
+        .lines()
+        .filter(|line| line.contains(" Ready "))
+        .count();
     assert_eq!(ready, 16, "{output}");
     lab.nothing_left();
 }
@@ -34,10 +58,17 @@ fn sixteen_nodes_make_a_cluster() {
 #[test]
 fn no_shared_file_system_is_needed() {
     let lab = Lab::make("/run/coracle-lab-private", &["--private-homes"], 2);
-    lab.sh("cp /opt/coracle/bin/coracle ~/coracle").run().succeeded();
+    lab.sh("cp /opt/coracle/bin/coracle ~/coracle")
+        .run()
+        .succeeded();
     let script = "~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes kubectl get nodes -o name";
-    lab.sh(script).run().succeeded().printed("node/node1\nnode/node2");
-    let failed = lab.sh("~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes false").run();
+    lab.sh(script)
+        .run()
+        .succeeded()
+        .printed("node/node1\nnode/node2");
+    let failed = lab
+        .sh("~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes false")
+        .run();
     failed.ended_with(1);
     lab.remove("coracle");
     lab.nothing_left();

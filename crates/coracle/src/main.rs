@@ -4,6 +4,7 @@
 //! Coracle itself starts `coracle internal …` on the nodes. This crate resolves the command line, wires
 //! the other crates together and tells the user what happens; docs/architecture.md shows the processes.
 
+mod carried;
 mod cli;
 mod client;
 mod control_plane_role;
@@ -17,6 +18,7 @@ mod progress;
 mod run;
 mod say;
 mod seed;
+mod token;
 
 use std::process::ExitCode;
 

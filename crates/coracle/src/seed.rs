@@ -16,7 +16,7 @@ use kube::Api;
 
 use crate::kubernetes::{Component, Release};
 use crate::progress::Progress;
-use crate::run::{ControlPlane, new_token, objects};
+use crate::run::{ControlPlane, objects};
 
 /// Changed when seeds are made in another way.
 const FORMAT: u32 = 1;
@@ -79,7 +79,7 @@ async fn make_in_first(
     let mut problem = anyhow::anyhow!("there is no place for it");
     for place in places {
         let parent = place.parent().context("a seed has a parent directory")?;
-        let new = parent.join(format!(".new-{}", new_token()?));
+        let new = parent.join(format!(".new-{}", crate::token::new()?));
         match std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(&new)) {
             Ok(()) => {
                 let made = make(release, service_cidr, &new.join("store")).await;
@@ -104,7 +104,10 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
     let pki = Pki::new(PATIENCE * 10)?;
     let admin = pki.administrator()?;
     let mut files = pki.files(vec!["127.0.0.1".to_owned()])?;
-    files.insert("tokens.csv".into(), format!("{},nobody,1\n", new_token()?));
+    files.insert(
+        "tokens.csv".into(),
+        format!("{},nobody,1\n", crate::token::new()?),
+    );
     let config = ClusterConfig {
         name: "seed".into(),
         release: release.dir.clone(),

@@ -39,17 +39,11 @@ pub struct DoctorArgs {
     /// added, and are never renamed or removed within a schema number.
     #[arg(long)]
     json: bool,
-
-    /// Remove the copy of this program that Slurm made for it
-    #[arg(long, hide = true)]
-    remove_copy: bool,
 }
 
 /// Looks, reports, and tells by the exit code whether pods can run there.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
-    if args.remove_copy {
-        remote::remove_copy();
-    }
+    crate::carried::remove();
     let report = match &args.partition {
         Some(partition) => remote::look(partition).await?,
         None => here().await,

@@ -1,6 +1,6 @@
 //! The doctor on a compute node: the same program, started there by `srun`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use slurm::{Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::report::Report;
+use crate::carried;
 use crate::exit::Failure;
+use crate::say::say;
 
-/// The name of a copy that Slurm made; only such a file is ever removed.
-const COPY_PREFIX: &str = "coracle-doctor-copy-";
 /// Most that we read of a report, and of complaints.
 const MAX_OUTPUT: u64 = 1 << 20;
 /// After this we say that we wait.
@@ -25,25 +25,12 @@ pub async fn look(partition: &str) -> anyhow::Result<Report> {
     match attempt(&slurm, partition, &program, None).await {
         Err(SlurmError::ProgramNotFound { .. }) => {
             // No shared file system holds us, so Slurm carries a copy.
-            let copy = PathBuf::from(format!("/tmp/{COPY_PREFIX}{}", random_name()?));
+            let copy = carried::new_path()?;
             attempt(&slurm, partition, &program, Some(&copy)).await
         }
         other => other,
     }
     .map_err(|error| Failure::from(error).into())
-}
-
-/// Removes the file of this program, if it is a copy made by [`look`]. The program keeps running, and can still start itself.
-pub fn remove_copy() {
-    let Ok(program) = std::env::current_exe() else {
-        return;
-    };
-    let is_copy = program
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with(COPY_PREFIX));
-    if is_copy {
-        let _ = std::fs::remove_file(program);
-    }
 }
 
 async fn attempt(
@@ -76,7 +63,7 @@ async fn attempt(
     let ended = tokio::select! {
         ended = &mut work => ended,
         () = tokio::time::sleep(SILENCE) => {
-            eprintln!("waiting for Slurm to give a node of partition {partition:?} (Ctrl-C gives up)");
+            say(format_args!("waiting for Slurm to give a node of partition {partition:?} (Ctrl-C gives up)"));
             work.await
         }
     };
@@ -106,10 +93,7 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path
         "--chdir=/".into(),
         "--quiet".into(),
     ];
-    let mut args = vec!["doctor".to_owned(), "--json".to_owned()];
-    if copy.is_some() {
-        args.push("--remove-copy".to_owned());
-    }
+    let args = ["doctor".to_owned(), "--json".to_owned()];
     let submission = Submission {
         options: &options,
         program,
@@ -139,14 +123,6 @@ async fn read_bounded(source: Option<impl AsyncRead + Unpin>) -> std::io::Result
         tokio::io::copy(&mut source, &mut tokio::io::sink()).await?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// A name that nobody else on the node can have prepared.
-fn random_name() -> anyhow::Result<String> {
-    let mut bytes = [0u8; 12];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .context("no random numbers")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

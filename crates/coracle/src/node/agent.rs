@@ -44,9 +44,7 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         identity,
         leader,
         addresses,
-    } = report(&handover, &node, kept.load())
-        .await
-        .with_context(|| format!("node {node}"))?;
+    } = report(&handover, &node, kept.load()).await?;
     kept.save(&identity)?;
 
     let listener = TcpListener::bind("0.0.0.0:0")

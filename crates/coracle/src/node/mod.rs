@@ -13,33 +13,31 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
+use crate::carried;
+use crate::exit::Code;
 use crate::guard::{self, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
+use crate::say::say;
+
+/// What an agent's last words begin with; the node and the problem follow.
+pub const FAILED: &str = "coracle-node failed:";
 
 /// The role's entry.
 pub fn main() -> anyhow::Result<ExitCode> {
-    remove_carried_program();
+    carried::remove();
+    be_the_agent().or_else(|error| {
+        // One line that the leader recognises among all that comes through srun.
+        say(format_args!("{FAILED} {}: {error:#}", name()));
+        Ok(ExitCode::from(Code::NotStarted as u8))
+    })
+}
+
+fn be_the_agent() -> anyhow::Result<ExitCode> {
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
     match guard::split(Policy::Restart)? {
         Side::Guard(code) => Ok(code),
         Side::Worker => crate::block_on(agent::run(handover, kept)),
-    }
-}
-
-/// A copy that Slurm carried here for this one run is not left behind; we go on without its name.
-fn remove_carried_program() {
-    let Ok(program) = std::env::current_exe() else {
-        return;
-    };
-    let name = program
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
-    // The name that the leader chose: 256 random bits.
-    let token = name.strip_prefix("coracle-").unwrap_or_default();
-    if token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        let _ = std::fs::remove_file(program);
     }
 }
 
@@ -58,7 +56,7 @@ fn read_handover() -> anyhow::Result<Handover> {
         );
     }
     if let Some(problem) = clock_problem(handover.time, now()) {
-        bail!("node {}: {problem}; tell the site's support", name());
+        bail!("{problem}; tell the site's support");
     }
     Ok(handover)
 }

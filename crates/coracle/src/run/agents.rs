@@ -1,6 +1,7 @@
 //! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -11,8 +12,9 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::join::new_token;
+use crate::carried;
 use crate::handover::Handover;
+use crate::node::FAILED;
 use crate::say::say;
 
 /// How much of what the agents print is kept for messages.
@@ -30,13 +32,23 @@ pub struct Starter {
     failures: mpsc::UnboundedSender<StepFailure>,
 }
 
-/// A step that ended by itself, with what it said.
+/// What went wrong with agents before they could tell it themselves.
 #[derive(Debug)]
-pub struct StepFailure {
-    /// The nodes it was for.
-    pub nodes: Vec<String>,
-    /// What happened.
-    pub error: SlurmError,
+pub enum StepFailure {
+    /// A whole step ended by itself.
+    Step {
+        /// The nodes it was for.
+        nodes: Vec<String>,
+        /// What happened.
+        error: SlurmError,
+    },
+    /// One agent gave up.
+    Agent {
+        /// Its node.
+        node: String,
+        /// Why.
+        problem: String,
+    },
 }
 
 /// A step that runs.
@@ -79,7 +91,7 @@ impl Starter {
             result = self.run_once(&nodes, &handover, true).await;
         }
         if let Err(error) = result {
-            let _ = self.failures.send(StepFailure { nodes, error });
+            let _ = self.failures.send(StepFailure::Step { nodes, error });
         }
     }
 
@@ -95,7 +107,10 @@ impl Starter {
             source,
         };
         let args = ["internal".to_owned(), "node".to_owned()];
-        let destination = carry.then(carried_path).transpose().map_err(start)?;
+        let destination = carry
+            .then(carried::new_path)
+            .transpose()
+            .map_err(|error| start(io::Error::other(error)))?;
         let own = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
         let step = AgentStep {
             job_id: self.job,
@@ -136,6 +151,9 @@ impl Starter {
                 if self.verbose {
                     say(format_args!("coracle: [nodes] {line}"));
                 }
+                if let Some((node, problem)) = last_words(&line) {
+                    let _ = self.failures.send(StepFailure::Agent { node, problem });
+                }
                 if kept.len() < KEPT_LINES {
                     kept.push(line);
                 }
@@ -162,9 +180,27 @@ impl Step {
     }
 }
 
-/// Where Slurm puts the program on nodes that don't see it: a name that nobody can guess. The agent
-/// removes it as soon as it runs.
-fn carried_path() -> std::io::Result<PathBuf> {
-    let name = new_token().map_err(std::io::Error::other)?;
-    Ok(Path::new("/tmp").join(format!("coracle-{name}")))
+/// The node and the problem in the last words of an agent.
+fn last_words(line: &str) -> Option<(String, String)> {
+    let (node, problem) = line.strip_prefix(FAILED)?.split_once(':')?;
+    Some((node.trim().to_owned(), problem.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agents_last_words_are_understood() {
+        let line = format!("{FAILED} node2: its clock is 7200 s behind: really");
+        let (node, problem) = last_words(&line).unwrap();
+        assert_eq!(
+            (node.as_str(), problem.as_str()),
+            ("node2", "its clock is 7200 s behind: really")
+        );
+        assert_eq!(
+            last_words("srun: error: node2: task 1: Exited with exit code 75"),
+            None
+        );
+    }
 }

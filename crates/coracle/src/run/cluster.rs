@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::agents::{Starter, Step, StepFailure};
 use super::control_plane::ControlPlane;
-use super::join::{Common, Door, NodeEvent, NodePlan, new_token};
+use super::join::{Common, Door, NodeEvent, NodePlan};
 use super::objects;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
@@ -95,7 +95,7 @@ impl Cluster {
         let pki = Arc::new(Pki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
-        let token = new_token()?;
+        let token = crate::token::new()?;
         let mut files = pki.files(api_names(&addresses, &options.service_cidr))?;
         files.insert(
             "tokens.csv".into(),
@@ -234,8 +234,8 @@ impl Cluster {
                     }
                     NodeEvent::Joined | NodeEvent::Registered | NodeEvent::Gone => {}
                 },
-                Some(StepFailure { error, .. }) = self.step_failures.recv() => {
-                    tracing::info!(%error, "a step of agents ended");
+                Some(failure) = self.step_failures.recv() => {
+                    tracing::info!(?failure, "agents ended");
                 }
                 Some(node) = restart.recv() => self.start_again(node),
             }
@@ -451,11 +451,16 @@ fn cancelled() -> Failure {
 }
 
 fn step_failed(failure: StepFailure) -> Failure {
-    let nodes = failure.nodes.join(", ");
-    Failure::new(
-        Code::NotStarted,
-        format!("cannot start the agents on {nodes}"),
-    )
-    .because(failure.error)
-    .hint("run again with -v to see what srun and the agents say")
+    match failure {
+        StepFailure::Agent { node, problem } => not_started(&node, &problem),
+        StepFailure::Step { nodes, error } => {
+            let nodes = nodes.join(", ");
+            Failure::new(
+                Code::NotStarted,
+                format!("cannot start the agents on {nodes}"),
+            )
+            .because(error)
+            .hint("run again with -v to see what srun and the agents say")
+        }
+    }
 }

@@ -8,12 +8,23 @@ use linux::signal::Held;
 use rustix::process::Signal;
 use slurm::{Allocation, Place, Slurm};
 
+use crate::carried;
+
 /// The signal that dismisses; every task of the step gets it, and the others ignore it.
 const DISMISSAL: &str = "USR1";
 
 /// Waits for the leader's end, or for Slurm's word.
-pub fn until_dismissed() -> anyhow::Result<ExitCode> {
+pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     let held = Held::new(&[Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP])?;
+    if matches!(
+        allocation.place,
+        Place::Task {
+            localid: Some(0),
+            ..
+        }
+    ) {
+        carried::remove_when_all_have_started();
+    }
     held.wait()?;
     Ok(ExitCode::SUCCESS)
 }

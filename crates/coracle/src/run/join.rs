@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::handover::{Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Welcome, Wire};
+use crate::token;
 
 /// How long a stranger may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -85,7 +86,7 @@ impl Door {
     ) -> anyhow::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             common,
-            token: new_token()?,
+            token: token::new()?,
             expected: Mutex::new(plans.keys().cloned().collect()),
             plans,
             inside: Mutex::default(),
@@ -197,7 +198,7 @@ impl Door {
             .context("this node is not part of the cluster")?;
         match (&hello.token, certified) {
             (None, Some(name)) if name == node => {}
-            (Some(token), None) if same(token, &self.token) => {
+            (Some(token), None) if token::same(token, &self.token) => {
                 if !lock(&self.expected).remove(node) {
                     bail!("the token was used for {node} before");
                 }
@@ -280,25 +281,6 @@ fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String
     };
     let peer = kubelet_api::peer_of(certificate).context("its certificate names nobody")?;
     Ok(Some(peer.common_name))
-}
-
-/// Compares without telling by the time it takes how much was right.
-fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len()
-        && a.bytes()
-            .zip(b.bytes())
-            .fold(0, |diff, (x, y)| diff | (x ^ y))
-            == 0
-}
-
-/// 256 random bits, as text.
-pub fn new_token() -> anyhow::Result<String> {
-    let mut bytes = [0; 32];
-    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if got != bytes.len() {
-        bail!("the kernel gave too few random bytes");
-    }
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -16,6 +16,7 @@ use super::cluster::{Cluster, Ended};
 use super::manifests;
 use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
+use crate::carried;
 use crate::exit::{Code, Failure};
 use crate::kubernetes::Release;
 use crate::progress::Progress;
@@ -44,6 +45,8 @@ pub async fn lead(
         started = cluster.until_ready(patience, &mut progress) => started.map(|()| None),
         signal = told.next() => Ok(Some(signal)),
     };
+    // The agents run by now, from copies of their own if need be, or never will.
+    carried::remove();
     let ended = match started {
         Ok(None) => run(&mut cluster, &workload, &mut told).await,
         Ok(Some(signal)) => Ok(code_of(signal)),

@@ -24,7 +24,6 @@ use slurm::{Allocation, Place};
 
 pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;
-pub use self::join::new_token;
 pub use self::settings::Settings;
 use self::workload::Workload;
 use crate::cli::RunArgs;
@@ -48,7 +47,7 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     match allocation.place {
         Place::AllocatedElsewhere => crate::block_on(submit::first_node(&settings, &allocation)),
-        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(),
+        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
         Place::Task { .. } | Place::Batch => {
             let ended = match guard::split(Policy::End)? {
                 Side::Guard(code) => Ok(code),

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use anyhow::Context;
@@ -13,8 +13,8 @@ use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Settings;
-use super::join::new_token;
 use super::workload::Workload;
+use crate::carried;
 use crate::exit::Failure;
 
 /// How much of the end of standard error is looked at for Slurm's words.
@@ -82,7 +82,7 @@ fn wants_terminal(workload: &Workload) -> bool {
 async fn run(invocation: &dyn Fn(Option<&Path>) -> Invocation) -> anyhow::Result<ExitCode> {
     let mut ended = run_once(&invocation(None)).await?;
     if let Err(SlurmError::ProgramNotFound { .. }) = &ended {
-        let carried = PathBuf::from(format!("/tmp/coracle-{}", new_token()?));
+        let carried = carried::new_path()?;
         ended = run_once(&invocation(Some(&carried))).await?;
     }
     let status = ended.map_err(Failure::from)?;
