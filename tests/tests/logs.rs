@@ -2,6 +2,9 @@
 
 use e2e::Lab;
 
+/// A workload that ends when all components run: the controllers start last, and give addresses to nodes.
+const ALL_RUN: &str = "until kubectl get nodes -o yaml | grep -q podCIDR:; do sleep 0.1; done";
+
 #[test]
 fn dash_v_shows_what_the_components_log() {
     let lab = Lab::ready();
@@ -25,8 +28,6 @@ fn dash_v_shows_what_the_components_log() {
 #[test]
 fn logs_are_kept_where_the_user_wants_them() {
     let lab = Lab::ready();
-    // The controllers start last, and give addresses to nodes.
-    let wait = "until kubectl get nodes -o yaml | grep -q podCIDR:; do sleep 0.1; done";
     lab.call(&[
         "srun",
         "-N1",

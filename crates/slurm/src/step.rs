@@ -163,14 +163,24 @@ mod tests {
     fn the_users_options_come_last_and_win() {
         let options = ["-N4".to_owned(), "--job-name=mine".to_owned()];
         let args = ["run".to_owned(), "app.yaml".to_owned()];
-        let submission = crate::Submission {
+        let mut submission = crate::Submission {
             options: &options,
+            within: None,
             program: Path::new("/c"),
             args: &args,
             bcast: None,
+            terminal: false,
             name: "coracle",
         };
-        insta::assert_snapshot!(submission.invocation(&slurm()).display(),
-            @"/usr/bin/srun --job-name=coracle --disable-status --input=0 --kill-on-bad-exit=0 --wait=0 --mpi=none -N4 --job-name=mine /c run app.yaml");
+        let env = ["HOME", "SLURM_NTASKS"];
+        insta::assert_snapshot!(submission.invocation(&slurm(), env).display(),
+            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --input=0 -N4 --job-name=mine /c run app.yaml");
+        submission.options = &[];
+        submission.within = Some((7, "node1"));
+        submission.terminal = true;
+        let inside = submission.invocation(&slurm(), env);
+        insta::assert_snapshot!(inside.display(),
+            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --pty --jobid=7 --nodes=1 --ntasks=1 --nodelist=node1 --overlap --mem=0 --cpu-bind=none /c run app.yaml");
+        assert_eq!(inside.env_remove, ["SLURM_NTASKS"]);
     }
 }

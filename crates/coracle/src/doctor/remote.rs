@@ -98,10 +98,12 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path
         options: &options,
         program,
         args: &args,
+        within: None,
         bcast: copy,
+        terminal: false,
         name: "coracle-doctor",
     };
-    let mut invocation = submission.invocation(slurm);
+    let mut invocation = submission.invocation(slurm, []);
     // From inside a job too, a new job is meant and not a step: the job must not be seen.
     let describes_a_job = |name: &String| {
         name.starts_with("SLURM_JOB") || name == "SLURM_NODELIST" || !slurm::is_kept_in_steps(name)

@@ -180,7 +180,7 @@ impl Cluster {
                         let event = event?;
                         if event == Event::ApiAnswers {
                             answers = true;
-                            progress.phase(format!("{total} nodes are Ready"));
+                            progress.phase(format!("{} Ready", nodes_are(total)));
                         }
                         self.show(&event);
                     }
@@ -207,8 +207,9 @@ impl Cluster {
             Ok(result) => {
                 result?;
                 progress.ready(&format!(
-                    "cluster {} with {total} nodes is ready",
-                    self.name
+                    "cluster {} with {} is ready",
+                    self.name,
+                    nodes(total)
                 ));
                 Ok(())
             }
@@ -327,6 +328,14 @@ impl Cluster {
         )
         .hint("`scontrol show node` tells whether they are up; --start-timeout allows more time, -v shows more")
     }
+}
+
+fn nodes(count: usize) -> String {
+    format!("{count} node{}", if count == 1 { "" } else { "s" })
+}
+
+fn nodes_are(count: usize) -> String {
+    format!("{} {}", nodes(count), if count == 1 { "is" } else { "are" })
 }
 
 fn reserve(port: u16) -> Result<ReservedPort, Failure> {

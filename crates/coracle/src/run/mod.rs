@@ -46,7 +46,9 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     match allocation.place {
-        Place::AllocatedElsewhere => crate::block_on(submit::first_node(&settings, &allocation)),
+        Place::AllocatedElsewhere => {
+            crate::block_on(submit::first_node(&settings, &workload, &allocation))
+        }
         Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
         Place::Task { .. } | Place::Batch => {
             let ended = match guard::split(Policy::End)? {

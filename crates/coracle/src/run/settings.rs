@@ -2,6 +2,7 @@
 //! Slurm's, and what is to be run.
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 
 use clap::Parser;
 
@@ -39,6 +40,12 @@ impl Settings {
                 .hint("name a program, a script or manifests: `coracle run -N2 app.yaml`; `coracle run --help` explains")
                 .into());
         };
+        for (option, cidr) in [
+            ("--pod-cidr", &options.pod_cidr),
+            ("--service-cidr", &options.service_cidr),
+        ] {
+            check_cidr(option, cidr)?;
+        }
         Ok(Self {
             options,
             slurm: words.slurm,
@@ -95,6 +102,19 @@ fn defaults() -> RunOptions {
     LateOptions::try_parse_from(std::iter::empty::<OsString>())
         .map(|late| late.options)
         .unwrap_or_default()
+}
+
+/// An IPv4 network, written as upstream wants it: with the first of its addresses.
+fn check_cidr(option: &str, cidr: &str) -> Result<(), Failure> {
+    let parts = cidr.split_once('/').and_then(|(address, bits)| {
+        Some((address.parse::<Ipv4Addr>().ok()?, bits.parse::<u32>().ok()?))
+    });
+    let is_network = |address: Ipv4Addr, bits| u32::from(address).checked_shl(bits) == Some(0);
+    match parts {
+        Some((address, bits)) if (8..=28).contains(&bits) && is_network(address, bits) => Ok(()),
+        _ => Err(usage(&format!("{option} {cidr} is not an IPv4 network"))
+            .hint("write its first address and its length, between 8 and 28: 100.96.0.0/16")),
+    }
 }
 
 fn usage(message: &str) -> Failure {
@@ -175,6 +195,23 @@ mod tests {
 
     fn words(line: &str) -> Words {
         split(line.split_whitespace().map(OsString::from).collect()).unwrap()
+    }
+
+    #[test]
+    fn networks_are_checked() {
+        for good in ["100.64.0.0/11", "10.0.0.0/8", "192.168.1.0/24"] {
+            check_cidr("--pod-cidr", good).unwrap();
+        }
+        for bad in [
+            "nonsense",
+            "10.0.0.0",
+            "10.0.0.1/8",
+            "10.0.0.0/99",
+            "10.0.0.0/4",
+            "::/64",
+        ] {
+            assert!(check_cidr("--pod-cidr", bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

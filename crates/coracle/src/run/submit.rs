@@ -2,12 +2,11 @@
 
 use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal};
-use slurm::{AgentStep, Allocation, Invocation, Slurm, SlurmError, Submission};
+use slurm::{Allocation, Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,50 +25,60 @@ const OUR_WORDS: &str = "coracle: ";
 pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(Failure::from)?;
     slurm.ping().await.map_err(Failure::from)?;
-    let program = std::env::current_exe().context("cannot find our own program")?;
-    let words = settings.words_inside();
-    let mut options = settings.slurm.clone();
-    if wants_terminal(workload) {
-        options.push("--pty".to_owned());
-    }
-    let invocation = |bcast: Option<&Path>| {
-        Submission {
-            options: &options,
-            program: &program,
-            args: &words,
-            bcast,
-            name: "coracle",
-        }
-        .invocation(&slurm)
-    };
-    run(&invocation).await
+    call_again(&slurm, settings, workload, None).await
 }
 
 /// Moves from `salloc`'s shell to the first node of the allocation.
-pub async fn first_node(settings: &Settings, allocation: &Allocation) -> anyhow::Result<ExitCode> {
+pub async fn first_node(
+    settings: &Settings,
+    workload: &Workload,
+    allocation: &Allocation,
+) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(Failure::from)?;
+    let first = allocation
+        .nodes
+        .first()
+        .context("the allocation has no node")?;
+    call_again(&slurm, settings, workload, Some((allocation.job_id, first))).await
+}
+
+async fn call_again(
+    slurm: &Slurm,
+    settings: &Settings,
+    workload: &Workload,
+    within: Option<(u32, &str)>,
+) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find our own program")?;
     let words = settings.words_inside();
-    let names: Vec<String> = std::env::vars_os()
+    let env: Vec<String> = std::env::vars_os()
         .map(|(name, _)| name.to_string_lossy().into_owned())
         .collect();
-    let invocation = |bcast: Option<&Path>| {
-        let mut invocation = AgentStep {
-            job_id: allocation.job_id,
-            nodes: allocation.nodes.get(..1).unwrap_or_default(),
-            program: &program,
-            args: &words,
-            bcast,
-            gpus: None,
-            name: "coracle",
-        }
-        .invocation(&slurm, names.iter().map(String::as_str));
-        // Unlike an agent, it works where the user is, and for the user's terminal.
-        invocation.args.retain(|arg| arg != "--chdir=/");
-        invocation.args.insert(0, "--disable-status".into());
-        invocation
+    let terminal = wants_terminal(workload);
+    let mut submission = Submission {
+        options: if within.is_none() {
+            &settings.slurm
+        } else {
+            &[]
+        },
+        within,
+        program: &program,
+        args: &words,
+        bcast: None,
+        terminal,
+        name: "coracle",
     };
-    run(&invocation).await
+    let invocation = |s: &Submission<'_>| s.invocation(slurm, env.iter().map(String::as_str));
+    let mut ended = run_once(&invocation(&submission), terminal).await?;
+    let carried = carried::new_path()?;
+    if let Err(SlurmError::ProgramNotFound { .. }) = &ended {
+        submission.bcast = Some(&carried);
+        ended = run_once(&invocation(&submission), terminal).await?;
+    }
+    let status = ended.map_err(Failure::from)?;
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
 /// A program that is started from a terminal gets one there too; manifests don't care.
@@ -79,23 +88,12 @@ fn wants_terminal(workload: &Workload) -> bool {
         && std::io::stdout().is_terminal()
 }
 
-async fn run(invocation: &dyn Fn(Option<&Path>) -> Invocation) -> anyhow::Result<ExitCode> {
-    let mut ended = run_once(&invocation(None)).await?;
-    if let Err(SlurmError::ProgramNotFound { .. }) = &ended {
-        let carried = carried::new_path()?;
-        ended = run_once(&invocation(Some(&carried))).await?;
-    }
-    let status = ended.map_err(Failure::from)?;
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
-}
-
 /// Runs `srun` to its end. Slurm's own failures are told apart from the workload's by its words.
-async fn run_once(invocation: &Invocation) -> anyhow::Result<Result<ExitStatus, SlurmError>> {
+async fn run_once(
+    invocation: &Invocation,
+    terminal: bool,
+) -> anyhow::Result<Result<ExitStatus, SlurmError>> {
     tracing::debug!(command = invocation.display(), "asking Slurm");
-    let terminal = invocation.args.iter().any(|arg| arg == "--pty");
     let mut command = invocation.command();
     if terminal {
         // It must stay in the terminal's foreground.
