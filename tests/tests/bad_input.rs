@@ -31,6 +31,8 @@ fn a_command_line_without_sense_gives_64() {
         &[],
         &["run", "--api-port", "x", "true"],
         &["run", "--api-port=70000", "true"],
+        &["run", "--service-cidr=nonsense", "true"],
+        &["run", "--pod-cidr=10.0.0.1/8", "true"],
     ] {
         let output = lab
             .call(&[&["coracle"], words].concat())
@@ -174,6 +176,8 @@ fn a_home_without_room_costs_a_warning_only() {
         "-wnode1",
         "coracle",
         "run",
+        // A range for which nobody has prepared a store.
+        "--service-cidr=100.97.0.0/16",
         "kubectl",
         "get",
         "nodes",
@@ -227,10 +231,15 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
     running.until_stderr("node2");
     let said = running.stderr();
     // Slurm notices within 28 to 35 s that the node is gone; then nothing more keeps the user's srun.
-    let output = eventually(Duration::from_secs(60), || running.has_ended().then_some(()));
+    let output = eventually(Duration::from_secs(60), || {
+        running.has_ended().then_some(())
+    });
     lab.command("start-host", &["node2"]).succeeded();
     wait_until(60, "all nodes are idle", || lab.queue_is_empty());
-    assert!(output.is_some(), "did not end while the node was down\n{said}");
+    assert!(
+        output.is_some(),
+        "did not end while the node was down\n{said}"
+    );
     // Nothing is wrong with the controller.
     assert!(!said.contains("scontrol ping"), "{said}");
     let output = running.wait(Duration::from_secs(1));

@@ -9,14 +9,18 @@ const ALL_RUN: &str = "until kubectl get nodes -o yaml | grep -q podCIDR:; do sl
 fn dash_v_shows_what_the_components_log() {
     let lab = Lab::ready();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-v", "true"])
+        .call(&["srun", "-N1", "coracle", "run", "-v", "sh", "-c", ALL_RUN])
         .run()
         .succeeded();
-    output.says(&[
-        "coracle: [etcd] ",
-        "coracle: [kube-apiserver] ",
-        "coracle: [kube-scheduler] ",
-    ]);
+    for component in [
+        "etcd",
+        "kube-apiserver",
+        "kube-scheduler",
+        "kube-controller-manager",
+    ] {
+        let line = format!("coracle: [{component}] ");
+        assert!(output.stderr.contains(&line), "{line}");
+    }
     let quiet = lab
         .call(&["srun", "-N1", "coracle", "run", "true"])
         .run()
@@ -37,7 +41,7 @@ fn logs_are_kept_where_the_user_wants_them() {
         "logs/here",
         "sh",
         "-c",
-        wait,
+        ALL_RUN,
     ])
     .run()
     .succeeded();
@@ -59,14 +63,15 @@ fn a_component_that_fails_is_named_with_the_end_of_its_log() {
         "coracle",
         "run",
         "--service-cidr",
-        "nonsense",
+        // A network of the right form, but larger than the API server allows.
+        "10.0.0.0/8",
         "true",
     ];
     let output = lab.call(&words).run().ended_with(75);
     output.says(&[
         "error: kube-apiserver failed",
         "  | ",
-        "is not a valid cidr",
+        "is too large",
         "hint: ",
     ]);
     lab.nothing_left();

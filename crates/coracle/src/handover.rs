@@ -22,6 +22,8 @@ use tokio_util::codec::{Framed, LinesCodec};
 
 /// The name in the leader's certificate; agents know addresses only.
 pub const LEADER_NAME: &str = "leader.coracle";
+/// The variable that marks the processes of a cluster's workload.
+pub const MARK: &str = "CORACLE_CLUSTER";
 /// No message is longer than this.
 const MAX_LINE: usize = 256 * 1024;
 /// Clocks that differ by more make certificates invalid and leases expire.
@@ -89,6 +91,8 @@ pub struct Welcome {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader, if any.
     pub job: (u32, Option<u32>),
+    /// What the workload's processes carry in their environment: `NAME=value`.
+    pub mark: String,
 }
 
 /// What the leader tells an agent.

@@ -118,6 +118,28 @@ pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     }
 }
 
+/// Kills every process of this user that carries `variable` (`NAME=value`) in its environment, ourselves
+/// excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
+pub fn kill_marked(variable: &str) -> io::Result<usize> {
+    let mut killed = 0;
+    for (pid, _) in parents()? {
+        let Some(pid) = Pid::from_raw(pid).filter(|pid| *pid != rustix::process::getpid()) else {
+            continue;
+        };
+        // Other users' environments can't be read.
+        let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else {
+            continue;
+        };
+        let mut variables = environment.split(|byte| *byte == 0);
+        if variables.any(|found| found == variable.as_bytes())
+            && rustix::process::kill_process(pid, Signal::KILL).is_ok()
+        {
+            killed += 1;
+        }
+    }
+    Ok(killed)
+}
+
 /// The exit code that a shell would report for `status`.
 pub fn shell_code(status: WaitStatus) -> i32 {
     match (status.exit_status(), status.terminating_signal()) {
@@ -182,6 +204,24 @@ mod tests {
         // The test harness runs every test on a thread of its own.
         let refused = fork().expect_err("must refuse");
         assert!(refused.to_string().contains("threads"), "{refused}");
+    }
+
+    #[test]
+    fn marked_processes_are_found_wherever_they_went() {
+        let mark = format!("CORACLE_TEST_MARK={}", std::process::id());
+        let (name, value) = mark.split_once('=').unwrap();
+        // Its parent ends at once, so it is nobody's child that we know.
+        let status = Command::new("sh")
+            .args(["-c", "setsid sleep 60 & :"])
+            .env(name, value)
+            .status();
+        assert!(status.unwrap().success());
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut killed = 0;
+        while killed == 0 && Instant::now() < end {
+            killed = kill_marked(&mark).unwrap();
+        }
+        assert_eq!(killed, 1);
     }
 
     #[test]

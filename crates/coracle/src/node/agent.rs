@@ -90,7 +90,7 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
     let _ = server.await;
     match end {
         End::ByLeader => line.send(&ToLeader::Gone).await?,
-        End::LeaderLost => dismiss_followers(&identity),
+        End::LeaderLost => clean_up_after_leader(&identity),
         End::Failed(error) => {
             let problem = format!("{error:#}");
             let _ = line.send(&ToLeader::Failed(problem)).await;
@@ -163,8 +163,11 @@ async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Option<Line>
     None
 }
 
-/// The leader would have dismissed the tasks that wait for it.
-fn dismiss_followers(identity: &NodeIdentity) {
+/// Does what the leader and its guard would have done, had they not been killed together.
+fn clean_up_after_leader(identity: &NodeIdentity) {
+    if let Err(error) = linux::process::kill_marked(&identity.welcome.mark) {
+        tracing::warn!(%error, "cannot look for the workload's processes");
+    }
     if let (job, Some(step)) = identity.welcome.job {
         crate::run::dismiss(job, step);
     }

@@ -6,7 +6,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::Signal;
 use slurm::{AgentStep, Slurm, SlurmError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
@@ -135,7 +134,8 @@ impl Starter {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
+        // Not bound to us: if we are killed, the agents find out by themselves and clean up, which they
+        // couldn't if srun, dying with us, killed them first.
         let mut child = command.spawn().map_err(start)?;
         if let Some(mut stdin) = child.stdin.take() {
             // A step that ends at once doesn't read; its own words say why.

@@ -20,6 +20,7 @@ use super::join::{Common, Door, NodeEvent, NodePlan};
 use super::objects;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
+use crate::handover::MARK;
 use crate::kubernetes::Release;
 use crate::progress::Progress;
 use crate::say::say;
@@ -48,6 +49,8 @@ pub enum Ended {
 pub struct Cluster {
     /// Its name.
     pub name: String,
+    /// What its workload's processes carry in their environment, so that they can be found.
+    pub mark: String,
     /// An administrator's token, for scripts that speak to the API themselves.
     pub token: String,
     /// The port that scripts may use for a service.
@@ -87,6 +90,8 @@ impl Cluster {
             Failure::new(Code::Host, "this host has no network address but loopback")
                 .hint("a cluster of one node needs one too: check `ip addr`")
         })?;
+        // Unlike the name, it differs between two clusters in one job.
+        let mark = format!("{name}-{}", &crate::token::new()?[..16]);
         let api_port = reserve(options.api_port)?;
         let detail = slurm
             .job_detail(allocation.job_id)
@@ -130,6 +135,7 @@ impl Cluster {
             api_port: api_port.number(),
             kubernetes_version: release.version.clone(),
             job: (allocation.job_id, allocation.step_id),
+            mark: format!("{MARK}={mark}"),
         };
         let plans = plans(allocation, &detail, &name);
         let door = Door::new(common, plans, tell_node)?;
@@ -145,6 +151,7 @@ impl Cluster {
         Ok(Self {
             client: crate::client::connect(api, ca, &admin).await?,
             name,
+            mark,
             token,
             node_port: node_port()?,
             api: url,

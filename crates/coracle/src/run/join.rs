@@ -63,6 +63,8 @@ pub struct Common {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader.
     pub job: (u32, Option<u32>),
+    /// What the workload's processes carry in their environment.
+    pub mark: String,
 }
 
 /// The leader's door.
@@ -235,6 +237,7 @@ impl Door {
             labels: plan.labels.clone(),
             kubernetes_version: self.common.kubernetes_version.clone(),
             job: self.common.job,
+            mark: self.common.mark.clone(),
         })
     }
 

@@ -18,6 +18,7 @@ use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
 use crate::carried;
 use crate::exit::{Code, Failure};
+use crate::handover::MARK;
 use crate::kubernetes::Release;
 use crate::progress::Progress;
 use crate::seed;
@@ -63,7 +64,7 @@ pub async fn lead(
 
 async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> anyhow::Result<i32> {
     let files = cluster.files()?;
-    let env = environment(
+    let mut env = environment(
         &cluster.name,
         &files.kubeconfig(),
         &files.programs(),
@@ -72,6 +73,7 @@ async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> any
         &cluster.token,
         cluster.node_port,
     );
+    env.insert(MARK, cluster.mark.clone().into());
     match workload {
         Workload::Program { program, args } => {
             let child = spawn(program, args, &env)?;
