@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use control_plane::{ClusterConfig, Command, Event, Home};
 use linux::process::Fork;
+use linux::signal::Held;
 use rustix::process::{Signal, WaitOptions};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe::Receiver;
@@ -25,6 +26,15 @@ pub fn main() -> anyhow::Result<ExitCode> {
         ));
     }
     let outside = rustix::process::getpid();
+    // Slurm may signal every process of a job at once. This one has nothing to end in order, and its
+    // death would be the death of all inside, so it is deaf: the leader's word counts.
+    let held = Held::new(&[
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::USR1,
+        Signal::USR2,
+    ])?;
     match linux::process::fork()? {
         Fork::Parent(first) => {
             let waited = rustix::process::waitpid(Some(first), WaitOptions::empty())?;
@@ -32,6 +42,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
         }
         Fork::Child => {
+            held.release()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // Inside, the parent's id reads as 0; whether it is still there shows outside.
             if !std::path::Path::new(&format!("/proc/{outside}")).exists() {
