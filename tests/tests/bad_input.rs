@@ -110,7 +110,7 @@ fn what_slurm_refuses_gives_69_and_slurms_words() {
     let lab = Lab::ready();
     fails_outside(&lab, &["-N1", "-p", "nope", "true"], 69).says(&["nvalid partition", "hint: "]);
     fails_outside(&lab, &["-N1", "-A", "nobody", "true"], 69).says(&["account"]);
-    fails_outside(&lab, &["--frobnicate", "true"], 69).says(&["frobnicate"]);
+    fails_outside(&lab, &["--frobnicate=1", "true"], 69).says(&["frobnicate"]);
     lab.nothing_left();
 }
 

@@ -57,21 +57,20 @@ fn logs_are_kept_where_the_user_wants_them() {
 #[test]
 fn a_component_that_fails_is_named_with_the_end_of_its_log() {
     let lab = Lab::ready();
-    let words = [
-        "srun",
-        "-N2",
-        "coracle",
-        "run",
-        "--service-cidr",
-        // A network of the right form, but larger than the API server allows.
-        "10.0.0.0/8",
-        "true",
-    ];
-    let output = lab.call(&words).run().ended_with(75);
-    output.says(&[
+    // A release in which one program does not work.
+    let release = "/opt/coracle/lib/coracle/kubernetes/v1.37.1";
+    lab.write("broken/kube-apiserver", "#!/bin/sh\necho no keel >&2\nexit 3\n");
+    lab.sh(&format!("cd broken && chmod +x * && ln -s {release}/[!s]* . 2> /dev/null; ls"))
+        .run()
+        .succeeded()
+        .shows(&["etcd", "VERSION"]);
+    let words = ["srun", "-N2", "coracle", "run", "--kubernetes", "broken", "true"];
+    let output = lab.call(&words).run();
+    lab.remove("broken");
+    output.ended_with(75).says(&[
         "error: kube-apiserver failed",
-        "  | ",
-        "is too large",
+        "exit status: 3",
+        "  | no keel",
         "hint: ",
     ]);
     lab.nothing_left();

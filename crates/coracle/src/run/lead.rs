@@ -27,6 +27,9 @@ use crate::seed;
 /// must be enough for this and for the cluster's end.
 const WORKLOAD_GRACE: Duration = Duration::from_secs(8);
 
+/// Signals that come within this are one.
+const ONE_WORD: Duration = Duration::from_millis(500);
+
 /// Leads a cluster on the nodes of `allocation` until the workload ends.
 pub async fn lead(
     settings: Settings,
@@ -120,11 +123,10 @@ async fn run_program(
             }
         },
     }
-    // It was asked to end; a second word means at once.
     let status = tokio::select! {
         status = child.wait() => Some(status?),
         () = tokio::time::sleep(WORKLOAD_GRACE) => None,
-        _ = told.next() => None,
+        () = told.impatience() => None,
     };
     match status {
         Some(status) => Ok(shell_code(status)),
@@ -192,6 +194,17 @@ impl Told {
             _ = self.interrupt.recv() => Signal::INT,
             _ = self.terminate.recv() => Signal::TERM,
         }
+    }
+
+    /// Ctrl-C once more, by a person. Slurm and the guard may send us the same signal at the same time.
+    async fn impatience(&mut self) {
+        tokio::time::sleep(ONE_WORD).await;
+        // What came meanwhile is the same word.
+        while tokio::time::timeout(Duration::ZERO, self.next())
+            .await
+            .is_ok()
+        {}
+        while self.next().await != Signal::INT {}
     }
 
     fn guard_is_gone(&self) -> bool {
