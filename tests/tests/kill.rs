@@ -88,6 +88,7 @@ fn an_agent_is_started_again_by_its_guard() {
     the_cluster_mends("node2", Role::Agent);
 }
 
+// Fails: the agent takes the signal of its guard's death for Slurm's, and the whole cluster is ended.
 #[test]
 fn an_agents_guard_is_replaced_by_a_new_step() {
     the_cluster_mends("node2", Role::AgentGuard);
@@ -113,6 +114,7 @@ fn everything_of_the_user_on_the_leaders_node_at_once() {
     lab.nothing_left();
 }
 
+// Fails at times, for the same reason: the guard dies a moment before its agent.
 #[test]
 fn everything_of_the_user_on_another_node_at_once() {
     let lab = Lab::ready();

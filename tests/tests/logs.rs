@@ -59,12 +59,25 @@ fn a_component_that_fails_is_named_with_the_end_of_its_log() {
     let lab = Lab::ready();
     // A release in which one program does not work.
     let release = "/opt/coracle/lib/coracle/kubernetes/v1.37.1";
-    lab.write("broken/kube-apiserver", "#!/bin/sh\necho no keel >&2\nexit 3\n");
-    lab.sh(&format!("cd broken && chmod +x * && ln -s {release}/[!s]* . 2> /dev/null; ls"))
-        .run()
-        .succeeded()
-        .shows(&["etcd", "VERSION"]);
-    let words = ["srun", "-N2", "coracle", "run", "--kubernetes", "broken", "true"];
+    lab.write(
+        "broken/kube-apiserver",
+        "#!/bin/sh\necho no keel >&2\nexit 3\n",
+    );
+    lab.sh(&format!(
+        "cd broken && chmod +x * && ln -s {release}/[!s]* . 2> /dev/null; ls"
+    ))
+    .run()
+    .succeeded()
+    .shows(&["etcd", "VERSION"]);
+    let words = [
+        "srun",
+        "-N2",
+        "coracle",
+        "run",
+        "--kubernetes",
+        "broken",
+        "true",
+    ];
     let output = lab.call(&words).run();
     lab.remove("broken");
     output.ended_with(75).says(&[

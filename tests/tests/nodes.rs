@@ -6,7 +6,7 @@ use e2e::{Cluster, Lab, Role, wait_until};
 use serde_json::Value;
 
 fn bytes(quantity: &Value) -> u64 {
-    let text = quantity.as_str().unwrap();
+    let text = quantity.as_str().expect("a quantity is text");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" => 1,
@@ -15,7 +15,7 @@ fn bytes(quantity: &Value) -> u64 {
         "Gi" => 1 << 30,
         other => panic!("unit {other}"),
     };
-    digits.parse::<u64>().unwrap() * unit
+    digits.parse::<u64>().expect("a whole number") * unit
 }
 
 #[test]

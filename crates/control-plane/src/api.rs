@@ -8,11 +8,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::protocol::{ClusterConfig, Component};
 
+/// An answer that takes longer was lost with a server that died.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Between attempts.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -56,7 +58,7 @@ impl Probe {
     /// The server binds its port early and accepts late: a connection made in between waits in the
     /// kernel's queue, and is answered the moment that the server is there.
     pub(crate) async fn until_ok(&self, path: &str) {
-        while !self.is_ok(path).await.unwrap_or(false) {
+        while !matches!(timeout(PATIENCE, self.is_ok(path)).await, Ok(Ok(true))) {
             sleep(RETRY).await;
         }
     }

@@ -4,8 +4,9 @@
 //! From outside, the same user (and nobody else) sees it below `/proc/PID/root`; see
 //! [`outside`].
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,8 @@ const MOUNT_POINT: &str = "/tmp";
 const KUBECONFIG: &str = "kubeconfig";
 /// The directory with the upstream programs.
 const PROGRAMS: &str = "programs";
+/// The store's directory.
+const STORE: &str = "store";
 /// More than the store's own limit of 2 GiB with its log; memory is used only as it fills.
 const MAX_BYTES: u64 = 4 << 30;
 
@@ -27,18 +30,29 @@ pub struct Home {
 }
 
 impl Home {
-    /// Mounts it and makes the programs in `release` visible in it, wherever they were: also below
+    /// Mounts it and makes visible in it what the configuration names, wherever that was: also below
     /// the directory that it covers.
-    pub fn mount(release: &Path) -> io::Result<Self> {
+    pub fn mount(config: &ClusterConfig) -> io::Result<Self> {
         let home = Self::at(MOUNT_POINT);
-        let programs = std::fs::File::open(release)?;
-        linux::mount::tmpfs(&home.root, MAX_BYTES)?;
-        for dir in [home.programs(), home.pki(), home.logs()] {
-            DirBuilder::new().mode(0o700).create(dir)?;
+        let wanted = [
+            (Some(&config.release), home.programs()),
+            (config.seed.as_ref(), home.seed()),
+            (config.log_dir.as_ref(), home.logs()),
+        ];
+        let mut visible = Vec::new();
+        for (source, target) in wanted {
+            let source = source.map(|source| open_dir(source)).transpose()?;
+            visible.push((source, target));
         }
-        use std::os::fd::AsRawFd;
-        let source = format!("/proc/self/fd/{}", programs.as_raw_fd());
-        linux::mount::bind(Path::new(&source), &home.programs())?;
+        linux::mount::tmpfs(&home.root, MAX_BYTES)?;
+        DirBuilder::new().mode(0o700).create(home.pki())?;
+        for (source, target) in visible {
+            DirBuilder::new().mode(0o700).create(&target)?;
+            if let Some(source) = source {
+                let source = format!("/proc/self/fd/{}", source.as_raw_fd());
+                linux::mount::bind(Path::new(&source), &target)?;
+            }
+        }
         std::env::set_current_dir(&home.root)?;
         Ok(home)
     }
@@ -71,6 +85,11 @@ impl Home {
         self.root.join(PROGRAMS)
     }
 
+    /// The store to start from, if there is one.
+    pub fn seed(&self) -> PathBuf {
+        self.root.join("seed")
+    }
+
     /// The directory with the components' logs.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
@@ -78,7 +97,7 @@ impl Home {
 
     /// The store's directory.
     pub fn store(&self) -> PathBuf {
-        self.root.join("store")
+        self.root.join(STORE)
     }
 
     /// The store's socket, the only way to it.
@@ -112,10 +131,20 @@ impl Outside {
         self.0.join(PROGRAMS)
     }
 
+    /// The store's directory.
+    pub fn store(&self) -> PathBuf {
+        self.0.join(STORE)
+    }
+
     /// A directory for caches that vanish with the cluster.
     pub fn cache(&self) -> PathBuf {
         self.0.join("cache")
     }
+}
+
+fn open_dir(path: &Path) -> io::Result<File> {
+    File::open(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 fn write_private(path: &Path, content: &str) -> io::Result<()> {

@@ -45,8 +45,6 @@ pub enum Usage {
     Client,
     /// Being found behind an address.
     Server,
-    /// Both: the two ends of a link between equals.
-    Peer,
 }
 
 /// Whom a certificate names.
@@ -173,10 +171,6 @@ impl Authority {
         params.extended_key_usages = match usage {
             Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
             Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
-            Usage::Peer => vec![
-                ExtendedKeyUsagePurpose::ClientAuth,
-                ExtendedKeyUsagePurpose::ServerAuth,
-            ],
         };
         params.use_authority_key_identifier_extension = true;
         (params.not_before, params.not_after) = (not_before(), self.not_after);

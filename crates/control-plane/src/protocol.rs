@@ -95,8 +95,8 @@ impl fmt::Debug for ClusterConfig {
 pub enum Command {
     /// Start; the first line, exactly once.
     Start(Box<ClusterConfig>),
-    /// Stop everything and leave a copy of the store, now at rest, in this new directory.
-    StopAndSave(PathBuf),
+    /// Stop the components, but stay until the input ends, so that the store can be copied at rest.
+    Rest,
 }
 
 /// What the control plane tells.
@@ -145,6 +145,6 @@ pub enum Event {
         /// The line.
         line: String,
     },
-    /// Everything has ended, in order.
+    /// All components have ended, in order.
     Stopped,
 }

@@ -97,13 +97,11 @@ pub async fn run(
     let _stop_asking = asking.clone().drop_guard();
     let mut welcome = clients_in_turn(&shared, asking).map_err(SetupError::Files)?;
 
-    let mut save_to = None;
+    let mut rest = false;
     loop {
         tokio::select! {
             command = commands.recv() => {
-                if let Some(Command::StopAndSave(path)) = command {
-                    save_to = Some(path);
-                }
+                rest = matches!(command, Some(Command::Rest));
                 break;
             }
             Some(event) = failure.recv() => {
@@ -118,11 +116,8 @@ pub async fn run(
     while let Some(component) = running.pop() {
         component.stop().await;
     }
-    if let Some(path) = save_to {
-        seed::copy(&shared.home.store(), &path)
-            .map_err(|source| SetupError::Seed { path, source })?;
-    }
     let _ = shared.events.send(Event::Stopped);
+    while rest && commands.recv().await.is_some() {}
     Ok(())
 }
 
@@ -133,7 +128,7 @@ fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
         .extend(components::derived_files(config, home));
     home.write(&complete).map_err(SetupError::Files)?;
     if let Some(path) = &config.seed {
-        seed::copy(path, &home.store()).map_err(|source| SetupError::Seed {
+        seed::copy(&home.seed(), &home.store()).map_err(|source| SetupError::Seed {
             path: path.clone(),
             source,
         })?;
@@ -179,11 +174,7 @@ impl Supervised {
         component: Component,
         failed: mpsc::Sender<Event>,
     ) -> Result<Self, SetupError> {
-        let dir = shared
-            .config
-            .log_dir
-            .clone()
-            .unwrap_or_else(|| shared.home.logs());
+        let dir = shared.home.logs();
         let log = RotatingLog::open(&dir, component.program(), LOG_LIMIT).map_err(|source| {
             SetupError::Log {
                 component,

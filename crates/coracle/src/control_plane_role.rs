@@ -58,9 +58,13 @@ fn first_process() -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(error) => return broken(&format!("{error:#}")),
     };
-    let home = match Home::mount(&config.release) {
+    let home = match Home::mount(&config) {
         Ok(home) => home,
-        Err(error) => return broken(&format!("cannot mount a file system in memory: {error}")),
+        Err(error) => {
+            return broken(&format!(
+                "cannot set up the control plane's place in memory: {error}"
+            ));
+        }
     };
     tell(&Event::Up { pid: id_outside()? })?;
     crate::block_on(supervise(config, home))
@@ -98,7 +102,7 @@ fn read_start() -> anyhow::Result<ClusterConfig> {
     io::BufReader::with_capacity(1, File::from(input()?)).read_line(&mut line)?;
     match serde_json::from_str(&line).context("the first command is not understood")? {
         Command::Start(config) => Ok(*config),
-        Command::StopAndSave(_) => anyhow::bail!("the first command must be to start"),
+        Command::Rest => anyhow::bail!("the first command must be to start"),
     }
 }
 

@@ -59,6 +59,12 @@ impl Failure {
         self
     }
 
+    /// The same failure, at another time.
+    pub fn with_code(mut self, code: Code) -> Self {
+        self.code = code;
+        self
+    }
+
     /// What it was caused by.
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
@@ -80,10 +86,14 @@ impl std::error::Error for Failure {
 
 impl From<slurm::SlurmError> for Failure {
     fn from(error: slurm::SlurmError) -> Self {
-        let failure = Self::new(Code::Slurm, error.to_string());
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
+        Self {
+            message: error.to_string(),
+            hint: error.hint().map(str::to_owned),
+            code: Code::Slurm,
+            source: match error {
+                slurm::SlurmError::Start { source, .. } => Some(source.into()),
+                _ => None,
+            },
         }
     }
 }

@@ -56,6 +56,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 pub fn split(policy: Policy) -> io::Result<Side> {
     linux::process::become_subreaper()?;
     let mut quick_ends = 0;
+    let mut told = false;
     loop {
         let held = Held::new(&SIGNALS)?;
         let guard = rustix::process::getpid();
@@ -68,13 +69,13 @@ pub fn split(policy: Policy) -> io::Result<Side> {
             Fork::Parent(worker) => worker,
         };
         let began = Instant::now();
-        let status = watch(worker, &held)?;
+        let status = watch(worker, &held, &mut told)?;
         if began.elapsed() > HEALTHY_AFTER {
             quick_ends = 0;
         }
         quick_ends += 1;
         let died = status.terminating_signal().is_some();
-        if policy == Policy::Restart && died && quick_ends < MAX_QUICK_ENDS {
+        if policy == Policy::Restart && died && !told && quick_ends < MAX_QUICK_ENDS {
             held.release()?;
             continue;
         }
@@ -86,8 +87,8 @@ pub fn split(policy: Policy) -> io::Result<Side> {
     }
 }
 
-/// Passes signals on until the worker ends.
-fn watch(worker: Pid, held: &Held) -> io::Result<WaitStatus> {
+/// Passes signals on until the worker ends; `told` when one of them asked for that.
+fn watch(worker: Pid, held: &Held, told: &mut bool) -> io::Result<WaitStatus> {
     loop {
         let taken = held.wait()?;
         match taken.signal {
@@ -99,11 +100,11 @@ fn watch(worker: Pid, held: &Held) -> io::Result<WaitStatus> {
                     }
                 }
             }
-            // How tasks that only wait for us are dismissed; it reaches every task of the step.
-            Signal::USR1 => {}
-            // A key on the terminal: the worker has it already.
-            _ if taken.from_kernel => {}
+            // A key on the terminal: the worker, in the same process group, has it already. (Of a terminal
+            // that is closed only the session's leader hears, which may be us.)
+            signal if taken.from_kernel && signal != Signal::HUP => {}
             signal => {
+                *told |= signal != Signal::USR1 && signal != Signal::USR2;
                 let _ = rustix::process::kill_process(worker, signal);
             }
         }

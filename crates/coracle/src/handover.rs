@@ -16,8 +16,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::{SinkExt, StreamExt};
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio_util::codec::{Framed, LinesCodec};
 
 /// The name in the leader's certificate; agents know addresses only.
@@ -28,6 +30,9 @@ pub const MARK: &str = "CORACLE_CLUSTER";
 const MAX_LINE: usize = 256 * 1024;
 /// Clocks that differ by more make certificates invalid and leases expire.
 const CLOCK_LIMIT: Duration = control_plane::pki::CLOCK_TOLERANCE;
+
+/// A host that is silent for so long is lost.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// Both ends must be the same program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -105,6 +110,8 @@ pub enum ToNode {
     Refused(String),
     /// The cluster ends.
     End,
+    /// Another agent of this node is here; end without a word.
+    Replaced,
 }
 
 /// What an agent tells the leader.
@@ -148,6 +155,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             None => Ok(None),
         }
     }
+}
+
+/// Makes a connection end when the other host has been silent for a while: one that lost its power
+/// doesn't say goodbye.
+pub fn notice_silence(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE / 3)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 3)?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    sockopt::set_tcp_user_timeout(
+        stream,
+        u32::try_from(SILENCE.as_millis()).unwrap_or(u32::MAX),
+    )?;
+    Ok(())
 }
 
 /// Seconds since 1970.

@@ -53,10 +53,13 @@ fn main() -> ExitCode {
 /// Runs asynchronous work on this thread alone. Children that die with us watch the thread that
 /// started them, so it must be the one that lives longest; and no role has work for a second one.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?
-        .block_on(work)
+        .build()?;
+    let done = runtime.block_on(work);
+    // Not waiting for a thread that may sit in a read of the terminal for ever.
+    runtime.shutdown_background();
+    done
 }
 
 /// Clap's own message; help goes to standard output and is no error.
@@ -79,5 +82,7 @@ fn log_to_stderr() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
+        // A terminal that is gone must not take us with it.
+        .log_internal_errors(false)
         .init();
 }

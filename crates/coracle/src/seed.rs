@@ -133,7 +133,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
     settled
         .await
         .context("the control plane did not settle")??;
-    control_plane.stop_and_save(path.to_owned()).await
+    control_plane.stop_and_save(path).await
 }
 
 /// Waits for what upstream writes into an empty store.

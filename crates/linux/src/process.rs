@@ -49,7 +49,8 @@ pub fn fork() -> io::Result<Fork> {
 pub fn die_with_parent(parent: Option<Pid>, signal: Signal) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))?;
     if rustix::process::getppid() != parent {
-        return Err(io::Error::other("the parent process is gone"));
+        // Made without allocating: this may run between fork and exec.
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     Ok(())
 }
@@ -69,25 +70,13 @@ pub fn bind_to_us_in_group(command: &mut Command, signal: Signal) -> &mut Comman
 
 fn bind_in_our_group(command: &mut Command, parent: Pid, signal: Signal) -> &mut Command {
     let bind = move || die_with_parent(Some(parent), signal);
-    // SAFETY: between fork and exec the closure only makes two system calls (prctl, getppid); the
-    // error path allocates, but only when the parent is dead, and the child then never continues.
+    // SAFETY: between fork and exec the closure makes two system calls (prctl, getppid) and nothing else.
     unsafe { command.pre_exec(bind) }
 }
 
 /// Orphans anywhere below the calling process become its children from now on.
 pub fn become_subreaper() -> io::Result<()> {
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))?;
-    Ok(())
-}
-
-/// Allows or denies other processes of the same user to look into this one through `/proc`.
-pub fn set_dumpable(allowed: bool) -> io::Result<()> {
-    let behaviour = if allowed {
-        rustix::process::DumpableBehavior::Dumpable
-    } else {
-        rustix::process::DumpableBehavior::NotDumpable
-    };
-    rustix::process::set_dumpable_behavior(behaviour)?;
     Ok(())
 }
 

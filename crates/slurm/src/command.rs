@@ -133,6 +133,17 @@ impl Slurm {
         Ok(detail)
     }
 
+    /// Sends a signal to every task of a step. A step that is over is no error.
+    pub async fn signal_step(&self, job: u32, step: u32, signal: &str) -> Result<(), SlurmError> {
+        let signal = format!("--signal={signal}");
+        ask(
+            &self.scancel,
+            &["--quiet", &signal, &format!("{job}.{step}")],
+        )
+        .await?;
+        Ok(())
+    }
+
     /// The partitions that we may see.
     pub async fn partitions(&self) -> Result<Vec<Partition>, SlurmError> {
         let answer = ask(&self.sinfo, crate::partitions::ARGS)

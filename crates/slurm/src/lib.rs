@@ -17,6 +17,7 @@ mod error;
 pub mod hostlist;
 mod invocation;
 mod job;
+pub mod options;
 mod partitions;
 mod step;
 mod submission;

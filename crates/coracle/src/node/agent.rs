@@ -12,10 +12,11 @@ use kubelet_api::ServerIdentity;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::identity::{Kept, NodeIdentity};
-use super::line::{Admitted, Line, report};
+use super::line::{Admitted, Line, nobody_is_there, report};
 use crate::handover::{Handover, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
@@ -30,14 +31,20 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 enum End {
     /// The leader said so.
     ByLeader,
-    /// The leader is gone.
-    LeaderLost,
+    /// The leader is gone, or can't be reached any more.
+    LeaderLost {
+        /// Nobody listens where it was: it died.
+        dead: bool,
+    },
+    /// Another agent has taken over this node.
+    Replaced,
     /// The kubelet can't go on.
     Failed(anyhow::Error),
 }
 
 /// Is this node's agent until the end.
 pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
+    let mut told = Told::listen()?;
     let node = super::name();
     let Admitted {
         mut line,
@@ -76,21 +83,28 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
     ));
 
     let end = tokio::select! {
-        end = stay(&mut line, &handover, &node, &kept, registered) => end,
+        end = stay(&mut line, &handover, &node, &kept, registered, &mut told) => end,
         ended = &mut kubelet => End::Failed(match ended {
             Ok(Ok(())) => anyhow::anyhow!("the kubelet ended by itself"),
             Ok(Err(error)) => error.into(),
             Err(panic) => panic.into(),
         }),
     };
-    stop.cancel();
-    if !matches!(end, End::Failed(_)) {
-        let _ = kubelet.await;
+    match end {
+        End::Failed(_) => {}
+        // The Node belongs to our successor, so it is not taken away.
+        End::Replaced => kubelet.abort(),
+        End::ByLeader | End::LeaderLost { .. } => {
+            stop.cancel();
+            let _ = kubelet.await;
+        }
     }
+    stop.cancel();
     let _ = server.await;
     match end {
         End::ByLeader => line.send(&ToLeader::Gone).await?,
-        End::LeaderLost => clean_up_after_leader(&identity),
+        End::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
+        End::LeaderLost { dead: false } | End::Replaced => {}
         End::Failed(error) => {
             let problem = format!("{error:#}");
             let _ = line.send(&ToLeader::Failed(problem)).await;
@@ -107,69 +121,104 @@ async fn stay(
     node: &str,
     kept: &Kept,
     registered: oneshot::Receiver<()>,
+    told: &mut Told,
 ) -> End {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return End::Failed(anyhow::anyhow!("cannot listen for signals"));
-    };
-    let mut told = None;
-    let mut registered = Some(registered);
+    let mut deadline = None;
     let mut is_registered = false;
+    // After it has answered, it must not be asked again.
+    let mut registered = std::pin::pin!(futures::FutureExt::fuse(registered));
     loop {
         tokio::select! {
             message = line.receive() => match message {
                 Ok(Some(ToNode::End)) => return End::ByLeader,
-                Ok(Some(_)) => {}
+                Ok(Some(ToNode::Replaced)) => return End::Replaced,
+                Ok(Some(ToNode::Welcome(_) | ToNode::Refused(_))) => {}
                 Ok(None) | Err(_) => match reconnect(handover, node, kept).await {
-                    Some(new) => {
+                    Ok(new) => {
                         *line = new;
                         if is_registered {
                             let _ = line.send(&ToLeader::Registered).await;
                         }
                     }
-                    None => return End::LeaderLost,
+                    Err(dead) => return End::LeaderLost { dead },
                 },
             },
-            Ok(()) = async { registered.as_mut().expect("checked").await }, if registered.is_some() => {
-                registered = None;
+            Ok(()) = &mut registered => {
                 is_registered = true;
                 let _ = line.send(&ToLeader::Registered).await;
             }
-            _ = terminate.recv() => {
+            () = told.ending() => {
+                if rustix::process::getppid() != told.guard {
+                    // Not Slurm's word but our guard's death. A new agent, with a guard, takes over.
+                    return End::Failed(anyhow::anyhow!("its guard was killed"));
+                }
                 // Slurm ends the job. The leader may not know yet: a batch script is not signalled.
                 let _ = line.send(&ToLeader::ToldToEnd).await;
-                told.get_or_insert_with(|| tokio::time::Instant::now() + LEADER_GRACE);
+                deadline.get_or_insert_with(|| Instant::now() + LEADER_GRACE);
             }
-            () = until(told) => return End::LeaderLost,
+            () = until(deadline) => return End::LeaderLost { dead: false },
         }
     }
 }
 
-async fn until(deadline: Option<tokio::time::Instant>) {
+/// The signals with which Slurm, or a person, ends a job.
+struct Told {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+    guard: Option<rustix::process::Pid>,
+}
+
+impl Told {
+    /// From now on they don't end us at once.
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            guard: rustix::process::getppid(),
+        })
+    }
+
+    async fn ending(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
 
-async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Option<Line> {
-    let before = kept.load()?;
+/// Ties the line again; if that can't be done, whether the leader is known to be dead.
+async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line, bool> {
+    let mut dead = false;
     for _ in 0..RECONNECTS {
-        match report(handover, node, Some(before.clone())).await {
-            Ok(admitted) => return Some(admitted.line),
-            Err(error) => tracing::debug!(error = format!("{error:#}"), "the leader is away"),
+        match report(handover, node, kept.load()).await {
+            Ok(admitted) => return Ok(admitted.line),
+            Err(error) => {
+                dead = nobody_is_there(&error);
+                tracing::debug!(error = format!("{error:#}"), "the leader is away");
+            }
         }
         tokio::time::sleep(RECONNECT_PAUSE).await;
     }
-    None
+    Err(dead)
 }
 
 /// Does what the leader and its guard would have done, had they not been killed together.
-fn clean_up_after_leader(identity: &NodeIdentity) {
+async fn clean_up_after_leader(identity: &NodeIdentity) {
     if let Err(error) = linux::process::kill_marked(&identity.welcome.mark) {
         tracing::warn!(%error, "cannot look for the workload's processes");
     }
     if let (job, Some(step)) = identity.welcome.job {
-        crate::run::dismiss(job, step);
+        crate::run::dismiss(job, step).await;
     }
 }
 

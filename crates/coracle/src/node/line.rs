@@ -1,5 +1,6 @@
 //! The agent's end of the life line to the leader.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::identity::NodeIdentity;
-use crate::handover::{Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Wire};
+use crate::handover::{
+    Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Wire, notice_silence,
+};
 
 /// How long the leader may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,6 +44,16 @@ pub async fn report(
     node: &str,
     before: Option<NodeIdentity>,
 ) -> anyhow::Result<Admitted> {
+    tokio::time::timeout(PATIENCE, report_patiently(handover, node, before))
+        .await
+        .context("the leader does not answer")?
+}
+
+async fn report_patiently(
+    handover: &Handover,
+    node: &str,
+    before: Option<NodeIdentity>,
+) -> anyhow::Result<Admitted> {
     let (client_key_pem, server_key_pem) = match &before {
         Some(before) => (before.client_key_pem.clone(), before.server_key_pem.clone()),
         None => (
@@ -48,9 +61,12 @@ pub async fn report(
             new_key(node)?.serialize_pem(),
         ),
     };
-    let stream = first_to_answer(&handover.leaders).await?;
-    stream.set_nodelay(true)?;
-    let (leader, local) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
+    let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
+    let stream = first_to_answer(&handover.leaders, &connector).await?;
+    let (leader, local) = (
+        stream.get_ref().0.peer_addr()?.ip(),
+        stream.get_ref().0.local_addr()?.ip(),
+    );
     let mut addresses = vec![local];
     addresses.extend(
         linux::address::host_addresses()?
@@ -58,9 +74,7 @@ pub async fn report(
             .filter(|a| *a != local),
     );
 
-    let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
-    let name = ServerName::try_from(LEADER_NAME)?;
-    let mut line = Wire::new(connector.connect(name, stream).await?);
+    let mut line = Wire::new(stream);
     let hello = Hello {
         version: VERSION.to_owned(),
         node: node.to_owned(),
@@ -70,11 +84,10 @@ pub async fn report(
         addresses: addresses.clone(),
     };
     line.send(&ToLeader::Hello(Box::new(hello))).await?;
-    let answer = tokio::time::timeout(PATIENCE, line.receive()).await;
-    let welcome = match answer.context("the leader does not answer")?? {
+    let welcome = match line.receive().await? {
         Some(ToNode::Welcome(welcome)) => *welcome,
         Some(ToNode::Refused(reason)) => bail!("the leader refuses: {reason}"),
-        Some(ToNode::End) | None => bail!("the leader is ending"),
+        Some(ToNode::End | ToNode::Replaced) | None => bail!("the leader is ending"),
     };
     Ok(Admitted {
         line,
@@ -88,13 +101,30 @@ pub async fn report(
     })
 }
 
-/// Connects to all addresses of the leader's host at once; some may be of networks that aren't ours.
-async fn first_to_answer(leaders: &[SocketAddr]) -> anyhow::Result<TcpStream> {
+/// Whether an attempt to report failed because nobody is there, and not because the way is blocked.
+pub fn nobody_is_there(error: &anyhow::Error) -> bool {
+    let kind = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().map(io::Error::kind)
+    };
+    error
+        .chain()
+        .filter_map(kind)
+        .any(|kind| kind == io::ErrorKind::ConnectionRefused)
+}
+
+/// Connects to all addresses of the leader's host at once. Some may be of networks that aren't ours, or
+/// that every host has: who shows the leader's certificate is it.
+async fn first_to_answer(
+    leaders: &[SocketAddr],
+    connector: &TlsConnector,
+) -> anyhow::Result<TlsStream<TcpStream>> {
     let mut attempts: FuturesUnordered<_> = leaders
         .iter()
         .map(|leader| async move {
-            let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(leader)).await??;
-            anyhow::Ok(stream)
+            let stream = TcpStream::connect(leader).await?;
+            notice_silence(&stream)?;
+            let name = ServerName::try_from(LEADER_NAME)?;
+            anyhow::Ok(connector.connect(name, stream).await?)
         })
         .collect();
     let mut problem = anyhow::anyhow!("the leader has no address");

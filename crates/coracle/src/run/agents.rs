@@ -143,8 +143,9 @@ impl Starter {
         }
         let mut kept = Vec::new();
         if let Some(stderr) = child.stderr.take() {
-            let mut lines = BufReader::new(stderr).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
+            let mut lines = BufReader::new(stderr).split(b'\n');
+            while let Ok(Some(line)) = lines.next_segment().await {
+                let line = String::from_utf8_lossy(&line).into_owned();
                 if slurm::is_noise(&line) {
                     continue;
                 }

@@ -1,7 +1,7 @@
 //! One cluster as its leader holds it: the control plane, the door for its nodes, and the steps in
 //! which their agents run.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,9 @@ use tokio::sync::mpsc;
 
 use super::agents::{Starter, Step, StepFailure};
 use super::control_plane::ControlPlane;
-use super::join::{Common, Door, NodeEvent, NodePlan};
+use super::join::{Common, Door, NodeEvent};
 use super::objects;
+use super::plan::plans;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
 use crate::handover::MARK;
@@ -33,8 +34,8 @@ const LONGEST_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 const EXTRA_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// A lost agent is started again after this.
 const RESTART_PAUSE: Duration = Duration::from_secs(2);
-/// So many times a lost agent is started again before its node is given up.
-const MAX_RESTARTS: u32 = 5;
+/// … and later each time, up to this.
+const MAX_RESTART_PAUSE: Duration = Duration::from_secs(60);
 
 /// How a cluster that had started came to its end by itself.
 #[derive(Debug)]
@@ -43,6 +44,15 @@ pub enum Ended {
     BySlurm,
     /// It broke.
     Broken(Failure),
+}
+
+/// One thing that happened.
+enum Happening {
+    ControlPlane(Result<Event, Failure>),
+    Node(String, NodeEvent),
+    Step(StepFailure),
+    /// It is time to start this node's agent again.
+    Restart(String),
 }
 
 /// A cluster.
@@ -70,7 +80,14 @@ pub struct Cluster {
     node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
     step_failures: mpsc::UnboundedReceiver<StepFailure>,
     waiting_for: BTreeSet<String>,
+    /// Nodes that were lost and did not come back, with how often their agents were started again.
     lost: HashMap<String, u32>,
+    /// Those of them for which a new agent is about to be started.
+    restarting: BTreeSet<String>,
+    restarts: (
+        mpsc::UnboundedSender<String>,
+        mpsc::UnboundedReceiver<String>,
+    ),
     _api_port: ReservedPort,
 }
 
@@ -146,7 +163,8 @@ impl Cluster {
             .collect();
         let starter = Starter::new(slurm, allocation.job_id, options.verbose, tell_step)?;
         let nodes = allocation.nodes.clone();
-        let step = starter.start(nodes.clone(), &door.handover(leaders.clone()))?;
+        let handover = door.handover(&nodes, leaders.clone())?;
+        let step = starter.start(nodes.clone(), &handover)?;
 
         Ok(Self {
             client: crate::client::connect(api, ca, &admin).await?,
@@ -167,6 +185,8 @@ impl Cluster {
             step_failures,
             waiting_for: nodes.into_iter().collect(),
             lost: HashMap::new(),
+            restarting: BTreeSet::new(),
+            restarts: mpsc::unbounded_channel(),
             _api_port: api_port,
         })
     }
@@ -179,74 +199,77 @@ impl Cluster {
     ) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         progress.phase("control plane answers");
-        let ready = async {
-            let mut answers = false;
-            while !(answers && self.waiting_for.is_empty()) {
-                tokio::select! {
-                    event = self.control_plane.next() => {
-                        let event = event?;
-                        if event == Event::ApiAnswers {
-                            answers = true;
-                            progress.phase(format!("{} Ready", nodes_are(total)));
-                        }
-                        self.show(&event);
-                    }
-                    Some((node, event)) = self.node_events.recv() => match event {
-                        NodeEvent::Registered => drop(self.waiting_for.remove(&node)),
-                        NodeEvent::Failed(problem) => return Err(not_started(&node, &problem).into()),
-                        NodeEvent::ToldToEnd => return Err(cancelled().into()),
-                        // Its guard starts it again.
-                        NodeEvent::Lost | NodeEvent::Joined | NodeEvent::Gone => {}
-                    },
-                    Some(failure) = self.step_failures.recv() => {
-                        return Err(step_failed(failure).into());
-                    }
-                }
-            }
-            progress.phase("service accounts are there");
-            if !self.seeded {
-                objects::add_standing(&self.client).await?;
-            }
-            objects::settle(&self.client, self.pki.cluster.cert_pem()).await
-        };
-        let ended = tokio::time::timeout(patience, ready).await;
-        match ended {
-            Ok(result) => {
-                result?;
-                progress.ready(&format!(
-                    "cluster {} with {} is ready",
-                    self.name,
-                    nodes(total)
-                ));
-                Ok(())
-            }
-            Err(_) => Err(self.too_slow(patience).into()),
+        match tokio::time::timeout(patience, self.settle(progress)).await {
+            Ok(result) => result?,
+            Err(_) => return Err(self.too_slow(patience).into()),
         }
+        progress.ready(&format!(
+            "cluster {} with {} is ready",
+            self.name,
+            nodes(total)
+        ));
+        Ok(())
+    }
+
+    async fn settle(&mut self, progress: &mut Progress) -> anyhow::Result<()> {
+        let total = self.waiting_for.len();
+        let mut answers = false;
+        while !(answers && self.waiting_for.is_empty()) {
+            match self.next().await {
+                Happening::ControlPlane(event) => {
+                    let event = event.map_err(|failure| failure.with_code(Code::NotStarted))?;
+                    if event == Event::ApiAnswers {
+                        answers = true;
+                        progress.phase(format!("{} Ready", nodes_are(total)));
+                    }
+                    self.show(&event);
+                }
+                Happening::Node(node, NodeEvent::Failed(problem)) => {
+                    return Err(not_started(&node, &problem).into());
+                }
+                Happening::Node(_, NodeEvent::ToldToEnd) => return Err(cancelled().into()),
+                Happening::Node(node, event) => self.note(&node, &event),
+                Happening::Step(failure) => return Err(step_failed(failure).into()),
+                Happening::Restart(node) => self.start_again(node),
+            }
+        }
+        progress.phase("service accounts are there");
+        if !self.seeded {
+            objects::add_standing(&self.client).await?;
+        }
+        objects::settle(&self.client, self.pki.cluster.cert_pem()).await
     }
 
     /// Keeps the cluster whole while the workload runs; returns only when it can't.
     pub async fn watch(&mut self) -> Ended {
-        let (again, mut restart) = mpsc::unbounded_channel();
         loop {
-            tokio::select! {
-                event = self.control_plane.next() => match event {
-                    Ok(event) => self.show(&event),
-                    Err(failure) => return Ended::Broken(failure),
-                },
-                Some((node, event)) = self.node_events.recv() => match event {
-                    NodeEvent::ToldToEnd => return Ended::BySlurm,
-                    NodeEvent::Lost => self.lose(&node, "its agent or its host died", &again).await,
-                    NodeEvent::Failed(problem) => self.lose(&node, &problem, &again).await,
-                    NodeEvent::Registered if self.lost.contains_key(&node) => {
-                        say(format_args!("coracle: node {node} is back"));
-                    }
-                    NodeEvent::Joined | NodeEvent::Registered | NodeEvent::Gone => {}
-                },
-                Some(failure) = self.step_failures.recv() => {
-                    tracing::info!(?failure, "agents ended");
+            match self.next().await {
+                Happening::ControlPlane(Ok(event)) => self.show(&event),
+                Happening::ControlPlane(Err(failure)) => {
+                    return Ended::Broken(failure.with_code(Code::Broken));
                 }
-                Some(node) = restart.recv() => self.start_again(node),
+                Happening::Node(_, NodeEvent::ToldToEnd) => return Ended::BySlurm,
+                Happening::Node(node, event) => self.note(&node, &event),
+                Happening::Step(StepFailure::Agent { node, problem }) => self.lose(&node, &problem),
+                Happening::Step(StepFailure::Step { nodes, error }) => {
+                    let inside = self.door.inside();
+                    for node in nodes.iter().filter(|node| !inside.contains(*node)) {
+                        self.lose(node, &error.to_string());
+                    }
+                }
+                Happening::Restart(node) => self.start_again(node),
             }
+        }
+    }
+
+    /// The next thing that happens anywhere in the cluster. Nothing is lost when it is not awaited to
+    /// the end.
+    async fn next(&mut self) -> Happening {
+        tokio::select! {
+            event = self.control_plane.next() => Happening::ControlPlane(event),
+            Some((node, event)) = self.node_events.recv() => Happening::Node(node, event),
+            Some(failure) = self.step_failures.recv() => Happening::Step(failure),
+            Some(node) = self.restarts.1.recv() => Happening::Restart(node),
         }
     }
 
@@ -273,36 +296,53 @@ impl Cluster {
             .context("the control plane is not up")
     }
 
-    /// A node is gone: say so in the cluster at once, and start its agent again in a while.
-    async fn lose(&mut self, node: &str, problem: &str, again: &mpsc::UnboundedSender<String>) {
-        let times = self.lost.entry(node.to_owned()).or_default();
-        *times += 1;
-        let give_up = *times > MAX_RESTARTS;
-        let next = if give_up {
-            "it stays away"
-        } else {
-            "its agent is started again"
-        };
-        say(format_args!(
-            "coracle: node {node} is lost: {problem}; {next}"
-        ));
-        objects::mark_not_ready(&self.client, node, problem).await;
-        if !give_up {
-            let (node, again) = (node.to_owned(), again.clone());
-            tokio::spawn(async move {
-                tokio::time::sleep(RESTART_PAUSE).await;
-                let _ = again.send(node);
-            });
+    fn note(&mut self, node: &str, event: &NodeEvent) {
+        match event {
+            NodeEvent::Registered => {
+                self.waiting_for.remove(node);
+                if self.lost.remove(node).is_some() {
+                    say(format_args!("coracle: node {node} is back"));
+                }
+            }
+            NodeEvent::Lost => self.lose(node, "its agent or its host died"),
+            NodeEvent::Failed(problem) => self.lose(node, problem),
+            NodeEvent::Joined | NodeEvent::ToldToEnd | NodeEvent::Gone => {}
         }
     }
 
+    /// A node is gone: say so in the cluster at once, and start its agent again in a while.
+    fn lose(&mut self, node: &str, problem: &str) {
+        if !self.restarting.insert(node.to_owned()) {
+            return; // Known, and being seen to.
+        }
+        self.waiting_for.insert(node.to_owned());
+        let times = self.lost.entry(node.to_owned()).or_default();
+        *times += 1;
+        let pause = RESTART_PAUSE.saturating_mul(*times).min(MAX_RESTART_PAUSE);
+        say(format_args!(
+            "coracle: node {node} is lost: {problem}; its agent is started again in {} s",
+            pause.as_secs()
+        ));
+        let (client, again) = (self.client.clone(), self.restarts.0.clone());
+        let (node, problem) = (node.to_owned(), problem.to_owned());
+        tokio::spawn(async move {
+            objects::mark_not_ready(&client, &node, &problem).await;
+            tokio::time::sleep(pause).await;
+            let _ = again.send(node);
+        });
+    }
+
     fn start_again(&mut self, node: String) {
+        self.restarting.remove(&node);
         if self.door.inside().contains(&node) {
             return; // The agent's own guard was quicker.
         }
-        self.door.expect_again(&node);
-        let handover = self.door.handover(self.leaders.clone());
-        match self.starter.start(vec![node.clone()], &handover) {
+        let nodes = vec![node.clone()];
+        let started = self
+            .door
+            .handover(&nodes, self.leaders.clone())
+            .and_then(|handover| self.starter.start(nodes, &handover));
+        match started {
             Ok(step) => self.steps.push(step),
             Err(error) => tracing::warn!(node, %error, "cannot start the agent again"),
         }
@@ -372,6 +412,7 @@ fn make_log_dir(dir: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
         .mode(0o700)
         .create(&dir)
         .map_err(failed)?;
+    rustix::fs::access(&dir, rustix::fs::Access::WRITE_OK).map_err(|error| failed(error.into()))?;
     Ok(dir)
 }
 
@@ -397,47 +438,6 @@ fn lifetime(detail: &JobDetail) -> Duration {
         Some(end) if end > now => Duration::from_secs(end - now) + EXTRA_LIFE,
         _ => LONGEST_LIFE,
     }
-}
-
-/// What each node of the allocation will be.
-fn plans(allocation: &Allocation, detail: &JobDetail, cluster: &str) -> HashMap<String, NodePlan> {
-    let mut labels = BTreeMap::from([
-        ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
-        (
-            "coracle.dev/job-id".to_owned(),
-            allocation.job_id.to_string(),
-        ),
-    ]);
-    if let Some(partition) = detail.partition.as_ref().or(allocation.partition.as_ref()) {
-        labels.insert("coracle.dev/partition".to_owned(), partition.clone());
-    }
-    let plan = |node: &String| {
-        let share = detail.nodes.iter().find(|share| share.node == *node);
-        NodePlan {
-            cpus: share.map_or(1, |share| share.cpus),
-            memory_bytes: share.and_then(|share| share.memory_mb).map(|mb| mb << 20),
-            extended: share.map(extended).unwrap_or_default(),
-            labels: labels.clone(),
-        }
-    };
-    allocation
-        .nodes
-        .iter()
-        .map(|node| (node.clone(), plan(node)))
-        .collect()
-}
-
-/// Slurm's generic resources under the names that Kubernetes manifests use.
-fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
-    let mut extended = BTreeMap::new();
-    for gres in &share.gres {
-        let name = match gres.name.as_str() {
-            "gpu" => "nvidia.com/gpu".to_owned(),
-            other => format!("coracle.dev/{other}"),
-        };
-        *extended.entry(name).or_default() += gres.count;
-    }
-    extended
 }
 
 fn node_port() -> anyhow::Result<u16> {

@@ -1,6 +1,6 @@
 //! The control plane's process as the leader holds it: commands in, events out.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -94,10 +94,20 @@ impl ControlPlane {
         }
     }
 
-    /// Ends it in order and leaves a copy of its store in `path`.
-    pub async fn stop_and_save(mut self, path: PathBuf) -> anyhow::Result<()> {
-        self.tell(&Command::StopAndSave(path)).await?;
-        self.drain().await.map_err(anyhow::Error::from)
+    /// Ends it in order and leaves a copy of its store in the new directory `path`.
+    pub async fn stop_and_save(mut self, path: &Path) -> anyhow::Result<()> {
+        self.tell(&Command::Rest).await?;
+        let at_rest = async {
+            while self.next().await? != Event::Stopped {}
+            Ok::<_, Failure>(())
+        };
+        tokio::time::timeout(STOP_PATIENCE, at_rest)
+            .await
+            .context("it did not stop")??;
+        let files = self.files().context("it never came up")?;
+        control_plane::seed::copy(&files.store(), path)
+            .with_context(|| format!("cannot write {}", path.display()))
+        // Dropping it ends its process.
     }
 
     /// Reads events to the end; an error if it did not end well.

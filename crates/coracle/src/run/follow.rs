@@ -2,7 +2,7 @@
 //! starts an agent on every node by a step of its own, so the others have nothing to do but to end
 //! when it ends: some sites kill a step in which one task ends long before the others.
 
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use linux::signal::Held;
 use rustix::process::Signal;
@@ -10,12 +10,13 @@ use slurm::{Allocation, Place, Slurm};
 
 use crate::carried;
 
-/// The signal that dismisses; every task of the step gets it, and the others ignore it.
-const DISMISSAL: &str = "USR1";
+/// The signal that dismisses. Where Slurm signals whole process trees it also reaches the leader's
+/// and everything below it, so it must be one that does nothing to those who don't wait for it.
+const DISMISSAL: (Signal, &str) = (Signal::URG, "URG");
 
 /// Waits for the leader's end, or for Slurm's word.
 pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
-    let held = Held::new(&[Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP])?;
+    let held = Held::new(&[DISMISSAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
     if matches!(
         allocation.place,
         Place::Task {
@@ -30,27 +31,19 @@ pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
 }
 
 /// Dismisses the tasks that wait in the same step as this one.
-pub fn dismiss_all(allocation: &Allocation) {
+pub async fn dismiss_all(allocation: &Allocation) {
     if let Place::Task { tasks, .. } = allocation.place
         && tasks != Some(1)
         && let Some(step) = allocation.step_id
     {
-        dismiss(allocation.job_id, step);
+        dismiss(allocation.job_id, step).await;
     }
 }
 
 /// Dismisses the tasks that wait in a step.
-pub fn dismiss(job: u32, step: u32) {
+pub async fn dismiss(job: u32, step: u32) {
     let Ok(slurm) = Slurm::find() else { return };
-    // Synchronous and silent: this is the last thing a process does, and the step may be over.
-    let _ = Command::new(slurm.scancel)
-        .args([
-            "--quiet",
-            &format!("--signal={DISMISSAL}"),
-            &format!("{job}.{step}"),
-        ])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
+    if let Err(error) = slurm.signal_step(job, step, DISMISSAL.1).await {
+        tracing::warn!(%error, job, step, "cannot dismiss the tasks that wait");
+    }
 }

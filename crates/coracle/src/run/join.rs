@@ -1,8 +1,9 @@
 //! Where agents report to the leader: a TCP port with TLS, at which a single-use token or a certificate
 //! of the cluster admits the nodes of the allocation and nobody else.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,13 +14,18 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::handover::{Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Welcome, Wire};
+use super::plan::NodePlan;
+use crate::handover::{
+    Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Welcome, Wire, notice_silence,
+};
 use crate::token;
 
+/// Beside the nodes themselves, so many may knock at once.
+const MAX_STRANGERS: usize = 64;
 /// How long a stranger may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,19 +46,6 @@ pub enum NodeEvent {
     Lost,
 }
 
-/// What a node will be, as far as the leader knows it beforehand.
-#[derive(Debug, Clone, Default)]
-pub struct NodePlan {
-    /// CPUs that belong to the job.
-    pub cpus: u32,
-    /// Memory that belongs to the job.
-    pub memory_bytes: Option<u64>,
-    /// Other resources, by their Kubernetes names.
-    pub extended: BTreeMap<String, u64>,
-    /// Labels of the Node.
-    pub labels: BTreeMap<String, String>,
-}
-
 /// What every node is told alike.
 pub struct Common {
     /// The cluster's authorities.
@@ -70,17 +63,20 @@ pub struct Common {
 /// The leader's door.
 pub struct Door {
     common: Common,
-    token: String,
     plans: HashMap<String, NodePlan>,
-    /// Nodes that may still come in by the token.
-    expected: Mutex<HashSet<String>>,
+    /// Nodes that may still come in by a token, and by which.
+    expected: Mutex<HashMap<String, String>>,
+    /// How many strangers may be on the threshold at once.
+    strangers: Arc<Semaphore>,
+    /// Nobody comes in any more.
+    closed: AtomicBool,
     /// How to speak to those that are in.
     inside: Mutex<HashMap<String, mpsc::UnboundedSender<ToNode>>>,
     events: mpsc::UnboundedSender<(String, NodeEvent)>,
 }
 
 impl Door {
-    /// A door for the nodes of `plans`, with a fresh token.
+    /// A door for the nodes of `plans`; none is expected yet.
     pub fn new(
         common: Common,
         plans: HashMap<String, NodePlan>,
@@ -88,34 +84,33 @@ impl Door {
     ) -> anyhow::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             common,
-            token: token::new()?,
-            expected: Mutex::new(plans.keys().cloned().collect()),
+            expected: Mutex::default(),
+            strangers: Arc::new(Semaphore::new(MAX_STRANGERS + plans.len())),
+            closed: AtomicBool::new(false),
             plans,
             inside: Mutex::default(),
             events,
         }))
     }
 
-    /// What agents are told so that they find the door and are let in.
-    pub fn handover(&self, leaders: Vec<SocketAddr>) -> Handover {
-        Handover {
+    /// What the agents of `nodes` are told so that they find the door: with a token of their own, which
+    /// lets each of them in once.
+    pub fn handover(&self, nodes: &[String], leaders: Vec<SocketAddr>) -> anyhow::Result<Handover> {
+        let token = token::new()?;
+        let mut expected = lock(&self.expected);
+        expected.extend(nodes.iter().map(|node| (node.clone(), token.clone())));
+        Ok(Handover {
             version: VERSION.to_owned(),
             leaders,
             ca_pem: self.common.pki.join.cert_pem().to_owned(),
-            token: self.token.clone(),
+            token,
             time: crate::handover::now(),
-        }
-    }
-
-    /// Lets nodes come in by the token once more: their agents are started anew.
-    pub fn expect_again(&self, node: &str) {
-        if self.plans.contains_key(node) {
-            lock(&self.expected).insert(node.to_owned());
-        }
+        })
     }
 
     /// Tells every node that the cluster ends.
     pub fn end(&self) {
+        self.closed.store(true, Ordering::Relaxed);
         for sender in lock(&self.inside).values() {
             let _ = sender.send(ToNode::End);
         }
@@ -138,9 +133,11 @@ impl Door {
                     continue;
                 }
             };
+            // The next waits in the kernel's queue.
+            let permit = self.strangers.clone().acquire_owned().await?;
             let (door, acceptor) = (self.clone(), acceptor.clone());
             tokio::spawn(async move {
-                if let Err(error) = door.welcome(stream, acceptor).await {
+                if let Err(error) = door.welcome(stream, acceptor, permit).await {
                     tracing::debug!(%from, error = format!("{error:#}"), "turned away");
                 }
             });
@@ -167,8 +164,13 @@ impl Door {
             )?)
     }
 
-    async fn welcome(&self, stream: TcpStream, acceptor: TlsAcceptor) -> anyhow::Result<()> {
-        stream.set_nodelay(true)?;
+    async fn welcome(
+        &self,
+        stream: TcpStream,
+        acceptor: TlsAcceptor,
+        on_the_threshold: OwnedSemaphorePermit,
+    ) -> anyhow::Result<()> {
+        notice_silence(&stream)?;
         let greeting = async {
             let stream = acceptor.accept(stream).await?;
             let certified = certified_node(&stream)?;
@@ -187,6 +189,7 @@ impl Door {
             }
         };
         wire.send(&ToNode::Welcome(Box::new(welcome))).await?;
+        drop(on_the_threshold);
         self.keep(&hello.node, wire).await;
         Ok(())
     }
@@ -198,17 +201,25 @@ impl Door {
             .plans
             .get(node)
             .context("this node is not part of the cluster")?;
-        match (&hello.token, certified) {
-            (None, Some(name)) if name == node => {}
-            (Some(token), None) if token::same(token, &self.token) => {
-                if !lock(&self.expected).remove(node) {
-                    bail!("the token was used for {node} before");
-                }
-            }
-            _ => bail!("neither a valid token nor a certificate of this node"),
+        if self.closed.load(Ordering::Relaxed) {
+            bail!("the cluster is ending");
         }
         if hello.version != VERSION {
             bail!("it runs Coracle {}, the leader {VERSION}", hello.version);
+        }
+        match (&hello.token, certified) {
+            (None, Some(name)) if name == node => {}
+            (Some(token), None) => {
+                let mut expected = lock(&self.expected);
+                if !expected
+                    .get(node)
+                    .is_some_and(|wanted| token::same(token, wanted))
+                {
+                    bail!("its token is wrong or was used before");
+                }
+                expected.remove(node);
+            }
+            _ => bail!("neither a token nor a certificate of this node"),
         }
         self.certify(hello, plan)
     }
@@ -244,7 +255,9 @@ impl Door {
     /// Carries messages both ways until the node ends or is lost.
     async fn keep(&self, node: &str, mut wire: Wire<TlsStream<TcpStream>>) {
         let (sender, mut to_node) = mpsc::unbounded_channel();
-        lock(&self.inside).insert(node.to_owned(), sender.clone());
+        if let Some(before) = lock(&self.inside).insert(node.to_owned(), sender.clone()) {
+            let _ = before.send(ToNode::Replaced);
+        }
         let tell = |event| drop(self.events.send((node.to_owned(), event)));
         tell(NodeEvent::Joined);
         let last = loop {

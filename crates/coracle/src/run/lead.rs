@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
@@ -40,9 +41,15 @@ pub async fn lead(
     let mut progress = Progress::new();
     let slurm = Slurm::find().map_err(Failure::from)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
-    let seed = seed::ensure(&release, &settings.options.service_cidr, &mut progress).await;
-    let mut cluster =
-        Cluster::launch(&settings.options, &allocation, &release, seed, slurm).await?;
+    let launch = async {
+        let seed = seed::ensure(&release, &settings.options.service_cidr, &mut progress).await;
+        Cluster::launch(&settings.options, &allocation, &release, seed, slurm).await
+    };
+    let mut cluster = tokio::select! {
+        launched = launch => launched?,
+        signal = told.next() => return Ok(exit_code(code_of(signal))),
+    };
+    let mark = cluster.mark.clone();
 
     let patience = Duration::from_secs(settings.options.start_timeout);
     let started = tokio::select! {
@@ -59,10 +66,15 @@ pub async fn lead(
     progress.abandon();
     cluster.stop().await;
     if told.guard_is_gone() {
-        // The guard would have done this.
-        follow::dismiss_all(&allocation);
+        // What the guard would have done.
+        let _ = linux::process::kill_marked(&format!("{MARK}={mark}"));
+        follow::dismiss_all(&allocation).await;
     }
-    ended.map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    ended.map(exit_code)
+}
+
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> anyhow::Result<i32> {
@@ -111,17 +123,28 @@ async fn run_program(
     cluster: &mut Cluster,
     told: &mut Told,
 ) -> anyhow::Result<i32> {
-    tokio::select! {
-        status = child.wait() => return Ok(shell_code(status?)),
-        signal = told.next() => pass_on(&child, signal),
-        ended = cluster.watch() => match ended {
-            Ended::BySlurm => pass_on(&child, Signal::TERM),
-            Ended::Broken(failure) => {
-                pass_on(&child, Signal::TERM);
-                let _ = tokio::time::timeout(WORKLOAD_GRACE, child.wait()).await;
-                return Err(failure.into());
-            }
-        },
+    loop {
+        tokio::select! {
+            status = child.wait() => return Ok(shell_code(status?)),
+            word = told.word() => match word {
+                Word::ForWorkload(signal) => pass_on(&child, signal),
+                Word::End(signal) => {
+                    pass_on(&child, signal);
+                    break;
+                }
+            },
+            ended = cluster.watch() => match ended {
+                Ended::BySlurm => {
+                    pass_on(&child, Signal::TERM);
+                    break;
+                }
+                Ended::Broken(failure) => {
+                    pass_on(&child, Signal::TERM);
+                    let _ = tokio::time::timeout(WORKLOAD_GRACE, child.wait()).await;
+                    return Err(failure.into());
+                }
+            },
+        }
     }
     let status = tokio::select! {
         status = child.wait() => Some(status?),
@@ -155,6 +178,10 @@ async fn run_manifests(
 }
 
 fn pass_on(child: &Child, signal: Signal) {
+    // A key on the terminal has reached it already, and twice might mean something else to it.
+    if signal == Signal::INT && std::io::stdin().is_terminal() {
+        return;
+    }
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         let _ = rustix::process::kill_process(pid, signal);
     }
@@ -170,11 +197,20 @@ fn shell_code(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// The signals that end a cluster in order.
+/// What a signal means.
+enum Word {
+    /// End in order.
+    End(Signal),
+    /// Something to the workload only (`sbatch --signal=USR1@60`).
+    ForWorkload(Signal),
+}
+
+/// The signals that we listen to.
 struct Told {
     hangup: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    user: [tokio::signal::unix::Signal; 2],
     guard: Option<Pid>,
 }
 
@@ -184,15 +220,31 @@ impl Told {
             hangup: signal(SignalKind::hangup())?,
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            user: [
+                signal(SignalKind::user_defined1())?,
+                signal(SignalKind::user_defined2())?,
+            ],
             guard: rustix::process::getppid(),
         })
     }
 
-    async fn next(&mut self) -> Signal {
+    async fn word(&mut self) -> Word {
+        let [first, second] = &mut self.user;
         tokio::select! {
-            _ = self.hangup.recv() => Signal::HUP,
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.terminate.recv() => Signal::TERM,
+            _ = self.hangup.recv() => Word::End(Signal::HUP),
+            _ = self.interrupt.recv() => Word::End(Signal::INT),
+            _ = self.terminate.recv() => Word::End(Signal::TERM),
+            _ = first.recv() => Word::ForWorkload(Signal::USR1),
+            _ = second.recv() => Word::ForWorkload(Signal::USR2),
+        }
+    }
+
+    /// The next signal that ends the cluster; others are for a workload that isn't there.
+    async fn next(&mut self) -> Signal {
+        loop {
+            if let Word::End(signal) = self.word().await {
+                return signal;
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::Context;
 use futures::StreamExt;
@@ -26,6 +27,9 @@ type Env = BTreeMap<&'static str, OsString>;
 
 /// Custom resources can't be applied in the moment their definition is new.
 const APPLY_ATTEMPTS: u32 = 5;
+
+/// Between attempts to watch.
+const RETRY: Duration = Duration::from_millis(500);
 
 /// An object as kubectl reports it.
 #[derive(Debug, Clone, Deserialize)]
@@ -62,7 +66,7 @@ pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Re
     }
     let mut code = 0;
     while let Some(ended) = waits.next().await {
-        let (object, succeeded) = ended?;
+        let (object, succeeded) = ended;
         show_logs(&object, env, &client).await;
         say(format_args!(
             "coracle: {object} {}",
@@ -85,7 +89,7 @@ async fn apply(
         match apply_once(manifests, text, env).await {
             Err(words) if words.contains("no matches for kind") && attempt < APPLY_ATTEMPTS => {
                 attempt += 1;
-                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
             }
             Err(words) => {
                 return Err(Failure::new(
@@ -183,21 +187,26 @@ impl std::fmt::Display for Applied {
     }
 }
 
-/// Whether it succeeded, once it has ended.
-async fn wait_for(object: &Applied, client: Client) -> anyhow::Result<(Applied, bool)> {
+/// Whether it succeeded, once it has ended. The API server may be restarted meanwhile.
+async fn wait_for(object: &Applied, client: Client) -> (Applied, bool) {
     let Metadata { name, namespace } = &object.metadata;
-    let succeeded = if object.kind == "Job" {
-        let jobs: Api<Job> = Api::namespaced(client, namespace);
-        let job = await_condition(jobs, name, job_has_ended()).await;
-        job.context("cannot watch the Job")?
-            .is_some_and(|job| job_condition(&job, "Complete"))
-    } else {
-        let pods: Api<Pod> = Api::namespaced(client, namespace);
-        let pod = await_condition(pods, name, pod_has_ended()).await;
-        pod.context("cannot watch the Pod")?
-            .is_some_and(|pod| phase(&pod) == "Succeeded")
+    let succeeded = loop {
+        let ended = if object.kind == "Job" {
+            let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
+            let job = await_condition(jobs, name, job_has_ended()).await;
+            job.map(|job| job.is_some_and(|job| job_condition(&job, "Complete")))
+        } else {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+            let pod = await_condition(pods, name, pod_has_ended()).await;
+            pod.map(|pod| pod.is_some_and(|pod| phase(&pod) == "Succeeded"))
+        };
+        match ended {
+            Ok(succeeded) => break succeeded,
+            Err(error) => tracing::info!(%error, %object, "the watch broke; watching again"),
+        }
+        tokio::time::sleep(RETRY).await;
     };
-    Ok((object.clone(), succeeded))
+    (object.clone(), succeeded)
 }
 
 /// A Job that was deleted has ended too.

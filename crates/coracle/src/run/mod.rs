@@ -12,8 +12,8 @@ mod join;
 mod lead;
 mod manifests;
 pub mod objects;
+mod plan;
 mod settings;
-mod slurm_options;
 mod submit;
 mod workload;
 
@@ -57,8 +57,10 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
                     return crate::block_on(lead::lead(settings, workload, allocation));
                 }
             };
-            follow::dismiss_all(&allocation);
-            ended
+            crate::block_on(async {
+                follow::dismiss_all(&allocation).await;
+                ended
+            })
         }
     }
 }

@@ -10,6 +10,8 @@ use serde_json::json;
 
 /// Between attempts while the API server is not complete.
 const RETRY: Duration = Duration::from_millis(20);
+/// What a request may take that nobody waits for.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// The namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -99,11 +101,10 @@ pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
         "lastTransitionTime": now,
         "lastHeartbeatTime": now,
     }]}});
-    let params = PatchParams::default();
-    if let Err(error) = nodes
-        .patch_status(node, &params, &Patch::Strategic(status))
-        .await
-    {
-        tracing::warn!(node, %error, "cannot mark the node as lost");
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(status));
+    match tokio::time::timeout(PATIENCE, nodes.patch_status(node, &params, &patch)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::warn!(node, %error, "cannot mark the node as lost"),
+        Err(_) => tracing::warn!(node, "the API server does not take that the node is lost"),
     }
 }

@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 
 use clap::Parser;
 
-use super::slurm_options;
 use crate::cli::{LateOptions, RunArgs, RunOptions};
 use crate::exit::{Code, Failure};
 
@@ -147,7 +146,7 @@ fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
         let takes_value = if ours {
             ours_takes_value(&text)
         } else {
-            slurm_options::takes_value(&text)
+            slurm::options::takes_value(&text)
         };
         let list = if ours {
             &mut words.ours

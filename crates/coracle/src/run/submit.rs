@@ -18,8 +18,8 @@ use crate::exit::Failure;
 
 /// How much of the end of standard error is looked at for Slurm's words.
 const KEPT_BYTES: usize = 16 * 1024;
-/// The beginning of every line of the leader's own.
-const OUR_WORDS: &str = "coracle: ";
+/// How every line of the leader's own begins.
+const OUR_WORDS: &str = "\ncoracle: ";
 
 /// Asks Slurm for a new job with the user's options.
 pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
@@ -101,20 +101,21 @@ async fn run_once(
         command.kill_on_drop(true);
         linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::TERM);
     } else {
-        command.stderr(Stdio::piped());
         linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
     }
+    // With a terminal, all that the tasks say goes there; what is left is Slurm's own.
+    command.stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start srun")?;
     let stderr = child.stderr.take();
     let said = tokio::spawn(async move {
         match stderr {
             Some(stderr) => relay(stderr).await,
-            None => String::new(),
+            None => Default::default(),
         }
     });
     let status = wait(&mut child).await?;
-    let said = said.await.unwrap_or_default();
-    if status.success() || said.contains(OUR_WORDS) || terminal {
+    let (said, leader_spoke) = said.await.unwrap_or_default();
+    if status.success() || leader_spoke {
         return Ok(Ok(status));
     }
     match slurm::classify("srun", Some(status), &said) {
@@ -128,11 +129,14 @@ async fn run_once(
 async fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     loop {
         let signal = tokio::select! {
             status = child.wait() => return Ok(status?),
             _ = interrupt.recv() => Signal::INT,
-            _ = terminate.recv() => Signal::TERM,
+            // srun would kill the tasks at once on these two; on an interrupt they end in order.
+            _ = terminate.recv() => Signal::INT,
+            _ = hangup.recv() => Signal::INT,
         };
         if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
             let _ = rustix::process::kill_process(pid, signal);
@@ -140,9 +144,12 @@ async fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Copies to our own standard error as it comes, and returns the end of it.
-async fn relay(mut from: impl tokio::io::AsyncRead + Unpin) -> String {
-    let mut kept = Vec::new();
+/// Copies to our own standard error as it comes; returns the end of it, and whether the leader said
+/// anything at all.
+async fn relay(mut from: impl tokio::io::AsyncRead + Unpin) -> (String, bool) {
+    // As after the end of a line.
+    let mut kept = vec![b'\n'];
+    let mut leader_spoke = false;
     let mut chunk = [0; 4096];
     let mut to = tokio::io::stderr();
     while let Ok(count) = from.read(&mut chunk).await {
@@ -152,9 +159,10 @@ async fn relay(mut from: impl tokio::io::AsyncRead + Unpin) -> String {
         let _ = to.write_all(&chunk[..count]).await;
         let _ = to.flush().await;
         kept.extend_from_slice(&chunk[..count]);
+        leader_spoke |= String::from_utf8_lossy(&kept).contains(OUR_WORDS);
         if kept.len() > 2 * KEPT_BYTES {
             kept.drain(..kept.len() - KEPT_BYTES);
         }
     }
-    String::from_utf8_lossy(&kept).into_owned()
+    (String::from_utf8_lossy(&kept).into_owned(), leader_spoke)
 }

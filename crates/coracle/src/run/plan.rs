@@ -1,0 +1,63 @@
+//! What the nodes of an allocation will be in Kubernetes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use slurm::{Allocation, JobDetail};
+
+/// What a node will be, as far as the leader knows it beforehand.
+#[derive(Debug, Clone, Default)]
+pub struct NodePlan {
+    /// CPUs that belong to the job.
+    pub cpus: u32,
+    /// Memory that belongs to the job.
+    pub memory_bytes: Option<u64>,
+    /// Other resources, by their Kubernetes names.
+    pub extended: BTreeMap<String, u64>,
+    /// Labels of the Node.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What each node of the allocation will be.
+pub fn plans(
+    allocation: &Allocation,
+    detail: &JobDetail,
+    cluster: &str,
+) -> HashMap<String, NodePlan> {
+    let mut labels = BTreeMap::from([
+        ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
+        (
+            "coracle.dev/job-id".to_owned(),
+            allocation.job_id.to_string(),
+        ),
+    ]);
+    if let Some(partition) = detail.partition.as_ref().or(allocation.partition.as_ref()) {
+        labels.insert("coracle.dev/partition".to_owned(), partition.clone());
+    }
+    let plan = |node: &String| {
+        let share = detail.nodes.iter().find(|share| share.node == *node);
+        NodePlan {
+            cpus: share.map_or(1, |share| share.cpus),
+            memory_bytes: share.and_then(|share| share.memory_mb).map(|mb| mb << 20),
+            extended: share.map(extended).unwrap_or_default(),
+            labels: labels.clone(),
+        }
+    };
+    allocation
+        .nodes
+        .iter()
+        .map(|node| (node.clone(), plan(node)))
+        .collect()
+}
+
+/// Slurm's generic resources under the names that Kubernetes manifests use.
+fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
+    let mut extended = BTreeMap::new();
+    for gres in &share.gres {
+        let name = match gres.name.as_str() {
+            "gpu" => "nvidia.com/gpu".to_owned(),
+            other => format!("coracle.dev/{other}"),
+        };
+        *extended.entry(name).or_default() += gres.count;
+    }
+    extended
+}
