@@ -180,7 +180,7 @@ mod tests {
             (b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n", "cannot connect"),
             (b"\xff\xfe\r\n\r\n", "no text"),
             (b"CONNECT", "incomplete"),
-            (&[b'x'; 2 * MAX_REQUEST], "too long"),
+            (&[b'x'; MAX_REQUEST + 1], "too long"),
         ] {
             let answer = ask(&path, request).await;
             assert!(answer.contains(words), "{answer:?} should say {words:?}");
