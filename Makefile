@@ -25,19 +25,24 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 
 .PHONY: test
 test: tools dist lint ## Everything that CI runs: lints, unit tests, and all of it on the lab
-	lab/down && lab/up $(NODES)
+	lab/down && lab/up 3
 	trap 'lab/down' EXIT; cargo nextest run --workspace --no-fail-fast
 
 .PHONY: lint
 lint: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
-	cargo deny --log-level error check
-	cd kubernetes && go vet ./...
-	shellcheck --external-sources kubernetes/build $$(find lab examples -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
+	cargo deny --log-level error check bans licenses sources
+	@# With the flags of the build, or everything would be compiled once more.
+	cd kubernetes && CGO_ENABLED=0 go vet -trimpath ./...
+	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build $$(find lab examples scripts bench .ci -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
+
+.PHONY: advisories
+advisories: tools ## Look for known vulnerabilities in dependencies (needs the internet)
+	cargo deny check advisories
 
 .PHONY: unit
-unit: tools ## The tests that need neither root nor the lab
+unit: tools ## The tests that don't need the lab
 	cargo nextest run --workspace --exclude e2e
 
 .PHONY: bench

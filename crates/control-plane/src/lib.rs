@@ -2,8 +2,8 @@
 //! kube-apiserver, kube-controller-manager and kube-scheduler, with the certificates, kubeconfigs
 //! and the pre-seeded store that they need.
 //!
-//! This crate deliberately knows nothing of pods, nodes or Slurm, and makes no request to the API
-//! server of its own: it reports [`Event`]s, and whoever started it decides.
+//! This crate deliberately knows nothing of pods, nodes or Slurm, and reads and writes no object of the API
+//! server: it reports [`Event`]s, and whoever started it decides.
 //!
 //! Start reading at [`supervisor::run`]. It runs as the first process of a pid namespace with a
 //! memory file system of its own ([`home`]), so `kill -9` of anything leaves neither process nor file.
