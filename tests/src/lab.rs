@@ -102,7 +102,7 @@ impl Lab {
 
     /// Removes a file or directory from the home directory of `user1`.
     pub fn remove(&self, name: &str) {
-        self.sh(&format!("chmod -R u+rwX ~/{name}; rm -rf ~/{name}"))
+        self.sh(&format!("chmod -R u+rwX ~/'{name}'; rm -rf ~/'{name}'"))
             .run()
             .succeeded();
     }

@@ -80,8 +80,8 @@ pub struct RunOptions {
     /// Keep the components' logs in this directory
     #[arg(long, value_name = "DIR")]
     pub logs: Option<PathBuf>,
-    /// The release of Kubernetes to use, or a directory of releases
-    #[arg(long, value_name = "DIR", env = "CORACLE_KUBERNETES")]
+    /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]
+    #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
     /// The API server's port (default: any that is free)
     #[arg(
@@ -121,7 +121,7 @@ WORKLOAD is one of
 Inside an allocation (srun, sbatch, salloc) the cluster takes all of its nodes, and Slurm options
 are ignored; outside, Slurm is asked for one with the options given, as srun takes them. The
 cluster's first node leads. It ends, and leaves nothing behind, when the workload ends, at the
-job's time limit, with scancel or with Ctrl-C. The exit code is the workload's; failures of
+job's time limit, with scancel or with Ctrl-C (srun itself wants it twice, unless called with -X). The exit code is the workload's; failures of
 Coracle itself are 64 to 76 (docs/exit-codes.md).
 
 Examples:

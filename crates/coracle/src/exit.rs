@@ -107,7 +107,28 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 
 fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
     let failure = cause.downcast_ref::<Failure>().map(|failure| failure.code);
-    failure.or_else(|| crate::kubernetes::code_of(cause))
+    failure
+        .or_else(|| crate::kubernetes::code_of(cause))
+        .or_else(|| cause.downcast_ref().and_then(code_of_io))
+}
+
+/// What the system refuses for want of something is no defect of ours.
+fn code_of_io(error: &std::io::Error) -> Option<Code> {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match error.kind() {
+        StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem => {
+            Some(Code::CannotWrite)
+        }
+        _ => match error
+            .raw_os_error()
+            .map(rustix::io::Errno::from_raw_os_error)?
+        {
+            rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM => {
+                Some(Code::Host)
+            }
+            _ => None,
+        },
+    }
 }
 
 /// The error with its causes, then the hints.

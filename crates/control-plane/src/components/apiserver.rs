@@ -1,6 +1,7 @@
 //! kube-apiserver: the only component that listens on the host's network.
 
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::home::Home;
@@ -83,11 +84,19 @@ egressSelections:
     )
 }
 
+/// The first and the last address of a network.
+pub fn network(cidr: &str) -> Option<RangeInclusive<Ipv4Addr>> {
+    let (first, bits) = cidr.split_once('/')?;
+    let first: Ipv4Addr = first.parse().ok()?;
+    let size = u32::MAX.checked_shr(bits.parse().ok()?)?;
+    let last = u32::from(first).checked_add(size)?;
+    Some(first..=Ipv4Addr::from(last))
+}
+
 /// The first address of a service range, under which pods reach the API server.
 pub fn first_service_address(cidr: &str) -> Option<Ipv4Addr> {
-    let (network, _) = cidr.split_once('/')?;
-    let network: Ipv4Addr = network.parse().ok()?;
-    u32::from(network).checked_add(1).map(Ipv4Addr::from)
+    let first = u32::from(*network(cidr)?.start());
+    first.checked_add(1).map(Ipv4Addr::from)
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use crate::kubeconfig::kubeconfig;
 use crate::pki::Identity;
 use crate::protocol::{ClusterConfig, Component};
 
-/// The first service address: that of the API server itself.
-pub use apiserver::first_service_address;
+pub use apiserver::{first_service_address, network};
 
 /// The command line of a component, without the program.
 pub fn flags(component: Component, config: &ClusterConfig, home: &Home) -> Vec<String> {

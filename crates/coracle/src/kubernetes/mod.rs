@@ -84,8 +84,8 @@ pub enum KubernetesCommand {
 /// Options of `coracle kubernetes ls` and `prepare`.
 #[derive(Debug, Args)]
 pub struct WhichArgs {
-    /// Look here only: in a directory of releases, or one release
-    #[arg(long, value_name = "DIR", env = "CORACLE_KUBERNETES")]
+    /// Look here only: in a directory of releases, or one release [env: CORACLE_KUBERNETES]
+    #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
 }
 

@@ -191,6 +191,10 @@ pub struct Candidate {
 impl Search {
     /// As [`Release::find`] does it.
     pub fn new(wanted: Option<&Path>) -> Search {
+        // Set to nothing means not set.
+        let from_env = env::var_os("CORACLE_KUBERNETES").filter(|value| !value.is_empty());
+        let wanted = wanted.map(Path::to_owned).or(from_env.map(PathBuf::from));
+        let wanted = wanted.as_deref();
         // The release that was installed together with this program comes first.
         let beside = env::current_exe()
             .and_then(fs::canonicalize)

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::identity::{Kept, NodeIdentity};
-use super::line::{Admitted, Line, nobody_is_there, report};
+use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
 use crate::handover::{Handover, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
@@ -25,6 +25,8 @@ const MAX_PODS: u32 = 110;
 const LEADER_GRACE: Duration = Duration::from_secs(10);
 /// A line that breaks is tied again this often, in case it was the network and not the leader.
 const RECONNECTS: u32 = 5;
+/// The first time, it is tried this often.
+const JOINS: u32 = 4;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why an agent ends.
@@ -51,7 +53,7 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         identity,
         leader,
         addresses,
-    } = report(&handover, &node, kept.load()).await?;
+    } = join(&handover, &node, &kept).await?;
     kept.save(&identity)?;
 
     let listener = TcpListener::bind("0.0.0.0:0")
@@ -112,6 +114,25 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reports for the first time. The door may be crowded by strangers for a while, and the network slow.
+async fn join(handover: &Handover, node: &str, kept: &Kept) -> anyhow::Result<Admitted> {
+    let mut attempt = 1;
+    loop {
+        match report(handover, node, kept.load()).await {
+            Err(error) if is_worth_repeating(&error) && attempt < JOINS => {
+                tracing::warn!(
+                    node,
+                    error = format!("{error:#}"),
+                    "cannot reach the leader yet"
+                );
+                attempt += 1;
+                tokio::time::sleep(RECONNECT_PAUSE).await;
+            }
+            joined => return joined,
+        }
+    }
 }
 
 /// Holds the line to the leader until one of us is to end.

@@ -101,6 +101,13 @@ async fn report_patiently(
     })
 }
 
+/// Whether an attempt to report may do better next time: there was silence, or the connection broke.
+pub fn is_worth_repeating(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.is::<io::Error>() || cause.is::<tokio::time::error::Elapsed>())
+}
+
 /// Whether an attempt to report failed because nobody is there, and not because the way is blocked.
 pub fn nobody_is_there(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| {

@@ -2,12 +2,12 @@
 //! which their agents run.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::components::first_service_address;
+use control_plane::components::{first_service_address, network};
 use control_plane::port::{ReservedPort, free_in};
 use control_plane::{ClusterConfig, Event, Pki};
 use slurm::{Allocation, JobDetail, Slurm};
@@ -109,6 +109,7 @@ impl Cluster {
         })?;
         // Unlike the name, it differs between two clusters in one job.
         let mark = format!("{name}-{}", &crate::token::new()?[..16]);
+        refuse_our_own_network(&addresses, options)?;
         let api_port = reserve(options.api_port)?;
         let detail = slurm
             .job_detail(allocation.job_id)
@@ -383,6 +384,26 @@ fn nodes(count: usize) -> String {
 
 fn nodes_are(count: usize) -> String {
     format!("{} {}", nodes(count), if count == 1 { "is" } else { "are" })
+}
+
+/// A pod or service with an address of the host's own network could never be told from a host.
+fn refuse_our_own_network(addresses: &[IpAddr], options: &RunOptions) -> Result<(), Failure> {
+    for (option, cidr) in [
+        ("--pod-cidr", &options.pod_cidr),
+        ("--service-cidr", &options.service_cidr),
+    ] {
+        let Some(network) = network(cidr) else {
+            continue;
+        };
+        let ours = |address: &&IpAddr| matches!(address, IpAddr::V4(v4) if network.contains(v4));
+        if let Some(address) = addresses.iter().find(ours) {
+            let message = format!("{option} {cidr} holds {address}, an address of this host");
+            return Err(Failure::new(Code::Usage, message).hint(format!(
+                "choose a network that the site doesn't use, with {option}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn reserve(port: u16) -> Result<ReservedPort, Failure> {

@@ -24,10 +24,11 @@ use crate::handover::{
 };
 use crate::token;
 
-/// Beside the nodes themselves, so many may knock at once.
-const MAX_STRANGERS: usize = 64;
-/// How long a stranger may take to say who it is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Beside the nodes themselves, so many may knock at once. Every user of the host can.
+const MAX_STRANGERS: usize = 512;
+/// How long a stranger may take to say who it is: short, so that those who only hold the door don't
+/// keep the nodes out.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What happens at the leader's door.
 #[derive(Debug)]

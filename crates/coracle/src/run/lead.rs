@@ -28,6 +28,8 @@ use crate::seed;
 /// must be enough for this and for the cluster's end.
 const WORKLOAD_GRACE: Duration = Duration::from_secs(8);
 
+/// What upstream's components need; they use a tenth of it.
+const ADDRESS_SPACE: u64 = 4 << 30;
 /// Signals that come within this are one.
 const ONE_WORD: Duration = Duration::from_millis(500);
 
@@ -38,6 +40,7 @@ pub async fn lead(
     allocation: Allocation,
 ) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
+    check_address_space()?;
     let mut progress = Progress::new();
     let slurm = Slurm::find().map_err(Failure::from)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
@@ -71,6 +74,25 @@ pub async fn lead(
         follow::dismiss_all(&allocation).await;
     }
     ended.map(exit_code)
+}
+
+/// Go programs reserve far more addresses than they use memory, and die of such a limit without a
+/// clear word.
+fn check_address_space() -> Result<(), Failure> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    match limit {
+        Some(limit) if limit < ADDRESS_SPACE => Err(Failure::new(
+            Code::Host,
+            format!(
+                "the address space of processes is limited to {} MiB",
+                limit >> 20
+            ),
+        )
+        .hint(
+            "lift the limit with `ulimit -v unlimited` first; Slurm limits memory by other means",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn exit_code(code: i32) -> ExitCode {

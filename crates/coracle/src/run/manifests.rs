@@ -97,7 +97,7 @@ async fn apply(
                     format!("the manifests were refused\n{words}"),
                 )
                 .hint(
-                    "`kubectl apply --dry-run=client -f …` checks manifests without applying them",
+                    "kubectl's words above name what is wrong; `coracle run kubectl explain KIND` shows what a field takes",
                 )
                 .into());
             }

@@ -35,6 +35,13 @@ impl Settings {
             }
         }
         let Some(workload) = words.workload else {
+            if let [.., option, value] = words.slurm.as_slice()
+                && slurm::options::takes_value(option)
+            {
+                return Err(usage("no workload is given")
+                    .hint(format!("{value} was taken for the value of {option}; write {option}=VALUE, or -- before the workload"))
+                    .into());
+            }
             return Err(usage("no workload is given")
                 .hint("name a program, a script or manifests: `coracle run -N2 app.yaml`; `coracle run --help` explains")
                 .into());
@@ -44,6 +51,11 @@ impl Settings {
             ("--service-cidr", &options.service_cidr),
         ] {
             check_cidr(option, cidr)?;
+        }
+        if overlap(&options.pod_cidr, &options.service_cidr) {
+            return Err(usage("--pod-cidr and --service-cidr overlap")
+                .hint("pods and services need networks of their own")
+                .into());
         }
         Ok(Self {
             options,
@@ -101,6 +113,12 @@ fn defaults() -> RunOptions {
     LateOptions::try_parse_from(std::iter::empty::<OsString>())
         .map(|late| late.options)
         .unwrap_or_default()
+}
+
+/// Whether two networks, already checked, have an address in common.
+fn overlap(a: &str, b: &str) -> bool {
+    let ranges = control_plane::components::network(a).zip(control_plane::components::network(b));
+    ranges.is_some_and(|(a, b)| a.start() <= b.end() && b.start() <= a.end())
 }
 
 /// An IPv4 network, written as upstream wants it: with the first of its addresses.
@@ -194,6 +212,13 @@ mod tests {
 
     fn words(line: &str) -> Words {
         split(line.split_whitespace().map(OsString::from).collect()).unwrap()
+    }
+
+    #[test]
+    fn networks_that_overlap_are_found() {
+        assert!(overlap("100.64.0.0/10", "100.96.0.0/16"));
+        assert!(overlap("100.96.0.0/16", "100.96.0.0/16"));
+        assert!(!overlap("100.64.0.0/11", "100.96.0.0/16"));
     }
 
     #[test]

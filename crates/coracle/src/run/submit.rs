@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Settings;
 use super::workload::Workload;
 use crate::carried;
-use crate::exit::Failure;
+use crate::exit::{Code, Failure};
 
 /// How much of the end of standard error is looked at for Slurm's words.
 const KEPT_BYTES: usize = 16 * 1024;
@@ -35,10 +35,13 @@ pub async fn first_node(
     allocation: &Allocation,
 ) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(Failure::from)?;
-    let first = allocation
-        .nodes
-        .first()
-        .context("the allocation has no node")?;
+    let first = allocation.nodes.first().ok_or_else(|| {
+        Failure::new(
+            Code::Slurm,
+            format!("job {} has no nodes", allocation.job_id),
+        )
+        .hint("this shell seems to have the variables of another job: `unset SLURM_JOB_ID`")
+    })?;
     call_again(&slurm, settings, workload, Some((allocation.job_id, first))).await
 }
 
@@ -74,10 +77,7 @@ async fn call_again(
         submission.bcast = Some(&carried);
         ended = run_once(&invocation(&submission), terminal).await?;
     }
-    let status = ended.map_err(Failure::from)?;
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = ended.map_err(Failure::from)?;
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
@@ -92,7 +92,7 @@ fn wants_terminal(workload: &Workload) -> bool {
 async fn run_once(
     invocation: &Invocation,
     terminal: bool,
-) -> anyhow::Result<Result<ExitStatus, SlurmError>> {
+) -> anyhow::Result<Result<i32, SlurmError>> {
     tracing::debug!(command = invocation.display(), "asking Slurm");
     let mut command = invocation.command();
     if terminal {
@@ -113,33 +113,50 @@ async fn run_once(
             None => Default::default(),
         }
     });
-    let status = wait(&mut child).await?;
+    let (status, told) = wait(&mut child).await?;
     let (said, leader_spoke) = said.await.unwrap_or_default();
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    if let Some(signal) = told
+        && (!leader_spoke || code == code_of(Signal::INT))
+    {
+        // It was queued, or the leader heard an interrupt from us in place of the signal.
+        return Ok(Ok(code_of(signal)));
+    }
     if status.success() || leader_spoke {
-        return Ok(Ok(status));
+        return Ok(Ok(code));
     }
     match slurm::classify("srun", Some(status), &said) {
-        // The workload's own failure: srun only repeats its code.
-        SlurmError::Failed { .. } => Ok(Ok(status)),
+        error @ SlurmError::ProgramNotFound { .. } => Ok(Err(error)),
+        // The leader ended before it said anything of its start, and has told why.
+        _ if said.contains(": task 0: ") => Ok(Ok(code)),
         error => Ok(Err(error)),
     }
 }
 
+fn code_of(signal: Signal) -> i32 {
+    128 + signal.as_raw()
+}
+
 /// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
-async fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
+async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
+    let mut told = None;
     loop {
         let signal = tokio::select! {
-            status = child.wait() => return Ok(status?),
+            status = child.wait() => return Ok((status?, told)),
             _ = interrupt.recv() => Signal::INT,
-            // srun would kill the tasks at once on these two; on an interrupt they end in order.
-            _ = terminate.recv() => Signal::INT,
-            _ = hangup.recv() => Signal::INT,
+            _ = terminate.recv() => Signal::TERM,
+            _ = hangup.recv() => Signal::HUP,
         };
+        told.get_or_insert(signal);
         if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
-            let _ = rustix::process::kill_process(pid, signal);
+            // Whatever it was: srun would kill the tasks at once on others; on an interrupt they end
+            // in order.
+            let _ = rustix::process::kill_process(pid, Signal::INT);
         }
     }
 }

@@ -34,6 +34,9 @@ pub enum Manifests {
     Stdin,
 }
 
+/// Directories of manifests are not nested deeper.
+const MAX_DEPTH: u32 = 16;
+
 impl Workload {
     /// Looks at the workload as it was named.
     pub fn find(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
@@ -42,11 +45,26 @@ impl Workload {
             return without_args(Manifests::Stdin, args);
         }
         if path.is_dir() {
-            std::fs::read_dir(path).map_err(|error| unreadable(path, error))?;
+            if !has_manifests(path, 0).map_err(|error| unreadable(path, error))? {
+                return Err(Failure::new(
+                    Code::NoWorkload,
+                    format!("there are no manifests in {}", path.display()),
+                )
+                .hint("manifests end in .yaml, .yml or .json"));
+            }
             return without_args(Manifests::Directory(path.to_owned()), args);
         }
         if is_manifest(path) {
-            File::open(path).map_err(|error| unreadable(path, error))?;
+            let file = File::open(path).map_err(|error| unreadable(path, error))?;
+            if file
+                .metadata()
+                .is_ok_and(|meta| meta.is_file() && meta.len() == 0)
+            {
+                return Err(
+                    Failure::new(Code::NoWorkload, format!("{} is empty", path.display()))
+                        .hint("a manifest has at least a kind, an apiVersion and a name"),
+                );
+            }
             return without_args(Manifests::File(path.to_owned()), args);
         }
         if !name.to_string_lossy().contains('/') && !path.exists() {
@@ -145,6 +163,20 @@ fn without_args(manifests: Manifests, args: &[OsString]) -> Result<Workload, Fai
     }
 }
 
+/// Whether a directory, or one below it, holds a manifest. Links are not followed: they may go round.
+fn has_manifests(dir: &Path, depth: u32) -> io::Result<bool> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let is_dir = entry.file_type()?.is_dir();
+        if is_dir && depth < MAX_DEPTH && has_manifests(&entry.path(), depth + 1)?
+            || !is_dir && is_manifest(&entry.path())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn is_manifest(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str);
     extension.is_some_and(|e| ["yaml", "yml", "json"].contains(&e))
@@ -225,7 +257,7 @@ mod tests {
                 Path::new("no-such-program-anywhere"),
                 "neither a file nor a program",
             ),
-            (dir.path(), "manifests take no arguments"),
+            (dir.path(), "there are no manifests"),
         ] {
             let error = find(path).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} should say {words:?}");

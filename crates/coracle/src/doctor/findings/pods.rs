@@ -173,11 +173,11 @@ fn cgroups(survey: &Survey) -> Finding {
         without_it: "limits hold for the job as a whole, as Slurm sets them, and not for single containers",
     };
     match &survey.cgroup {
-        Some(group) if group.delegated && !group.controllers.is_empty() => {
+        Some(group) if group.delegated && group.controllers.iter().any(|c| c == "memory" || c == "cpu") => {
             topic.ok(format!("{} may hand on {}", group.path.display(), group.controllers.join(", ")))
         }
         Some(group) => {
-            let found = if group.delegated { "has no controllers to hand on" } else { "is not ours to divide" };
+            let found = if group.delegated { "can hand on neither cpu nor memory" } else { "is not ours to divide" };
             topic.degraded(
                 format!("{} {found}", group.path.display()),
                 "an administrator can delegate it (systemd: Delegate=yes for user sessions; Slurm: a task prolog that changes its owner)"
