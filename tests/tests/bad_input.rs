@@ -155,7 +155,7 @@ fn logs_that_can_not_be_written_give_73() {
     let lab = Lab::ready();
     fails(&lab, &["--logs", "/root/logs", "true"], 73).says(&["/root/logs"]);
     fails(&lab, &["--logs", "/etc/passwd/logs", "true"], 73);
-    // A directory that is there, but not the user's. Fails: 71, and no hint.
+    // A directory that is there, but not the user's.
     fails(&lab, &["--logs", "/usr", "true"], 73).says(&["/usr"]);
     lab.nothing_left();
 }

@@ -65,7 +65,6 @@ fn sigterm_on_srun_ends_the_cluster() {
     lab.nothing_left();
 }
 
-// Fails: SIGTERM is passed to srun, which makes SIGKILL of it; only SIGINT reaches the tasks as it is.
 #[test]
 fn sigterm_outside_of_a_job_ends_the_cluster() {
     let lab = Lab::ready();

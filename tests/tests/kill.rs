@@ -88,7 +88,6 @@ fn an_agent_is_started_again_by_its_guard() {
     the_cluster_mends("node2", Role::Agent);
 }
 
-// Fails: the agent takes the signal of its guard's death for Slurm's, and the whole cluster is ended.
 #[test]
 fn an_agents_guard_is_replaced_by_a_new_step() {
     the_cluster_mends("node2", Role::AgentGuard);

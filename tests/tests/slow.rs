@@ -54,7 +54,6 @@ fn sixteen_nodes_make_a_cluster() {
     lab.nothing_left();
 }
 
-// Fails: "…/coracle: No such file" is taken for words of the leader ("coracle: "), so nothing is carried.
 /// The program lies in the home directory of the login host, which no node sees: Slurm carries it.
 #[test]
 fn no_shared_file_system_is_needed() {
