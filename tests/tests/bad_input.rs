@@ -279,3 +279,57 @@ fn an_agent_that_is_fed_garbage_says_so() {
     }
     lab.nothing_left();
 }
+
+#[test]
+fn manifests_that_are_not_there_are_noticed_before_slurm_is_asked() {
+    let lab = Lab::ready();
+    lab.sh("mkdir -p nothing/below && touch empty.yaml")
+        .run()
+        .succeeded();
+    let outside = |words: &str| lab.sh(&format!("coracle run {words}")).run();
+    outside("empty.yaml").ended_with(66).says(&["is empty"]);
+    outside("nothing")
+        .ended_with(66)
+        .says(&["no manifests in nothing"]);
+    lab.remove("nothing");
+    lab.remove("empty.yaml");
+    lab.nothing_left();
+}
+
+#[test]
+fn networks_that_can_not_be_are_refused() {
+    let lab = Lab::ready();
+    fails(&lab, &["--pod-cidr=100.96.0.0/16", "true"], 64).says(&["overlap"]);
+    fails(&lab, &["--service-cidr=10.77.0.0/24", "true"], 64).says(&["address of this host"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn variables_of_a_job_that_is_not_there_are_named() {
+    let lab = Lab::ready();
+    lab.sh("SLURM_JOB_ID=99999 coracle run true")
+        .run()
+        .ended_with(69)
+        .says(&["unset SLURM_JOB_ID"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn an_option_that_swallowed_the_workload_is_named() {
+    let lab = Lab::ready();
+    lab.sh("coracle run --frobnicate true")
+        .run()
+        .ended_with(64)
+        .says(&["true was taken for the value of --frobnicate"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn too_small_an_address_space_is_named() {
+    let lab = Lab::ready();
+    lab.sh("ulimit -v 2000000; srun -N1 coracle run true")
+        .run()
+        .ended_with(71)
+        .says(&["ulimit -v unlimited"]);
+    lab.nothing_left();
+}

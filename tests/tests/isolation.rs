@@ -166,3 +166,15 @@ fn every_port_wants_credentials() {
     cluster.exit(0);
     lab.nothing_left();
 }
+
+#[test]
+fn keys_and_certificates_are_the_users_alone() {
+    let lab = Lab::ready();
+    let mut cluster = Cluster::start(&lab);
+    let files = cluster.ask("find $(dirname $KUBECONFIG)/pki -type f | wc -l");
+    assert!(files.trim().parse::<u32>().unwrap() > 10, "{files}");
+    let open = cluster.ask("find $(dirname $KUBECONFIG)/ -maxdepth 2 -type f -not -path '*/seed/*' -not -path '*/programs/*' -perm /077; echo end");
+    assert_eq!(open.trim(), "end");
+    cluster.exit(0);
+    lab.nothing_left();
+}

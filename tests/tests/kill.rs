@@ -113,7 +113,6 @@ fn everything_of_the_user_on_the_leaders_node_at_once() {
     lab.nothing_left();
 }
 
-// Fails at times, for the same reason: the guard dies a moment before its agent.
 #[test]
 fn everything_of_the_user_on_another_node_at_once() {
     let lab = Lab::ready();

@@ -81,3 +81,14 @@ fn homes_are_shared_and_temporary_directories_are_not() {
     lab.root("node1", "rm /tmp/only-here");
     lab.nothing_left();
 }
+
+#[test]
+fn the_program_needs_no_library() {
+    let lab = Lab::ready();
+    let said = lab.sh("ldd /opt/coracle/bin/coracle 2>&1").run();
+    assert!(
+        said.stdout.contains("not a dynamic executable"),
+        "it is static{said}"
+    );
+    lab.nothing_left();
+}

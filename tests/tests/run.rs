@@ -172,3 +172,13 @@ fn slurm_options_inside_of_a_job_are_said_to_have_no_effect() {
     output.says(&["already inside job", "no effect: -N7"]);
     lab.nothing_left();
 }
+
+#[test]
+fn a_program_started_from_a_terminal_has_one() {
+    let lab = Lab::ready();
+    lab.sh("script -qec 'coracle run -N1 bash -c \"tty; exit 5\"' /dev/null")
+        .run()
+        .ended_with(5)
+        .shows(&["/dev/pts/"]);
+    lab.nothing_left();
+}

@@ -19,6 +19,7 @@ pub struct RotatingLog {
     written: u64,
     limit: u64,
     tail: VecDeque<String>,
+    broken: bool,
 }
 
 impl RotatingLog {
@@ -33,27 +34,35 @@ impl RotatingLog {
             written,
             limit,
             tail: VecDeque::with_capacity(TAIL_LINES),
+            broken: false,
         })
     }
 
-    /// Writes one line. A full disk costs the line, never the program that logs.
-    pub fn line(&mut self, line: &[u8]) {
+    /// Writes one line. A full disk costs the line, never the program that logs; the first such line is
+    /// an error.
+    pub fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        match self.write(line) {
+            Err(error) if !self.broken => {
+                self.broken = true;
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
         if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
         }
         let text = String::from_utf8_lossy(line);
         self.tail.push_back(text.chars().take(TAIL_WIDTH).collect());
-        if self.written + line.len() as u64 >= self.limit && self.rotate().is_err() {
-            return;
+        if self.written + line.len() as u64 >= self.limit {
+            self.rotate()?;
         }
-        if self
-            .file
-            .write_all(line)
-            .and_then(|()| self.file.write_all(b"\n"))
-            .is_ok()
-        {
-            self.written += line.len() as u64 + 1;
-        }
+        self.file.write_all(line)?;
+        self.file.write_all(b"\n")?;
+        self.written += line.len() as u64 + 1;
+        Ok(())
     }
 
     /// The last lines.
@@ -88,7 +97,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "etcd", 100).unwrap();
         for i in 0..50 {
-            log.line(format!("line number {i}").as_bytes());
+            log.line(format!("line number {i}").as_bytes()).unwrap();
         }
         let sizes: Vec<u64> = ["etcd.log", "etcd.log.1"]
             .map(|f| std::fs::metadata(dir.path().join(f)).unwrap().len())
@@ -100,10 +109,21 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_said_once() {
+        let full = File::options().append(true).open("/dev/full").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
+        log.file = full;
+        assert!(log.line(b"one").is_err());
+        assert!(log.line(b"two").is_ok());
+        assert_eq!(log.tail(), ["one", "two"]);
+    }
+
+    #[test]
     fn bytes_that_are_no_text_are_kept_in_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
-        log.line(b"\xff\xfe");
+        log.line(b"\xff\xfe").unwrap();
         assert_eq!(
             std::fs::read(dir.path().join("x.log")).unwrap(),
             b"\xff\xfe\n"

@@ -145,6 +145,13 @@ pub enum Event {
         /// The line.
         line: String,
     },
+    /// What a program logs can't be written any more; it goes on.
+    LogLost {
+        /// Which one.
+        component: Component,
+        /// Why not.
+        reason: String,
+    },
     /// All components have ended, in order.
     Stopped,
 }

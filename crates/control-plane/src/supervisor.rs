@@ -296,7 +296,12 @@ impl Keeper {
     }
 
     fn log_line(&mut self, line: &[u8]) {
-        self.log.line(line);
+        if let Err(error) = self.log.line(line) {
+            self.tell(Event::LogLost {
+                component: self.component,
+                reason: error.to_string(),
+            });
+        }
         if self.shared.config.verbose {
             self.tell(Event::Log {
                 component: self.component,

@@ -20,6 +20,8 @@ use crate::run::{ControlPlane, objects};
 
 /// Changed when seeds are made in another way.
 const FORMAT: u32 = 1;
+/// What the name of a seed that isn't complete begins with.
+const UNFINISHED: &str = ".new-";
 /// Making a seed takes about five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -79,7 +81,8 @@ async fn make_in_first(
     let mut problem = anyhow::anyhow!("there is no place for it");
     for place in places {
         let parent = place.parent().context("a seed has a parent directory")?;
-        let new = parent.join(format!(".new-{}", crate::token::new()?));
+        sweep(parent);
+        let new = parent.join(format!("{UNFINISHED}{}", crate::token::new()?));
         match std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(&new)) {
             Ok(()) => {
                 let made = make(release, service_cidr, &new.join("store")).await;
@@ -96,6 +99,21 @@ async fn make_in_first(
         }
     }
     Err(problem)
+}
+
+/// Removes what processes that were killed left unfinished.
+fn sweep(dir: &Path) {
+    let is_old = |path: &Path| {
+        let age = path.metadata().and_then(|meta| meta.modified()).ok();
+        age.and_then(|time| time.elapsed().ok())
+            .is_some_and(|age| age > 10 * PATIENCE)
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
+        if unfinished && is_old(&entry.path()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Boots a control plane on an empty store, lets it settle, and saves the store to `path`.

@@ -37,6 +37,9 @@ const RESTART_PAUSE: Duration = Duration::from_secs(2);
 /// … and later each time, up to this.
 const MAX_RESTART_PAUSE: Duration = Duration::from_secs(60);
 
+/// What agents get to take their Nodes away.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// How a cluster that had started came to its end by itself.
 #[derive(Debug)]
 pub enum Ended {
@@ -284,7 +287,7 @@ impl Cluster {
                 }
             }
         };
-        let _ = tokio::time::timeout(Duration::from_secs(3), farewell).await;
+        let _ = tokio::time::timeout(FAREWELL, farewell).await;
         let steps = std::mem::take(&mut self.steps);
         let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
         tokio::join!(steps_end, self.control_plane.stop());
@@ -354,6 +357,9 @@ impl Cluster {
             Event::Log { component, line } if self.verbose => {
                 say(format_args!("coracle: [{component}] {line}"));
             }
+            Event::LogLost { component, reason } => say(format_args!(
+                "coracle: warning: the log of {component} can't be written: {reason}"
+            )),
             Event::Exited { component, status } => {
                 say(format_args!(
                     "coracle: {component} ended with {status}; it is started again"

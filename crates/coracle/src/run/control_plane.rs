@@ -13,8 +13,11 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use crate::exit::{Code, Failure};
 
-/// All four components, each with its own grace, and a bit.
-const STOP_PATIENCE: Duration = Duration::from_secs(13);
+/// What all components together get to stop. Then they are killed: nothing is lost with them, and what
+/// Slurm gives may be little.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// The same, when their store is to be kept.
+const SAVE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The running control plane.
 pub struct ControlPlane {
@@ -101,7 +104,7 @@ impl ControlPlane {
             while self.next().await? != Event::Stopped {}
             Ok::<_, Failure>(())
         };
-        tokio::time::timeout(STOP_PATIENCE, at_rest)
+        tokio::time::timeout(SAVE_PATIENCE, at_rest)
             .await
             .context("it did not stop")??;
         let files = self.files().context("it never came up")?;

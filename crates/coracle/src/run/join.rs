@@ -305,3 +305,71 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control_plane::pki::new_key;
+
+    fn door() -> Arc<Door> {
+        let common = Common {
+            pki: Arc::new(Pki::new(Duration::from_secs(60)).unwrap()),
+            api_port: 1,
+            kubernetes_version: "v1".into(),
+            job: (1, None),
+            mark: String::new(),
+        };
+        let plans = ["node1", "node2"].map(|node| (node.to_owned(), NodePlan::default()));
+        Door::new(common, plans.into(), mpsc::unbounded_channel().0).unwrap()
+    }
+
+    fn hello(node: &str, token: Option<&str>) -> Hello {
+        Hello {
+            version: VERSION.into(),
+            node: node.into(),
+            token: token.map(str::to_owned),
+            client_key_pem: new_key(node).unwrap().public_key_pem(),
+            server_key_pem: new_key(node).unwrap().public_key_pem(),
+            addresses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_token_lets_its_nodes_in_once() {
+        let door = door();
+        let first = door
+            .handover(&["node1".to_owned()], Vec::new())
+            .unwrap()
+            .token;
+        let second = door
+            .handover(&["node2".to_owned()], Vec::new())
+            .unwrap()
+            .token;
+        for (node, token) in [
+            ("node1", second.as_str()),
+            ("node2", &first),
+            ("node3", &first),
+        ] {
+            assert!(
+                door.admit(&hello(node, Some(token)), None).is_err(),
+                "{node}"
+            );
+        }
+        door.admit(&hello("node1", Some(&first)), None).unwrap();
+        assert!(
+            door.admit(&hello("node1", Some(&first)), None).is_err(),
+            "used twice"
+        );
+        door.admit(&hello("node2", Some(&second)), None).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_lets_its_own_node_in_until_the_end() {
+        let door = door();
+        door.admit(&hello("node1", None), Some("node1")).unwrap();
+        assert!(door.admit(&hello("node1", None), Some("node2")).is_err());
+        assert!(door.admit(&hello("node1", None), None).is_err());
+        door.end();
+        assert!(door.admit(&hello("node1", None), Some("node1")).is_err());
+    }
+}

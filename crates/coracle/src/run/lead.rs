@@ -25,7 +25,7 @@ use crate::progress::Progress;
 use crate::seed;
 
 /// What a workload gets to end by itself. Slurm's own grace (KillWait, 30 s unless the site changed it)
-/// must be enough for this and for the cluster's end.
+/// must be enough for this and for the cluster's end, which takes seven seconds at the worst.
 const WORKLOAD_GRACE: Duration = Duration::from_secs(8);
 
 /// What upstream's components need; they use a tenth of it.

@@ -26,12 +26,18 @@ pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;
 pub use self::settings::Settings;
 use self::workload::Workload;
+use crate::carried;
 use crate::cli::RunArgs;
 use crate::exit::Failure;
 use crate::guard::{self, Policy, Side};
 
 /// The command's entry.
 pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
+    // A copy of ours doesn't stay, however early it ends.
+    run(args).inspect_err(|_| carried::remove())
+}
+
+fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings::resolve(args)?;
     // Looked at first, also outside: a missing file should not cost a place in the queue.
     let workload = Workload::find(&settings.workload, &settings.args)?;
@@ -57,6 +63,7 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
                     return crate::block_on(lead::lead(settings, workload, allocation));
                 }
             };
+            carried::remove();
             crate::block_on(async {
                 follow::dismiss_all(&allocation).await;
                 ended

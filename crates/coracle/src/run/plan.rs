@@ -54,10 +54,41 @@ fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
     let mut extended = BTreeMap::new();
     for gres in &share.gres {
         let name = match gres.name.as_str() {
-            "gpu" => "nvidia.com/gpu".to_owned(),
+            "gpu" => gpu_name(gres.kind.as_deref()).to_owned(),
             other => format!("coracle.dev/{other}"),
         };
         *extended.entry(name).or_default() += gres.count;
     }
     extended
+}
+
+/// Slurm's type of a GPU is the site's free choice (`a100`, `mi250x`); AMD's are called MI and a number.
+fn gpu_name(kind: Option<&str>) -> &'static str {
+    let kind = kind.unwrap_or_default().to_ascii_lowercase();
+    let is_instinct = kind
+        .strip_prefix("mi")
+        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    if is_instinct || kind.contains("amd") || kind.contains("instinct") {
+        "amd.com/gpu"
+    } else {
+        "nvidia.com/gpu"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_have_their_makers_name() {
+        for (kind, name) in [
+            (None, "nvidia.com/gpu"),
+            (Some("a100"), "nvidia.com/gpu"),
+            (Some("mi250x"), "amd.com/gpu"),
+            (Some("amd_instinct"), "amd.com/gpu"),
+            (Some("mig-1g.5gb"), "nvidia.com/gpu"),
+        ] {
+            assert_eq!(gpu_name(kind), name, "{kind:?}");
+        }
+    }
 }

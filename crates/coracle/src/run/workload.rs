@@ -54,7 +54,7 @@ impl Workload {
             }
             return without_args(Manifests::Directory(path.to_owned()), args);
         }
-        if is_manifest(path) {
+        if is_manifest(path) && args.is_empty() {
             let file = File::open(path).map_err(|error| unreadable(path, error))?;
             if file
                 .metadata()
@@ -65,6 +65,9 @@ impl Workload {
                         .hint("a manifest has at least a kind, an apiVersion and a name"),
                 );
             }
+            return without_args(Manifests::File(path.to_owned()), args);
+        }
+        if is_manifest(path) {
             return without_args(Manifests::File(path.to_owned()), args);
         }
         if !name.to_string_lossy().contains('/') && !path.exists() {
