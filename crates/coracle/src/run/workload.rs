@@ -54,21 +54,17 @@ impl Workload {
             }
             return without_args(Manifests::Directory(path.to_owned()), args);
         }
-        if is_manifest(path) && args.is_empty() {
+        if is_manifest(path) {
             let file = File::open(path).map_err(|error| unreadable(path, error))?;
-            if file
-                .metadata()
-                .is_ok_and(|meta| meta.is_file() && meta.len() == 0)
-            {
+            let manifests = without_args(Manifests::File(path.to_owned()), args)?;
+            let is_empty = |meta: std::fs::Metadata| meta.is_file() && meta.len() == 0;
+            if file.metadata().is_ok_and(is_empty) {
                 return Err(
                     Failure::new(Code::NoWorkload, format!("{} is empty", path.display()))
                         .hint("a manifest has at least a kind, an apiVersion and a name"),
                 );
             }
-            return without_args(Manifests::File(path.to_owned()), args);
-        }
-        if is_manifest(path) {
-            return without_args(Manifests::File(path.to_owned()), args);
+            return Ok(manifests);
         }
         if !name.to_string_lossy().contains('/') && !path.exists() {
             return Self::on_path(name, args);
