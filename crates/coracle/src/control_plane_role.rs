@@ -39,7 +39,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
         Fork::Parent(first) => {
             let waited = rustix::process::waitpid(Some(first), WaitOptions::empty())?;
             let code = waited.map_or(1, |(_, status)| linux::process::shell_code(status));
-            Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+            Ok(crate::exit::code(code))
         }
         Fork::Child => {
             held.release()?;

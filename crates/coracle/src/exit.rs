@@ -5,7 +5,10 @@
 
 use crate::say::say;
 use std::fmt;
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
+
+use rustix::process::Signal;
 
 /// Why Coracle itself failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +99,23 @@ impl From<slurm::SlurmError> for Failure {
             },
         }
     }
+}
+
+/// The code of this number.
+pub fn code(number: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(number).unwrap_or(1))
+}
+
+/// The number that a shell gives to what `signal` ended.
+pub fn of_signal(signal: Signal) -> i32 {
+    128 + signal.as_raw()
+}
+
+/// The number that a shell gives to a child's end.
+pub fn of_child(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// Tells the user about an error, on standard error, and chooses the exit code.

@@ -83,7 +83,7 @@ pub fn split(policy: Policy) -> io::Result<Side> {
             say(format_args!("coracle: {error}"));
         }
         let code = linux::process::shell_code(status);
-        return Ok(Side::Guard(ExitCode::from(u8::try_from(code).unwrap_or(1))));
+        return Ok(Side::Guard(crate::exit::code(code)));
     }
 }
 

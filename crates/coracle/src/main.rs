@@ -43,8 +43,7 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
         Command::Internal(InternalCommand::Probe { name }) => {
-            let code = linux::probe::main(&name);
-            Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+            Ok(exit::code(linux::probe::main(&name)))
         }
     };
     ended.unwrap_or_else(|error| exit::report(&error))

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -18,7 +17,7 @@ use super::manifests;
 use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
 use crate::carried;
-use crate::exit::{Code, Failure};
+use crate::exit::{self, Code, Failure};
 use crate::handover::MARK;
 use crate::kubernetes::Release;
 use crate::progress::Progress;
@@ -50,7 +49,7 @@ pub async fn lead(
     };
     let mut cluster = tokio::select! {
         launched = launch => launched?,
-        signal = told.next() => return Ok(exit_code(code_of(signal))),
+        signal = told.next() => return Ok(exit::code(exit::of_signal(signal))),
     };
     let mark = cluster.mark.clone();
 
@@ -63,7 +62,7 @@ pub async fn lead(
     carried::remove();
     let ended = match started {
         Ok(None) => run(&mut cluster, &workload, &mut told).await,
-        Ok(Some(signal)) => Ok(code_of(signal)),
+        Ok(Some(signal)) => Ok(exit::of_signal(signal)),
         Err(error) => Err(error),
     };
     progress.abandon();
@@ -73,7 +72,7 @@ pub async fn lead(
         let _ = linux::process::kill_marked(&format!("{MARK}={mark}"));
         follow::dismiss_all(&allocation).await;
     }
-    ended.map(exit_code)
+    ended.map(exit::code)
 }
 
 /// Go programs reserve far more addresses than they use memory, and die of such a limit without a
@@ -93,10 +92,6 @@ fn check_address_space() -> Result<(), Failure> {
         )),
         _ => Ok(()),
     }
-}
-
-fn exit_code(code: i32) -> ExitCode {
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> anyhow::Result<i32> {
@@ -147,7 +142,7 @@ async fn run_program(
 ) -> anyhow::Result<i32> {
     loop {
         tokio::select! {
-            status = child.wait() => return Ok(shell_code(status?)),
+            status = child.wait() => return Ok(exit::of_child(status?)),
             word = told.word() => match word {
                 Word::ForWorkload(signal) => pass_on(&child, signal),
                 Word::End(signal) => {
@@ -174,10 +169,10 @@ async fn run_program(
         () = told.impatience() => None,
     };
     match status {
-        Some(status) => Ok(shell_code(status)),
+        Some(status) => Ok(exit::of_child(status)),
         None => {
             child.kill().await.context("cannot end the workload")?;
-            Ok(code_of(Signal::KILL))
+            Ok(exit::of_signal(Signal::KILL))
         }
     }
 }
@@ -191,9 +186,9 @@ async fn run_manifests(
     let client = cluster.client.clone();
     tokio::select! {
         code = manifests::run(manifests, env, client) => code,
-        signal = told.next() => Ok(code_of(signal)),
+        signal = told.next() => Ok(exit::of_signal(signal)),
         ended = cluster.watch() => match ended {
-            Ended::BySlurm => Ok(code_of(Signal::TERM)),
+            Ended::BySlurm => Ok(exit::of_signal(Signal::TERM)),
             Ended::Broken(failure) => Err(failure.into()),
         },
     }
@@ -207,16 +202,6 @@ fn pass_on(child: &Child, signal: Signal) {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         let _ = rustix::process::kill_process(pid, signal);
     }
-}
-
-fn code_of(signal: Signal) -> i32 {
-    128 + signal.as_raw()
-}
-
-fn shell_code(status: ExitStatus) -> i32 {
-    status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// What a signal means.

@@ -44,7 +44,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let Some(allocation) = Allocation::from_process_env().map_err(Failure::from)? else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };
-    if !settings.slurm.is_empty() && allocation.place != (Place::AllocatedElsewhere) {
+    if !settings.slurm.is_empty() && allocation.place != Place::AllocatedElsewhere {
         say(format_args!(
             "coracle: already inside job {}, so these Slurm options have no effect: {}",
             allocation.job_id,
@@ -56,18 +56,15 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
         Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
-        Place::Task { .. } | Place::Batch => {
-            let ended = match guard::split(Policy::End)? {
-                Side::Guard(code) => Ok(code),
-                Side::Worker => {
-                    return crate::block_on(lead::lead(settings, workload, allocation));
-                }
-            };
-            carried::remove();
-            crate::block_on(async {
-                follow::dismiss_all(&allocation).await;
-                ended
-            })
-        }
+        Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
+            Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
+            Side::Guard(code) => {
+                carried::remove();
+                crate::block_on(async {
+                    follow::dismiss_all(&allocation).await;
+                    Ok(code)
+                })
+            }
+        },
     }
 }

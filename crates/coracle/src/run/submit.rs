@@ -1,7 +1,6 @@
 //! Outside of an allocation's nodes: `coracle run` asks Slurm to call it again inside.
 
 use std::io::IsTerminal;
-use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use anyhow::Context;
@@ -14,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Settings;
 use super::workload::Workload;
 use crate::carried;
-use crate::exit::{Code, Failure};
+use crate::exit::{self, Code, Failure};
 
 /// How much of the end of standard error is looked at for Slurm's words.
 const KEPT_BYTES: usize = 16 * 1024;
@@ -78,7 +77,7 @@ async fn call_again(
         ended = run_once(&invocation(&submission), terminal).await?;
     }
     let code = ended.map_err(Failure::from)?;
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    Ok(exit::code(code))
 }
 
 /// A program that is started from a terminal gets one there too; manifests don't care.
@@ -115,14 +114,12 @@ async fn run_once(
     });
     let (status, told) = wait(&mut child).await?;
     let (said, leader_spoke) = said.await.unwrap_or_default();
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = exit::of_child(status);
     if let Some(signal) = told
-        && (!leader_spoke || code == code_of(Signal::INT))
+        && (!leader_spoke || code == exit::of_signal(Signal::INT))
     {
         // It was queued, or the leader heard an interrupt from us in place of the signal.
-        return Ok(Ok(code_of(signal)));
+        return Ok(Ok(exit::of_signal(signal)));
     }
     if status.success() || leader_spoke {
         return Ok(Ok(code));
@@ -133,10 +130,6 @@ async fn run_once(
         _ if said.contains(": task 0: ") => Ok(Ok(code)),
         error => Ok(Err(error)),
     }
-}
-
-fn code_of(signal: Signal) -> i32 {
-    128 + signal.as_raw()
 }
 
 /// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
