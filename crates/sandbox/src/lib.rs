@@ -1,0 +1,12 @@
+//! One pod on one machine: its namespaces, containers, logs, probes and restarts.
+//!
+//! Responsible for: the life of a pod from the bundle that its kubelet sends ([`protocol`]) to the end of its last
+//! container. A sandbox lives on when its kubelet dies, and tells the next one where it stands.
+//!
+//! Deliberately does not know: the API server, nor how images are pulled, volumes filled or addresses given. Those
+//! are asked for through [`seams`], and the binary wires them.
+//!
+//! Start reading at [`protocol`] and [`seams`].
+
+pub mod protocol;
+pub mod seams;

@@ -1,0 +1,158 @@
+//! What a kubelet and the sandbox of a pod tell each other.
+//!
+//! The sandbox dials its kubelet, says [`Hello`] in one line of JSON, and then *serves* HTTP/2 on that connection:
+//!
+//! ```text
+//!   PUT  /v1/pod      Bundle    the pod as it should be, whole, each time it changes
+//!   GET  /v1/state              PodState, whole, as one line of JSON per change, until the connection ends
+//!   POST /v1/stop     Stop      end the pod
+//!   POST /v1/dismiss            the pod has finished and its end is recorded: the sandbox cleans up and exits
+//!   GET  /v1/logs     LogQuery  a container's log, as a stream of bytes
+//! ```
+//!
+//! Everything is level-triggered: after a break of the connection, or the death of the kubelet, the sandbox dials
+//! again, is sent the bundle again, and answers with its whole state. Nothing here assumes that the two share a file
+//! system, a process table or a clock.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
+use serde::{Deserialize, Serialize};
+
+/// The version of this protocol; both sides must speak the same.
+pub const VERSION: u32 = 1;
+
+/// The first line of a connection, from the sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the sandbox.
+    pub version: u32,
+    /// What the kubelet handed to the process that it started, so that nobody else can pose as the pod.
+    pub token: String,
+    /// The pod's uid.
+    pub uid: String,
+}
+
+/// A pod, with all that only the API server could tell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bundle {
+    /// The pod, as the API server shows it.
+    pub pod: Pod,
+    /// By container name (of every kind): what its environment needs.
+    pub containers: BTreeMap<String, ContainerInput>,
+    /// By volume name: the resolved source, understood by those who prepare volumes.
+    pub volumes: BTreeMap<String, serde_json::Value>,
+    /// From imagePullSecrets, understood by those who pull images.
+    pub pull_credentials: Vec<serde_json::Value>,
+    /// What pods learn about their node.
+    pub node: NodeFacts,
+    /// How the pod's containers stood when an earlier sandbox of this pod was lost; empty for a new pod.
+    pub before: Vec<ContainerStatus>,
+}
+
+/// What the API server contributes to one container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ContainerInput {
+    /// Its variables in order, service variables and envFrom first. Every one has a plain `value`, still with
+    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`: only the sandbox knows.
+    pub env: Vec<EnvVar>,
+    /// Why it can't be started now, such as a missing config map; it is tried again when a new bundle says otherwise.
+    pub problem: Option<Problem>,
+}
+
+/// Why something can't go on, in upstream's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// One word, such as `CreateContainerConfigError` or `ErrImagePull`.
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+}
+
+/// What a pod learns about its node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    /// The Node's name.
+    pub name: String,
+    /// Its addresses, the preferred one first.
+    pub host_ips: Vec<String>,
+    /// The cluster's name server, once there is one.
+    pub cluster_dns: Vec<String>,
+    /// The cluster's domain.
+    pub cluster_domain: String,
+}
+
+/// The whole state of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodState {
+    /// The pod's namespaces and network are there, which is the condition `PodReadyToStartContainers`.
+    pub sandbox_ready: bool,
+    /// The pod's addresses.
+    pub pod_ips: Vec<String>,
+    /// Init containers and native sidecars, in the order of the spec.
+    pub init_containers: Vec<ContainerStatus>,
+    /// Containers, in the order of the spec.
+    pub containers: Vec<ContainerStatus>,
+    /// Ephemeral containers.
+    pub ephemeral_containers: Vec<ContainerStatus>,
+    /// The pod as a whole failed for this reason, such as `DeadlineExceeded`.
+    pub failure: Option<Problem>,
+    /// Nothing of the pod runs, and nothing will.
+    pub finished: bool,
+    /// What happened lately, oldest first; a bounded number, so that a kubelet that was away learns most of it.
+    pub events: Vec<PodEvent>,
+    /// The metadata.generation of the last bundle that was acted upon.
+    pub observed_generation: Option<i64>,
+}
+
+/// Something worth an Event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodEvent {
+    /// Counts up over the sandbox's life; what a kubelet has recorded already it doesn't record again.
+    pub serial: u64,
+    /// A `Warning` rather than `Normal`.
+    pub warning: bool,
+    /// Upstream's word: `Pulled`, `Created`, `Started`, `Killing`, `BackOff`, `Unhealthy`, …
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+    /// The container it concerns, as upstream's field path: `spec.containers{NAME}`, `spec.initContainers{NAME}`, ….
+    pub field_path: Option<String>,
+}
+
+/// Ends a pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stop {
+    /// Seconds between SIGTERM and SIGKILL, from now; a later call can only shorten it.
+    pub grace_seconds: i64,
+    /// Why, if the pod as a whole has failed by it (eviction, node shutdown).
+    pub failure: Option<Problem>,
+}
+
+/// Which part of which log.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LogQuery {
+    /// The container.
+    pub container: String,
+    /// Its run before the current one.
+    #[serde(default)]
+    pub previous: bool,
+    /// Go on until the container ends.
+    #[serde(default)]
+    pub follow: bool,
+    /// Only so many lines from the end.
+    #[serde(default)]
+    pub tail_lines: Option<u64>,
+    /// Only what was written since then, as RFC 3339.
+    #[serde(default)]
+    pub since: Option<String>,
+    /// Put the time before each line.
+    #[serde(default)]
+    pub timestamps: bool,
+    /// At most so many bytes.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// `Stdout`, `Stderr`, or `All`.
+    #[serde(default)]
+    pub stream: Option<String>,
+}
