@@ -1,0 +1,18 @@
+//go:build conformance
+
+package main
+
+// What tests/conformance builds from this module, named here so that go.mod
+// and go.sum cover it. Nobody sets the tag: this file is never compiled.
+import (
+	_ "github.com/onsi/ginkgo/v2/ginkgo" // starts e2e.test, several times at once
+	_ "k8s.io/kubernetes/test/e2e"       // e2e.test
+
+	// Programs of the tests' images.
+	_ "go.etcd.io/etcd/server/v3"
+	_ "k8s.io/kubernetes/test/images/agnhost"
+	_ "k8s.io/kubernetes/test/images/nonewprivs"
+	_ "k8s.io/kubernetes/test/images/resource-consumer"
+	_ "k8s.io/kubernetes/test/images/resource-consumer/consume-cpu"
+	_ "k8s.io/sample-apiserver"
+)
