@@ -8,8 +8,15 @@
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 
 pub mod address;
+pub mod credentials;
+pub mod fresh;
 pub mod mount;
 pub mod namespace;
+mod netlink;
+pub mod packet;
 pub mod probe;
 pub mod process;
+pub mod route;
+pub mod seccomp;
 pub mod signal;
+pub mod tree;

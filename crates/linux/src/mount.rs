@@ -13,6 +13,13 @@ pub fn keep_to_ourselves() -> io::Result<()> {
     Ok(())
 }
 
+/// Lets mounts of the namespace that this one was copied from come in, and none go out.
+pub fn follow_outside() -> io::Result<()> {
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", flags)?;
+    Ok(())
+}
+
 /// Mounts a new, empty file system in memory on `target`, open to its owner only.
 pub fn tmpfs(target: &Path, max_bytes: u64) -> io::Result<()> {
     let options = CString::new(format!("mode=0700,size={max_bytes}"))?;

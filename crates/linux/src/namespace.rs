@@ -1,10 +1,15 @@
 //! Entering new namespaces as an ordinary user.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, WaitOptions};
 use rustix::thread::UnshareFlags;
 
 use crate::mount;
+use crate::probe::subid::{self, Range};
+use crate::process::Fork;
 
 /// Moves the calling, single-threaded process into a user and a mount namespace of its own; its next
 /// child becomes the first process of a new pid namespace.
@@ -23,6 +28,102 @@ pub fn enter_private() -> io::Result<()> {
     std::fs::write("/proc/self/uid_map", identity_map(uid.as_raw()))?;
     std::fs::write("/proc/self/gid_map", identity_map(gid.as_raw()))?;
     mount::keep_to_ourselves()
+}
+
+/// How many ids a user namespace has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// The user's own and their subordinate ones: containers may use any usual id.
+    Many,
+    /// The user's own only, as root.
+    One,
+}
+
+/// Moves the calling, single-threaded process into a user namespace of which it is root, and with it into the other
+/// namespaces of `with`. With subordinate ids and their helpers the namespace has them all from 1 on; else it has one id.
+pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
+    let (uid, gid) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let ranges = subid::lookup(uid);
+    let flags = UnshareFlags::NEWUSER | with;
+    // The maps are written by setuid helpers from outside, so a child stays there.
+    let (mut told, tell) = pipe()?;
+    let (mut answer, answering) = pipe()?;
+    let process = rustix::process::getpid();
+    let helper = match (ranges.user.first(), ranges.group.first()) {
+        (Some(user), Some(group)) => match crate::process::fork()? {
+            Fork::Child => {
+                drop((tell, answer));
+                let done = told.read(&mut [0]).is_ok_and(|n| n == 1)
+                    && map("newuidmap", process, uid, user)
+                    && map("newgidmap", process, gid, group);
+                let _ = (&answering).write(&[u8::from(done)]);
+                std::process::exit(0)
+            }
+            Fork::Parent(child) => Some(child),
+        },
+        _ => None,
+    };
+    drop((told, answering));
+    // SAFETY: namespaces only; none of these flags unshares the file descriptor table.
+    unsafe { rustix::thread::unshare_unsafe(flags) }?;
+    let mut mapped = [0];
+    if let Some(child) = helper {
+        (&tell).write_all(b".")?;
+        let _ = answer.read(&mut mapped)?;
+        let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
+    }
+    let ids = if mapped == [1] { Ids::Many } else { Ids::One };
+    if ids == Ids::One {
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+        std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
+    }
+    // The maps say who we are; until now we were nobody there.
+    rustix::thread::set_thread_res_gid(
+        rustix::fs::Gid::ROOT,
+        rustix::fs::Gid::ROOT,
+        rustix::fs::Gid::ROOT,
+    )?;
+    rustix::thread::set_thread_res_uid(
+        rustix::fs::Uid::ROOT,
+        rustix::fs::Uid::ROOT,
+        rustix::fs::Uid::ROOT,
+    )?;
+    if with.contains(UnshareFlags::NEWNS) {
+        mount::keep_to_ourselves()?;
+    }
+    Ok(ids)
+}
+
+/// Makes a user namespace in which `uid` and `gid` are what is root now, and enters it: for a container that runs as
+/// another user where there is only one id to give.
+pub fn rename_only_id(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: as above.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{uid} 0 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{gid} 0 1"))?;
+    Ok(())
+}
+
+fn pipe() -> io::Result<(File, File)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((read.into(), write.into()))
+}
+
+/// Has a setuid helper map `id` onto root and `range` onto the ids after it.
+fn map(helper: &str, process: Pid, id: u32, range: &Range) -> bool {
+    Command::new(helper)
+        .arg(process.as_raw_nonzero().to_string())
+        .args([0, id, 1, 1, range.start, range.count].map(|n| n.to_string()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 /// One id, mapped onto itself.

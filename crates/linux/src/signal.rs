@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::process::Signal;
 
@@ -78,5 +79,42 @@ impl Held {
             return Err(io::Error::from_raw_os_error(error));
         }
         Ok(())
+    }
+}
+
+/// A descriptor that becomes readable when a child ends, for a process that waits for other things too. SIGCHLD has no other
+/// effect from then on.
+#[derive(Debug)]
+pub struct ChildEnds(OwnedFd);
+
+impl ChildEnds {
+    /// Starts to listen.
+    pub fn listen() -> io::Result<Self> {
+        let held = Held::new(&[Signal::CHILD])?;
+        // SAFETY: the set was filled by `Held::new`; the kernel copies it.
+        let fd = unsafe {
+            libc::signalfd(
+                -1,
+                &raw const held.set,
+                libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Takes note, so that it becomes readable only at the next end.
+    pub fn take_note(&self) {
+        // As many as are queued; one read per signal, and there is at most one pending.
+        let _ = rustix::io::read(&self.0, &mut [0u8; 1024]);
+    }
+}
+
+impl AsFd for ChildEnds {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -2,8 +2,8 @@
 
 use rustix::thread::UnshareFlags;
 
-use super::netlink::{Message, Socket};
 use super::{Found, at, userns};
+use crate::netlink::{Message, Socket};
 
 /// From linux/if_link.h and linux/veth.h.
 const IFLA_INFO_DATA: u16 = 2;

@@ -12,7 +12,6 @@ mod devices;
 pub mod host;
 mod link;
 mod mounts;
-mod netlink;
 mod nftables;
 mod seccomp;
 pub mod subid;

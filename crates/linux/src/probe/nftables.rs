@@ -2,8 +2,8 @@
 
 use rustix::thread::UnshareFlags;
 
-use super::netlink::{Message, Socket};
 use super::{Found, at, userns};
+use crate::netlink::{Message, Socket};
 
 /// From linux/netfilter/nfnetlink.h and nf_tables.h.
 const BATCH_BEGIN: u16 = 16;

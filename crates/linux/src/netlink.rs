@@ -1,20 +1,20 @@
 //! Just enough netlink to try things: build a message, send it, read the kernel's verdict.
 //!
-//! The network itself uses a real netlink library; a probe should depend on nothing that could fail in other ways.
+//! What the kernel is asked for here is little; it needs no library. Later parts of the network may.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Bytes of one message or of several in a row.
 #[derive(Default)]
-pub(super) struct Message(Vec<u8>);
+pub(crate) struct Message(Vec<u8>);
 
 /// A message or attribute that is not finished: its length is written at the end.
-pub(super) struct Open(usize);
+pub(crate) struct Open(usize);
 
 impl Message {
     /// Starts a message. Every request asks for an acknowledgement, unless it belongs to a frame around others.
-    pub(super) fn begin(&mut self, kind: u16, flags: u16, sequence: u32) -> Open {
+    pub(crate) fn begin(&mut self, kind: u16, flags: u16, sequence: u32) -> Open {
         let open = Open(self.0.len());
         self.0.extend(0u32.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -25,32 +25,32 @@ impl Message {
     }
 
     /// Ends a message.
-    pub(super) fn end(&mut self, open: Open) {
+    pub(crate) fn end(&mut self, open: Open) {
         let length = (self.0.len() - open.0) as u32;
         self.0[open.0..open.0 + 4].copy_from_slice(&length.to_ne_bytes());
     }
 
     /// Raw bytes: a protocol's own header.
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
 
     /// An attribute with its value.
-    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn attribute(&mut self, kind: u16, value: &[u8]) {
         let open = self.nest(kind);
         self.0.extend(value);
         self.end_nest(open);
     }
 
     /// A text attribute, with the zero at its end.
-    pub(super) fn text(&mut self, kind: u16, value: &str) {
+    pub(crate) fn text(&mut self, kind: u16, value: &str) {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attribute(kind, &bytes);
     }
 
     /// Starts an attribute that holds others.
-    pub(super) fn nest(&mut self, kind: u16) -> Open {
+    pub(crate) fn nest(&mut self, kind: u16) -> Open {
         let open = Open(self.0.len());
         self.0.extend(0u16.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -58,7 +58,7 @@ impl Message {
     }
 
     /// Ends such an attribute; the next one starts at a multiple of four.
-    pub(super) fn end_nest(&mut self, open: Open) {
+    pub(crate) fn end_nest(&mut self, open: Open) {
         let length = (self.0.len() - open.0) as u16;
         self.0[open.0..open.0 + 2].copy_from_slice(&length.to_ne_bytes());
         self.0.resize(self.0.len().next_multiple_of(4), 0);
@@ -66,11 +66,11 @@ impl Message {
 }
 
 /// A netlink socket of the current network namespace.
-pub(super) struct Socket(OwnedFd);
+pub(crate) struct Socket(OwnedFd);
 
 impl Socket {
     /// Opens one; `protocol` is `NETLINK_ROUTE` or `NETLINK_NETFILTER`.
-    pub(super) fn open(protocol: i32) -> io::Result<Self> {
+    pub(crate) fn open(protocol: i32) -> io::Result<Self> {
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: a system call without pointers.
         let fd = unsafe { libc::socket(libc::AF_NETLINK, flags, protocol) };
@@ -82,7 +82,7 @@ impl Socket {
     }
 
     /// Sends messages and waits for as many acknowledgements; the first refusal is the error.
-    pub(super) fn ask(&self, message: &Message, acknowledgements: usize) -> io::Result<()> {
+    pub(crate) fn ask(&self, message: &Message, acknowledgements: usize) -> io::Result<()> {
         rustix::io::write(&self.0, &message.0)?;
         let mut seen = 0;
         while seen < acknowledgements {

@@ -1,0 +1,118 @@
+//! New processes in new namespaces, and entering those of others, without threads.
+
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+use rustix::process::Pid;
+use rustix::thread::ThreadNameSpaceType;
+
+/// Which namespaces a new process gets for itself; it shares the others with its parent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fresh {
+    /// Mounts.
+    pub mount: bool,
+    /// Processes: the new one is the first.
+    pub pid: bool,
+    /// Network.
+    pub net: bool,
+    /// System V and POSIX message queues, shared memory.
+    pub ipc: bool,
+    /// Host name.
+    pub uts: bool,
+    /// The view of control groups.
+    pub cgroup: bool,
+}
+
+impl Fresh {
+    fn flags(self) -> libc::c_int {
+        [
+            (self.mount, libc::CLONE_NEWNS),
+            (self.pid, libc::CLONE_NEWPID),
+            (self.net, libc::CLONE_NEWNET),
+            (self.ipc, libc::CLONE_NEWIPC),
+            (self.uts, libc::CLONE_NEWUTS),
+            (self.cgroup, libc::CLONE_NEWCGROUP),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, flag)| wanted.then_some(flag))
+        .sum()
+    }
+}
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub enum Forked {
+    /// The caller, with the child's id and a descriptor of it.
+    Parent(Pid, OwnedFd),
+    /// The new process.
+    Child,
+}
+
+/// Forks the calling process, which must have a single thread, into namespaces of its own.
+pub fn fork_into(fresh: Fresh) -> io::Result<Forked> {
+    one_thread()?;
+    fork_raw(fresh.flags())
+}
+
+/// Forks a child whose parent is *our* parent, so that it is told of the child's end and not we. For a process that entered
+/// the namespaces of another on behalf of its parent.
+pub fn fork_for_parent() -> io::Result<Forked> {
+    one_thread()?;
+    fork_raw(libc::CLONE_PARENT)
+}
+
+fn one_thread() -> io::Result<()> {
+    let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
+    match threads {
+        // A process of a new pid namespace sees itself in the host's /proc no more, and was forked single.
+        Ok(1) | Err(_) => Ok(()),
+        Ok(threads) => Err(io::Error::other(format!(
+            "refusing to fork a process that has {threads} threads"
+        ))),
+    }
+}
+
+fn fork_raw(flags: libc::c_int) -> io::Result<Forked> {
+    let mut pidfd: libc::c_int = -1;
+    // CLONE_PARENT takes the parent's signal, and the kernel refuses another.
+    let signal = if flags & libc::CLONE_PARENT == 0 {
+        libc::SIGCHLD
+    } else {
+        0
+    };
+    let flags = (flags | libc::CLONE_PIDFD | signal) as libc::c_ulong;
+    // SAFETY: without CLONE_VM and with no stack this is a fork: the child gets a copy of this process, which has one thread
+    // (checked by the callers), so that no lock is held by a thread that the child lacks. The kernel writes one descriptor
+    // into `pidfd`, which outlives the call.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0) };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(Forked::Child),
+        Ok(pid) if pid > 0 => {
+            // SAFETY: the kernel has just made this descriptor for us.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("clone gave no id"))?;
+            Ok(Forked::Parent(pid, pidfd))
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Enters the user and mount namespace of a process: its user namespace first, which gives the right to the other.
+pub fn join_user_and_mounts(process: impl AsFd) -> io::Result<()> {
+    let both = ThreadNameSpaceType::USER | ThreadNameSpaceType::MOUNT;
+    rustix::thread::move_into_thread_name_spaces(process.as_fd(), both)?;
+    Ok(())
+}
+
+/// Enters the namespaces of a container: its mounts, and for the next child its processes; also its user namespace if that
+/// is another than ours.
+pub fn join_container(process: impl AsFd, own_user: bool) -> io::Result<()> {
+    let mut types = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::PROCESS_ID
+        | ThreadNameSpaceType::CONTROL_GROUP;
+    if own_user {
+        types |= ThreadNameSpaceType::USER;
+    }
+    rustix::thread::move_into_thread_name_spaces(process.as_fd(), types)?;
+    Ok(())
+}

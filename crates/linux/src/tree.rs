@@ -1,0 +1,225 @@
+//! Mounts that are made first and put in their place later.
+//!
+//! A container's mounts come from the outside and end inside. Each is opened while the outside can still be seen, as a
+//! *detached* tree that nobody finds by a path; then the process moves into the container's root, and puts the trees
+//! in place there, where no symbolic link of an image leads out.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
+
+/// A tree of mounts that isn't in any place yet.
+#[derive(Debug)]
+pub struct Tree(OwnedFd);
+
+/// How later mounts travel between a tree and the one it was taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    /// Not at all.
+    Private,
+    /// From the outside in.
+    Slave,
+    /// Both ways.
+    Shared,
+}
+
+impl Tree {
+    /// What is at `path`, with all that is mounted below if `recursive`.
+    pub fn copy(path: &Path, recursive: bool) -> io::Result<Self> {
+        Ok(Self(rustix::mount::open_tree(
+            CWD,
+            path,
+            copy_flags(recursive),
+        )?))
+    }
+
+    /// The same for a file or directory that is open.
+    pub fn copy_open(file: impl AsFd, recursive: bool) -> io::Result<Self> {
+        let flags = copy_flags(recursive) | OpenTreeFlags::AT_EMPTY_PATH;
+        Ok(Self(rustix::mount::open_tree(file.as_fd(), "", flags)?))
+    }
+
+    /// A new file system of a kind such as `tmpfs`, with options such as `("mode", "755")`.
+    pub fn new(
+        kind: &str,
+        options: &[(&str, &str)],
+        attributes: MountAttrFlags,
+    ) -> io::Result<Self> {
+        let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (name, value) in options {
+            if value.is_empty() {
+                rustix::mount::fsconfig_set_flag(context.as_fd(), *name)?;
+            } else {
+                rustix::mount::fsconfig_set_string(context.as_fd(), *name, *value)?;
+            }
+        }
+        rustix::mount::fsconfig_create(context.as_fd())?;
+        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+        Ok(Self(rustix::mount::fsmount(
+            context.as_fd(),
+            flags,
+            attributes,
+        )?))
+    }
+
+    /// `lower` directories, the lowest first, stacked below `upper`, whose changes take place there. `work` must be an empty
+    /// directory of the same file system as `upper`.
+    pub fn overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::Result<Self> {
+        let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let set = |name: &str, value: &Path| {
+            rustix::mount::fsconfig_set_string(context.as_fd(), name, value)
+        };
+        rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
+        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there.
+        let one_by_one = lower
+            .iter()
+            .rev()
+            .try_for_each(|layer| set("lowerdir+", layer.as_ref()));
+        if one_by_one.is_err() {
+            return legacy_overlay(lower, upper, work);
+        }
+        set("upperdir", upper)?;
+        set("workdir", work)?;
+        rustix::mount::fsconfig_create(context.as_fd())?;
+        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+        Ok(Self(rustix::mount::fsmount(
+            context.as_fd(),
+            flags,
+            MountAttrFlags::MOUNT_ATTR_NODEV,
+        )?))
+    }
+
+    /// Only to be read from now on, with all that is mounted below if `recursive`.
+    pub fn read_only(&self, recursive: bool) -> io::Result<()> {
+        set_attributes(&self.0, libc::MOUNT_ATTR_RDONLY, recursive)
+    }
+
+    /// Programs in it get no rights from setuid bits, and its device files are without effect.
+    pub fn harmless(&self) -> io::Result<()> {
+        set_attributes(
+            &self.0,
+            libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+            false,
+        )
+    }
+
+    /// Puts the tree on `place`.
+    pub fn put(&self, place: &Path) -> io::Result<()> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(self.0.as_fd(), "", CWD, place, flags)?;
+        Ok(())
+    }
+
+    /// Whether its top is a directory.
+    pub fn is_directory(&self) -> io::Result<bool> {
+        let mode = rustix::fs::fstat(&self.0)?.st_mode;
+        Ok(rustix::fs::FileType::from_raw_mode(mode).is_dir())
+    }
+
+    /// Makes later mounts travel as said.
+    pub fn propagate(&self, how: Propagation) -> io::Result<()> {
+        let propagation = match how {
+            Propagation::Private => libc::MS_PRIVATE,
+            Propagation::Slave => libc::MS_SLAVE,
+            Propagation::Shared => libc::MS_SHARED,
+        };
+        mount_setattr(&self.0, 0, propagation, true)
+    }
+}
+
+fn copy_flags(recursive: bool) -> OpenTreeFlags {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if recursive {
+        flags | OpenTreeFlags::AT_RECURSIVE
+    } else {
+        flags
+    }
+}
+
+/// For kernels before 6.5: one mount call, whose options must fit in a page, with the layers as open descriptors because
+/// their names are long.
+fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::Result<Tree> {
+    let open = |path: &Path| {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+    };
+    let layers: Vec<OwnedFd> = lower
+        .iter()
+        .rev()
+        .map(|layer| open(layer.as_ref()))
+        .collect::<Result<_, _>>()?;
+    let names: Vec<_> = layers
+        .iter()
+        .map(|layer| format!("/proc/self/fd/{}", layer.as_raw_fd()))
+        .collect();
+    let options = format!(
+        "userxattr,lowerdir={},upperdir={},workdir={}",
+        names.join(":"),
+        upper.display(),
+        work.display()
+    );
+    let options = std::ffi::CString::new(options)?;
+    // It needs a place for a moment: the work directory's own parent is ours alone.
+    let place = work.with_file_name("merged");
+    std::fs::create_dir_all(&place)?;
+    let flags = rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("overlay", &place, "overlay", flags, options.as_c_str())?;
+    let tree = Tree::copy(&place, false);
+    rustix::mount::unmount(&place, UnmountFlags::DETACH)?;
+    tree
+}
+
+/// Makes `root` the root directory of this process and of its mount namespace, and lets go of all other mounts.
+pub fn enter_root(root: &Tree, place: &Path) -> io::Result<()> {
+    root.put(place)?;
+    rustix::process::chdir(place)?;
+    // The old root is put on top of the new one, and taken away from there.
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+/// Makes the root directory's own file system one that can only be read; what is mounted below is not concerned.
+pub fn root_read_only() -> io::Result<()> {
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", flags, rustix::fs::Mode::empty())?;
+    set_attributes(&root, libc::MOUNT_ATTR_RDONLY, false)
+}
+
+fn set_attributes(file: &OwnedFd, attributes: u64, recursive: bool) -> io::Result<()> {
+    mount_setattr(file, attributes, 0, recursive)
+}
+
+fn mount_setattr(file: &OwnedFd, set: u64, propagation: u64, recursive: bool) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: set,
+        attr_clr: 0,
+        propagation,
+        userns_fd: 0,
+    };
+    let empty: &CStr = c"";
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is a C string, the kernel reads one `mount_attr` of the size given, and both outlive the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            file.as_raw_fd(),
+            empty.as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
