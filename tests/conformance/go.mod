@@ -1,0 +1,3 @@
+module coracle.dev/conformance
+
+go 1.26.0

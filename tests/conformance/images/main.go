@@ -1,0 +1,93 @@
+// Command images writes the images of upstream's e2e tests into one archive,
+// with neither a container engine nor a registry: programs built from upstream's
+// sources on top of files of Debian packages. The same input gives the same
+// bytes.
+//
+// Start reading at recipes.go, which says what is in each image. tree.go makes
+// layers, archive.go puts them together.
+package main
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path"
+	"strings"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("images: ")
+	wanted := flag.String("wanted", "", "file with the wanted images, one reference per line")
+	out := flag.String("out", "", "archive to write")
+	var from Sources
+	flag.StringVar(&from.Programs, "programs", "", "directory of the programs")
+	flag.StringVar(&from.Packages, "packages", "", "directory of BASE.packages, lists of package files")
+	flag.StringVar(&from.Debs, "debs", "", "directory of the package files")
+	flag.StringVar(&from.Upstream, "upstream", "", "upstream's test/images")
+	flag.Parse()
+	if err := run(*wanted, *out, from); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Sources says where the parts of images are.
+type Sources struct {
+	Programs, Packages, Debs, Upstream string
+}
+
+func run(wanted, out string, from Sources) error {
+	references, err := readLines(wanted)
+	if err != nil {
+		return err
+	}
+	recipes, err := Recipes(from)
+	if err != nil {
+		return err
+	}
+	archive := NewArchive()
+	var unknown []string
+	for _, reference := range references {
+		image, ok := recipes[repository(reference)]
+		if !ok {
+			unknown = append(unknown, reference)
+			continue
+		}
+		if err := archive.Add(reference, image); err != nil {
+			return fmt.Errorf("%s: %w", reference, err)
+		}
+	}
+	if len(unknown) > 0 {
+		log.Printf("%d of %d have no recipe: %s …", len(unknown), len(references), strings.Join(unknown[:min(3, len(unknown))], " "))
+	}
+	return archive.WriteFile(out)
+}
+
+// repository is the part of a reference that recipes go by: the last words of
+// its path, without registry and tag.
+func repository(reference string) string {
+	name, _, _ := strings.Cut(path.Base(reference), ":")
+	// Private and invalid registries are about pulling, or failing to.
+	if !strings.HasPrefix(reference, "registry.k8s.io/") {
+		return ""
+	}
+	return name
+}
+
+func readLines(file string) ([]string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var lines []string
+	scanner := bufio.NewScanner(f)
+	for scanner.Scan() {
+		if line := strings.TrimSpace(scanner.Text()); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines, scanner.Err()
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+	users = `root:x:0:0:root:/root:/bin/sh
+daemon:x:1:1:daemon:/usr/sbin:/bin/false
+bin:x:2:2:bin:/bin:/bin/false
+sys:x:3:3:sys:/dev:/bin/false
+mail:x:8:8:mail:/var/spool/mail:/bin/false
+www-data:x:33:33:www-data:/var/www:/bin/false
+nobody:x:65534:65534:nobody:/home:/bin/false
+`
+	groups = `root:x:0:
+daemon:x:1:
+bin:x:2:
+sys:x:3:
+tty:x:5:
+mail:x:8:
+www-data:x:33:
+nogroup:x:65534:
+`
+	nginxConf = `user www-data;
+error_log /dev/stderr notice;
+pid /run/nginx.pid;
+events {}
+http {
+    include /etc/nginx/mime.types;
+    access_log /dev/stdout;
+    server {
+        listen 80;
+        root /usr/share/nginx/html;
+        location / { index index.html; }
+    }
+}
+`
+)
+
+// Recipes are the images by the last word of their name. Each follows
+// upstream's Dockerfile of test/images or build/pause, with busybox or Debian's
+// packages where that starts from another distribution.
+func Recipes(from Sources) (map[string]Image, error) {
+	k := kitchen{from: from}
+	busybox := k.busybox()
+	tools := k.tools()
+	program := func(name, place string, mode int64) *Layer {
+		tree := Tree{}
+		k.try(tree.Copy(place, filepath.Join(from.Programs, name), mode))
+		return &Layer{Tree: tree}
+	}
+	onBusybox := func(config Config, layers ...*Layer) Image {
+		config.Env = []string{searchPath}
+		return Image{Layers: append([]*Layer{busybox}, layers...), Config: config}
+	}
+
+	pause := Image{
+		Layers: []*Layer{program("pause", "pause", 0o755)},
+		Config: Config{User: "65535:65535", Env: []string{searchPath}, Entrypoint: []string{"/pause"}, WorkingDir: "/"},
+	}
+	agnhost := k.agnhost(tools, pause)
+	pet := func(name string) Image {
+		tree := Tree{}
+		for _, file := range []string{name + ".jpg", "data.json"} {
+			k.try(tree.Copy(file, filepath.Join(from.Upstream, name, "html", file), 0o644))
+		}
+		config := agnhost.Config
+		config.Cmd = []string{"test-webserver"}
+		return Image{Layers: append(agnhost.Layers[:len(agnhost.Layers):len(agnhost.Layers)], &Layer{Tree: tree}), Config: config}
+	}
+	shell := Config{Env: []string{searchPath}, Cmd: []string{"sh"}}
+
+	recipes := map[string]Image{
+		"agnhost":           agnhost,
+		"busybox":           onBusybox(Config{Cmd: []string{"sh"}}),
+		"pause":             pause,
+		"nginx":             k.nginx(),
+		"kitten":            pet("kitten"),
+		"nautilus":          pet("nautilus"),
+		"ipc-utils":         {Layers: []*Layer{tools}, Config: shell},
+		"glibc-dns-testing": {Layers: []*Layer{tools}, Config: shell},
+		"nonroot":           onBusybox(Config{User: "1234", Cmd: []string{"sh"}}),
+		// With the set-user-id and set-group-id bits, which is what its test is about.
+		"nonewprivs": onBusybox(Config{Cmd: []string{"nnp"}}, program("nonewprivs", "usr/local/bin/nnp", 0o6755)),
+		"sample-apiserver": onBusybox(Config{Entrypoint: []string{"/sample-apiserver"}},
+			program("sample-apiserver", "sample-apiserver", 0o755)),
+		"etcd": onBusybox(Config{Entrypoint: []string{"etcd"}}, program("etcd", "usr/local/bin/etcd", 0o755)),
+		"resource-consumer": {
+			Layers: []*Layer{tools, program("resource-consumer", "consumer", 0o755), program("consume-cpu", "consume-cpu", 0o755)},
+			Config: Config{Env: []string{searchPath}, Entrypoint: []string{"/consumer"}, ExposedPorts: ports(8080)},
+		},
+	}
+	return recipes, k.failed
+}
+
+var errNoBusybox = errors.New("Debian's package has no /bin/busybox")
+
+// kitchen makes trees and remembers the first thing that went wrong, so that
+// recipes can be read.
+type kitchen struct {
+	from   Sources
+	failed error
+}
+
+func (k *kitchen) try(err error) {
+	if k.failed == nil {
+		k.failed = err
+	}
+}
+
+// busybox is Debian's, in the place of the image of that name, and of Alpine.
+func (k *kitchen) busybox() *Layer {
+	tree := skeleton(users, groups)
+	debian := k.debian("busybox")
+	busybox, ok := debian["usr/bin/busybox"]
+	if !ok {
+		k.try(errNoBusybox)
+		return &Layer{Tree: tree}
+	}
+	tree["bin/busybox"] = busybox
+	for _, applet := range k.applets(busybox) {
+		tree.Link("bin/"+applet, "busybox")
+	}
+	tree.Link("usr/bin/env", "../../bin/busybox")
+	return &Layer{Tree: tree}
+}
+
+// tools is a Debian with what upstream adds to agnhost, and busybox for the rest.
+func (k *kitchen) tools() *Layer {
+	tree := skeleton(
+		users+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n",
+		groups+"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n",
+	)
+	for name, node := range k.debian("tools") {
+		tree[name] = node
+	}
+	k.addBusybox(tree)
+	// Debian chooses these at installation.
+	tree.Link("usr/bin/nc", "nc.openbsd")
+	tree.Link("usr/local/bin/iperf", "/usr/bin/iperf")
+	return &Layer{Tree: tree}
+}
+
+func (k *kitchen) agnhost(tools *Layer, pause Image) Image {
+	tree := Tree{}
+	k.try(tree.Copy("agnhost", filepath.Join(k.from.Programs, "agnhost"), 0o755))
+	tree.Link("agnhost-2", "agnhost")
+	tree.Dir("uploads", 0o755)
+	for _, file := range []string{"localhost.crt", "localhost.key"} {
+		k.try(tree.Copy(file, filepath.Join(k.from.Upstream, "agnhost/porter", file), 0o644))
+	}
+	k.try(tree.fakeRegistry("var/registry", "pause", "testing", pause))
+	return Image{
+		Layers: []*Layer{tools, {Tree: tree}},
+		Config: Config{
+			Env: []string{searchPath}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
+			ExposedPorts: ports(80, 8080, 8081, 9376, 5000),
+		},
+	}
+}
+
+func (k *kitchen) nginx() Image {
+	tree := skeleton(users, groups)
+	for name, node := range k.debian("nginx") {
+		tree[name] = node
+	}
+	for _, dir := range []string{"var/lib/nginx", "var/log/nginx", "run"} {
+		tree.Dir(dir, 0o755)
+	}
+	tree.Text("etc/nginx/nginx.conf", nginxConf, 0o644)
+	tree.Text("usr/share/nginx/html/index.html", "<h1>Welcome to nginx!</h1>\n", 0o644)
+	k.addBusybox(tree)
+	return Image{Layers: []*Layer{{Tree: tree}}, Config: Config{
+		Env: []string{searchPath}, Cmd: []string{"nginx", "-g", "daemon off;"}, ExposedPorts: ports(80), StopSignal: "SIGQUIT",
+	}}
+}
+
+// addBusybox gives a Debian the commands that it lacks.
+func (k *kitchen) addBusybox(tree Tree) {
+	busybox, ok := k.debian("busybox")["usr/bin/busybox"]
+	if !ok {
+		k.try(errNoBusybox)
+		return
+	}
+	tree["usr/bin/busybox"] = busybox
+	for _, applet := range k.applets(busybox) {
+		if tree["usr/bin/"+applet] == nil && tree["usr/sbin/"+applet] == nil {
+			tree.Link("usr/bin/"+applet, "busybox")
+		}
+	}
+}
+
+// debian is the files of all packages of a base.
+func (k *kitchen) debian(base string) Tree {
+	tree := Tree{}
+	names, err := readLines(filepath.Join(k.from.Packages, base+".packages"))
+	k.try(err)
+	for _, name := range names {
+		k.try(tree.Package(filepath.Join(k.from.Debs, name)))
+	}
+	return tree
+}
+
+// applets are the commands that a busybox has.
+func (k *kitchen) applets(busybox *node) []string {
+	file, err := os.CreateTemp("", "busybox")
+	if err != nil {
+		k.try(err)
+		return nil
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(busybox.data)
+	k.try(err)
+	k.try(file.Chmod(0o700))
+	k.try(file.Close())
+	list, err := exec.Command(file.Name(), "--list").Output()
+	k.try(err)
+	return strings.Fields(strings.Replace(string(list), "busybox\n", "", 1))
+}
+
+// skeleton is what every image with a shell has.
+func skeleton(users, groups string) Tree {
+	tree := Tree{}
+	for _, dir := range []string{"dev", "proc", "sys", "run", "home", "mnt", "var", "usr/local/bin"} {
+		tree.Dir(dir, 0o755)
+	}
+	tree.Dir("root", 0o700)
+	tree.Dir("tmp", 0o1777)
+	tree.Dir("var/tmp", 0o1777)
+	tree.Text("etc/passwd", users, 0o644)
+	tree.Text("etc/group", groups, 0o644)
+	tree.Text("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n", 0o644)
+	return tree
+}
+
+func ports(numbers ...int) map[string]struct{} {
+	set := map[string]struct{}{}
+	for _, number := range numbers {
+		set[fmt.Sprintf("%d/tcp", number)] = struct{}{}
+	}
+	return set
+}
