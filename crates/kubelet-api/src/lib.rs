@@ -1,25 +1,27 @@
 //! The kubelet's HTTPS API: what the API server asks of a node (logs, exec, attach, port-forward, stats).
 //!
 //! Responsible for: the listening socket, mutual TLS, who may call, and the HTTP side of every endpoint. Today that is
-//! `/healthz` and `/pods`; the streaming endpoints follow with containers.
+//! `/healthz`, `/pods`, `/runningpods/` and `/containerLogs`; the interactive endpoints are not there yet.
 //!
 //! Deliberately does not know: how a container runs, nor how the node learns of its pods. It asks a [`PodSource`].
 //!
 //! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints). `tls.rs` holds who is
-//! let in, `peer.rs` how a caller is named.
+//! let in, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet.
 //!
 //! Invariant: a handler runs only for a peer whose certificate the cluster's CA signed *and* whose common name is on
 //! the allow-list. There is no unauthenticated endpoint, `/healthz` included.
 
 mod error;
+mod logs;
 mod peer;
 mod routes;
+mod seam;
 mod server;
 mod tls;
 
 pub use error::ApiError;
 pub use peer::{Peer, peer_of};
-pub use routes::PodSource;
+pub use seam::{LogBytes, LogOptions, LogStream, NoLogs, PodSource};
 pub use server::serve;
 pub use tls::ServerIdentity;
 

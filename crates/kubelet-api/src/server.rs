@@ -16,7 +16,8 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::peer::peer_of;
-use crate::routes::{PodSource, router};
+use crate::routes::router;
+use crate::seam::PodSource;
 use crate::{ApiError, Peer, ServerIdentity};
 
 /// How long a client may take to prove who it is.

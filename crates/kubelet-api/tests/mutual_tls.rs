@@ -8,7 +8,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kubelet_api::{API_SERVER_CLIENT, PodSource, ServerIdentity, serve};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kubelet_api::{
+    API_SERVER_CLIENT, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
+};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -27,8 +33,32 @@ use tokio_util::sync::CancellationToken;
 struct OnePod;
 
 impl PodSource for OnePod {
-    fn pods(&self) -> Vec<Value> {
-        vec![json!({ "metadata": { "name": "hello" } })]
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        let pod = json!({
+            "metadata": { "name": "hello", "namespace": "default", "uid": "1234" },
+            "spec": { "containers": [{ "name": "main" }, { "name": "late" }] },
+            "status": { "containerStatuses": [
+                { "name": "main", "ready": true, "restartCount": 0, "image": "i", "imageID": "", "state": { "running": {} } },
+                { "name": "late", "ready": false, "restartCount": 0, "image": "i", "imageID": "",
+                  "state": { "waiting": { "reason": "ContainerCreating" } } }
+            ] }
+        });
+        vec![Arc::new(serde_json::from_value(pod).unwrap())]
+    }
+
+    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+        let uid = uid.to_owned();
+        async move {
+            if options.timestamps {
+                return Err("the sandbox of pod hello is gone".into());
+            }
+            let lines = [
+                format!("{uid} {}\n", options.container),
+                "a second line\n".to_owned(),
+            ];
+            Ok(stream::iter(lines.map(|line| Ok(Bytes::from(line)))).boxed())
+        }
+        .boxed()
     }
 }
 
@@ -144,6 +174,77 @@ impl Server {
             .await
             .unwrap()
     }
+}
+
+#[tokio::test]
+async fn logs_are_streamed() {
+    let server = Server::start().await;
+    let answer = server
+        .get_as_api_server("/containerLogs/default/hello/main?follow=true")
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("content-type: text/plain"), "{answer}");
+    assert!(answer.contains("1234 main\n"), "{answer}");
+    assert!(answer.contains("a second line\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
+    let server = Server::start().await;
+    for (path, status, words) in [
+        ("default/bye/main", 404, r#"pod "bye" does not exist"#),
+        ("other/hello/main", 404, r#"pod "hello" does not exist"#),
+        (
+            "default/hello/side",
+            404,
+            r#"container "side" not found in pod "hello""#,
+        ),
+        (
+            "default/hello/late",
+            400,
+            r#"container "late" in pod "hello" is waiting to start: ContainerCreating"#,
+        ),
+        (
+            "default/hello/main?previous=true",
+            400,
+            r#"previous terminated container "main" in pod "hello" not found"#,
+        ),
+        (
+            "default/hello/main?timestamps=true",
+            400,
+            "the sandbox of pod hello is gone",
+        ),
+        (
+            "default/hello/main?tailLines=x",
+            400,
+            r#"{"message": "Unable to decode query."}"#,
+        ),
+        (
+            "default/hello/main?tailLines=-2",
+            422,
+            r#"{"message": "Invalid request."}"#,
+        ),
+    ] {
+        let answer = server
+            .get_as_api_server(&format!("/containerLogs/{path}"))
+            .await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {answer}"
+        );
+        assert!(answer.ends_with(words), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn running_pods_are_shown_with_what_runs() {
+    let answer = Server::start()
+        .await
+        .get_as_api_server("/runningpods/")
+        .await;
+    assert!(answer.contains(r#""uid":"1234""#), "{answer}");
+    assert!(answer.contains(r#""name":"main""#), "{answer}");
+    assert!(!answer.contains(r#""name":"late""#), "{answer}");
 }
 
 #[tokio::test]

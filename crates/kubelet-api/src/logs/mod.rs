@@ -1,0 +1,130 @@
+//! `GET /containerLogs/NAMESPACE/POD/CONTAINER`: what `kubectl logs` reads, by way of the API server.
+//!
+//! `options.rs` understands the query, `run.rs` judges by the container's status which of its runs is meant. The
+//! status codes and the words are upstream's, for the API server hands them to users as they are.
+
+mod options;
+mod run;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::seam::PodSource;
+
+/// Why a request for a log is answered with an error.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error(r#"{{"message": "Unable to decode query."}}"#)]
+    Undecodable,
+    #[error(r#"{{"message": "Invalid request."}}"#)]
+    Invalid,
+    #[error("pod {pod:?} does not exist")]
+    NoPod { pod: String },
+    #[error("container {container:?} not found in pod {pod:?}")]
+    NoContainer { container: String, pod: String },
+    #[error("{0}")]
+    NoLog(String),
+}
+
+impl Refusal {
+    fn code(&self) -> StatusCode {
+        match self {
+            Self::Undecodable | Self::NoLog(_) => StatusCode::BAD_REQUEST,
+            Self::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::NoPod { .. } | Self::NoContainer { .. } => StatusCode::NOT_FOUND,
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.code(), self.to_string()).into_response()
+    }
+}
+
+/// The endpoint.
+pub(crate) async fn container_logs(
+    State(source): State<Arc<dyn PodSource>>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let wanted = Wanted {
+        namespace,
+        pod,
+        container,
+        query: query.unwrap_or_default(),
+    };
+    wanted
+        .answer(&*source)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
+}
+
+/// A request, before it is understood.
+struct Wanted {
+    namespace: String,
+    pod: String,
+    container: String,
+    query: String,
+}
+
+impl Wanted {
+    async fn answer(self, source: &dyn PodSource) -> Result<Response, Refusal> {
+        let mut options = options::parse(&self.container, &self.query, Timestamp::now())?;
+        let pods = source.pods();
+        let pod = pods
+            .into_iter()
+            .find(|pod| self.names(pod))
+            .ok_or_else(|| Refusal::NoPod {
+                pod: self.pod.clone(),
+            })?;
+        if !has_container(&pod, &self.container) {
+            return Err(Refusal::NoContainer {
+                container: self.container,
+                pod: self.pod,
+            });
+        }
+        options.previous = run::is_previous(&pod, &self.container, options.previous)
+            .map_err(|why| Refusal::NoLog(why.to_string()))?;
+
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let log = source
+            .logs(uid, options)
+            .await
+            .map_err(|error| Refusal::NoLog(with_sources(&*error)))?;
+        let plain = [(header::CONTENT_TYPE, "text/plain")];
+        Ok((plain, Body::from_stream(log)).into_response())
+    }
+
+    fn names(&self, pod: &Pod) -> bool {
+        pod.metadata.name.as_deref() == Some(&self.pod)
+            && pod.metadata.namespace.as_deref() == Some(&self.namespace)
+    }
+}
+
+/// A pod has a container if its spec names one, of whatever kind.
+fn has_container(pod: &Pod, name: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let init = spec.init_containers.iter().flatten();
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    spec.containers.iter().any(|c| c.name == name)
+        || init.into_iter().any(|c| c.name == name)
+        || ephemeral.into_iter().any(|c| c.name == name)
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

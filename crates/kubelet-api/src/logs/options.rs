@@ -1,0 +1,184 @@
+//! The query of a request for a log, read as upstream's decoder and validation read it.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::Refusal;
+use crate::seam::{LogOptions, LogStream};
+
+/// Understands a query string; `now` is what `sinceSeconds` counts back from.
+pub(super) fn parse(container: &str, query: &str, now: Timestamp) -> Result<LogOptions, Refusal> {
+    let query = Query::of(query);
+
+    let tail_lines = match query.get("tail") {
+        // Older than tailLines, and stronger.
+        Some("all") => None,
+        Some(tail) if !tail.is_empty() => Some(number(tail)?),
+        _ => query.number("tailLines")?,
+    };
+    let limit_bytes = query.number("limitBytes")?;
+    let since_seconds = query.number("sinceSeconds")?;
+    let since_time = match query.get("sinceTime") {
+        None => None,
+        Some("" | "null") => Some(Timestamp::MIN),
+        Some(time) => Some(time.parse().map_err(|_| Refusal::Undecodable)?),
+    };
+
+    let stream = match query.get("stream") {
+        None | Some("All") => LogStream::All,
+        // Counting lines of one stream is what upstream has not built, so its clients don't expect it.
+        Some(_) if tail_lines.is_some() => return Err(Refusal::Invalid),
+        Some("Stdout") => LogStream::Stdout,
+        Some("Stderr") => LogStream::Stderr,
+        Some(_) => return Err(Refusal::Invalid),
+    };
+    let since = match (since_seconds, since_time) {
+        (Some(_), Some(_)) => return Err(Refusal::Invalid),
+        (Some(seconds), None) if seconds < 1 => return Err(Refusal::Invalid),
+        // More seconds than time has: everything.
+        (Some(seconds), None) => Some(
+            now.checked_sub(SignedDuration::from_secs(seconds))
+                .unwrap_or(Timestamp::MIN),
+        ),
+        (None, since) => since,
+    };
+
+    Ok(LogOptions {
+        container: container.to_owned(),
+        previous: query.flag("previous"),
+        follow: query.flag("follow"),
+        tail_lines: at_least(0, tail_lines)?,
+        since,
+        timestamps: query.flag("timestamps"),
+        limit_bytes: at_least(1, limit_bytes)?,
+        stream,
+    })
+}
+
+/// The first value of each parameter.
+struct Query<'a>(HashMap<Cow<'a, str>, Cow<'a, str>>);
+
+impl<'a> Query<'a> {
+    fn of(query: &'a str) -> Self {
+        let mut values = HashMap::new();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            values.entry(name).or_insert(value);
+        }
+        Self(values)
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(AsRef::as_ref)
+    }
+
+    /// Anything but a clear no is a yes, as upstream has it.
+    fn flag(&self, name: &str) -> bool {
+        self.get(name)
+            .is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>, Refusal> {
+        self.get(name).map(number).transpose()
+    }
+}
+
+fn number(text: &str) -> Result<i64, Refusal> {
+    text.parse().map_err(|_| Refusal::Undecodable)
+}
+
+fn at_least(least: i64, value: Option<i64>) -> Result<Option<u64>, Refusal> {
+    match value {
+        Some(value) if value < least => Err(Refusal::Invalid),
+        value => Ok(value.and_then(|value| value.try_into().ok())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-11-16T12:00:00Z".parse().unwrap()
+    }
+
+    fn parsed(query: &str) -> LogOptions {
+        parse("c", query, now()).unwrap()
+    }
+
+    fn refused(query: &str) -> Refusal {
+        parse("c", query, now()).unwrap_err()
+    }
+
+    #[test]
+    fn nothing_asked_is_everything() {
+        let options = parsed("");
+        assert_eq!(options.container, "c");
+        assert!(!options.follow && !options.previous && !options.timestamps);
+        assert_eq!(options.stream, LogStream::All);
+        assert_eq!(
+            (options.tail_lines, options.since, options.limit_bytes),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn all_parameters_are_read() {
+        let options = parsed(
+            "follow=true&previous=1&timestamps=&tailLines=10&limitBytes=4096&sinceSeconds=60&stream=All",
+        );
+        assert!(options.follow && options.previous && options.timestamps);
+        assert_eq!(options.tail_lines, Some(10));
+        assert_eq!(options.limit_bytes, Some(4096));
+        assert_eq!(options.since, Some("2026-11-16T11:59:00Z".parse().unwrap()));
+        assert_eq!(parsed("stream=Stderr").stream, LogStream::Stderr);
+        let since = parsed("sinceTime=2026-11-16T10%3A00%3A00%2B01%3A00").since;
+        assert_eq!(since, Some("2026-11-16T09:00:00Z".parse().unwrap()));
+    }
+
+    #[test]
+    fn flags_are_read_as_upstream_reads_them() {
+        assert!(!parsed("follow=false").follow);
+        assert!(!parsed("follow=FALSE").follow);
+        assert!(!parsed("follow=0").follow);
+        assert!(parsed("follow=whatever").follow);
+        assert!(parsed("follow=true&follow=false").follow);
+    }
+
+    #[test]
+    fn the_old_name_of_tail_lines_wins() {
+        assert_eq!(parsed("tail=5&tailLines=7").tail_lines, Some(5));
+        assert_eq!(parsed("tail=all&tailLines=7").tail_lines, None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert_eq!(refused("tailLines=ten"), Refusal::Undecodable);
+        assert_eq!(refused("sinceTime=yesterday"), Refusal::Undecodable);
+        assert_eq!(refused("tailLines=-1"), Refusal::Invalid);
+        assert_eq!(refused("limitBytes=0"), Refusal::Invalid);
+        assert_eq!(refused("sinceSeconds=0"), Refusal::Invalid);
+        assert_eq!(refused("stream=stdout"), Refusal::Invalid);
+        assert_eq!(refused("stream=Stdout&tailLines=1"), Refusal::Invalid);
+        assert_eq!(
+            refused("sinceSeconds=1&sinceTime=2026-11-16T10:00:00Z"),
+            Refusal::Invalid
+        );
+    }
+
+    #[test]
+    fn the_longest_since_is_everything() {
+        let since = parsed(&format!("sinceSeconds={}", i64::MAX)).since;
+        assert_eq!(since, Some(Timestamp::MIN));
+    }
+
+    proptest! {
+        #[test]
+        fn any_query_is_answered(query in "(tailLines|sinceTime|limitBytes|sinceSeconds|[a-z%&=]{0,9})=.{0,20}") {
+            let _ = parse("c", &query, now());
+        }
+    }
+}
