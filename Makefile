@@ -24,7 +24,7 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 	@echo 'The lab is up: lab/on login user1 gives you a shell there, lab/down ends it.'
 
 .PHONY: test
-test: tools dist lint ## Everything that CI runs: lints, unit tests, and all of it on the lab
+test: tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
 	lab/down && lab/up 3
 	trap 'lab/down' EXIT; cargo nextest run --workspace --no-fail-fast
 
@@ -35,7 +35,8 @@ lint: tools
 	cargo deny --log-level error check bans licenses sources
 	@# With the flags of the build, or everything would be compiled once more.
 	cd kubernetes && CGO_ENABLED=0 go vet -trimpath ./...
-	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build $$(find lab examples scripts bench .ci -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
+	cd tests/conformance && go vet ./... && test -z "$$(gofmt -l .)"
+	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build kubernetes/version-flags $$(find lab examples scripts bench tests .ci -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
 
 .PHONY: advisories
 advisories: tools ## Look for known vulnerabilities in dependencies (needs the internet)
@@ -44,6 +45,14 @@ advisories: tools ## Look for known vulnerabilities in dependencies (needs the i
 .PHONY: unit
 unit: tools ## The tests that don't need the lab
 	cargo nextest run --workspace --exclude e2e
+
+.PHONY: conformance
+conformance: dist ## Upstream's e2e tests on the lab: FOCUS='expression' chooses (default: those known to pass); see docs/conformance.md
+	tests/conformance/run $(if $(FOCUS),-f '$(FOCUS)') $(if $(SKIP),-s '$(SKIP)') $(if $(PROCS),-p $(PROCS)) $(if $(UPDATE),-u)
+
+.PHONY: suite
+suite: tools
+	tests/conformance/build target/conformance
 
 .PHONY: bench
 bench: dist ## Measure start-up and memory on the lab, against upstream's own start; see docs/performance.md

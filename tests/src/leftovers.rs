@@ -11,7 +11,8 @@ find /tmp /var/tmp /dev/shm /dev/mqueue /run/lock /run/user -mindepth 1 2>/dev/n
 ls -d /run/* | sed 's/^/file: /'
 find /home -mindepth 2 -path '/home/*/.cache/coracle/seeds/*' -prune -o \
   -path '/home/*/.local/share/coracle/*' -prune -o \
-  -path '/home/*/.cache' -o -path '/home/*/.cache/coracle' -o -path '/home/*/.cache/coracle/seeds' -o -print | sed 's/^/home: /'
+  -path '/home/*/.cache' -o -path '/home/*/.cache/coracle' -o -path '/home/*/.cache/coracle/seeds' -o \
+  -path '/home/*/.local' -o -path '/home/*/.local/share' -o -path '/home/*/.local/share/coracle' -o -print | sed 's/^/home: /'
 find /home/*/.cache/coracle/seeds -maxdepth 1 -name '.*' -printf 'half a seed: %p\n' 2>/dev/null
 awk 'NR > 1 { print "socket: " $8 }' /proc/net/unix | grep -v ': $' | sort -u
 ss -H -l -t -n | awk '{ print "port: " $4 }'

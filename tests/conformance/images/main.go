@@ -33,6 +33,9 @@ func main() {
 	}
 }
 
+// ours is the registry, which does not exist, of images that our own tests add.
+const ours = "coracle.test"
+
 // Sources says where the parts of images are.
 type Sources struct {
 	Programs, Packages, Debs, Upstream string
@@ -69,8 +72,9 @@ func run(wanted, out string, from Sources) error {
 // its path, without registry and tag.
 func repository(reference string) string {
 	name, _, _ := strings.Cut(path.Base(reference), ":")
+	registry, _, _ := strings.Cut(reference, "/")
 	// Private and invalid registries are about pulling, or failing to.
-	if !strings.HasPrefix(reference, "registry.k8s.io/") {
+	if registry != "registry.k8s.io" && registry != ours {
 		return ""
 	}
 	return name

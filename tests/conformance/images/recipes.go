@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,7 +93,8 @@ func Recipes(from Sources) (map[string]Image, error) {
 		"nonewprivs": onBusybox(Config{Cmd: []string{"nnp"}}, program("nonewprivs", "usr/local/bin/nnp", 0o6755)),
 		"sample-apiserver": onBusybox(Config{Entrypoint: []string{"/sample-apiserver"}},
 			program("sample-apiserver", "sample-apiserver", 0o755)),
-		"etcd": onBusybox(Config{Entrypoint: []string{"etcd"}}, program("etcd", "usr/local/bin/etcd", 0o755)),
+		"etcd":     onBusybox(Config{Entrypoint: []string{"etcd"}}, program("etcd", "usr/local/bin/etcd", 0o755)),
+		"sysbench": {Layers: []*Layer{k.sysbench()}, Config: shell},
 		"resource-consumer": {
 			Layers: []*Layer{tools, program("resource-consumer", "consumer", 0o755), program("consume-cpu", "consume-cpu", 0o755)},
 			Config: Config{Env: []string{searchPath}, Entrypoint: []string{"/consumer"}, ExposedPorts: ports(8080)},
@@ -139,9 +141,7 @@ func (k *kitchen) tools() *Layer {
 		users+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n",
 		groups+"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n",
 	)
-	for name, node := range k.debian("tools") {
-		tree[name] = node
-	}
+	maps.Copy(tree, k.debian("tools"))
 	k.addBusybox(tree)
 	// Debian chooses these at installation.
 	tree.Link("usr/bin/nc", "nc.openbsd")
@@ -169,9 +169,7 @@ func (k *kitchen) agnhost(tools *Layer, pause Image) Image {
 
 func (k *kitchen) nginx() Image {
 	tree := skeleton(users, groups)
-	for name, node := range k.debian("nginx") {
-		tree[name] = node
-	}
+	maps.Copy(tree, k.debian("nginx"))
 	for _, dir := range []string{"var/lib/nginx", "var/log/nginx", "run"} {
 		tree.Dir(dir, 0o755)
 	}
@@ -181,6 +179,14 @@ func (k *kitchen) nginx() Image {
 	return Image{Layers: []*Layer{{Tree: tree}}, Config: Config{
 		Env: []string{searchPath}, Cmd: []string{"nginx", "-g", "daemon off;"}, ExposedPorts: ports(80), StopSignal: "SIGQUIT",
 	}}
+}
+
+// sysbench is not upstream's: the examples of KSI run it.
+func (k *kitchen) sysbench() *Layer {
+	tree := skeleton(users, groups)
+	maps.Copy(tree, k.debian("sysbench"))
+	k.addBusybox(tree)
+	return &Layer{Tree: tree}
 }
 
 // addBusybox gives a Debian the commands that it lacks.

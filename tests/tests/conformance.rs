@@ -1,0 +1,54 @@
+//! A part of upstream's own e2e suite. `make conformance` runs more of it (docs/conformance.md).
+//!
+//! `conformance/quick.txt` names the tests: a dozen that take a moment each, of those in `conformance/passing.txt`.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use e2e::Lab;
+
+const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/conformance");
+
+#[test]
+fn the_quick_part_of_upstreams_suite_passes() {
+    let lab = Lab::ready();
+    let run = Command::new(format!("{DIR}/run"))
+        .args(["-l", &format!("{DIR}/quick.txt"), "-t", "10"])
+        .env("CORACLE_LAB_DIR", lab.dir())
+        .output()
+        .expect("the suite can be started");
+    let summary = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success(),
+        "{summary}\n{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    let passed = summary
+        .lines()
+        .filter(|line| line.starts_with("passed ") && line.contains("[sig-"));
+    assert_eq!(passed.count(), list("quick.txt").len(), "{summary}");
+    lab.nothing_left();
+}
+
+#[test]
+fn the_quick_part_is_known_to_pass() {
+    let (quick, passing) = (list("quick.txt"), list("passing.txt"));
+    let unknown: Vec<_> = quick.difference(&passing).collect();
+    assert!(unknown.is_empty(), "not in passing.txt: {unknown:#?}");
+}
+
+#[test]
+fn the_list_is_sorted_and_without_repetition() {
+    let text = std::fs::read_to_string(format!("{DIR}/passing.txt")).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(
+        lines.is_sorted_by(|a, b| a < b),
+        "run `LC_ALL=C sort -u` on passing.txt"
+    );
+}
+
+fn list(name: &str) -> BTreeSet<String> {
+    let file = format!("{DIR}/{name}");
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    text.lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,274 @@
+//! The workloads that KSI's users start from: a Job whose logs are followed, a Pod, a manifest in a file, a Job that trains on
+//! data of the host, a web server, and the API by curl.
+//!
+//! KSI's own texts are under the GPL, so these here are written anew; they use the same commands, variables and fields in the
+//! same order. With `CORACLE_KSI_EXAMPLES=DIR`, the directory `example-workloads` of a checkout of theirs, the originals are run instead,
+//! with nothing changed but the images, and the host's directory that KSI's administrators set up.
+//!
+//! Images come from `tests/conformance/build` (`make suite`).
+
+use e2e::{Lab, Output};
+
+/// Theirs, and ours in their place.
+const IMAGES: [(&str, &str); 3] = [
+    ("severalnines/sysbench", "coracle.test/sysbench:1"),
+    ("alpine", "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"),
+    ("nginx", "registry.k8s.io/e2e-test-images/nginx:1.27.0-2"),
+];
+
+const FOLLOWED_JOB: &str = r#"#!/bin/bash
+set -x
+kubectl create --context "$K8S_CLUSTER_NAME" namespace bench
+kubectl create -n bench --context "$K8S_CLUSTER_NAME" -f - <<MANIFEST
+apiVersion: batch/v1
+kind: Job
+metadata: {name: sysbench-cpu}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: sysbench-cpu
+        image: severalnines/sysbench
+        command: [sysbench, cpu, --threads=56, --cpu-max-prime=20000, run]
+MANIFEST
+kubectl wait -n bench --context "$K8S_CLUSTER_NAME" --for=condition=ready pod --selector=job-name=sysbench-cpu --timeout=10m
+kubectl logs -f job/sysbench-cpu -n bench --context "$K8S_CLUSTER_NAME"
+kubectl delete --context "$K8S_CLUSTER_NAME" namespace bench
+"#;
+
+const POD: &str = r#"#!/bin/bash
+set -x
+kubectl create --context "$K8S_CLUSTER_NAME" namespace bench
+kubectl create -n bench --context "$K8S_CLUSTER_NAME" -f - <<MANIFEST
+apiVersion: v1
+kind: Pod
+metadata:
+  name: sysbench-cpu
+  labels: {app: sysbench}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: sysbench-cpu
+    image: severalnines/sysbench
+    command: [sysbench, cpu, --threads=56, --cpu-max-prime=20000, run]
+MANIFEST
+kubectl wait -n bench --context "$K8S_CLUSTER_NAME" --for condition=Ready --timeout=10m pod/sysbench-cpu
+kubectl logs -f sysbench-cpu -n bench --context "$K8S_CLUSTER_NAME"
+kubectl delete --context "$K8S_CLUSTER_NAME" namespace bench
+"#;
+
+const MANIFEST_FILE: &str = r#"
+apiVersion: batch/v1
+kind: Job
+metadata: {name: hello}
+spec:
+  template:
+    spec:
+      securityContext: {runAsUser: 0}
+      restartPolicy: OnFailure
+      containers:
+      - name: hello
+        image: alpine
+        command: ['echo', 'hello world']
+        volumeMounts: [{name: project-vol, mountPath: /app}]
+      volumes:
+      - name: project-vol
+        hostPath: {path: /app, type: Directory}
+"#;
+
+const MANIFEST_USER: &str = r#"#!/bin/bash
+set -x
+kubectl create --context "$K8S_CLUSTER_NAME" namespace example
+kubectl create --context "$K8S_CLUSTER_NAME" -n example -f example-workloads/workload-yaml/job-hello-world.yaml
+kubectl wait -n example --context "$K8S_CLUSTER_NAME" --for=condition=ready pod --selector=job-name=hello --timeout=10m
+kubectl logs -f --context "$K8S_CLUSTER_NAME" -n example job/hello
+kubectl delete --context "$K8S_CLUSTER_NAME" namespace example
+"#;
+
+/// Their example of machine learning, with less to learn: what it writes stays in the user's directory.
+const TRAINING: &str = r#"#!/bin/bash
+set -x
+kubectl create --context "$K8S_CLUSTER_NAME" namespace training
+kubectl create --context "$K8S_CLUSTER_NAME" -n training -f - <<MANIFEST
+apiVersion: batch/v1
+kind: Job
+metadata: {name: training}
+spec:
+  template:
+    spec:
+      securityContext: {runAsUser: 0}
+      restartPolicy: OnFailure
+      containers:
+      - name: training
+        image: alpine
+        command: [sh, -c, 'mkdir -p /app/out && cp /app/data /app/out/model && echo trained']
+        volumeMounts: [{name: project-vol, mountPath: /app}]
+      volumes:
+      - name: project-vol
+        hostPath: {path: /app/project, type: Directory}
+MANIFEST
+kubectl wait --context "$K8S_CLUSTER_NAME" --for=condition=complete --timeout=10h job/training -n training
+kubectl logs --context "$K8S_CLUSTER_NAME" -n training job/training
+kubectl delete --context "$K8S_CLUSTER_NAME" namespace training
+"#;
+
+const WEB_SERVER: &str = r#"#!/bin/bash
+set -x
+kubectl create --context "$K8S_CLUSTER_NAME" namespace nginx
+kubectl create -n nginx --context "$K8S_CLUSTER_NAME" -f - <<MANIFEST
+apiVersion: v1
+kind: Pod
+metadata:
+  name: nginx
+  labels: {app: nginx}
+spec:
+  containers:
+  - name: nginx
+    image: nginx
+    ports: [{containerPort: 80}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nginx}
+spec:
+  type: NodePort
+  selector: {app: nginx}
+  ports: [{name: http, port: 80, nodePort: $K8S_PORT}]
+MANIFEST
+kubectl wait -n nginx --context "$K8S_CLUSTER_NAME" --for condition=Ready --timeout=10m pod/nginx
+kubectl wait -n nginx --context "$K8S_CLUSTER_NAME" --for condition=Ready=False --timeout=200h pod/nginx
+kubectl logs nginx -n nginx --context "$K8S_CLUSTER_NAME"
+kubectl delete --context "$K8S_CLUSTER_NAME" namespace nginx
+"#;
+
+const API_BY_CURL: &str = r#"#!/bin/bash
+set -x
+curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces" --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" --insecure
+curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces/default/pods" --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" --insecure
+"#;
+
+/// Stands beside the web server: asks it for its page, then ends it.
+const VISITOR: &str = r#"
+bash ./workload.sh &
+until kubectl wait -n nginx --for=condition=Ready --timeout=60s pod/nginx; do sleep 0.2; done
+kubectl get --raw /api/v1/namespaces/nginx/pods/nginx:80/proxy/
+kubectl delete pod nginx -n nginx
+wait
+"#;
+
+#[test]
+fn the_api_is_used_by_curl() {
+    let lab = Lab::ready();
+    let output = run(&lab, "workload-kube-api/workload-kube-api.sh", API_BY_CURL);
+    output.shows(&["\"kind\": \"NamespaceList\"", "\"kind\": \"PodList\""]);
+    end(&lab);
+}
+
+#[test]
+#[ignore = "needs pods: remove this line when they run"]
+fn a_job_is_created_and_its_logs_are_followed() {
+    let lab = Lab::ready();
+    load_images(&lab);
+    let name = "workload-job-follow-logs/workload-job-follow-logs.sh";
+    run(&lab, name, FOLLOWED_JOB).shows(SYSBENCH_DONE);
+    end(&lab);
+}
+
+#[test]
+#[ignore = "needs pods: remove this line when they run"]
+fn a_pod_is_created_and_its_logs_are_followed() {
+    let lab = Lab::ready();
+    load_images(&lab);
+    let name = "workload-pod-sysbench/workload-pod-sysbench.sh";
+    run(&lab, name, POD).shows(SYSBENCH_DONE);
+    end(&lab);
+}
+
+#[test]
+#[ignore = "needs pods: remove this line when they run"]
+fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
+    let lab = Lab::ready();
+    load_images(&lab);
+    lab.sh("mkdir -p ksi/app").run().succeeded();
+    let file = "workload-yaml/job-hello-world.yaml";
+    lab.write(
+        &format!("ksi/example-workloads/{file}"),
+        &text(file, MANIFEST_FILE),
+    );
+    run(&lab, "workload-yaml/workload-yaml.sh", MANIFEST_USER).shows(&["hello world"]);
+    end(&lab);
+}
+
+#[test]
+#[ignore = "needs pods: remove this line when they run"]
+fn a_job_leaves_its_results_in_the_users_directory() {
+    let lab = Lab::ready();
+    load_images(&lab);
+    lab.write("ksi/app/project/data", "weights\n");
+    run(&lab, "", TRAINING).shows(&["trained"]);
+    lab.sh("cat ksi/app/project/out/model; stat -c %U ksi/app/project/out/model")
+        .run()
+        .succeeded()
+        .printed("weights\nuser1");
+    end(&lab);
+}
+
+#[test]
+#[ignore = "needs pods and the API server's way to them: remove this line when they run"]
+fn a_web_server_answers_until_it_is_deleted() {
+    let lab = Lab::ready();
+    load_images(&lab);
+    let script = text("workload-pod-nginx/workload-pod-nginx.sh", WEB_SERVER);
+    lab.write("ksi/workload.sh", &script);
+    lab.write("ksi/visitor.sh", VISITOR);
+    let output = lab
+        .sh("cd ksi && srun -N2 coracle run bash ./visitor.sh")
+        .within(120)
+        .run();
+    output.succeeded().shows(&["Welcome to nginx!"]);
+    end(&lab);
+}
+
+/// The last lines of what `sysbench cpu` prints.
+const SYSBENCH_DONE: &[&str] = &["Number of threads: 56", "Threads fairness:"];
+
+/// Runs a workload as KSI's users do, on two nodes.
+#[track_caller]
+fn run(lab: &Lab, name: &str, ours: &str) -> Output {
+    lab.write("ksi/workload.sh", &text(name, ours));
+    lab.sh("cd ksi && srun -N2 coracle run ./workload.sh")
+        .within(120)
+        .run()
+        .succeeded()
+}
+
+/// Our text or theirs, with images that are here, and with the user's own directory where KSI's administrators have set up `/app`.
+fn text(name: &str, ours: &str) -> String {
+    let mut text = match std::env::var("CORACLE_KSI_EXAMPLES") {
+        Ok(dir) if !name.is_empty() => std::fs::read_to_string(format!("{dir}/{name}"))
+            .unwrap_or_else(|error| panic!("{dir}/{name}: {error}")),
+        _ => ours.to_owned(),
+    };
+    for (theirs, here) in IMAGES {
+        text = text.replace(&format!("image: {theirs}\n"), &format!("image: {here}\n"));
+    }
+    text.replace("path: /app", "path: /home/user1/ksi/app")
+}
+
+fn load_images(lab: &Lab) {
+    lab.call(&[
+        "coracle",
+        "image",
+        "load",
+        "/opt/coracle-src/target/conformance/images.tar",
+    ])
+    .run()
+    .succeeded();
+}
+
+#[track_caller]
+fn end(lab: &Lab) {
+    lab.remove("ksi");
+    lab.nothing_left();
+}
