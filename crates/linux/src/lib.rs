@@ -19,4 +19,5 @@ pub mod process;
 pub mod route;
 pub mod seccomp;
 pub mod signal;
+pub mod tmpfs;
 pub mod tree;

@@ -1,0 +1,168 @@
+//! Config maps and secrets: keys become files.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ConfigMap, KeyToPath, Secret};
+
+use super::{ContentError, FileContent, Payload, mode};
+
+/// How keys become files; the same in a volume of one object and in a projected volume.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Selection<'a> {
+    /// The object's name.
+    pub name: &'a str,
+    /// Which keys, and where; all if empty.
+    pub items: Option<&'a [KeyToPath]>,
+    /// The volume's default mode.
+    pub default_mode: Option<i32>,
+    /// Neither the object nor its keys must exist.
+    pub optional: bool,
+}
+
+/// The files of a config map; `None` if there is none of that name.
+pub fn config_map(
+    selection: Selection<'_>,
+    object: Option<&ConfigMap>,
+) -> Result<Payload, ContentError> {
+    let mut data = BTreeMap::new();
+    match object {
+        Some(object) => {
+            let binary = object.binary_data.iter().flatten();
+            data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
+            let text = object.data.iter().flatten();
+            data.extend(text.map(|(key, value)| (key.as_str(), value.as_bytes())));
+        }
+        None if selection.optional => {}
+        None => {
+            return Err(ContentError::NotFound {
+                kind: "configmap",
+                name: selection.name.to_owned(),
+            });
+        }
+    }
+    select(selection, &data, ContentError::NoConfigKey)
+}
+
+/// The files of a secret; `None` if there is none of that name.
+pub fn secret(selection: Selection<'_>, object: Option<&Secret>) -> Result<Payload, ContentError> {
+    let mut data = BTreeMap::new();
+    match object {
+        Some(object) => {
+            let binary = object.data.iter().flatten();
+            data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
+        }
+        None if selection.optional => {}
+        None => {
+            return Err(ContentError::NotFound {
+                kind: "secret",
+                name: selection.name.to_owned(),
+            });
+        }
+    }
+    select(selection, &data, ContentError::NoSecretKey)
+}
+
+fn select(
+    selection: Selection<'_>,
+    data: &BTreeMap<&str, &[u8]>,
+    missing: fn(String) -> ContentError,
+) -> Result<Payload, ContentError> {
+    let file = |data: &[u8], item: Option<i32>| FileContent {
+        data: data.to_vec(),
+        mode: mode(item, selection.default_mode),
+        user: None,
+    };
+    let mut payload = Payload::default();
+    let items = selection.items.unwrap_or_default();
+    if items.is_empty() {
+        for (key, value) in data {
+            payload.files.insert((*key).to_owned(), file(value, None));
+        }
+    }
+    for item in items {
+        match data.get(item.key.as_str()) {
+            Some(value) => {
+                payload
+                    .files
+                    .insert(item.path.clone(), file(value, item.mode));
+            }
+            None if selection.optional => {}
+            None => return Err(missing(item.key.clone())),
+        }
+    }
+    Ok(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn object() -> ConfigMap {
+        ConfigMap {
+            data: Some(BTreeMap::from([("text".to_owned(), "hello".to_owned())])),
+            binary_data: Some(BTreeMap::from([("raw".to_owned(), ByteString(vec![0, 1]))])),
+            ..Default::default()
+        }
+    }
+
+    fn item(key: &str, path: &str, mode: Option<i32>) -> KeyToPath {
+        KeyToPath {
+            key: key.to_owned(),
+            path: path.to_owned(),
+            mode,
+            user: None,
+        }
+    }
+
+    #[test]
+    fn all_keys_or_those_that_are_asked_for() {
+        let all = Selection {
+            name: "c",
+            default_mode: Some(0o400),
+            ..Default::default()
+        };
+        let items = [item("text", "a/b", Some(0o444)), item("raw", "r", None)];
+        let some = Selection {
+            items: Some(&items),
+            ..all
+        };
+        insta::assert_json_snapshot!([
+            config_map(all, Some(&object())).unwrap(),
+            config_map(some, Some(&object())).unwrap(),
+        ]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_unless_optional() {
+        let items = [item("nope", "x", None)];
+        let whole = Selection {
+            name: "c",
+            ..Default::default()
+        };
+        let part = Selection {
+            items: Some(&items),
+            ..whole
+        };
+        let word = |result: Result<Payload, ContentError>| result.unwrap_err().to_string();
+        assert_eq!(word(config_map(whole, None)), "configmap \"c\" not found");
+        assert_eq!(word(secret(whole, None)), "secret \"c\" not found");
+        assert_eq!(
+            word(config_map(part, Some(&object()))),
+            "configmap references non-existent config key: nope"
+        );
+        assert_eq!(
+            word(secret(part, Some(&Secret::default()))),
+            "references non-existent secret key: nope"
+        );
+        for selection in [whole, part] {
+            let optional = Selection {
+                optional: true,
+                ..selection
+            };
+            assert_eq!(config_map(optional, None), Ok(Payload::default()));
+            assert_eq!(secret(optional, None), Ok(Payload::default()));
+        }
+    }
+}

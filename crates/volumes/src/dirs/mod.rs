@@ -1,0 +1,291 @@
+//! Sources → directories on the node.
+//!
+//! ```text
+//!   writer.rs      files that change all at once: the `..data` swap
+//!   ownership.rs   fsGroup
+//!   host_path.rs   what must be at a hostPath
+//!   usage.rs       how much of the disk a volume takes
+//!   tree.rs        walking a directory that somebody else may change meanwhile
+//! ```
+//!
+//! All of this runs as the root of the node's user namespace. Where only one id is mapped, files can't be given to
+//! another user or group; then they stay as they are, for the one id is every container's, and owns them.
+
+mod host_path;
+mod ownership;
+mod tree;
+mod usage;
+mod writer;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub(crate) use tree::chmod;
+
+use crate::content::ContentError;
+use crate::{HostPathKind, Ownership, Source};
+
+/// What everybody may do with an emptyDir: containers run as any user.
+const EMPTY_DIR_MODE: u32 = 0o777;
+
+/// A volume that is ready to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// What to mount: a directory, or whatever a hostPath is.
+    pub path: PathBuf,
+    /// No container may write to it, whatever its mount says.
+    pub read_only: bool,
+}
+
+/// Why a volume can't be had. The words are those that follow `MountVolume.SetUp failed for volume "x" : `.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The name can't be a directory's.
+    #[error("{0:?} can't be the name of a volume")]
+    Name(String),
+    /// A file of the volume has a path that leads out of it.
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    /// A hostPath isn't what it should be.
+    #[error("hostPath type check failed: {path} is not a {expected}{}", what_is_there(.found))]
+    HostPath {
+        /// Where.
+        path: PathBuf,
+        /// What should be there.
+        expected: &'static str,
+        /// What is there, or why that can't be told.
+        found: Result<&'static str, io::Error>,
+    },
+    /// A persistent volume's directory isn't there.
+    #[error("path {0:?} does not exist on this node")]
+    Missing(PathBuf),
+    /// Images are not this crate's.
+    #[error("the image {0:?} is not a directory")]
+    Image(String),
+    /// The kernel refused something.
+    #[error("can't {action} {path:?}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn what_is_there(found: &Result<&'static str, io::Error>) -> String {
+    match found {
+        Ok(kind) => format!(", it's a {kind}"),
+        Err(error) => format!(", unable to determine its type: {error}"),
+    }
+}
+
+/// Makes an [`io::Error`] tell what was tried on what.
+pub(crate) fn failed<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> VolumeError + 'a {
+    move |source| VolumeError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The volumes of one pod on this node.
+#[derive(Clone, Debug)]
+pub struct Volumes {
+    disk_dir: PathBuf,
+    memory_dir: PathBuf,
+}
+
+impl Volumes {
+    /// `disk_dir` is on the node's disk, `memory_dir` on a tmpfs that only the node's mount namespace has; both are this
+    /// pod's alone, and are made when first needed.
+    pub fn new(disk_dir: impl Into<PathBuf>, memory_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            disk_dir: disk_dir.into(),
+            memory_dir: memory_dir.into(),
+        }
+    }
+
+    /// Makes a volume ready. What an earlier call has made is kept: emptyDirs keep their content, files are brought up to
+    /// date all at once.
+    pub fn prepare(
+        &self,
+        name: &str,
+        source: &Source,
+        fs_group: Option<i64>,
+    ) -> Result<Prepared, VolumeError> {
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+            return Err(VolumeError::Name(name.to_owned()));
+        }
+        match source {
+            Source::EmptyDir { memory: false, .. } => {
+                let path = self.disk_dir.join(name);
+                if make_dir(&path, EMPTY_DIR_MODE)? {
+                    apply(&path, fs_group, false)?;
+                }
+                Ok(Prepared {
+                    path,
+                    read_only: false,
+                })
+            }
+            Source::EmptyDir {
+                memory: true,
+                size_limit,
+            } => {
+                let path = self.memory_dir.join(name);
+                make_dir(&path, EMPTY_DIR_MODE)?;
+                let mounted = linux::tmpfs::is_mount_point(&path);
+                if !mounted.map_err(failed("look at", &path))? {
+                    let size = size_limit.filter(|&bytes| bytes > 0);
+                    linux::tmpfs::mount(&path, size, 0o1777)
+                        .map_err(failed("mount memory on", &path))?;
+                    apply(&path, fs_group, false)?;
+                }
+                Ok(Prepared {
+                    path,
+                    read_only: false,
+                })
+            }
+            Source::Files(payload) => {
+                // Never on disk: it may be a secret.
+                let path = self.memory_dir.join(name);
+                make_dir(&path, EMPTY_DIR_MODE)?;
+                writer::write(&path, payload, |dir| apply(dir, fs_group, true))?;
+                Ok(Prepared {
+                    path,
+                    read_only: true,
+                })
+            }
+            Source::HostPath { path, kind } => {
+                host_path::check(path, *kind)?;
+                Ok(Prepared {
+                    path: path.clone(),
+                    read_only: false,
+                })
+            }
+            Source::Directory {
+                path,
+                read_only,
+                ownership,
+            } => {
+                if !path.exists() {
+                    return Err(VolumeError::Missing(path.clone()));
+                }
+                host_path::check(path, HostPathKind::Directory)?;
+                let skip = match ownership {
+                    Ownership::Keep => true,
+                    Ownership::Always => false,
+                    Ownership::OnRootMismatch => {
+                        fs_group.is_some_and(|group| ownership::root_matches(path, group))
+                    }
+                };
+                if !skip && !read_only {
+                    apply(path, fs_group, false)?;
+                }
+                Ok(Prepared {
+                    path: path.clone(),
+                    read_only: *read_only,
+                })
+            }
+            Source::Image { reference, .. } => Err(VolumeError::Image(reference.clone())),
+        }
+    }
+
+    /// Brings a volume that was prepared up to date. Only files change; every other source stays what it was.
+    pub fn update(
+        &self,
+        name: &str,
+        source: &Source,
+        fs_group: Option<i64>,
+    ) -> Result<(), VolumeError> {
+        match source {
+            Source::Files(_) => self.prepare(name, source, fs_group).map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many bytes of the disk, or of memory, an emptyDir takes now; 0 for any other source.
+    pub fn usage(&self, name: &str) -> u64 {
+        let on_disk = self.disk_dir.join(name);
+        if on_disk.is_dir() {
+            return usage::of_directory(&on_disk);
+        }
+        let in_memory = self.memory_dir.join(name);
+        match linux::tmpfs::is_mount_point(&in_memory) {
+            Ok(true) => usage::of_file_system(&in_memory),
+            _ => 0,
+        }
+    }
+
+    /// Removes everything that was made here; what belongs to the node or to a persistent volume stays.
+    ///
+    /// Goes on after an error, so that as little as possible is left, and reports the first.
+    pub fn remove_all(&self) -> Result<(), VolumeError> {
+        let mut first = Ok(());
+        let mut note = |result: Result<(), VolumeError>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        for entry in std::fs::read_dir(&self.memory_dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let path = entry.path();
+            // Somebody may have mounted more on top; each goes.
+            while let Ok(true) = linux::tmpfs::is_mount_point(&path) {
+                if let Err(error) = linux::tmpfs::unmount(&path) {
+                    note(Err(failed("unmount", &path)(error)));
+                    break;
+                }
+            }
+        }
+        for dir in [&self.memory_dir, &self.disk_dir] {
+            match std::fs::remove_dir_all(dir) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    note(Err(failed("remove", dir)(error)));
+                }
+                _ => {}
+            }
+        }
+        first
+    }
+}
+
+/// Makes a directory with these very permission bits, and says whether it is new.
+fn make_dir(path: &Path, mode: u32) -> Result<bool, VolumeError> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
+    if let Some(parent) = path.parent() {
+        // Nobody but the owner finds their way to the volumes from outside.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent)
+            .map_err(failed("make", parent))?;
+    }
+    match std::fs::create_dir(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
+            return Ok(false);
+        }
+        Err(error) => return Err(failed("make", path)(error)),
+    }
+    // Whatever the umask is.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .map_err(failed("set the mode of", path))?;
+    Ok(true)
+}
+
+fn apply(dir: &Path, fs_group: Option<i64>, read_only: bool) -> Result<(), VolumeError> {
+    match fs_group {
+        Some(group) => ownership::apply(dir, group, read_only),
+        None => Ok(()),
+    }
+}

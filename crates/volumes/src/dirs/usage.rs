@@ -1,0 +1,30 @@
+//! How much a volume takes.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use super::tree;
+
+/// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing.
+pub(super) fn of_directory(dir: &Path) -> u64 {
+    let mut seen = HashSet::new();
+    let mut blocks: u64 = 0;
+    let walked = tree::walk(dir, &mut |_, status| {
+        if status.st_nlink < 2 || seen.insert(status.st_ino) {
+            blocks = blocks.saturating_add(u64::try_from(status.st_blocks).unwrap_or_default());
+        }
+        Ok(())
+    });
+    if let Err(error) = walked {
+        tracing::debug!(dir = %dir.display(), %error, "can't tell the whole usage of a volume");
+    }
+    blocks.saturating_mul(512)
+}
+
+/// What is used of the file system that is mounted at `dir`.
+pub(super) fn of_file_system(dir: &Path) -> u64 {
+    rustix::fs::statvfs(dir).map_or(0, |status| {
+        let blocks = status.f_blocks.saturating_sub(status.f_bfree);
+        blocks.saturating_mul(status.f_frsize)
+    })
+}

@@ -1,0 +1,226 @@
+//! `subPath`: a place in a volume, found without trusting what containers put there.
+//!
+//! Another container of the pod, or of another pod with the same volume, may swap a directory for a symbolic link at any
+//! moment. So the kernel does the finding, told never to leave the volume (`RESOLVE_BENEATH`), and what was found is held
+//! as a descriptor: mount `/proc/self/fd/N`, or the descriptor itself, and never the path.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::content::clean;
+use crate::dirs::chmod;
+
+/// The kernel asks to be asked again if the tree moves under it.
+const ATTEMPTS: usize = 64;
+
+/// Why a subPath can't be had, in upstream's words as far as they are told to users.
+#[derive(Debug, thiserror::Error)]
+pub enum SubPathError {
+    /// It starts at the root.
+    #[error("error SubPath `{0}` must not be an absolute path")]
+    Absolute(String),
+    /// It goes up.
+    #[error("unable to provision SubPath `{0}`: must not contain '..'")]
+    Backsteps(String),
+    /// A symbolic link in it leads out of the volume.
+    #[error("subPath {0:?} is not within its volume")]
+    Outside(String),
+    /// There is nothing, and nothing may be made.
+    #[error("subPath {0:?} does not exist in its volume")]
+    Missing(String),
+    /// The kernel refused.
+    #[error("can't open subPath {path:?} of its volume")]
+    Io {
+        /// The subPath.
+        path: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Opens `subpath` in the volume at `root`, as `O_PATH`; directories that are missing are made if `create` says so.
+///
+/// New directories get the volume's own permission bits, as upstream gives them.
+pub fn open_subpath(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPathError> {
+    if subpath.starts_with('/') {
+        return Err(SubPathError::Absolute(subpath.to_owned()));
+    }
+    if subpath.split('/').any(|part| part == "..") {
+        return Err(SubPathError::Backsteps(subpath.to_owned()));
+    }
+    let told = |error: Errno| match error {
+        Errno::XDEV | Errno::LOOP => SubPathError::Outside(subpath.to_owned()),
+        Errno::NOENT => SubPathError::Missing(subpath.to_owned()),
+        error => SubPathError::Io {
+            path: subpath.to_owned(),
+            source: error.into(),
+        },
+    };
+    // The volume's root was made, or checked, by the node: that path is trusted.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty()).map_err(told)?;
+    let path = clean(subpath);
+    if path.is_empty() {
+        return Ok(root);
+    }
+    match beneath(&root, &path) {
+        Err(Errno::NOENT) if create => make(&root, &path).map_err(told),
+        opened => opened.map_err(told),
+    }
+}
+
+/// Opens a path that must not leave `root`, by whatever links.
+fn beneath(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    for _ in 1..ATTEMPTS {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            opened => return opened,
+        }
+    }
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+/// Makes what is missing of a path, one directory at a time, each in a parent that is held and lies in the volume.
+fn make(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
+    let mode = rustix::fs::fstat(root)?.st_mode & 0o7777;
+    let mut parent = root.try_clone().map_err(errno)?;
+    let mut end = 0;
+    while end < path.len() {
+        let start = end;
+        end = path[start + 1..]
+            .find('/')
+            .map_or(path.len(), |at| start + 1 + at);
+        let name = path[start..end].trim_start_matches('/');
+        let opened = match beneath(root, &path[..end]) {
+            Err(Errno::NOENT) => match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
+                Ok(()) => {
+                    let made = beneath(root, &path[..end])?;
+                    // Whatever the umask is. A setgid parent has handed its group down already.
+                    chmod(made.as_fd(), mode).map_err(errno)?;
+                    made
+                }
+                // Somebody was quicker; or it is a link to nowhere, which is then not found again.
+                Err(Errno::EXIST) => beneath(root, &path[..end])?,
+                Err(error) => return Err(error),
+            },
+            opened => opened?,
+        };
+        parent = opened;
+    }
+    Ok(parent)
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn place(fd: &OwnedFd) -> std::path::PathBuf {
+        fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap()
+    }
+
+    #[test]
+    fn places_in_the_volume_are_found_or_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o2775)).unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        fs::write(root.join("real/file"), "x").unwrap();
+        symlink("real", root.join("link")).unwrap();
+        let at = |path: &str| place(&open_subpath(&root, path, true).unwrap());
+        assert_eq!(at(""), root);
+        assert_eq!(at("./real//file"), root.join("real/file"));
+        assert_eq!(at("link/file"), root.join("real/file"));
+        assert_eq!(at("link/new/er"), root.join("real/new/er"));
+        assert_eq!(at("a/b/c"), root.join("a/b/c"));
+        assert_eq!(
+            fs::metadata(root.join("a/b")).unwrap().mode() & 0o7777,
+            0o2775
+        );
+        let missing = open_subpath(&root, "nothing", false).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "subPath \"nothing\" does not exist in its volume"
+        );
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_volume() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("volume");
+        fs::create_dir(&root).unwrap();
+        fs::create_dir(dir.path().join("secret")).unwrap();
+        symlink("../secret", root.join("up")).unwrap();
+        symlink("/etc", root.join("absolute")).unwrap();
+        symlink("../secret/new", root.join("dangling")).unwrap();
+        symlink("/proc/self/root", root.join("magic")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        let mut words = Vec::new();
+        for path in [
+            "up",
+            "up/x",
+            "absolute",
+            "absolute/passwd",
+            "dangling",
+            "dangling/x",
+            "magic/etc",
+            "loop",
+            "/etc",
+            "../secret",
+            "a/../../secret",
+        ] {
+            let error = open_subpath(&root, path, true).unwrap_err();
+            words.push(format!("{path}: {error}"));
+        }
+        insta::assert_snapshot!(words.join("\n"));
+        assert_eq!(fs::read_dir(dir.path().join("secret")).unwrap().count(), 0);
+    }
+
+    /// A container that swaps a directory for a link as fast as it can never gets anything outside opened or made.
+    #[test]
+    fn races_are_lost_by_the_attacker() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        let root = base.join("volume");
+        let outside = base.join("outside");
+        fs::create_dir_all(root.join("real")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        symlink("../outside", root.join("evil")).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = rustix::fs::renameat_with(
+                        CWD,
+                        root.join("real"),
+                        CWD,
+                        root.join("evil"),
+                        rustix::fs::RenameFlags::EXCHANGE,
+                    );
+                }
+            });
+            for turn in 0..3000 {
+                if let Ok(fd) = open_subpath(&root, &format!("real/d{}", turn % 7), true) {
+                    assert!(place(&fd).starts_with(&root), "{:?}", place(&fd));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+}

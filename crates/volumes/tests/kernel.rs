@@ -1,0 +1,225 @@
+//! Volumes as the kernel sees them, in a mount namespace of the test's own.
+//!
+//! Each test runs itself again below `unshare`: once with a single id mapped, as on nodes without subordinate ids, and,
+//! where the caller is root, once with all ids.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't go on should say where"
+)]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use volumes::{FileContent, Ownership, Payload, Source, Volumes};
+
+const INSIDE: &str = "CORACLE_TEST_INSIDE";
+
+/// Runs the rest of the test named `name` in new namespaces; true inside of them.
+fn inside(name: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let run = |arguments: &[&str], ids: &str| {
+        let status = Command::new("unshare")
+            .args(arguments)
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(INSIDE, ids)
+            .status()
+            .expect("unshare, of util-linux");
+        assert!(status.success(), "{name} with {ids}");
+    };
+    run(&["--user", "--map-root-user", "--mount"], "one id");
+    if rustix::process::geteuid().is_root() {
+        run(&["--mount"], "all ids");
+    }
+    false
+}
+
+fn all_ids() -> bool {
+    std::env::var(INSIDE).is_ok_and(|ids| ids == "all ids")
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+fn group(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().gid()
+}
+
+fn files(entries: &[(&str, u32)]) -> Source {
+    let file = |(name, mode): &(&str, u32)| {
+        let content = FileContent {
+            data: b"x".to_vec(),
+            mode: *mode,
+            user: Some(1234),
+        };
+        ((*name).to_owned(), content)
+    };
+    Source::Files(Payload {
+        files: entries.iter().map(file).collect(),
+        ..Default::default()
+    })
+}
+
+#[test]
+fn empty_dirs_in_memory_are_mounts_with_a_limit() {
+    if !inside("empty_dirs_in_memory_are_mounts_with_a_limit") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, memory) = (dir.path().join("disk"), dir.path().join("memory"));
+    let volumes = Volumes::new(&disk, &memory);
+    let source = Source::EmptyDir {
+        memory: true,
+        size_limit: Some(1 << 20),
+    };
+    let prepared = volumes.prepare("cache", &source, Some(2000)).unwrap();
+    assert_eq!(prepared.path, memory.join("cache"));
+    assert!(!prepared.read_only);
+    assert_eq!(mode(&prepared.path), 0o3777);
+    assert_eq!(group(&prepared.path), if all_ids() { 2000 } else { 0 });
+
+    let file = prepared.path.join("file");
+    fs::write(&file, vec![1; 512 << 10]).unwrap();
+    assert_eq!(volumes.usage("cache"), 512 << 10);
+    fs::write(prepared.path.join("more"), vec![1; 1 << 20]).unwrap_err();
+    // Again, after a restart of whoever prepares: the content stays.
+    volumes.prepare("cache", &source, Some(2000)).unwrap();
+    assert!(file.exists());
+
+    volumes.remove_all().unwrap();
+    assert!(!disk.exists() && !memory.exists());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(dir.path().to_str().unwrap()));
+    volumes.remove_all().unwrap();
+}
+
+#[test]
+fn empty_dirs_on_disk_are_everybodys_and_measured() {
+    if !inside("empty_dirs_on_disk_are_everybodys_and_measured") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let source = Source::EmptyDir {
+        memory: false,
+        size_limit: Some(1),
+    };
+    let plain = volumes.prepare("plain", &source, None).unwrap().path;
+    assert_eq!(mode(&plain), 0o777);
+    assert_eq!(mode(plain.parent().unwrap()), 0o700);
+    let shared = volumes.prepare("shared", &source, Some(2000)).unwrap().path;
+    assert_eq!(mode(&shared), 0o2777);
+
+    fs::create_dir_all(plain.join("a/b")).unwrap();
+    fs::write(plain.join("a/b/big"), vec![1; 1 << 20]).unwrap();
+    fs::hard_link(plain.join("a/b/big"), plain.join("twice")).unwrap();
+    std::os::unix::fs::symlink("/usr", plain.join("out")).unwrap();
+    fs::write(plain.join("sealed"), vec![1; 1 << 20]).unwrap();
+    fs::set_permissions(plain.join("a"), fs::Permissions::from_mode(0o0)).unwrap();
+    let usage = volumes.usage("plain");
+    assert!((2 << 20..3 << 20).contains(&usage), "{usage}");
+    assert_eq!(volumes.usage("none"), 0);
+    volumes.remove_all().unwrap();
+    assert!(!plain.exists());
+}
+
+#[test]
+fn files_are_readable_by_the_group_and_owned_by_their_user() {
+    if !inside("files_are_readable_by_the_group_and_owned_by_their_user") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let prepared = volumes
+        .prepare("v", &files(&[("token", 0o600), ("d/x", 0o400)]), Some(2000))
+        .unwrap();
+    assert!(prepared.read_only);
+    assert!(prepared.path.starts_with(dir.path().join("memory")));
+    let real = |name: &str| prepared.path.join(name).canonicalize().unwrap();
+    assert_eq!(mode(&real("token")), 0o640);
+    assert_eq!(mode(&real("d/x")), 0o440);
+    assert_eq!(mode(&real("d")), 0o2755);
+    assert_eq!(mode(&prepared.path), 0o2777);
+    let owner = fs::metadata(real("token")).unwrap();
+    let expected = if all_ids() { (1234, 2000) } else { (0, 0) };
+    assert_eq!((owner.uid(), owner.gid()), expected);
+
+    volumes
+        .update("v", &files(&[("token", 0o600)]), Some(2000))
+        .unwrap();
+    assert_eq!(mode(&real("token")), 0o640);
+    assert!(!prepared.path.join("d").is_symlink());
+    volumes.remove_all().unwrap();
+    assert!(!prepared.path.exists());
+}
+
+#[test]
+fn persistent_directories_get_the_group_as_their_owner_asks() {
+    if !inside("persistent_directories_get_the_group_as_their_owner_asks") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let path = dir.path().join("data");
+    let outside = dir.path().join("outside");
+    fs::write(&outside, "x").unwrap();
+    fs::set_permissions(&outside, fs::Permissions::from_mode(0o600)).unwrap();
+    let source = |ownership| Source::Directory {
+        path: path.clone(),
+        read_only: false,
+        ownership,
+    };
+    let missing = volumes
+        .prepare("v", &source(Ownership::Keep), None)
+        .unwrap_err();
+    assert!(missing.to_string().contains("does not exist"), "{missing}");
+
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(path.join("file"), "x").unwrap();
+    fs::set_permissions(path.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::symlink(&outside, path.join("link")).unwrap();
+    volumes
+        .prepare("v", &source(Ownership::Keep), Some(2000))
+        .unwrap();
+    assert_eq!(mode(&path.join("file")), 0o600);
+    volumes
+        .prepare("v", &source(Ownership::Always), Some(2000))
+        .unwrap();
+    assert_eq!(mode(&path.join("file")), 0o660);
+    assert_eq!(mode(&path), 0o2770);
+    // Never through a link.
+    assert_eq!(mode(&outside), 0o600);
+    assert_eq!(group(&outside), 0);
+
+    fs::set_permissions(path.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
+    volumes
+        .prepare("v", &source(Ownership::OnRootMismatch), Some(2000))
+        .unwrap();
+    let skipped = all_ids();
+    assert_eq!(
+        mode(&path.join("file")),
+        if skipped { 0o600 } else { 0o660 }
+    );
+    volumes.remove_all().unwrap();
+    assert!(path.join("file").exists());
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let source = Source::EmptyDir {
+        memory: false,
+        size_limit: None,
+    };
+    for name in ["", "..", ".", "a/b", "../x"] {
+        volumes.prepare(name, &source, None).unwrap_err();
+    }
+}
