@@ -1,0 +1,494 @@
+//! Reading images from an archive or a directory into the store.
+//!
+//! An archive may come through a pipe, and says only at its end what its files were. So every file is
+//! kept as it comes, under a name of ours, and looked up afterwards: no name in the archive ever
+//! becomes a path.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::compression::{Compression, decompress};
+use crate::digest::{Digest, HashingReader};
+use crate::manifest::{
+    Configuration, Descriptor, Document, DocumentError, LARGEST_DOCUMENT, Manifest, OCI_CONFIG,
+    OCI_LAYER, OCI_MANIFEST,
+};
+use crate::reference::{Reference, ReferenceError};
+use crate::store::{Spool, Store, StoreError};
+
+/// Files in an archive that are no image: enough is enough.
+const MOST_FILES: usize = 20_000;
+
+/// How layers that come uncompressed are kept.
+const COMPRESSION_LEVEL: i32 = 3;
+
+/// Where containerd, and after it Docker, note an image's full name.
+const FULL_NAME: &str = "io.containerd.image.name";
+/// Where OCI's layout notes a tag or a name.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// An archive can't be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It can't be read.
+    #[error("the archive can't be read")]
+    Read(#[source] io::Error),
+    /// There is no image in it.
+    #[error("the archive is neither one of `docker save` nor an OCI image layout: it has no {0}")]
+    NoImage(&'static str),
+    /// A part of the image isn't there.
+    #[error("the archive is incomplete: {0} is missing")]
+    Missing(String),
+    /// A file isn't what its name says.
+    #[error("the archive is damaged: {name} is {got}")]
+    Digest {
+        /// Its name.
+        name: String,
+        /// What it is.
+        got: Digest,
+    },
+    /// A document makes no sense.
+    #[error("{name} in the archive")]
+    Json {
+        /// Which one.
+        name: String,
+        /// Why not.
+        source: serde_json::Error,
+    },
+    /// A manifest or configuration makes no sense.
+    #[error("{name} in the archive")]
+    Document {
+        /// Which one.
+        name: String,
+        /// Why not.
+        source: DocumentError,
+    },
+    /// An image in it has an impossible name.
+    #[error(transparent)]
+    Name(#[from] ReferenceError),
+    /// It can't be kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It has far too many files.
+    #[error("the archive has more than {MOST_FILES} files: it is no image")]
+    TooMany,
+}
+
+/// An image that was loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Its full name; `None` if the archive has none for it, and none was given.
+    pub reference: Option<Reference>,
+    /// What it is.
+    pub digest: Digest,
+}
+
+/// A file of the archive, kept but not in its place.
+enum Kept {
+    /// As it was.
+    Plain(Spool),
+    /// A layer that was compressed by us.
+    Compressed { spool: Spool, diff_id: Digest },
+    /// Another name in the archive.
+    Link(String),
+}
+
+/// Loads all images of an archive, which may be compressed. `name` is for an image that has none. Blocks.
+pub fn load(
+    store: &Store,
+    archive: impl Read,
+    name: Option<&Reference>,
+) -> Result<Vec<Loaded>, LoadError> {
+    let _in_use = store.in_use_blocking()?;
+    let (_, stream) = decompress(archive).map_err(LoadError::Read)?;
+    let mut tar = tar::Archive::new(stream);
+    let mut files = Files::new(store);
+    // Raw: long names, which no image needs, are passed over, and can't be of any size.
+    for entry in tar.entries().map_err(LoadError::Read)?.raw(true) {
+        let entry = entry.map_err(LoadError::Read)?;
+        let path = normal(&String::from_utf8_lossy(&entry.path_bytes()));
+        match entry.header().entry_type() {
+            tar::EntryType::Regular => files.add(path, entry)?,
+            tar::EntryType::Symlink | tar::EntryType::Link => {
+                let target = entry.header().link_name_bytes().unwrap_or_default();
+                let target = String::from_utf8_lossy(&target).into_owned();
+                files.link(path, &target, entry.header().entry_type())?;
+            }
+            _ => {}
+        }
+    }
+    files.images(name)
+}
+
+/// Loads all images of an OCI layout, or of an unpacked `docker save`, in a directory. Blocks.
+pub fn load_directory(
+    store: &Store,
+    dir: &Path,
+    name: Option<&Reference>,
+) -> Result<Vec<Loaded>, LoadError> {
+    let _in_use = store.in_use_blocking()?;
+    let mut files = Files::new(store);
+    add_directory(&mut files, dir, "", 3)?;
+    files.images(name)
+}
+
+fn add_directory(
+    files: &mut Files<'_>,
+    dir: &Path,
+    prefix: &str,
+    depth: u32,
+) -> Result<(), LoadError> {
+    for entry in fs::read_dir(dir).map_err(LoadError::Read)? {
+        let entry = entry.map_err(LoadError::Read)?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let path = entry.path();
+        // The user's own directory: its symlinks are as good as files.
+        let found = fs::metadata(&path).map_err(LoadError::Read)?;
+        if found.is_dir() && depth > 0 {
+            add_directory(files, &path, &format!("{name}/"), depth - 1)?;
+        } else if found.is_file() {
+            files.add(name, File::open(&path).map_err(LoadError::Read)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// `./a//b` is `a/b`, and `a/../b` is `b`.
+fn normal(path: &str) -> String {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// What an archive holds, by name.
+struct Files<'a> {
+    store: &'a Store,
+    kept: HashMap<String, Kept>,
+    /// What is in its place already, and its size.
+    placed: HashMap<String, (Descriptor, Option<Digest>)>,
+}
+
+/// An entry of `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DockerImage {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Option<Vec<String>>,
+}
+
+impl<'a> Files<'a> {
+    fn new(store: &'a Store) -> Self {
+        Files {
+            store,
+            kept: HashMap::new(),
+            placed: HashMap::new(),
+        }
+    }
+
+    fn add(&mut self, name: String, content: impl Read) -> Result<(), LoadError> {
+        if self.kept.len() >= MOST_FILES {
+            return Err(LoadError::TooMany);
+        }
+        let mut content = BufReader::new(content);
+        let start = io::BufRead::fill_buf(&mut content).map_err(LoadError::Read)?;
+        // In the new form a file's name is its digest, and must stay that.
+        let ours = !name.starts_with("blobs/") && name.ends_with(".tar");
+        let kept = match ours && Compression::of(start) == Compression::None {
+            true => self.compress(content)?,
+            false => {
+                let mut spool = self.store.spool()?;
+                copy(&mut content, &mut spool, self.store)?;
+                Kept::Plain(spool)
+            }
+        };
+        self.kept.insert(name, kept);
+        Ok(())
+    }
+
+    fn compress(&self, content: impl Read) -> Result<Kept, LoadError> {
+        let mut content = HashingReader::new(content);
+        let spool = self.store.spool()?;
+        let writing = |e| StoreError::io("write to", self.store.path(), e);
+        let mut encoder =
+            zstd::stream::write::Encoder::new(spool, COMPRESSION_LEVEL).map_err(writing)?;
+        copy(&mut content, &mut encoder, self.store)?;
+        let spool = encoder.finish().map_err(writing)?;
+        let (_, diff_id) = content.finish();
+        Ok(Kept::Compressed { spool, diff_id })
+    }
+
+    fn link(&mut self, name: String, target: &str, kind: tar::EntryType) -> Result<(), LoadError> {
+        if self.kept.len() >= MOST_FILES {
+            return Err(LoadError::TooMany);
+        }
+        let target = match (kind, name.rsplit_once('/')) {
+            (tar::EntryType::Symlink, Some((dir, _))) => normal(&format!("{dir}/{target}")),
+            _ => normal(target),
+        };
+        self.kept.insert(name, Kept::Link(target));
+        Ok(())
+    }
+
+    /// Names of files that stand for others.
+    fn resolve(&self, name: &str) -> String {
+        let mut name = normal(name);
+        for _ in 0..8 {
+            match self.kept.get(&name) {
+                Some(Kept::Link(target)) => name = target.clone(),
+                _ => break,
+            }
+        }
+        name
+    }
+
+    /// The content of a small file.
+    fn text(&self, name: &str) -> Result<Option<Vec<u8>>, LoadError> {
+        let Some(Kept::Plain(spool)) = self.kept.get(&self.resolve(name)) else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        let file = spool.reopen()?;
+        file.take(LARGEST_DOCUMENT)
+            .read_to_end(&mut bytes)
+            .map_err(LoadError::Read)?;
+        Ok(Some(bytes))
+    }
+
+    /// Puts a file in its place in the store. The second value is the digest of what is inside, if known.
+    fn place(&mut self, name: &str) -> Result<(Descriptor, Option<Digest>), LoadError> {
+        let name = self.resolve(name);
+        if let Some(placed) = self.placed.get(&name) {
+            return Ok(placed.clone());
+        }
+        let (spool, diff_id) = match self.kept.remove(&name) {
+            Some(Kept::Plain(spool)) => (spool, None),
+            Some(Kept::Compressed { spool, diff_id }) => (spool, Some(diff_id)),
+            Some(Kept::Link(_)) | None => return Err(LoadError::Missing(name)),
+        };
+        let (digest, size) = self.store.keep(spool)?;
+        let descriptor = Descriptor {
+            media_type: String::new(),
+            digest,
+            size,
+            platform: None,
+            annotations: BTreeMap::new(),
+        };
+        self.placed.insert(name, (descriptor.clone(), diff_id));
+        Ok((descriptor, diff_id))
+    }
+
+    /// Puts a blob of the new form in its place.
+    fn place_blob(&mut self, blob: &Descriptor) -> Result<(), LoadError> {
+        let name = format!("blobs/sha256/{}", blob.digest.hex());
+        if !self.kept.contains_key(&name) && self.store.has(blob) {
+            return Ok(());
+        }
+        let (found, _) = self.place(&name)?;
+        match found.digest == blob.digest {
+            true => Ok(()),
+            false => Err(LoadError::Digest {
+                name,
+                got: found.digest,
+            }),
+        }
+    }
+
+    fn images(mut self, name: Option<&Reference>) -> Result<Vec<Loaded>, LoadError> {
+        let docker = match self.text("manifest.json")? {
+            Some(text) => serde_json::from_slice(&text).map_err(|source| LoadError::Json {
+                name: "manifest.json".to_owned(),
+                source,
+            })?,
+            None => Vec::new(),
+        };
+        let mut loaded = match self.text("index.json")? {
+            Some(index) => self.layout(&index, &docker)?,
+            None if docker.is_empty() => return Err(LoadError::NoImage("manifest.json")),
+            None => self.docker(docker)?,
+        };
+        if let (Some(name), [only]) = (name, loaded.as_mut_slice()) {
+            only.1 = vec![name.clone()];
+        }
+        let mut all = Vec::new();
+        for (descriptor, names) in loaded {
+            for name in &names {
+                self.store.name(name, &descriptor)?;
+            }
+            let digest = descriptor.digest;
+            match names.is_empty() {
+                true => all.push(Loaded {
+                    reference: None,
+                    digest,
+                }),
+                false => all.extend(names.into_iter().map(|name| Loaded {
+                    reference: Some(name),
+                    digest,
+                })),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The new form: everything by digest.
+    fn layout(
+        &mut self,
+        index: &[u8],
+        docker: &[DockerImage],
+    ) -> Result<Vec<(Descriptor, Vec<Reference>)>, LoadError> {
+        let wrong = |name: &str| {
+            let name = name.to_owned();
+            move |source| LoadError::Document { name, source }
+        };
+        let index = match Document::parse(index, "").map_err(wrong("index.json"))? {
+            Document::Index(index) => index,
+            Document::Manifest(_) => return Err(LoadError::NoImage("index.json")),
+        };
+        let mut all = Vec::new();
+        for top in index.manifests {
+            let mut at = top.clone();
+            for depth in 0.. {
+                self.place_blob(&at)?;
+                let name = at.digest.to_string();
+                let bytes = self.store.read_document(at.digest)?.unwrap_or_default();
+                match Document::parse(&bytes, &at.media_type).map_err(wrong(&name))? {
+                    Document::Index(index) if depth < 3 => {
+                        at = index.choose().map_err(wrong(&name))?.clone();
+                    }
+                    Document::Index(_) => return Err(LoadError::NoImage("manifest of an image")),
+                    Document::Manifest(manifest) => {
+                        for blob in manifest.blobs() {
+                            self.place_blob(blob)?;
+                        }
+                        let names = names(&top, &manifest, docker)?;
+                        let plain = Descriptor {
+                            annotations: BTreeMap::new(),
+                            ..top
+                        };
+                        all.push((plain, names));
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The old form: a list of configurations and layers, from which we make manifests.
+    fn docker(
+        &mut self,
+        images: Vec<DockerImage>,
+    ) -> Result<Vec<(Descriptor, Vec<Reference>)>, LoadError> {
+        let mut all = Vec::new();
+        for image in images {
+            let layer_names = image.layers.unwrap_or_default();
+            let (mut config, _) = self.place(&image.config)?;
+            config.media_type = OCI_CONFIG.to_owned();
+            let text = self.store.read_document(config.digest)?.unwrap_or_default();
+            let configuration =
+                Configuration::parse(&text, layer_names.len()).map_err(|source| {
+                    LoadError::Document {
+                        name: image.config.clone(),
+                        source,
+                    }
+                })?;
+            let mut layers = Vec::new();
+            for (name, expected) in layer_names.iter().zip(configuration.diff_ids) {
+                let (mut layer, diff_id) = self.place(name)?;
+                if let Some(got) = diff_id.filter(|got| *got != expected) {
+                    return Err(LoadError::Digest {
+                        name: name.clone(),
+                        got,
+                    });
+                }
+                let compression = self.compression(layer.digest)?;
+                layer.media_type = format!("{OCI_LAYER}{}", compression.suffix());
+                layers.push(layer);
+            }
+            let manifest = Manifest {
+                schema_version: 2,
+                media_type: Some(OCI_MANIFEST.to_owned()),
+                config,
+                layers,
+            };
+            let text = serde_json::to_vec(&manifest).map_err(|source| LoadError::Json {
+                name: "manifest.json".to_owned(),
+                source,
+            })?;
+            let descriptor = Descriptor {
+                media_type: OCI_MANIFEST.to_owned(),
+                digest: self.store.put(&text)?,
+                size: text.len() as u64,
+                platform: None,
+                annotations: BTreeMap::new(),
+            };
+            let tags = image.repo_tags.unwrap_or_default();
+            let names: Result<_, _> = tags.iter().map(|tag| tag.parse()).collect();
+            all.push((descriptor, names?));
+        }
+        Ok(all)
+    }
+
+    fn compression(&self, blob: Digest) -> Result<Compression, LoadError> {
+        let path = self.store.blob_path(blob);
+        let mut start = [0; 4];
+        let mut file = File::open(&path).map_err(|e| StoreError::io("read", &path, e))?;
+        let n = file.read(&mut start).map_err(LoadError::Read)?;
+        Ok(Compression::of(&start[..n]))
+    }
+}
+
+/// What an image of a layout is called: by its own notes, else by Docker's list beside it.
+fn names(
+    top: &Descriptor,
+    manifest: &Manifest,
+    docker: &[DockerImage],
+) -> Result<Vec<Reference>, LoadError> {
+    let config = format!("blobs/sha256/{}", manifest.config.digest.hex());
+    let same = |image: &&DockerImage| normal(&image.config) == config;
+    let tags: Vec<String> = docker
+        .iter()
+        .filter(same)
+        .flat_map(|image| image.repo_tags.clone().unwrap_or_default())
+        .collect();
+    if !tags.is_empty() {
+        let names: Result<_, _> = tags.iter().map(|tag| tag.parse()).collect();
+        return Ok(names?);
+    }
+    if let Some(name) = top.annotations.get(FULL_NAME) {
+        return Ok(vec![name.parse()?]);
+    }
+    // Often only a tag, which names nothing.
+    let named = |name: &&String| name.contains(['/', ':']);
+    match top.annotations.get(REF_NAME).filter(named) {
+        Some(name) => Ok(vec![name.parse()?]),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Tells an archive that can't be read from a store that can't be written.
+fn copy(from: &mut impl Read, to: &mut impl Write, store: &Store) -> Result<(), LoadError> {
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(n) => to
+                .write_all(&buffer[..n])
+                .map_err(|e| StoreError::io("write to", &store.path().join("."), e))?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(LoadError::Read(error)),
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Layers, unpacked once per node into local storage.
+//!
+//! ```text
+//! DIR/0123456789abcdef0123456789abcdef   a layer, by the first half of its diff id; appears by one rename
+//! DIR/.lock-0123…                        held alone to unpack or remove it, shared by whoever uses it;
+//!                                        its modification time is when it was last used
+//! DIR/.new-0123…                         being unpacked by whoever holds the lock
+//! ```
+//!
+//! Files belong to ids of the user namespace they were unpacked in, so they must be removed in it too.
+
+mod ids;
+mod path;
+mod remove;
+mod tar;
+mod tree;
+mod unpack;
+
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+pub use unpack::{Allowance, UnpackError};
+
+use crate::compression::decompress;
+use crate::digest::{Digest, HashingReader};
+
+/// The unpacked layers of one node.
+#[derive(Debug, Clone)]
+pub struct Layers {
+    dir: PathBuf,
+    limits: Limits,
+}
+
+/// How large an image may be when unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// All of its layers together.
+    pub bytes: u64,
+    /// Files, directories and links of all of its layers.
+    pub entries: u64,
+}
+
+impl Default for Limits {
+    /// More than any image of today, and less than what would hurt a node's disk for long.
+    fn default() -> Self {
+        Limits {
+            bytes: 128 << 30,
+            entries: 8_000_000,
+        }
+    }
+}
+
+/// A layer can't be unpacked or used.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    /// The archive is at fault, or the disk.
+    #[error("layer {diff_id}")]
+    Unpack {
+        /// Which one.
+        diff_id: Digest,
+        /// Why.
+        source: UnpackError,
+    },
+    /// It holds something else than the image says.
+    #[error("layer {blob} unpacks to {got}, not to {diff_id} as the image's configuration says")]
+    DiffId {
+        /// The compressed layer.
+        blob: Digest,
+        /// What it should be.
+        diff_id: Digest,
+        /// What it is.
+        got: Digest,
+    },
+    /// The system refused something.
+    #[error("can't {doing} {}", .path.display())]
+    Io {
+        /// A verb.
+        doing: &'static str,
+        /// Its object.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl LayerError {
+    /// Whether the archive may be damaged, as opposed to the disk being full and the like.
+    pub fn blames_archive(&self) -> bool {
+        matches!(
+            self,
+            LayerError::DiffId { .. }
+                | LayerError::Unpack {
+                    source: UnpackError::Damaged(_) | UnpackError::Refused { .. },
+                    ..
+                }
+        )
+    }
+}
+
+fn io_error<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LayerError + 'a {
+    move |source| LayerError::Io {
+        doing,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// As long as it lives, the layers it stands for are not removed.
+#[derive(Debug)]
+pub struct Held {
+    _locks: Vec<File>,
+}
+
+impl Layers {
+    /// Opens the directory `dir`, and makes it if need be.
+    pub fn open(dir: &Path) -> Result<Layers, LayerError> {
+        let dir = std::path::absolute(dir).map_err(io_error("find", dir))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(io_error("make the directory", &dir))?;
+        Ok(Layers {
+            dir,
+            limits: Limits::default(),
+        })
+    }
+
+    /// Bounds the size of images.
+    pub fn with_limits(self, limits: Limits) -> Layers {
+        Layers { limits, ..self }
+    }
+
+    /// The bounds.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    fn name(diff_id: Digest) -> String {
+        diff_id.hex()[..32].to_owned()
+    }
+
+    /// Where this layer is, or would be.
+    pub fn layer_path(&self, diff_id: Digest) -> PathBuf {
+        self.dir.join(Self::name(diff_id))
+    }
+
+    /// Whether it is unpacked.
+    pub fn has(&self, diff_id: Digest) -> bool {
+        self.layer_path(diff_id).is_dir()
+    }
+
+    /// Unpacks the blob `digest`, at `blob`, unless that was done already. Waits for whoever does it now.
+    pub fn unpack(
+        &self,
+        blob: &Path,
+        digest: Digest,
+        diff_id: Digest,
+        allowance: &Allowance,
+    ) -> Result<PathBuf, LayerError> {
+        let target = self.layer_path(diff_id);
+        let lock = self.lock_file(&Self::name(diff_id))?;
+        lock.lock().map_err(io_error("lock", &target))?;
+        if self.has(diff_id) {
+            self.touch(&lock);
+            return Ok(target);
+        }
+        let staging = Staging::new(self, diff_id)?;
+        let root = staging.path();
+        let root = File::open(&root).map_err(io_error("open", &root))?;
+        let file = File::open(blob).map_err(io_error("read", blob))?;
+        let damaged = |error| LayerError::Unpack {
+            diff_id,
+            source: UnpackError::Damaged(error),
+        };
+        let (_, stream) = decompress(file).map_err(damaged)?;
+        let mut stream = HashingReader::new(stream);
+        let ids = ids::Ids::of_this_process();
+        unpack::unpack(root.into(), &mut stream, &ids, allowance)
+            .map_err(|source| LayerError::Unpack { diff_id, source })?;
+        let (_, got) = stream.finish();
+        if got != diff_id {
+            return Err(LayerError::DiffId {
+                blob: digest,
+                diff_id,
+                got,
+            });
+        }
+        staging.publish(&target)?;
+        self.touch(&lock);
+        Ok(target)
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File, LayerError> {
+        let path = self.dir.join(format!(".lock-{name}"));
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io_error("open", &path))
+    }
+
+    fn touch(&self, lock: &File) {
+        let _ = lock.set_times(FileTimes::new().set_modified(SystemTime::now()));
+    }
+
+    /// Keeps these layers from being pruned, as long as the result lives. Fails if one isn't there.
+    pub fn hold(&self, layers: &[PathBuf]) -> Result<Held, LayerError> {
+        let mut locks = Vec::new();
+        for layer in layers {
+            let name = layer.file_name().unwrap_or_default().to_string_lossy();
+            let lock = self.lock_file(&name)?;
+            lock.lock_shared().map_err(io_error("lock", layer))?;
+            fs::metadata(layer).map_err(io_error("find the layer", layer))?;
+            self.touch(&lock);
+            locks.push(lock);
+        }
+        Ok(Held { _locks: locks })
+    }
+
+    /// Removes layers that nobody holds and that were not used for `unused`. Says how many went.
+    pub fn prune(&self, unused: Duration) -> Result<usize, LayerError> {
+        let mut gone = 0;
+        let list = fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))?;
+        for entry in list.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|name| is_layer(name)) else {
+                continue;
+            };
+            let lock = self.lock_file(name)?;
+            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+                continue;
+            }
+            let used = lock.metadata().and_then(|found| found.modified());
+            let age = used.ok().and_then(|used| used.elapsed().ok());
+            if age.is_some_and(|age| age >= unused) {
+                remove(&self.dir, name)?;
+                gone += 1;
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Removes everything, and the directory itself. To be called in the user namespace that the
+    /// layers were unpacked in, when nothing uses them any more.
+    pub fn remove_all(self) -> Result<(), LayerError> {
+        let parent = self.dir.parent().unwrap_or(Path::new("/"));
+        let name = self.dir.file_name().unwrap_or_default();
+        let dir = File::open(parent).map_err(io_error("open", parent))?;
+        CString::new(name.as_bytes())
+            .map_err(io::Error::from)
+            .and_then(|name| remove::remove_all(dir.as_fd(), &name))
+            .map_err(io_error("remove", &self.dir))
+    }
+}
+
+fn is_layer(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn remove(dir: &Path, name: &str) -> Result<(), LayerError> {
+    let path = dir.join(name);
+    let open = File::open(dir).map_err(io_error("open", dir))?;
+    CString::new(name)
+        .map_err(io::Error::from)
+        .and_then(|name| remove::remove_all(open.as_fd(), &name))
+        .map_err(io_error("remove", &path))
+}
+
+/// A layer being unpacked, by whoever holds its lock. Dropped unpublished, it is removed.
+struct Staging<'a> {
+    layers: &'a Layers,
+    name: String,
+    published: bool,
+}
+
+impl<'a> Staging<'a> {
+    fn new(layers: &'a Layers, diff_id: Digest) -> Result<Staging<'a>, LayerError> {
+        let name = format!(".new-{}", Layers::name(diff_id));
+        // What a killed process left.
+        remove(&layers.dir, &name)?;
+        let staging = Staging {
+            layers,
+            name,
+            published: false,
+        };
+        let path = staging.path();
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o755)))
+            .map_err(io_error("make the directory", &path))?;
+        Ok(staging)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.layers.dir.join(&self.name)
+    }
+
+    fn publish(mut self, target: &Path) -> Result<(), LayerError> {
+        fs::rename(self.path(), target).map_err(io_error("make", target))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        if !self.published {
+            // Only room is lost if this fails; the directory goes with the node's.
+            let _ = remove(&self.layers.dir, &self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Layers of all kinds, unpacked on this machine's file system.

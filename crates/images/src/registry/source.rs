@@ -1,0 +1,415 @@
+//! One place that an image may come from: asks for manifests and blobs, and lets itself in.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use reqwest::{Client, Response, StatusCode, Url};
+use tokio::sync::{Mutex, OnceCell};
+
+use super::auth::{self, Challenge, TokenRequest};
+use super::client;
+use super::config::{Place, RegistryConfig};
+use super::credentials::{Credential, Secret, matching};
+use super::docker_config;
+use super::error::RegistryError;
+use crate::digest::Digest;
+use crate::manifest::{
+    DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LARGEST_DOCUMENT, OCI_INDEX, OCI_MANIFEST,
+};
+
+/// How often a small request is tried.
+const TRIES: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(300);
+
+/// A registry or a mirror.
+#[derive(Debug)]
+pub struct Source {
+    place: Place,
+    /// From the pod's pull secrets, the most specific first.
+    secrets: Vec<Secret>,
+    docker_config: Option<std::path::PathBuf>,
+    client: OnceLock<Client>,
+    scheme: OnceCell<&'static str>,
+    door: Mutex<Door>,
+}
+
+/// How far we got with letting ourselves in.
+#[derive(Debug, Default)]
+struct Door {
+    /// All ways in, once they were needed; the last is to go without any.
+    ways: Option<Vec<Option<Secret>>>,
+    /// Which of them is tried.
+    at: usize,
+    /// The header that goes with requests.
+    header: Option<HeaderValue>,
+    /// Whether it has opened the door before.
+    worked: bool,
+}
+
+impl Source {
+    /// Nothing is asked yet.
+    pub fn new(place: Place, config: &RegistryConfig, credentials: &[Credential]) -> Source {
+        let secrets = matching(credentials, &place.registry, &place.repository);
+        Source {
+            secrets: secrets.into_iter().cloned().collect(),
+            docker_config: config.docker_config.clone(),
+            client: OnceLock::new(),
+            scheme: OnceCell::new(),
+            door: Mutex::default(),
+            place,
+        }
+    }
+
+    /// Its name, for messages.
+    pub fn host(&self) -> &str {
+        &self.place.host
+    }
+
+    fn what(&self, version: &str) -> String {
+        let mark = if version.contains(':') { '@' } else { ':' };
+        format!(
+            "{}/{}{mark}{version}",
+            self.place.registry, self.place.repository
+        )
+    }
+
+    /// A manifest or an index, by tag or digest; `expected` is checked.
+    pub async fn manifest(
+        &self,
+        version: &str,
+        expected: Option<Digest>,
+    ) -> Result<(Descriptor, Vec<u8>), RegistryError> {
+        let what = self.what(version);
+        let nonsense = |said: &str| RegistryError::Nonsense {
+            what: what.clone(),
+            host: self.place.host.clone(),
+            said: said.to_owned(),
+        };
+        let mut headers = HeaderMap::new();
+        for kind in [OCI_INDEX, DOCKER_LIST, OCI_MANIFEST, DOCKER_MANIFEST] {
+            headers.append(ACCEPT, HeaderValue::from_static(kind));
+        }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let response = self
+                .get(&format!("manifests/{version}"), &headers, &what)
+                .await?;
+            let header = |name: &str| {
+                let value = response.headers().get(name)?;
+                value.to_str().ok().map(str::to_owned)
+            };
+            let media_type = header(CONTENT_TYPE.as_str()).unwrap_or_default();
+            let media_type = media_type
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_owned();
+            let told = header("docker-content-digest").and_then(|text| text.parse().ok());
+            let most = usize::try_from(LARGEST_DOCUMENT).unwrap_or(usize::MAX);
+            let bytes = match client::body(response, most).await {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => return Err(nonsense("sent a manifest that is too large")),
+                Err(_) if tries < TRIES => continue,
+                Err(error) => return Err(self.broken(tries, error)),
+            };
+            let digest = Digest::of(&bytes);
+            match expected.or(told) {
+                Some(expected) if expected != digest => {
+                    return Err(RegistryError::Digest {
+                        host: self.place.host.clone(),
+                        expected,
+                        got: digest,
+                    });
+                }
+                _ => {}
+            }
+            let descriptor = Descriptor {
+                media_type,
+                digest,
+                size: bytes.len() as u64,
+                platform: None,
+                annotations: Default::default(),
+            };
+            return Ok((descriptor, bytes));
+        }
+    }
+
+    /// Begins to download a blob, at `from`.
+    pub async fn blob(&self, digest: Digest, from: u64) -> Result<Response, RegistryError> {
+        let mut headers = HeaderMap::new();
+        if from > 0
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes={from}-"))
+        {
+            headers.insert(RANGE, range);
+        }
+        let version = digest.to_string();
+        self.get(&format!("blobs/{digest}"), &headers, &self.what(&version))
+            .await
+    }
+
+    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer.
+    async fn get(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        what: &str,
+    ) -> Result<Response, RegistryError> {
+        let url = self
+            .url(&format!("/v2/{}/{path}", self.place.repository))
+            .await?;
+        let mut tries = 0;
+        loop {
+            let pass = self.door.lock().await.header.clone();
+            let mut request = self.client()?.get(url.clone()).headers(headers.clone());
+            if let Some(pass) = &pass {
+                request = request.header(AUTHORIZATION, pass.clone());
+            }
+            let response = match request.send().await {
+                Ok(response) => response,
+                Err(error) => {
+                    tries += 1;
+                    if tries >= TRIES {
+                        return Err(self.broken(tries, error));
+                    }
+                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                    continue;
+                }
+            };
+            let status = response.status();
+            match status {
+                StatusCode::OK
+                | StatusCode::PARTIAL_CONTENT
+                | StatusCode::RANGE_NOT_SATISFIABLE => {
+                    self.door.lock().await.worked = true;
+                    return Ok(response);
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    self.knock(response, pass, what).await?;
+                }
+                StatusCode::NOT_FOUND | StatusCode::GONE => {
+                    return Err(RegistryError::NotFound {
+                        what: what.to_owned(),
+                    });
+                }
+                // In trouble, perhaps for a moment.
+                _ if tries + 1 < TRIES
+                    && (status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS) =>
+                {
+                    tries += 1;
+                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                }
+                _ => {
+                    return Err(RegistryError::Status {
+                        what: what.to_owned(),
+                        host: self.place.host.clone(),
+                        status,
+                        said: client::words(response).await,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Finds the next way in, after `refused` was answered to a request with the header `pass`.
+    async fn knock(
+        &self,
+        refused: Response,
+        pass: Option<HeaderValue>,
+        what: &str,
+    ) -> Result<(), RegistryError> {
+        let mut door = self.door.lock().await;
+        // Another request has found one meanwhile.
+        if door.header != pass {
+            return Ok(());
+        }
+        let challenge = match refused.status() {
+            StatusCode::UNAUTHORIZED => Challenge::of(refused.headers()),
+            _ => None,
+        };
+        let said = client::words(refused).await;
+        let denied = || RegistryError::Denied {
+            what: what.to_owned(),
+            said: said.clone(),
+        };
+        if door.ways.is_none() {
+            door.ways = Some(self.ways().await?);
+        }
+        let Some(challenge) = challenge else {
+            // It knows who we are, and lets nobody in who is that.
+            return Err(denied());
+        };
+        // A token that worked has run out; one that never did is the wrong one.
+        if pass.is_some() && !door.worked {
+            door.at += 1;
+        }
+        door.worked = false;
+        loop {
+            let way = door.ways.as_ref().and_then(|ways| ways.get(door.at));
+            let Some(way) = way.cloned() else {
+                return Err(denied());
+            };
+            if let Some(header) = self.answer(&challenge, way.as_ref(), what).await? {
+                door.header = Some(header);
+                return Ok(());
+            }
+            door.at += 1;
+        }
+    }
+
+    /// The pod's own secrets, then the user's, then none at all.
+    async fn ways(&self) -> Result<Vec<Option<Secret>>, RegistryError> {
+        let mut ways: Vec<_> = self.secrets.iter().cloned().map(Some).collect();
+        if let Some(dir) = &self.docker_config {
+            let found = docker_config::secret(dir, &self.place.registry, &self.place.repository);
+            ways.extend(found.await?.map(Some));
+        }
+        ways.push(None);
+        Ok(ways)
+    }
+
+    /// The header that answers a challenge, if this secret can.
+    async fn answer(
+        &self,
+        challenge: &Challenge,
+        secret: Option<&Secret>,
+        what: &str,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        if let Some(Secret::RegistryToken(token)) = secret {
+            return Ok(auth::bearer(token));
+        }
+        match (challenge, secret) {
+            (Challenge::Basic, Some(Secret::Password { username, password })) => {
+                Ok(auth::basic(username, password))
+            }
+            (Challenge::Basic, _) => Ok(None),
+            (
+                Challenge::Bearer {
+                    realm,
+                    service,
+                    scope,
+                },
+                secret,
+            ) => {
+                let realm = self.realm(realm, what)?;
+                let own = format!("repository:{}:pull", self.place.repository);
+                let scope = scope.as_deref().unwrap_or(&own);
+                let request = TokenRequest::new(&realm, service.as_deref(), scope, secret);
+                self.token(request, what).await
+            }
+        }
+    }
+
+    /// The token server's address. Passwords go there, so it must be as secure as the registry.
+    fn realm(&self, realm: &str, what: &str) -> Result<Url, RegistryError> {
+        let nonsense = |said: String| RegistryError::Nonsense {
+            what: what.to_owned(),
+            host: self.place.host.clone(),
+            said,
+        };
+        let url = Url::parse(realm)
+            .map_err(|_| nonsense(format!("names a token server that is no URL: {realm:?}")))?;
+        match url.scheme() {
+            "https" => Ok(url),
+            "http" if self.scheme.get() == Some(&"http") || !self.place.verified => Ok(url),
+            _ => Err(nonsense(format!(
+                "names a token server that is not secure: {realm:?}"
+            ))),
+        }
+    }
+
+    async fn token(
+        &self,
+        request: TokenRequest,
+        what: &str,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        let client = self.client()?;
+        let mut tries = 0;
+        let response = loop {
+            let mut attempt = match &request.form {
+                Some(form) => client
+                    .post(request.url.clone())
+                    .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                    .body(form.clone()),
+                None => client.get(request.url.clone()),
+            };
+            if let Some(header) = &request.header {
+                attempt = attempt.header(AUTHORIZATION, header.clone());
+            }
+            tries += 1;
+            match attempt.send().await {
+                Ok(response) if !response.status().is_server_error() => break response,
+                Ok(_) | Err(_) if tries < TRIES => {
+                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                }
+                Ok(response) => break response,
+                Err(error) => return Err(self.broken(tries, error)),
+            }
+        };
+        let status = response.status();
+        if status.is_client_error() {
+            return Ok(None);
+        }
+        if !status.is_success() {
+            return Err(RegistryError::Status {
+                what: what.to_owned(),
+                host: request.url.host_str().unwrap_or_default().to_owned(),
+                status,
+                said: client::words(response).await,
+            });
+        }
+        let body = client::small_body(response).await;
+        Ok(auth::token_of(&body).as_deref().and_then(auth::bearer))
+    }
+
+    fn client(&self) -> Result<&Client, RegistryError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let made = client::client(&self.place)?;
+        Ok(self.client.get_or_init(|| made))
+    }
+
+    /// Chooses how to connect: where TLS may be missing, it is tried first.
+    async fn url(&self, path: &str) -> Result<Url, RegistryError> {
+        let parse = |scheme: &str, path: &str| {
+            let text = format!("{scheme}://{}{path}", self.place.host);
+            Url::parse(&text).map_err(|error| RegistryError::Unreachable {
+                host: self.place.host.clone(),
+                source: error.into(),
+            })
+        };
+        let choose = || async {
+            for scheme in self.place.schemes {
+                if Some(scheme) == self.place.schemes.last() {
+                    return Ok::<&'static str, RegistryError>(scheme);
+                }
+                let ping = self.client()?.get(parse(scheme, "/v2/")?).send().await;
+                if !ping.is_err_and(|error| error.is_connect()) {
+                    return Ok(scheme);
+                }
+            }
+            Ok("https")
+        };
+        let scheme = self.scheme.get_or_try_init(choose).await?;
+        parse(scheme, path)
+    }
+
+    /// Sorts a failure of the connection. Its URL may hold a name and a password, and is not shown.
+    pub fn broken(&self, tries: u32, error: reqwest::Error) -> RegistryError {
+        let host = self.place.host.clone();
+        match error.is_connect() {
+            true => RegistryError::Unreachable {
+                host,
+                source: error.without_url().into(),
+            },
+            false => RegistryError::Broken {
+                host,
+                tries,
+                source: error.without_url().into(),
+            },
+        }
+    }
+}
