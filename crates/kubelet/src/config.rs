@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::NodeKey;
+
 /// Everything the kubelet is told; what it can find out alone is in [`SystemFacts`](crate::SystemFacts).
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -25,6 +27,17 @@ pub struct NodeConfig {
     pub kubelet_version: String,
     /// A directory on the file system whose filling up is this node's disk pressure.
     pub scratch_dir: PathBuf,
+    /// The node's own directory, on a local disk and for this user alone. Survives the agent; sandboxes dial
+    /// `kubelet.sock` in it.
+    pub node_dir: PathBuf,
+    /// Makes the tokens of pods' sandboxes. Survives the agent, so that the next one knows them too.
+    pub node_key: NodeKey,
+    /// The ranges of the node's pods' addresses, at most one per family.
+    pub pod_cidrs: Vec<String>,
+    /// The cluster's name servers, if it has any.
+    pub cluster_dns: Vec<IpAddr>,
+    /// The cluster's domain.
+    pub cluster_domain: String,
 }
 
 /// What pods may use on a node: the allocation's share of the machine, not the machine.

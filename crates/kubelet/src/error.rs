@@ -25,4 +25,13 @@ pub enum KubeletError {
         #[source]
         source: CallError,
     },
+    /// The socket of the node's sandboxes can't be opened.
+    #[error("cannot open the socket at {path:?}, where pods report")]
+    Socket {
+        /// The socket.
+        path: std::path::PathBuf,
+        /// The system's words.
+        #[source]
+        source: std::io::Error,
+    },
 }

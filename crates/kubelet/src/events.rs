@@ -1,22 +1,156 @@
 //! Events about pods, in the form of upstream's kubelet, so that `kubectl describe` shows them as usual.
+//!
+//! What repeats is counted in one Event instead of filling the API server, and a pod that says too much is not heard
+//! for a while: both as upstream's recorder does it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use sandbox::protocol::PodEvent;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
 
-/// A Warning about `pod`, from the kubelet of `node`.
-pub(crate) fn pod_warning(
-    pod: &Pod,
-    node: &str,
-    reason: &str,
-    message: &str,
-    now: Timestamp,
-) -> Event {
+use crate::api::call;
+
+/// How many may wait to be written; what comes while the API server is away beyond that is lost.
+const QUEUE: usize = 1000;
+/// How many different things are remembered as said.
+const REMEMBERED: usize = 4096;
+/// A pod may say this much at once …
+const BURST: f64 = 25.0;
+/// … and then one more thing in this time.
+const REFILL: Duration = Duration::from_secs(300);
+
+/// Takes Events, and never makes anybody wait.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorder(mpsc::Sender<(Arc<Pod>, PodEvent)>);
+
+impl Recorder {
+    /// A recorder, and the work of writing what it takes.
+    pub(crate) fn new(client: Client, node: String) -> (Self, impl Future<Output = ()>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), write_all(client, node, receiver))
+    }
+
+    /// Says something about a pod.
+    pub(crate) fn record(&self, pod: &Arc<Pod>, event: PodEvent) {
+        if self.0.try_send((Arc::clone(pod), event)).is_err() {
+            tracing::debug!("too many events: one is lost");
+        }
+    }
+
+    /// Says something about a pod as the kubelet itself.
+    pub(crate) fn say(&self, pod: &Arc<Pod>, warning: bool, reason: &str, message: &str) {
+        let event = PodEvent {
+            serial: 0,
+            warning,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            field_path: None,
+        };
+        self.record(pod, event);
+    }
+}
+
+async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc<Pod>, PodEvent)>) {
+    let mut said = Said::default();
+    while let Some((pod, event)) = events.recv().await {
+        let now = Timestamp::now();
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+        let new = pod_event(&pod, &node, &event, now);
+        let written = match said.about(&pod, &event, &new, Instant::now()) {
+            Saying::Silence => continue,
+            Saying::New => call(api.create(&PostParams::default(), &new)).await,
+            Saying::Again { name, count } => {
+                let patch = json!({ "count": count, "lastTimestamp": Time(now) });
+                call(api.patch(&name, &PatchParams::default(), &Patch::Strategic(patch))).await
+            }
+        };
+        // The status says it all; an event that gets lost is not worth another attempt.
+        if let Err(error) = written {
+            tracing::debug!(
+                reason = event.reason,
+                error = &error as &dyn std::error::Error,
+                "could not record an event"
+            );
+        }
+    }
+}
+
+/// What has been said of whom.
+#[derive(Default)]
+struct Said {
+    /// By pod and what was said: the Event's name, and how often.
+    counts: HashMap<What, (String, i32)>,
+    /// By pod: what it may still say, as of when.
+    budgets: HashMap<String, (f64, Instant)>,
+}
+
+/// A pod, and all of an event that makes it the same as another: warning or not, reason, message, container.
+type What = (String, bool, String, String, Option<String>);
+
+/// How to say something.
+#[derive(Debug, PartialEq)]
+enum Saying {
+    /// Not at all.
+    Silence,
+    /// As a new Event.
+    New,
+    /// As one more of an Event that is there.
+    Again { name: String, count: i32 },
+}
+
+impl Said {
+    fn about(&mut self, pod: &Pod, event: &PodEvent, new: &Event, now: Instant) -> Saying {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let (left, since) = self.budgets.get(&uid).copied().unwrap_or((BURST, now));
+        let earned = now.duration_since(since).as_secs_f64() / REFILL.as_secs_f64();
+        let left = (left + earned).min(BURST);
+        if left < 1.0 {
+            self.budgets.insert(uid, (left, now));
+            return Saying::Silence;
+        }
+        self.budgets.insert(uid.clone(), (left - 1.0, now));
+
+        let what: What = (
+            uid,
+            event.warning,
+            event.reason.clone(),
+            event.message.clone(),
+            event.field_path.clone(),
+        );
+        if let Some((name, count)) = self.counts.get_mut(&what) {
+            *count += 1;
+            return Saying::Again {
+                name: name.clone(),
+                count: *count,
+            };
+        }
+        // To forget all is crude, but rare, and costs no more than a second Event of the same kind.
+        if self.counts.len() >= REMEMBERED {
+            self.counts.clear();
+            self.budgets.clear();
+        }
+        let name = new.metadata.name.clone().unwrap_or_default();
+        self.counts.insert(what, (name, 1));
+        Saying::New
+    }
+}
+
+/// An Event about `pod`, from the kubelet of `node`.
+fn pod_event(pod: &Pod, node: &str, event: &PodEvent, now: Timestamp) -> Event {
     let name = pod.metadata.name.clone().unwrap_or_default();
     Event {
         metadata: ObjectMeta {
-            // Upstream's way to a unique name: the object's, and the time.
-            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            name: Some(event_name(pod, event, now)),
             namespace: pod.metadata.namespace.clone(),
             ..Default::default()
         },
@@ -27,11 +161,11 @@ pub(crate) fn pod_warning(
             namespace: pod.metadata.namespace.clone(),
             resource_version: pod.metadata.resource_version.clone(),
             uid: pod.metadata.uid.clone(),
-            field_path: None,
+            field_path: event.field_path.clone(),
         },
-        type_: Some("Warning".to_owned()),
-        reason: Some(reason.to_owned()),
-        message: Some(message.to_owned()),
+        type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
+        reason: Some(event.reason.clone()),
+        message: Some(event.message.clone()),
         count: Some(1),
         first_timestamp: Some(Time(now)),
         last_timestamp: Some(Time(now)),
@@ -45,17 +179,79 @@ pub(crate) fn pod_warning(
     }
 }
 
+/// The object's name, and something unique: upstream takes the time. What a sandbox says is named by what it is, so that
+/// a kubelet that hears it a second time, after its own death, doesn't record it again.
+fn event_name(pod: &Pod, event: &PodEvent, now: Timestamp) -> String {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    if event.serial == 0 {
+        return format!("{name}.{:x}", now.as_nanosecond());
+    }
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let digest = Sha256::digest(format!("{uid} {} {}", event.serial, event.message));
+    let short: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
+    format!("{name}.{short}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_warning_about_a_pod() {
+    fn pod() -> Pod {
         let mut pod = Pod::default();
         pod.metadata.name = Some("hello".to_owned());
         pod.metadata.namespace = Some("default".to_owned());
         pod.metadata.uid = Some("1234".to_owned());
+        pod
+    }
+
+    fn event(reason: &str, message: &str) -> PodEvent {
+        PodEvent {
+            serial: 0,
+            warning: true,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            field_path: None,
+        }
+    }
+
+    #[test]
+    fn a_warning_about_a_pod() {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        insta::assert_json_snapshot!(pod_warning(&pod, "node1", "Reason", "why", now));
+        insta::assert_json_snapshot!(pod_event(&pod(), "node1", &event("Reason", "why"), now));
+    }
+
+    #[test]
+    fn what_repeats_is_counted() {
+        let (mut said, now) = (Said::default(), Instant::now());
+        let mut say = |event: &PodEvent, nanos| {
+            let time = Timestamp::from_nanosecond(nanos).unwrap();
+            said.about(&pod(), event, &pod_event(&pod(), "n", event, time), now)
+        };
+        assert_eq!(say(&event("BackOff", "a"), 1), Saying::New);
+        assert_eq!(say(&event("BackOff", "b"), 2), Saying::New);
+        let again = Saying::Again {
+            name: "hello.1".to_owned(),
+            count: 2,
+        };
+        let later = PodEvent {
+            serial: 9,
+            ..event("BackOff", "a")
+        };
+        assert_eq!(say(&later, 3), again);
+    }
+
+    #[test]
+    fn a_pod_that_says_too_much_is_not_heard_for_a_while() {
+        let (mut said, start) = (Said::default(), Instant::now());
+        let mut say = |number: usize, now| {
+            let event = event("Noise", &number.to_string());
+            let new = pod_event(&pod(), "n", &event, Timestamp::UNIX_EPOCH);
+            said.about(&pod(), &event, &new, now)
+        };
+        for number in 0..25 {
+            assert_eq!(say(number, start), Saying::New);
+        }
+        assert_eq!(say(25, start), Saying::Silence);
+        assert_eq!(say(26, start + REFILL), Saying::New);
     }
 }

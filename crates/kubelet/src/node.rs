@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -53,7 +53,12 @@ pub fn node_object(
             annotations: (!config.annotations.is_empty()).then(|| config.annotations.clone()),
             ..Default::default()
         },
-        spec: None,
+        // Ranges are settled by whoever starts the node, so no controller has to hand them out.
+        spec: config.pod_cidrs.first().map(|first| NodeSpec {
+            pod_cidr: Some(first.clone()),
+            pod_cidrs: Some(config.pod_cidrs.clone()),
+            ..Default::default()
+        }),
         status: Some(NodeStatus {
             addresses: Some(addresses(config)),
             capacity: Some(resources(&config.capacity)),
@@ -141,7 +146,7 @@ fn addresses(config: &NodeConfig) -> Vec<NodeAddress> {
         .collect()
 }
 
-fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
+pub(crate) fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
     let basic = [
         ("cpu", quantity::count(capacity.cpus.into())),
         (
@@ -164,7 +169,7 @@ fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
+    use k8s_openapi::api::core::v1::NodeCondition;
 
     use super::*;
 
@@ -188,6 +193,11 @@ mod tests {
             )]),
             kubelet_version: "v1.37.1+coracle-0.1.0".to_owned(),
             scratch_dir: "/tmp".into(),
+            node_dir: "/tmp/node".into(),
+            node_key: crate::NodeKey([0; 32]),
+            pod_cidrs: vec!["100.64.3.0/24".to_owned()],
+            cluster_dns: vec![],
+            cluster_domain: "cluster.local".to_owned(),
         }
     }
 

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio_util::sync::CancellationToken;
 
 use crate::KubeletError;
 use crate::api::{CallError, call};
@@ -32,12 +31,11 @@ enum Verdict {
     Invalid,
 }
 
-/// Registers the Node that `desired` makes and returns it as the server has it; `None` on shutdown.
+/// Registers the Node that `desired` makes and returns it as the server has it.
 pub(crate) async fn register(
     client: &Client,
     desired: impl Fn() -> Node,
-    shutdown: &CancellationToken,
-) -> Result<Option<Node>, KubeletError> {
+) -> Result<Node, KubeletError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let started = Instant::now();
     let mut refused_since = None;
@@ -45,12 +43,9 @@ pub(crate) async fn register(
     loop {
         let node = desired();
         let name = node.metadata.name.clone().unwrap_or_default();
-        let error = tokio::select! {
-            () = shutdown.cancelled() => return Ok(None),
-            attempt = attempt(&nodes, &name, node) => match attempt {
-                Ok(node) => return Ok(Some(node)),
-                Err(error) => error,
-            },
+        let error = match attempt(&nodes, &name, node).await {
+            Ok(node) => return Ok(node),
+            Err(error) => error,
         };
 
         match verdict(&error) {
@@ -80,10 +75,7 @@ pub(crate) async fn register(
             );
         }
 
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(None),
-            () = tokio::time::sleep(startup_wait(started.elapsed())) => {}
-        }
+        tokio::time::sleep(startup_wait(started.elapsed())).await;
     }
 }
 

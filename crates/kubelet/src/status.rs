@@ -1,5 +1,6 @@
 //! Keeping the Node's status true: what this machine says of itself, against what the server believes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -27,12 +28,13 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(2);
 /// Reports this machine's conditions for ever: when one changes here, when somebody (the controller-manager,
 /// while we were away) changed one there, and every five minutes.
 ///
-/// `present` is told the Node's uid, or `None` while the Node is deleted. Like upstream's kubelet we don't create it
+/// `shown` gets the Node whenever it changes, and `present` is told the Node's uid, or `None` while the Node is deleted. Like upstream's kubelet we don't create it
 /// again then: somebody wanted it gone, and a restart brings it back.
 pub(crate) async fn keep_true(
     client: &Client,
     config: &NodeConfig,
     present: watch::Sender<Option<String>>,
+    shown: watch::Sender<Option<Arc<Node>>>,
 ) {
     let nodes: Api<Node> = Api::all(client.clone());
     let events =
@@ -53,7 +55,11 @@ pub(crate) async fn keep_true(
             _ = look.tick() => pressures = Pressures::read(&config.scratch_dir),
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => retry_at = None,
             event = events.try_next() => match event {
-                Ok(Some(node)) => server = seen(&config.name, node, &present),
+                Ok(Some(node)) => {
+                    let node = node.map(Arc::new);
+                    shown.send_replace(node.clone());
+                    server = seen(&config.name, node.as_deref(), &present);
+                }
                 // The stream of a watcher never ends; its errors it repairs itself.
                 Ok(None) => return,
                 Err(error) => {
@@ -90,7 +96,7 @@ pub(crate) async fn keep_true(
 /// Takes note of the Node as the server has it, and says what conditions it believes in.
 fn seen(
     name: &str,
-    node: Option<Node>,
+    node: Option<&Node>,
     present: &watch::Sender<Option<String>>,
 ) -> Option<Vec<NodeCondition>> {
     let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
@@ -106,8 +112,9 @@ fn seen(
         changed
     });
     node.map(|node| {
-        node.status
-            .and_then(|status| status.conditions)
+        let status = node.status.as_ref();
+        status
+            .and_then(|status| status.conditions.clone())
             .unwrap_or_default()
     })
 }
@@ -152,7 +159,7 @@ mod tests {
 
         let mut node = Node::default();
         node.metadata.uid = Some("b".to_owned());
-        assert_eq!(seen("node1", Some(node), &present), Some(Vec::new()));
+        assert_eq!(seen("node1", Some(&node), &present), Some(Vec::new()));
         assert_eq!(*presence.borrow(), Some("b".to_owned()));
     }
 }

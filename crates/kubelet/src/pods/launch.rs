@@ -1,0 +1,113 @@
+//! The seam between the kubelet and whoever starts sandboxes.
+
+use futures::future::BoxFuture;
+use sha2::{Digest, Sha256};
+
+/// Starts sandboxes: by a fork on this node, as a step, or as a job.
+pub trait Launcher: Send + Sync {
+    /// Starts a sandbox and returns as soon as it is on its way. It reports by dialling the kubelet.
+    fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>>;
+}
+
+/// What a sandbox is started with; all else it learns over its connection.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The pod's uid.
+    pub uid: String,
+    /// The pod's namespace, for people.
+    pub namespace: String,
+    /// The pod's name, for people.
+    pub name: String,
+    /// What the sandbox shows to its kubelet. A secret: it must not be on a command line.
+    pub token: String,
+}
+
+/// A sandbox that was started. Dropping it leaves the sandbox alone, for pods outlive their kubelet.
+pub trait Handle: Send {
+    /// Waits until the sandbox's process is gone and says how it ended. May be dropped and asked again.
+    fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// Kills it, and with it all of the pod.
+    fn kill(&mut self);
+}
+
+/// Why a sandbox could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the sandbox")]
+pub struct LaunchError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// The key from which a node makes the tokens of its pods. Survives the agent, so that nothing else needs to.
+#[derive(Clone)]
+pub struct NodeKey(pub [u8; 32]);
+
+impl std::fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeKey")
+    }
+}
+
+impl NodeKey {
+    /// The token of a pod's sandbox: HMAC-SHA256 of its uid.
+    pub(crate) fn token(&self, uid: &str) -> String {
+        hmac(&self.0, uid.as_bytes())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    /// Whether `token` is that of the pod; takes the same time whichever part of it is wrong.
+    pub(crate) fn admits(&self, uid: &str, token: &str) -> bool {
+        let right = self.token(uid);
+        let differ = right
+            .bytes()
+            .zip(token.bytes())
+            .fold(0, |differ, (a, b)| differ | (a ^ b));
+        right.len() == token.len() && differ == 0
+    }
+}
+
+/// RFC 2104, for keys of at most one block.
+fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
+    let pad = |with: u8| {
+        let mut block = [with; 64];
+        block.iter_mut().zip(key).for_each(|(pad, key)| *pad ^= key);
+        block
+    };
+    let inner = Sha256::new()
+        .chain_update(pad(0x36))
+        .chain_update(message)
+        .finalize();
+    Sha256::new()
+        .chain_update(pad(0x5c))
+        .chain_update(inner)
+        .finalize()
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hmac_of_rfc_4231() {
+        let hex: String = hmac(b"Jefe", b"what do ya want for nothing?")
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(
+            hex,
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
+    }
+
+    #[test]
+    fn a_token_admits_one_pod() {
+        let key = NodeKey([7; 32]);
+        let token = key.token("a");
+        assert!(key.admits("a", &token));
+        assert!(!key.admits("b", &token));
+        assert!(!key.admits("a", &token[1..]));
+        assert!(!NodeKey([8; 32]).admits("a", &token));
+        assert_eq!(format!("{key:?}"), "NodeKey");
+    }
+}

@@ -1,0 +1,297 @@
+//! All pods of this node: each gets a worker, each worker hears what concerns its pod.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::runtime::{WatchStreamExt, watcher};
+use sandbox::connection::SandboxClient;
+use sandbox::protocol::{Problem, Stop};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::admission::NODE_AFFINITY;
+use super::bundles::{Following, resolve_all};
+use super::spec::{is_final, is_to_be_deleted, phase, uid};
+use super::worker::{Beginning, Ears, Seen, Worker};
+use crate::backoff::Doubling;
+
+/// How long to wait at most between attempts to watch.
+const RETRY_AT_MOST: Duration = Duration::from_secs(2);
+/// What is kept of the time for a shutdown to write how pods ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// What a pod that nobody knows any more gets to end, as upstream.
+const ORPHAN_GRACE_SECONDS: i64 = 1;
+/// After that and this much more, it is left to itself.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Follows the pods bound to this node until `shutdown` says until when they have to be gone, then sees them off.
+pub(super) async fn manage(
+    shared: Arc<Shared>,
+    mut sandboxes: mpsc::UnboundedReceiver<(String, SandboxClient)>,
+    shutdown: impl Future<Output = Instant>,
+) {
+    // The Node authorizer lets a node list and watch pods with exactly this selector, in all namespaces.
+    let bound_here =
+        watcher::Config::default().fields(&format!("spec.nodeName={}", shared.config.name));
+    let events = watcher(Api::<Pod>::all(shared.client.clone()), bound_here)
+        .backoff(Doubling::up_to(RETRY_AT_MOST));
+    let (tell_shutdown, shutdown_told) = watch::channel(None);
+    let mut manager = Manager {
+        shared,
+        workers: HashMap::new(),
+        tasks: JoinSet::new(),
+        early: HashMap::new(),
+        listed_once: false,
+        shutdown: shutdown_told,
+    };
+    tokio::pin!(events, shutdown);
+    // The pods of a new list, while it comes in: who is not in it at the end is gone.
+    let mut list = vec![];
+    let mut end = None;
+    while end.is_none() || !manager.tasks.is_empty() {
+        tokio::select! {
+            until = &mut shutdown, if end.is_none() => {
+                end = Some(until);
+                // Their ends must still be written.
+                let left = until.saturating_duration_since(Instant::now());
+                tell_shutdown.send_replace(Some(until - (left / 5).min(LAST_WORDS)));
+            }
+            () = at(end) => return,
+            Some(done) = manager.tasks.join_next() => manager.ended(done),
+            Some((uid, client)) = sandboxes.recv() => manager.dialled(uid, client),
+            event = events.try_next() => match event {
+                Ok(Some(watcher::Event::Init)) => list.clear(),
+                Ok(Some(watcher::Event::InitApply(pod))) => list.push(pod),
+                Ok(Some(watcher::Event::InitDone)) => manager.listed(std::mem::take(&mut list)),
+                Ok(Some(watcher::Event::Apply(pod))) => manager.seen(pod),
+                Ok(Some(watcher::Event::Delete(pod))) => manager.gone(pod),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "watching the node's pods");
+                }
+            },
+        }
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+struct Manager {
+    shared: Arc<Shared>,
+    /// By uid.
+    workers: HashMap<String, Mouths>,
+    /// Each ends with the uid that it was for.
+    tasks: JoinSet<String>,
+    /// Sandboxes that dialled before their pod was seen.
+    early: HashMap<String, SandboxClient>,
+    /// The API server has shown all pods, so that a sandbox of none of them is an orphan.
+    listed_once: bool,
+    shutdown: watch::Receiver<Option<Instant>>,
+}
+
+/// What a worker is told through.
+struct Mouths {
+    /// It counts among those who use the node.
+    admitted: bool,
+    seen: watch::Sender<Seen>,
+    connections: mpsc::UnboundedSender<SandboxClient>,
+}
+
+impl Manager {
+    /// All pods, whole: after the start, and after the watch was interrupted.
+    fn listed(&mut self, mut pods: Vec<Pod>) {
+        let listed: HashSet<_> = pods.iter().map(|pod| uid(pod).to_owned()).collect();
+        // Those that were here before have their place; the others get theirs in the order in which they came.
+        pods.sort_by_key(|pod| {
+            let is_new = !is_inherited(pod);
+            (is_new, pod.metadata.creation_timestamp.clone())
+        });
+        for pod in pods {
+            self.seen(pod);
+        }
+        let missing: Vec<_> = self
+            .workers
+            .iter()
+            .filter(|(uid, _)| !listed.contains(*uid))
+            .map(|(_, mouths)| Pod::clone(&mouths.seen.borrow().pod))
+            .collect();
+        for pod in missing {
+            self.gone(pod);
+        }
+        self.listed_once = true;
+        for (uid, client) in std::mem::take(&mut self.early) {
+            self.dialled(uid, client);
+        }
+    }
+
+    fn seen(&mut self, mut pod: Pod) {
+        // Half of a pod's bytes, and of no use to a node.
+        pod.metadata.managed_fields = None;
+        let pod = Arc::new(pod);
+        let uid = uid(&pod).to_owned();
+        self.shared.known.seen(&uid, Arc::clone(&pod));
+        match self.workers.get(&uid) {
+            Some(worker) => {
+                worker.seen.send_replace(Seen { pod, gone: false });
+            }
+            // What holds it is somebody's finalizer.
+            None if is_removed(&pod) => {}
+            None => self.hire(uid, pod),
+        }
+    }
+
+    fn hire(&mut self, uid: String, pod: Arc<Pod>) {
+        let beginning = if is_inherited(&pod) {
+            Beginning::Inherited
+        } else if is_to_be_deleted(&pod) {
+            // Nothing of it was ever started here, and nothing will be.
+            Beginning::Admitted
+        } else {
+            self.judge(&pod)
+        };
+        let following = Following::of(&self.shared, &pod);
+        let (seen, hear_seen) = watch::channel(Seen { pod, gone: false });
+        let (connections, hear_connections) = mpsc::unbounded_channel();
+        if let Some(early) = self.early.remove(&uid) {
+            let _ = connections.send(early);
+        }
+        let (bundles, hear_bundles) = watch::channel(None);
+        let ears = Ears {
+            seen: hear_seen,
+            bundles: hear_bundles,
+            connections: hear_connections,
+            shutdown: self.shutdown.clone(),
+        };
+        let admitted = !matches!(beginning, Beginning::Refused(_));
+        let resolving = resolve_all(Arc::clone(&self.shared), seen.subscribe(), bundles);
+        let working = Worker::run(Arc::clone(&self.shared), ears, beginning);
+        self.workers.insert(
+            uid.clone(),
+            Mouths {
+                admitted,
+                seen,
+                connections,
+            },
+        );
+        self.tasks.spawn(async move {
+            let _following = following;
+            tokio::select! {
+                () = working => {}
+                () = resolving => {}
+            }
+            uid
+        });
+    }
+
+    /// Whether a new pod can be taken.
+    fn judge(&self, pod: &Pod) -> Beginning {
+        if self.shutdown.borrow().is_some() {
+            return Beginning::Refused(Problem {
+                reason: "NodeShutdown".to_owned(),
+                message: "Pod was rejected as the node is shutting down.".to_owned(),
+            });
+        }
+        let others: Vec<_> = self
+            .workers
+            .values()
+            .filter(|mouths| mouths.admitted)
+            .map(|mouths| Arc::clone(&mouths.seen.borrow().pod))
+            .filter(|pod| !is_final(phase(pod)))
+            .collect();
+        match self.shared.admit(pod, &others) {
+            Ok(()) => Beginning::Admitted,
+            Err(problem) if problem.reason == NODE_AFFINITY => Beginning::Doubtful(problem),
+            Err(problem) => Beginning::Refused(problem),
+        }
+    }
+
+    fn gone(&mut self, pod: Pod) {
+        let uid = uid(&pod).to_owned();
+        self.shared.known.gone(&uid);
+        if let Some(worker) = self.workers.get(&uid) {
+            let pod = Arc::new(pod);
+            worker.seen.send_replace(Seen { pod, gone: true });
+        }
+    }
+
+    fn ended(&mut self, done: Result<String, tokio::task::JoinError>) {
+        match done {
+            Ok(uid) => {
+                self.workers.remove(&uid);
+            }
+            Err(error) => tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "a pod's worker broke"
+            ),
+        }
+    }
+
+    fn dialled(&mut self, uid: String, client: SandboxClient) {
+        match self.workers.get(&uid) {
+            Some(worker) => {
+                let _ = worker.connections.send(client);
+            }
+            None if self.listed_once => {
+                tracing::info!(uid, "a sandbox of a pod that is no more");
+                self.tasks.spawn(async move {
+                    see_off(&client).await;
+                    uid
+                });
+            }
+            None => {
+                self.early.insert(uid, client);
+            }
+        }
+    }
+}
+
+/// Ends a sandbox whose pod is not there any more.
+async fn see_off(client: &SandboxClient) {
+    let end = async {
+        client
+            .stop(&Stop {
+                grace_seconds: ORPHAN_GRACE_SECONDS,
+                failure: None,
+            })
+            .await?;
+        let mut states = std::pin::pin!(client.states().await?);
+        while let Some(state) = states.try_next().await? {
+            if state.finished {
+                break;
+            }
+        }
+        client.dismiss().await
+    };
+    match tokio::time::timeout(ORPHAN_PATIENCE, end).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "could not end a sandbox of a pod that is no more"
+        ),
+        Err(_) => tracing::warn!("a sandbox of a pod that is no more does not end"),
+    }
+}
+
+/// A kubelet has taken it before: its status says when.
+fn is_inherited(pod: &Pod) -> bool {
+    let started = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
+    started.is_some() || is_final(phase(pod))
+}
+
+/// All that a kubelet does for the end of a pod is done.
+fn is_removed(pod: &Pod) -> bool {
+    is_to_be_deleted(pod)
+        && is_final(phase(pod))
+        && pod.metadata.deletion_grace_period_seconds == Some(0)
+}

@@ -1,0 +1,141 @@
+//! The pods bound to this node: a worker for each ([`worker`]), and what all of them need.
+//!
+//! ```text
+//!   API server ──watch──► manager ──► worker (one per pod) ──launch──► sandbox
+//!        ▲                   ▲          │   ▲                             │
+//!        │                   │          │   └── connection                │
+//!        └── writer ◄── status ◄────────┘        ▲                        │
+//!                            └──────── switchboard ◄──── dials kubelet.sock
+//! ```
+//!
+//! What is decided is pure (`admission`, `status`); what is done is in `manager`, `worker` and `writer`.
+
+mod admission;
+mod bundles;
+mod known;
+mod launch;
+mod manager;
+mod spec;
+mod status;
+mod switchboard;
+mod worker;
+mod writer;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, Client};
+use sandbox::protocol::Problem;
+use tokio::net::UnixListener;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
+
+pub use known::KnownPods;
+pub use launch::{Handle, Launch, LaunchError, Launcher, NodeKey};
+
+use self::admission::Space;
+use crate::api::call;
+use crate::events::Recorder;
+use crate::resolve::Resolver;
+use crate::{KubeletError, NodeConfig};
+
+/// How many statuses are written at once; each may cost a connection.
+const AT_ONCE: usize = 16;
+
+/// What all workers share.
+struct Shared {
+    client: Client,
+    config: NodeConfig,
+    launcher: Arc<dyn Launcher>,
+    known: Arc<KnownPods>,
+    recorder: Recorder,
+    resolver: Arc<Resolver>,
+    /// The own Node, as the API server last showed it.
+    node: watch::Receiver<Option<Arc<Node>>>,
+    /// How many may write at once.
+    room: Arc<Semaphore>,
+    /// One per family, as pods' statuses show them.
+    host_ips: Vec<IpAddr>,
+}
+
+/// The kubelet's side of pods, ready to begin.
+pub(crate) struct Pods {
+    pub client: Client,
+    pub config: NodeConfig,
+    pub launcher: Arc<dyn Launcher>,
+    pub known: Arc<KnownPods>,
+    pub node: watch::Receiver<Option<Arc<Node>>>,
+}
+
+impl Pods {
+    /// Opens the socket at which sandboxes report. Those that outlived an earlier agent dial at once.
+    pub(crate) fn listen(&self) -> Result<UnixListener, KubeletError> {
+        let path = self.config.node_dir.join("kubelet.sock");
+        switchboard::open(&path).map_err(|source| KubeletError::Socket { path, source })
+    }
+
+    /// Looks after the pods of this node until `shutdown`, which says until when they have to be gone.
+    pub(crate) async fn run(self, listener: UnixListener, shutdown: impl Future<Output = Instant>) {
+        let (recorder, recording) = Recorder::new(self.client.clone(), self.config.name.clone());
+        let (dialled, sandboxes) = mpsc::unbounded_channel();
+        let key = self.config.node_key.clone();
+        let host_ips = one_per_family(&self.config.internal_ips);
+        let resolver = Arc::new(Resolver::new(self.client.clone(), &self.config));
+        let shared = Arc::new(Shared {
+            client: self.client,
+            config: self.config,
+            launcher: self.launcher,
+            known: self.known,
+            recorder,
+            resolver,
+            node: self.node,
+            room: Arc::new(Semaphore::new(AT_ONCE)),
+            host_ips,
+        });
+        tokio::select! {
+            () = manager::manage(shared, sandboxes, shutdown) => {}
+            () = switchboard::serve(listener, key, dialled) => {}
+            () = recording => {}
+        }
+    }
+}
+
+impl Shared {
+    /// Takes a pod, or says why not; `others` use the node already.
+    fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
+        let node = self.node.borrow().clone();
+        let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
+        admission::admit(pod, &self.space(node.as_deref(), &others))
+    }
+
+    /// Whether the pod's node selector fits the Node as it is now: its labels may have changed just before the pod came.
+    async fn matches_by_now(&self, pod: &Pod) -> bool {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        match call(nodes.get(&self.config.name)).await {
+            Ok(node) => admission::selects(pod, &self.space(Some(&node), &[])),
+            Err(_) => false,
+        }
+    }
+
+    fn space<'a>(&'a self, node: Option<&'a Node>, others: &'a [&'a Pod]) -> Space<'a> {
+        let labels = node.and_then(|node| node.metadata.labels.as_ref());
+        let taints = node
+            .and_then(|node| node.spec.as_ref())
+            .and_then(|spec| spec.taints.as_deref());
+        Space {
+            node: &self.config.name,
+            labels: labels.unwrap_or(&self.config.labels),
+            taints: taints.unwrap_or_default(),
+            capacity: &self.config.capacity,
+            others,
+        }
+    }
+}
+
+/// The first address of each family, the first family first.
+fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
+    let first = ips.first().copied();
+    let other = first.and_then(|first| ips.iter().find(|ip| ip.is_ipv4() != first.is_ipv4()));
+    first.into_iter().chain(other.copied()).collect()
+}
