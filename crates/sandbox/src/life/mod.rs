@@ -1,0 +1,99 @@
+//! The life of a pod: what is started, restarted, asked, waited for and ended, and when.
+//!
+//! ```text
+//!   plan     decides what to do next, from records alone; the place to start reading
+//!   record   what is known about a container
+//!   restart, back_off, signals, clock    small rules
+//!   driver   keeps the records, carries out plans, publishes the state
+//!   run      one run of one container, a task that reports to the driver (image, hooks)
+//!   status   records as the API shows them
+//! ```
+//!
+//! Everything is on one thread and generic over [`Runtime`], so that a whole life can be tried in a moment with a
+//! simulated runtime and clock.
+
+mod back_off;
+mod clock;
+mod driver;
+mod hooks;
+mod image;
+mod journal;
+mod plan;
+mod record;
+mod restart;
+mod run;
+mod signals;
+mod status;
+
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::probe::worker::{Which, Word};
+use crate::protocol::{Bundle, PodState, Problem, Stop};
+use crate::seams::{PodNetwork, Runtime};
+
+pub(crate) use back_off::go_duration;
+
+/// Begins the life of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
+pub fn start<R: Runtime>(runtime: Rc<R>, bundle: Bundle) -> LifeHandle {
+    let (messages, inbox) = mpsc::unbounded_channel();
+    let (publish, state) = watch::channel(PodState::default());
+    let driver = driver::Driver::new(runtime, bundle, messages.clone(), publish);
+    tokio::task::spawn_local(driver.live(inbox));
+    LifeHandle { messages, state }
+}
+
+/// How the rest of the sandbox speaks with the life of its pod.
+#[derive(Clone, Debug)]
+pub struct LifeHandle {
+    messages: mpsc::UnboundedSender<Message>,
+    state: watch::Receiver<PodState>,
+}
+
+impl LifeHandle {
+    /// The pod has changed. The runtime must have been told before.
+    pub fn put_bundle(&self, bundle: Bundle) {
+        // A pod that is over does not listen, and need not.
+        let _ = self.messages.send(Message::Bundle(Box::new(bundle)));
+    }
+
+    /// The pod is to end. A later call can only shorten the time that it is given.
+    pub fn stop(&self, stop: Stop) {
+        let _ = self.messages.send(Message::Stop(stop));
+    }
+
+    /// The pod's whole state; it changes only when there is something new.
+    pub fn state(&self) -> watch::Receiver<PodState> {
+        self.state.clone()
+    }
+
+    /// Waits until nothing of the pod runs and nothing will, and the runtime is down.
+    pub async fn finished(&self) {
+        let mut state = self.state.clone();
+        // The driver ends without this word only if its thread does.
+        let _ = state.wait_for(|state| state.finished).await;
+    }
+}
+
+/// What the driver hears.
+#[derive(Debug)]
+enum Message {
+    Bundle(Box<Bundle>),
+    Stop(Stop),
+    Up(Result<PodNetwork, Problem>),
+    Fact {
+        serial: u64,
+        fact: run::Fact,
+    },
+    Probe {
+        serial: u64,
+        which: Which,
+        word: Word,
+    },
+}

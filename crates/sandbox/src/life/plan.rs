@@ -1,0 +1,345 @@
+//! What is to be done next, decided from what is known. No clocks, no tasks, no side effects.
+//!
+//! The one who asks carries out the actions, notes what they change in the records, and asks again until there is
+//! nothing left to do.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::record::{Kill, Kind, Record, Run, Stage};
+use super::restart::{self, RestartPolicy};
+
+/// How long the end of a container, or a failed pull, is shown before the state says that it is being waited.
+const SHOWN: Duration = Duration::from_secs(2);
+
+/// What decisions are made from.
+pub struct Facts<'a> {
+    /// All containers: init containers, containers, ephemeral containers, each in the order of the spec.
+    pub records: &'a [Record],
+    /// The pod's restart policy.
+    pub policy: RestartPolicy,
+    /// The pod's terminationGracePeriodSeconds.
+    pub grace: Duration,
+    /// The pod's namespaces, network and volumes are there.
+    pub up: bool,
+    /// The pod is to end; this is when patience ends.
+    pub ending: Option<Instant>,
+    /// All containers are being ended in order to start over.
+    pub resetting: bool,
+    /// The present.
+    pub now: Instant,
+}
+
+/// What is to be done.
+#[derive(Debug, Default, PartialEq)]
+pub struct Plan {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// Look again then, even if nothing happens.
+    pub wake: Option<Instant>,
+}
+
+/// Something to do. Containers are named by their place in the records.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Start a container.
+    Start(usize),
+    /// Say that the restart of a container is being waited.
+    CrashLoop(usize),
+    /// Say that the pull of its image is being waited.
+    PullBackOff(usize),
+    /// End a run, or change the order to.
+    Kill {
+        /// Which.
+        index: usize,
+        /// How.
+        kill: Kill,
+        /// What to say about it.
+        message: String,
+    },
+    /// A sidecar is up: those after it can start.
+    Pass(usize),
+    /// End all runs in order to start over.
+    BeginReset,
+    /// All runs have ended: start over.
+    Reset,
+    /// The pod's work is done, or can't be done: end what still runs.
+    End,
+    /// Nothing runs and nothing will.
+    Finish,
+}
+
+/// Decides.
+pub fn plan(facts: &Facts<'_>) -> Plan {
+    let mut plan = Plan::default();
+    if let Some(deadline) = facts.ending {
+        plan.end_all(facts, deadline);
+    } else if facts.resetting {
+        plan.reset(facts);
+    } else if facts.records.iter().any(Record::asks_for_reset) {
+        plan.actions.push(Action::BeginReset);
+    } else if facts.up {
+        plan.live(facts);
+    }
+    plan
+}
+
+impl Plan {
+    fn live(&mut self, facts: &Facts<'_>) {
+        for (index, record) in of(facts, &[Kind::Ephemeral]) {
+            if record.wants_start(facts.policy) {
+                self.start(facts, index);
+            }
+        }
+        match self.initialize(facts) {
+            Initialization::Failed => self.actions.push(Action::End),
+            Initialization::Pending => {}
+            Initialization::Done => self.regular(facts),
+        }
+    }
+
+    /// Init containers one after the other, sidecars kept up.
+    fn initialize(&mut self, facts: &Facts<'_>) -> Initialization {
+        // Once a regular container has come, init containers are history.
+        let initialized = of(facts, &[Kind::Regular])
+            .any(|(_, record)| record.run.is_some() || record.exit().is_some());
+        let mut result = Initialization::Done;
+        for (index, record) in of(facts, &[Kind::Init, Kind::Sidecar]) {
+            match record.kind {
+                Kind::Sidecar => {
+                    if record.run.is_some() {
+                        self.check(facts, index);
+                        if record.started() && !record.passed {
+                            self.actions.push(Action::Pass(index));
+                        }
+                    } else {
+                        self.start(facts, index);
+                    }
+                    if !record.passed && !record.started() && !initialized {
+                        result = Initialization::Pending;
+                        break;
+                    }
+                }
+                _ if initialized || record.succeeded() => {}
+                _ if record.run.is_some() => {
+                    result = Initialization::Pending;
+                    break;
+                }
+                _ if record.wants_start(facts.policy) => {
+                    self.start(facts, index);
+                    result = Initialization::Pending;
+                    break;
+                }
+                _ => return Initialization::Failed,
+            }
+        }
+        result
+    }
+
+    fn regular(&mut self, facts: &Facts<'_>) {
+        let mut alive = false;
+        // A container is started for the first time when those before it have been, postStart hook and all.
+        let mut first_start_under_way = false;
+        for (index, record) in of(facts, &[Kind::Regular]) {
+            if let Some(run) = &record.run {
+                alive = true;
+                first_start_under_way |=
+                    record.exit().is_none() && !matches!(run.stage, Stage::Running { .. });
+                self.check(facts, index);
+            } else if record.wants_start(facts.policy) {
+                alive = true;
+                if record.exit().is_some() {
+                    self.start(facts, index);
+                } else if !first_start_under_way {
+                    first_start_under_way = self.start(facts, index);
+                }
+            }
+        }
+        if !alive {
+            // Whatever was planned for sidecars is moot.
+            self.actions.clear();
+            self.actions.push(Action::End);
+        }
+    }
+
+    /// Plans to start a container, at once or when its time has come; tells whether it is at once.
+    fn start(&mut self, facts: &Facts<'_>, index: usize) -> bool {
+        let record = &facts.records[index];
+        if record.held {
+            return false;
+        }
+        if let Some(failure) = &record.pull_failure
+            && !failure.shown
+            && record.retry.is_some()
+        {
+            self.at(facts, failure.at + SHOWN, Action::PullBackOff(index));
+        }
+        if let Some(retry) = record.retry
+            && retry > facts.now
+        {
+            self.wake_at(retry);
+            return false;
+        }
+        if let Some(ended) = &record.ended
+            && let Some(until) = record.back_off.until(ended.at)
+            && until > facts.now
+        {
+            let shown = record
+                .waiting
+                .as_ref()
+                .is_some_and(|waiting| waiting.reason == "CrashLoopBackOff");
+            if !shown {
+                self.at(facts, ended.at + SHOWN, Action::CrashLoop(index));
+            }
+            self.wake_at(until);
+            return false;
+        }
+        self.actions.push(Action::Start(index));
+        true
+    }
+
+    /// Ends a run that can't go on as it is.
+    fn check(&mut self, facts: &Facts<'_>, index: usize) {
+        let record = &facts.records[index];
+        let Some(run) = record.run.as_ref().filter(|run| run.kill.is_none()) else {
+            return;
+        };
+        let what = match record.kind {
+            Kind::Sidecar => "Init container",
+            _ => "Container",
+        };
+        let name = record.name();
+        let (mut message, grace, restart) = if changed(record, run) {
+            let message = format!("{what} {name} definition changed");
+            (message, None, true)
+        } else {
+            // A rule can't be asked before there is an exit code; only the policies count.
+            let restart = restart::policy(&record.spec, facts.policy) != RestartPolicy::Never;
+            let (message, probe) = if run.dead {
+                (
+                    format!("{what} {name} failed liveness probe"),
+                    &record.spec.liveness_probe,
+                )
+            } else if run.startup == Some(false) {
+                (
+                    format!("{what} {name} failed startup probe"),
+                    &record.spec.startup_probe,
+                )
+            } else {
+                return;
+            };
+            let grace = probe
+                .as_ref()
+                .and_then(|probe| probe.termination_grace_period_seconds);
+            (message, grace, restart)
+        };
+        if restart && record.kind == Kind::Regular {
+            message.push_str(", will be restarted");
+        }
+        let grace = grace.map_or(facts.grace, seconds);
+        self.actions.push(Action::Kill {
+            index,
+            kill: Kill {
+                deadline: facts.now + grace,
+                turn: true,
+                restart,
+            },
+            message,
+        });
+    }
+
+    /// Ends everything: regular containers first, sidecars in reverse order.
+    fn end_all(&mut self, facts: &Facts<'_>, deadline: Instant) {
+        let records = facts.records;
+        if records.iter().all(|record| record.run.is_none()) {
+            self.actions.push(Action::Finish);
+            return;
+        }
+        for (index, record) in records.iter().enumerate() {
+            let Some(run) = &record.run else { continue };
+            let turn = record.kind != Kind::Sidecar
+                || !records.iter().enumerate().any(|(other, before)| {
+                    before.run.is_some()
+                        && (before.kind == Kind::Regular
+                            || (before.kind == Kind::Sidecar && other > index))
+                });
+            self.kill(index, run, deadline, turn);
+        }
+    }
+
+    fn reset(&mut self, facts: &Facts<'_>) {
+        let mut running = false;
+        for (index, record) in of(facts, &[Kind::Init, Kind::Sidecar, Kind::Regular]) {
+            if let Some(run) = &record.run {
+                running = true;
+                if run.kill.is_none() {
+                    self.kill(index, run, facts.now, true);
+                }
+            }
+        }
+        if !running {
+            self.actions.push(Action::Reset);
+        }
+    }
+
+    /// Orders the end of a run, or changes the order; later orders only shorten.
+    fn kill(&mut self, index: usize, run: &Run, deadline: Instant, turn: bool) {
+        let kill = match run.kill {
+            Some(kill) => Kill {
+                deadline: kill.deadline.min(deadline),
+                turn: kill.turn || turn,
+                restart: kill.restart,
+            },
+            None => Kill {
+                deadline,
+                turn,
+                restart: false,
+            },
+        };
+        if run.kill != Some(kill) {
+            self.actions.push(Action::Kill {
+                index,
+                kill,
+                message: String::new(),
+            });
+        }
+    }
+
+    /// Plans something for a moment, which may have come.
+    fn at(&mut self, facts: &Facts<'_>, moment: Instant, action: Action) {
+        if moment <= facts.now {
+            self.actions.push(action);
+        } else {
+            self.wake_at(moment);
+        }
+    }
+
+    fn wake_at(&mut self, moment: Instant) {
+        self.wake = Some(self.wake.map_or(moment, |wake| wake.min(moment)));
+    }
+}
+
+enum Initialization {
+    Pending,
+    Done,
+    Failed,
+}
+
+fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (usize, &'a Record)> {
+    facts
+        .records
+        .iter()
+        .enumerate()
+        .filter(|(_, record)| kinds.contains(&record.kind))
+}
+
+fn changed(record: &Record, run: &Run) -> bool {
+    record.spec.image.as_deref().unwrap_or_default() != run.image
+}
+
+/// Seconds of a spec, which may be negative.
+pub fn seconds(value: i64) -> Duration {
+    // Longer than a year is forever, and keeps sums of instants from overflowing.
+    Duration::from_secs(u64::try_from(value).unwrap_or(0).min(365 * 86_400))
+}

@@ -1,0 +1,354 @@
+//! One run of one container: image, start, hooks, end. A task that tells what happens and obeys orders to end.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::hooks::{self, Place};
+use super::record::Kill;
+use super::status::full_id;
+use super::{Message, clock, image, signals};
+use crate::protocol::{ContainerInput, Problem};
+use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
+
+/// A container gets at least so long between its stop signal and SIGKILL.
+const SHORTEST_GRACE: Duration = Duration::from_secs(2);
+
+/// What a run tells.
+#[derive(Debug)]
+pub enum Fact {
+    /// Something worth an event about this container.
+    Event {
+        /// It is a warning.
+        warning: bool,
+        /// Upstream's word.
+        reason: &'static str,
+        /// The same for people.
+        message: String,
+    },
+    /// The container is there; its postStart hook runs next.
+    Created {
+        /// Its id.
+        id: String,
+        /// Since when it runs.
+        at: Timestamp,
+        /// From which image.
+        image: PodImage,
+    },
+    /// The postStart hook is done, if there was one.
+    Running,
+    /// The postStart hook failed: the container has to end.
+    HookFailed(String),
+    /// The end: there is no image.
+    NoImage(Problem),
+    /// The end: there is no container.
+    NotCreated(Problem),
+    /// The end: it was called off before there was a container.
+    CalledOff,
+    /// The end.
+    Ended(ContainerStateTerminated),
+}
+
+/// Carries what a run tells to the one who keeps the records.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    /// Which run.
+    pub serial: u64,
+    /// To whom.
+    pub to: mpsc::UnboundedSender<Message>,
+}
+
+impl Reporter {
+    /// Tells something.
+    pub fn send(&self, fact: Fact) {
+        // Nobody listens any more once the pod is over.
+        let _ = self.to.send(Message::Fact {
+            serial: self.serial,
+            fact,
+        });
+    }
+
+    /// Tells something worth an event.
+    pub fn event(&self, warning: bool, reason: &'static str, message: impl Into<String>) {
+        self.send(Fact::Event {
+            warning,
+            reason,
+            message: message.into(),
+        });
+    }
+}
+
+/// What is to be run.
+pub struct Order {
+    /// The container.
+    pub container: Container,
+    /// For an ephemeral container: whose processes it wants to see.
+    pub target: Option<String>,
+    /// The number of this run.
+    pub attempt: u32,
+    /// What the API server contributed.
+    pub input: ContainerInput,
+    /// Where its hooks find it.
+    pub place: Place,
+}
+
+/// Runs a container to its end.
+pub async fn run<R: Runtime>(
+    runtime: Rc<R>,
+    report: Reporter,
+    order: Order,
+    mut kill: watch::Receiver<Option<Kill>>,
+) {
+    let Order {
+        container,
+        target,
+        attempt,
+        input,
+        place,
+    } = order;
+    let reference = container.image.clone().unwrap_or_default();
+    let policy = container.image_pull_policy.as_deref();
+    let image = tokio::select! {
+        image = image::ensure(&*runtime, &report, &reference, policy) => image,
+        () = ordered(&mut kill) => return report.send(Fact::CalledOff),
+    };
+    let image = match image {
+        Ok(image) => image,
+        Err(problem) => return report.send(Fact::NoImage(problem)),
+    };
+    if let Some(problem) = input.problem {
+        report.event(true, "Failed", format!("Error: {}", problem.message));
+        return report.send(Fact::NotCreated(problem));
+    }
+    let request = StartRequest {
+        container,
+        target,
+        attempt,
+        input,
+        image,
+    };
+    // Never dropped half-way, whatever is ordered: a container could be left of which nobody knows.
+    let end = match runtime.start(&request).await {
+        Ok(started) => {
+            let running = Running {
+                runtime: &*runtime,
+                report: &report,
+                request: &request,
+                place: &place,
+            };
+            running.live(started, &mut kill).await
+        }
+        Err(problem) if start_error(&problem) => {
+            report.event(false, "Created", "Container created");
+            report.event(true, "Failed", format!("Error: {}", problem.message));
+            ContainerStateTerminated {
+                exit_code: 128,
+                reason: Some("StartError".to_owned()),
+                message: Some(problem.message),
+                finished_at: Some(Time(clock::now())),
+                // The zero of time, as containerd has it for what never ran.
+                started_at: Some(Time(Timestamp::UNIX_EPOCH)),
+                ..Default::default()
+            }
+        }
+        Err(problem) => {
+            report.event(true, "Failed", format!("Error: {}", problem.message));
+            return report.send(Fact::NotCreated(problem));
+        }
+    };
+    report.send(Fact::Ended(end));
+}
+
+/// The container was there, but its program could not be run: that counts as a run.
+fn start_error(problem: &Problem) -> bool {
+    matches!(
+        problem.reason.as_str(),
+        "StartError" | "RunContainerError" | "ContainerCannotRun"
+    )
+}
+
+struct Running<'a, R> {
+    runtime: &'a R,
+    report: &'a Reporter,
+    request: &'a StartRequest,
+    place: &'a Place,
+}
+
+type ExitReceiver = Pin<Box<oneshot::Receiver<Exit>>>;
+
+impl<R: Runtime> Running<'_, R> {
+    async fn live(
+        &self,
+        started: Started,
+        kill: &mut watch::Receiver<Option<Kill>>,
+    ) -> ContainerStateTerminated {
+        let Started {
+            id,
+            at,
+            exit,
+            stop_signal,
+        } = started;
+        self.report.event(false, "Created", "Container created");
+        self.report.event(false, "Started", "Container started");
+        self.report.send(Fact::Created {
+            id: id.clone(),
+            at,
+            image: self.request.image.clone(),
+        });
+        let mut exit = Box::pin(exit);
+        let ended = match self.post_start(&id, &mut exit, kill).await {
+            Some(ended) => Some(ended),
+            None => {
+                tokio::select! {
+                    ended = &mut exit => ended.ok(),
+                    () = ordered(kill) => self.stop(&id, stop_signal, &mut exit, kill).await,
+                }
+            }
+        };
+        self.end(id, at, ended).await
+    }
+
+    /// Runs the postStart hook; tells of an end that came before the hook's.
+    async fn post_start(
+        &self,
+        id: &str,
+        exit: &mut ExitReceiver,
+        kill: &mut watch::Receiver<Option<Kill>>,
+    ) -> Option<Exit> {
+        let lifecycle = self.request.container.lifecycle.as_ref();
+        if let Some(hook) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {
+            let result = tokio::select! {
+                result = hooks::run(self.runtime, self.place, &self.request.container, id, hook) => result,
+                ended = exit => return ended.ok(),
+                () = ordered(kill) => return None,
+            };
+            if let Err(message) = result {
+                self.report
+                    .event(true, "FailedPostStartHook", "PostStartHook failed");
+                self.report.send(Fact::HookFailed(message));
+                return None;
+            }
+        }
+        self.report.send(Fact::Running);
+        None
+    }
+
+    /// preStop hook, its turn, stop signal, SIGKILL.
+    async fn stop(
+        &self,
+        id: &str,
+        stop_signal: i32,
+        exit: &mut ExitReceiver,
+        kill: &mut watch::Receiver<Option<Kill>>,
+    ) -> Option<Exit> {
+        let container = &self.request.container;
+        let lifecycle = container.lifecycle.as_ref();
+        if let Some(hook) = lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())
+            && deadline(kill) > Instant::now()
+        {
+            let hook = async {
+                if hooks::run(self.runtime, self.place, container, id, hook)
+                    .await
+                    .is_err()
+                {
+                    self.report
+                        .event(true, "FailedPreStopHook", "PreStopHook failed");
+                }
+            };
+            tokio::select! {
+                () = hook => {}
+                () = patience(kill, Duration::ZERO, Instant::now()) => {}
+                ended = &mut *exit => return ended.ok(),
+            }
+        }
+        let mut orders = kill.clone();
+        let turn = async {
+            if orders
+                .wait_for(|kill| kill.is_some_and(|kill| kill.turn))
+                .await
+                .is_err()
+            {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = turn => {}
+            () = patience(kill, Duration::ZERO, Instant::now()) => {}
+            ended = &mut *exit => return ended.ok(),
+        }
+        let wanted = lifecycle
+            .and_then(|lifecycle| lifecycle.stop_signal.as_deref())
+            .and_then(signals::number);
+        self.runtime.signal(id, wanted.unwrap_or(stop_signal));
+        tokio::select! {
+            ended = &mut *exit => return ended.ok(),
+            () = patience(kill, SHORTEST_GRACE, Instant::now()) => {}
+        }
+        self.runtime.signal(id, signals::KILL);
+        exit.await.ok()
+    }
+
+    async fn end(&self, id: String, at: Timestamp, exit: Option<Exit>) -> ContainerStateTerminated {
+        let mut state = ContainerStateTerminated {
+            container_id: Some(full_id(&id)),
+            started_at: Some(Time(at)),
+            ..Default::default()
+        };
+        match exit {
+            Some(exit) => {
+                state.exit_code = exit.code;
+                state.finished_at = Some(Time(exit.at));
+                let reason = match exit.code {
+                    _ if exit.oom_killed => "OOMKilled",
+                    0 => "Completed",
+                    _ => "Error",
+                };
+                state.reason = Some(reason.to_owned());
+                let failed = exit.code != 0;
+                state.message = self
+                    .runtime
+                    .termination_message(self.request, failed)
+                    .await
+                    .filter(|message| !message.is_empty());
+            }
+            // The runtime should never do this; the container is gone all the same.
+            None => {
+                state.exit_code = 137;
+                state.finished_at = Some(Time(clock::now()));
+                state.reason = Some("ContainerStatusUnknown".to_owned());
+            }
+        }
+        state
+    }
+}
+
+/// Waits for the order to end.
+async fn ordered(kill: &mut watch::Receiver<Option<Kill>>) {
+    if kill.wait_for(Option::is_some).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn deadline(kill: &watch::Receiver<Option<Kill>>) -> Instant {
+    kill.borrow()
+        .map_or_else(Instant::now, |kill| kill.deadline)
+}
+
+/// Waits until patience ends, which can come nearer meanwhile, but not before `shortest` has passed since `since`.
+async fn patience(kill: &mut watch::Receiver<Option<Kill>>, shortest: Duration, since: Instant) {
+    loop {
+        let end = deadline(kill).max(since + shortest);
+        tokio::select! {
+            () = sleep_until(end) => return,
+            changed = kill.changed() => if changed.is_err() {
+                return sleep_until(end).await;
+            },
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Whole lives in a simulated world.
+
+macro_rules! life {
+    ($(#[$attribute:meta])* async fn $name:ident() $body:block) => {
+        $(#[$attribute])*
+        #[tokio::test(start_paused = true)]
+        async fn $name() {
+            tokio::task::LocalSet::new().run_until(async $body).await;
+        }
+    };
+}
+
+mod basic;
