@@ -18,6 +18,8 @@ const MOUNT_POINT: &str = "/tmp";
 const KUBECONFIG: &str = "kubeconfig";
 /// The directory with the upstream programs.
 const PROGRAMS: &str = "programs";
+/// The directory with the workload, if it was brought here.
+const WORKLOAD: &str = "workload";
 /// The store's directory.
 const STORE: &str = "store";
 /// More than the store's own limit of 2 GiB with its log; memory is used only as it fills.
@@ -31,27 +33,30 @@ pub struct Home {
 
 impl Home {
     /// Mounts it and makes visible in it what the configuration names, wherever that was: also below
-    /// the directory that it covers.
+    /// the directory that it covers. Programs and workload stay visible when their files are removed
+    /// outside; the seed and the logs are the directories themselves.
     pub fn mount(config: &ClusterConfig) -> io::Result<Self> {
         let home = Self::at(MOUNT_POINT);
-        let wanted = [
-            (Some(&config.release), home.programs()),
-            (config.seed.as_ref(), home.seed()),
-            (config.log_dir.as_ref(), home.logs()),
-        ];
-        let mut visible = Vec::new();
-        for (source, target) in wanted {
-            let source = source.map(|source| open_dir(source)).transpose()?;
-            visible.push((source, target));
-        }
+        let open = |dir: Option<&PathBuf>| dir.map(|dir| open_dir(dir)).transpose();
+        let (seed, logs) = (open(config.seed.as_ref())?, open(config.log_dir.as_ref())?);
+        let (release, workload) = (
+            open(Some(&config.release))?,
+            open(config.workload.as_ref())?,
+        );
         linux::mount::tmpfs(&home.root, MAX_BYTES)?;
-        DirBuilder::new().mode(0o700).create(home.pki())?;
-        for (source, target) in visible {
-            DirBuilder::new().mode(0o700).create(&target)?;
+        for dir in [home.pki(), home.seed(), home.logs()] {
+            make_dir(&dir)?;
+        }
+        for (source, target) in [(seed, home.seed()), (logs, home.logs())] {
             if let Some(source) = source {
-                let source = format!("/proc/self/fd/{}", source.as_raw_fd());
-                linux::mount::bind(Path::new(&source), &target)?;
+                linux::mount::bind(&path_of(&source), &target)?;
             }
+        }
+        if let Some(release) = release {
+            show_files(&path_of(&release), &home.programs(), Below::Nothing)?;
+        }
+        if let Some(workload) = workload {
+            show_files(&path_of(&workload), &home.workload(), Below::All)?;
         }
         std::env::set_current_dir(&home.root)?;
         Ok(home)
@@ -83,6 +88,11 @@ impl Home {
     /// The directory with the upstream programs.
     pub fn programs(&self) -> PathBuf {
         self.root.join(PROGRAMS)
+    }
+
+    /// The workload, if it was brought here.
+    pub fn workload(&self) -> PathBuf {
+        self.root.join(WORKLOAD)
     }
 
     /// The store to start from, if there is one.
@@ -131,6 +141,11 @@ impl Outside {
         self.0.join(PROGRAMS)
     }
 
+    /// The workload, if it was brought here.
+    pub fn workload(&self) -> PathBuf {
+        self.0.join(WORKLOAD)
+    }
+
     /// The store's directory.
     pub fn store(&self) -> PathBuf {
         self.0.join(STORE)
@@ -140,6 +155,45 @@ impl Outside {
     pub fn cache(&self) -> PathBuf {
         self.0.join("cache")
     }
+}
+
+/// What of a directory is shown.
+#[derive(Clone, Copy, PartialEq)]
+enum Below {
+    /// Its own files.
+    Nothing,
+    /// Those of directories below it too.
+    All,
+}
+
+/// Makes a new directory in which the files of another are seen, each by a mount of its own: a file that
+/// is mounted stays until the mount goes, whoever removes its name elsewhere.
+fn show_files(source: &Path, target: &Path, below: Below) -> io::Result<()> {
+    make_dir(target)?;
+    for entry in std::fs::read_dir(source)? {
+        let entry = entry?;
+        let (from, to) = (entry.path(), target.join(entry.file_name()));
+        let link = std::fs::read_link(&from).ok();
+        if let Some(link) = link.filter(|link| link.components().count() == 1) {
+            // One program may have many names.
+            std::os::unix::fs::symlink(link, &to)?;
+        } else if from.is_file() {
+            File::create_new(&to)?;
+            linux::mount::bind(&from, &to)?;
+        } else if from.is_dir() && below == Below::All {
+            show_files(&from, &to, below)?;
+        }
+    }
+    Ok(())
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// An open directory as a path that mounts above it don't change.
+fn path_of(dir: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 
 fn open_dir(path: &Path) -> io::Result<File> {

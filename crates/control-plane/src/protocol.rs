@@ -69,6 +69,8 @@ pub struct ClusterConfig {
     pub pod_cidr: String,
     /// The directory of a store to start from; an empty one otherwise.
     pub seed: Option<PathBuf>,
+    /// A directory to be kept among the cluster's files, although it is about to be removed.
+    pub workload: Option<PathBuf>,
     /// The programs give memory back after they have started, as those that we build do.
     pub tightens_memory: bool,
     /// Where the components' logs go; into memory otherwise.

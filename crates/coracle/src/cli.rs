@@ -48,6 +48,11 @@ pub enum InternalCommand {
     ControlPlane,
     /// The agent of one node
     Node,
+    /// Takes what is carried to a node that sees none of it
+    Receive {
+        /// Where it goes
+        dir: PathBuf,
+    },
     /// One probe of the doctor
     Probe {
         /// Which one

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         }
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
+        Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))
         }

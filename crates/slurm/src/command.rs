@@ -133,6 +133,14 @@ impl Slurm {
         Ok(detail)
     }
 
+    /// How long Slurm waits between its first signal to a job that ends and the last (KillWait).
+    pub async fn kill_wait(&self) -> Result<Option<Duration>, SlurmError> {
+        let answer = ask(&self.scontrol, &["show", "config"])
+            .await?
+            .success(&self.scontrol)?;
+        Ok(parse_kill_wait(&answer))
+    }
+
     /// Sends a signal to every task of a step. A step that is over is no error.
     pub async fn signal_step(&self, job: u32, step: u32, signal: &str) -> Result<(), SlurmError> {
         let signal = format!("--signal={signal}");
@@ -151,6 +159,15 @@ impl Slurm {
             .success(&self.sinfo)?;
         Ok(parse_partitions(&answer))
     }
+}
+
+/// `KillWait                = 30 sec`
+fn parse_kill_wait(config: &str) -> Option<Duration> {
+    config.lines().find_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        let seconds = value.split_whitespace().next()?;
+        (name.trim() == "KillWait").then(|| seconds.parse().ok().map(Duration::from_secs))?
+    })
 }
 
 impl Answer {
@@ -266,6 +283,21 @@ mod tests {
         std::fs::write(&file, format!("#!/bin/sh\n{body}\n")).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
         file
+    }
+
+    #[test]
+    fn the_time_to_end_is_found_in_the_configuration() {
+        let config = "KeepAliveTime           = SYSTEM_DEFAULT\nKillOnBadExit           = 0\nKillWait                = 15 sec\n";
+        assert_eq!(parse_kill_wait(config), Some(Duration::from_secs(15)));
+        for odd in [
+            "",
+            "KillWait",
+            "KillWait = ",
+            "KillWait = soon",
+            "xKillWait = 3 sec",
+        ] {
+            assert_eq!(parse_kill_wait(odd), None, "{odd}");
+        }
     }
 
     #[test]

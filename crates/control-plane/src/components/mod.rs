@@ -73,6 +73,7 @@ mod tests {
             service_cidr: "100.96.0.0/16".into(),
             pod_cidr: "100.64.0.0/11".into(),
             seed: None,
+            workload: None,
             tightens_memory: true,
             log_dir: None,
             verbose: false,

@@ -82,8 +82,8 @@ impl Starter {
     }
 
     async fn run(&self, nodes: Vec<String>, handover: String) {
-        // Our own program may have been carried here and be deleted already.
-        let carried = !self.program.exists();
+        // Our own program may have been carried here, for us alone, and be deleted already.
+        let carried = carried::is_ours() || !self.program.exists();
         let mut result = self.run_once(&nodes, &handover, carried).await;
         if !carried && matches!(result, Err(SlurmError::ProgramNotFound { .. })) {
             tracing::info!("carrying the program to the nodes: they don't see it");
@@ -114,10 +114,10 @@ impl Starter {
         let step = AgentStep {
             job_id: self.job,
             nodes,
-            program: if self.program.exists() {
-                &self.program
-            } else {
+            program: if carried::is_ours() || !self.program.exists() {
                 &own
+            } else {
+                &self.program
             },
             args: &args,
             bcast: destination.as_deref(),

@@ -16,9 +16,11 @@ use tokio::sync::mpsc;
 
 use super::agents::{Starter, Step, StepFailure};
 use super::control_plane::ControlPlane;
+use super::grace::Grace;
 use super::join::{Common, Door, NodeEvent};
 use super::objects;
 use super::plan::plans;
+use crate::carried;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
 use crate::handover::MARK;
@@ -36,9 +38,6 @@ const EXTRA_LIFE: Duration = Duration::from_secs(24 * 3600);
 const RESTART_PAUSE: Duration = Duration::from_secs(2);
 /// … and later each time, up to this.
 const MAX_RESTART_PAUSE: Duration = Duration::from_secs(60);
-
-/// What agents get to take their Nodes away.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How a cluster that had started came to its end by itself.
 #[derive(Debug)]
@@ -72,6 +71,8 @@ pub struct Cluster {
     pub api: String,
     /// An administrator's client.
     pub client: kube::Client,
+    /// What its parts get to end by themselves.
+    pub grace: Grace,
     control_plane: ControlPlane,
     verbose: bool,
     seeded: bool,
@@ -103,21 +104,31 @@ impl Cluster {
         seed: Option<std::path::PathBuf>,
         slurm: Slurm,
     ) -> anyhow::Result<Self> {
-        let name = format!("coracle-{}", allocation.job_id);
         let seeded = seed.is_some();
+        // Two clusters in one job have different names, and can't be mistaken for each other's kubeconfig.
+        let random = crate::token::new()?;
+        let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
+        let mark = format!("{name}-{}", &random[4..20]);
         let addresses = linux::address::host_addresses()?;
         let advertised = *addresses.first().ok_or_else(|| {
             Failure::new(Code::Host, "this host has no network address but loopback")
                 .hint("a cluster of one node needs one too: check `ip addr`")
         })?;
-        // Unlike the name, it differs between two clusters in one job.
-        let mark = format!("{name}-{}", &crate::token::new()?[..16]);
+        if advertised.is_ipv6() {
+            return Err(Failure::new(
+                Code::Host,
+                format!("this host has no IPv4 address, only {advertised}"),
+            )
+            .hint("pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`")
+            .into());
+        }
         refuse_our_own_network(&addresses, options)?;
         let api_port = reserve(options.api_port)?;
-        let detail = slurm
-            .job_detail(allocation.job_id)
-            .await
-            .map_err(Failure::from)?;
+        let (detail, kill_wait) =
+            tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
+        let detail = detail.map_err(Failure::from)?;
+        // Where it can't be known, the usual is likely.
+        let grace = Grace::within(kill_wait.ok().flatten());
         let pki = Arc::new(Pki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
@@ -137,6 +148,7 @@ impl Cluster {
             service_cidr: options.service_cidr.clone(),
             pod_cidr: options.pod_cidr.clone(),
             seed,
+            workload: carried::workload().map(|(dir, _)| dir),
             tightens_memory: release.is_our_build(),
             log_dir: options.logs.as_deref().map(make_log_dir).transpose()?,
             verbose: options.verbose,
@@ -177,6 +189,7 @@ impl Cluster {
             token,
             node_port: node_port()?,
             api: url,
+            grace,
             control_plane,
             verbose: options.verbose,
             seeded,
@@ -287,10 +300,11 @@ impl Cluster {
                 }
             }
         };
-        let _ = tokio::time::timeout(FAREWELL, farewell).await;
+        let _ = tokio::time::timeout(self.grace.nodes, farewell).await;
         let steps = std::mem::take(&mut self.steps);
         let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
-        tokio::join!(steps_end, self.control_plane.stop());
+        let patience = self.grace.control_plane;
+        tokio::join!(steps_end, self.control_plane.stop(patience));
     }
 
     /// The control plane's files.
@@ -354,6 +368,8 @@ impl Cluster {
 
     fn show(&self, event: &Event) {
         match event {
+            // All that was carried here is in the control plane's own place by now.
+            Event::Started { .. } => carried::remove(),
             Event::Log { component, line } if self.verbose => {
                 say(format_args!("coracle: [{component}] {line}"));
             }

@@ -13,10 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use crate::exit::{Code, Failure};
 
-/// What all components together get to stop. Then they are killed: nothing is lost with them, and what
-/// Slurm gives may be little.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same, when their store is to be kept.
+/// What all components together get to stop when their store is to be kept.
 const SAVE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The running control plane.
@@ -90,9 +87,9 @@ impl ControlPlane {
     }
 
     /// Ends it in order; after a while, in any way.
-    pub async fn stop(mut self) {
+    pub async fn stop(mut self, patience: Duration) {
         drop(self.commands.take());
-        if let Err(error) = self.drain().await {
+        if let Err(error) = self.drain(patience).await {
             tracing::debug!(%error, "the control plane did not end in order");
         }
     }
@@ -114,13 +111,13 @@ impl ControlPlane {
     }
 
     /// Reads events to the end; an error if it did not end well.
-    async fn drain(&mut self) -> Result<(), Failure> {
+    async fn drain(&mut self, patience: Duration) -> Result<(), Failure> {
         let end = async {
             while self.next().await? != Event::Stopped {}
             let _ = self.child.wait().await;
             Ok(())
         };
-        let ended = tokio::time::timeout(STOP_PATIENCE, end).await;
+        let ended = tokio::time::timeout(patience, end).await;
         // Nothing happens if it is gone already.
         let _ = self.child.kill().await;
         ended.unwrap_or_else(|_| Err(Failure::new(Code::Broken, "the control plane did not stop")))

@@ -8,24 +8,13 @@ use linux::signal::Held;
 use rustix::process::Signal;
 use slurm::{Allocation, Place, Slurm};
 
-use crate::carried;
-
 /// The signal that dismisses. Where Slurm signals whole process trees it also reaches the leader's
 /// and everything below it, so it must be one that does nothing to those who don't wait for it.
 const DISMISSAL: (Signal, &str) = (Signal::URG, "URG");
 
 /// Waits for the leader's end, or for Slurm's word.
-pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
+pub fn until_dismissed() -> anyhow::Result<ExitCode> {
     let held = Held::new(&[DISMISSAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
-    if matches!(
-        allocation.place,
-        Place::Task {
-            localid: Some(0),
-            ..
-        }
-    ) {
-        carried::remove_when_all_have_started();
-    }
     held.wait()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,10 +24,6 @@ use crate::kubernetes::Release;
 use crate::progress::Progress;
 use crate::seed;
 
-/// What a workload gets to end by itself. Slurm's own grace (KillWait, 30 s unless the site changed it)
-/// must be enough for this and for the cluster's end, which takes seven seconds at the worst.
-const WORKLOAD_GRACE: Duration = Duration::from_secs(8);
-
 /// What upstream's components need; they use a tenth of it.
 const ADDRESS_SPACE: u64 = 4 << 30;
 /// Signals that come within this are one.
@@ -41,6 +38,7 @@ pub async fn lead(
     let mut told = Told::listen()?;
     check_address_space()?;
     let mut progress = Progress::new();
+    let carried_dir = carried::workload().map(|(dir, _)| dir);
     let slurm = Slurm::find().map_err(Failure::from)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
@@ -58,10 +56,8 @@ pub async fn lead(
         started = cluster.until_ready(patience, &mut progress) => started.map(|()| None),
         signal = told.next() => Ok(Some(signal)),
     };
-    // The agents run by now, from copies of their own if need be, or never will.
-    carried::remove();
     let ended = match started {
-        Ok(None) => run(&mut cluster, &workload, &mut told).await,
+        Ok(None) => run(&mut cluster, workload, carried_dir.as_deref(), &mut told).await,
         Ok(Some(signal)) => Ok(exit::of_signal(signal)),
         Err(error) => Err(error),
     };
@@ -94,8 +90,18 @@ fn check_address_space() -> Result<(), Failure> {
     }
 }
 
-async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> anyhow::Result<i32> {
+/// Runs the workload; if it was carried to `carried_dir`, it has moved from there.
+async fn run(
+    cluster: &mut Cluster,
+    workload: Workload,
+    carried_dir: Option<&Path>,
+    told: &mut Told,
+) -> anyhow::Result<i32> {
     let files = cluster.files()?;
+    let workload = match carried_dir {
+        Some(dir) => workload.moved(dir, &files.workload()),
+        None => workload,
+    };
     let mut env = environment(
         &cluster.name,
         &files.kubeconfig(),
@@ -108,15 +114,15 @@ async fn run(cluster: &mut Cluster, workload: &Workload, told: &mut Told) -> any
     env.insert(MARK, cluster.mark.clone().into());
     match workload {
         Workload::Program { program, args } => {
-            let child = spawn(program, args, &env)?;
+            let child = spawn(&program, &args, &env)?;
             run_program(child, cluster, told).await
         }
-        Workload::Manifests(manifests) => run_manifests(manifests, &env, cluster, told).await,
+        Workload::Manifests(manifests) => run_manifests(&manifests, &env, cluster, told).await,
     }
 }
 
 fn spawn(
-    program: &std::path::Path,
+    program: &Path,
     args: &[OsString],
     env: &BTreeMap<&'static str, OsString>,
 ) -> anyhow::Result<Child> {
@@ -157,7 +163,7 @@ async fn run_program(
                 }
                 Ended::Broken(failure) => {
                     pass_on(&child, Signal::TERM);
-                    let _ = tokio::time::timeout(WORKLOAD_GRACE, child.wait()).await;
+                    let _ = tokio::time::timeout(cluster.grace.workload, child.wait()).await;
                     return Err(failure.into());
                 }
             },
@@ -165,7 +171,7 @@ async fn run_program(
     }
     let status = tokio::select! {
         status = child.wait() => Some(status?),
-        () = tokio::time::sleep(WORKLOAD_GRACE) => None,
+        () = tokio::time::sleep(cluster.grace.workload) => None,
         () = told.impatience() => None,
     };
     match status {

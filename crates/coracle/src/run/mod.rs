@@ -5,15 +5,19 @@
 //! same `srun` it only waits to be dismissed ([`follow`]).
 
 mod agents;
+mod carry;
 mod cluster;
 mod control_plane;
 mod follow;
+mod grace;
 mod join;
 mod lead;
+mod look;
 mod manifests;
 pub mod objects;
 mod plan;
 mod settings;
+mod srun;
 mod submit;
 mod workload;
 
@@ -38,7 +42,13 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let settings = Settings::resolve(args)?;
+    let mut settings = Settings::resolve(args)?;
+    if let Some(releases) = carried::releases() {
+        settings.options.kubernetes = Some(releases);
+    }
+    if let Some((_, path)) = carried::workload() {
+        settings.workload = path.into();
+    }
     // Looked at first, also outside: a missing file should not cost a place in the queue.
     let workload = Workload::find(&settings.workload, &settings.args)?;
     let Some(allocation) = Allocation::from_process_env().map_err(Failure::from)? else {
@@ -55,7 +65,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Place::AllocatedElsewhere => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
+        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(),
         Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(code) => {

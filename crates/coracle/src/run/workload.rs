@@ -80,6 +80,39 @@ impl Workload {
         Self::script(path, args)
     }
 
+    /// The file or directory that holds the workload, if it was named by a path; programs that are found
+    /// by their name are the node's own.
+    pub fn file(&self, name: &OsStr) -> Option<PathBuf> {
+        let by_name = matches!(self, Self::Program { program, .. } if program == Path::new(name));
+        let is_file = !by_name || Path::new(name).is_absolute();
+        if *self == Self::Manifests(Manifests::Stdin) || !is_file {
+            return None;
+        }
+        std::path::absolute(name).ok()
+    }
+
+    /// The same workload when the directory that it is in has moved.
+    pub fn moved(self, from: &Path, to: &Path) -> Self {
+        let moved = |path: PathBuf| match path.strip_prefix(from) {
+            Ok(rest) => to.join(rest),
+            Err(_) => path,
+        };
+        match self {
+            Self::Program { program, args } => Self::Program {
+                program: moved(program),
+                args: args
+                    .into_iter()
+                    .map(|arg| moved(arg.into()).into_os_string())
+                    .collect(),
+            },
+            Self::Manifests(Manifests::File(path)) => Self::Manifests(Manifests::File(moved(path))),
+            Self::Manifests(Manifests::Directory(path)) => {
+                Self::Manifests(Manifests::Directory(moved(path)))
+            }
+            Self::Manifests(Manifests::Stdin) => self,
+        }
+    }
+
     fn on_path(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
         // kubectl is put on the workload's PATH by us.
         let text = name.to_string_lossy();
@@ -176,7 +209,8 @@ fn has_manifests(dir: &Path, depth: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-fn is_manifest(path: &Path) -> bool {
+/// Whether a file is a manifest, by its name.
+pub fn is_manifest(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str);
     extension.is_some_and(|e| ["yaml", "yml", "json"].contains(&e))
 }
@@ -241,6 +275,24 @@ mod tests {
             panic!()
         };
         assert_eq!(program, script);
+    }
+
+    #[test]
+    fn a_workload_is_carried_if_it_was_named_by_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
+        std::fs::write(&script, "#!/bin/sh\n").unwrap();
+        for mode in [0o600, 0o700] {
+            std::fs::set_permissions(&script, PermissionsExt::from_mode(mode)).unwrap();
+            let workload = find(&script).unwrap();
+            assert_eq!(workload.file(script.as_os_str()), Some(script.clone()));
+            let moved = workload.moved(dir.path(), Path::new("/new"));
+            assert!(format!("{moved:?}").contains("/new/script"), "{moved:?}");
+        }
+        let named = Workload::find(OsStr::new("sh"), &[]).unwrap();
+        assert_eq!(named.file(OsStr::new("sh")), None);
+        let stdin = Workload::find(OsStr::new("-"), &[]).unwrap();
+        assert_eq!(stdin.file(OsStr::new("-")), None);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! A seed belongs to a release and a service range. It lies beside the release when that directory could
 //! be written to (as when the release was imported), and in the user's cache otherwise. Where neither can be
-//! written, clusters start from an empty store, some two seconds slower.
+//! written, clusters start from an empty store, some two seconds slower. One that is damaged is made again.
+
+mod digest;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,25 +21,38 @@ use crate::progress::Progress;
 use crate::run::{ControlPlane, objects};
 
 /// Changed when seeds are made in another way.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// The store in a seed, and the digest of it.
+const STORE: &str = "store";
+const DIGEST: &str = "digest";
 /// What the name of a seed that isn't complete begins with.
 const UNFINISHED: &str = ".new-";
 /// Making a seed takes about five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The seed for clusters of `release`, made now if it is missing; `None` if that isn't possible.
+/// The store for clusters of `release` to start from, made now if it is missing; `None` if that isn't
+/// possible.
 pub async fn ensure(
     release: &Release,
     service_cidr: &str,
     progress: &mut Progress,
 ) -> Option<PathBuf> {
-    let places = places(release, service_cidr);
-    if let Some(seed) = places.iter().find(|place| place.is_dir()) {
-        return Some(seed.clone());
+    let mut places = places(release, service_cidr);
+    for place in places.iter().filter(|place| place.is_dir()) {
+        if is_whole(place) {
+            return Some(place.join(STORE));
+        }
+        progress.line(&format!(
+            "warning: the prepared store {} is damaged; it is made again",
+            place.display()
+        ));
+        // If that is not for us to do, the next place is tried.
+        let _ = std::fs::remove_dir_all(place);
     }
+    places.retain(|place| !place.exists());
     progress.phase("prepared the store of new clusters, once for this release");
     match make_in_first(&places, release, service_cidr).await {
-        Ok(seed) => Some(seed),
+        Ok(seed) => Some(seed.join(STORE)),
         Err(error) => {
             progress.abandon();
             progress.line(&format!(
@@ -48,6 +63,18 @@ pub async fn ensure(
     }
 }
 
+/// The seed for clusters of `release`, if there is one.
+pub fn find(release: &Release, service_cidr: &str) -> Option<PathBuf> {
+    let mut places = places(release, service_cidr).into_iter();
+    places.find(|place| place.is_dir() && is_whole(place))
+}
+
+fn is_whole(seed: &Path) -> bool {
+    let wanted = std::fs::read_to_string(seed.join(DIGEST));
+    let found = digest::of(&seed.join(STORE));
+    matches!((wanted, found), (Ok(wanted), Ok(found)) if wanted == found)
+}
+
 /// Where a seed may be.
 fn places(release: &Release, service_cidr: &str) -> Vec<PathBuf> {
     let name = name(release, service_cidr);
@@ -55,7 +82,12 @@ fn places(release: &Release, service_cidr: &str) -> Vec<PathBuf> {
     let dir = std::path::absolute(&release.dir).unwrap_or_else(|_| release.dir.clone());
     let beside = dir.join("seeds").join(&name);
     let cache = cache_dir().map(|cache| cache.join("coracle/seeds").join(&name));
-    std::iter::once(beside).chain(cache).collect()
+    let mut places: Vec<PathBuf> = std::iter::once(beside).chain(cache).collect();
+    if crate::carried::is_ours() {
+        // A release that was carried here is about to be removed, with what is beside it.
+        places.reverse();
+    }
+    places
 }
 
 /// What a seed depends on: the programs that wrote it, and the range of the service addresses in it.
@@ -85,8 +117,8 @@ async fn make_in_first(
         let new = parent.join(format!("{UNFINISHED}{}", crate::token::new()?));
         match std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(&new)) {
             Ok(()) => {
-                let made = make(release, service_cidr, &new.join("store")).await;
-                let kept = made.and_then(|()| publish(&new.join("store"), place));
+                let made = make(release, service_cidr, &new.join(STORE)).await;
+                let kept = made.and_then(|()| publish(&new, place));
                 let _ = std::fs::remove_dir_all(&new);
                 // Only if it is empty.
                 let _ = std::fs::remove_dir(parent);
@@ -134,6 +166,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         service_cidr: service_cidr.to_owned(),
         pod_cidr: "100.64.0.0/11".to_owned(),
         seed: None,
+        workload: None,
         tightens_memory: release.is_our_build(),
         log_dir: None,
         verbose: false,
@@ -173,10 +206,11 @@ async fn settle(client: &kube::Client) {
     }
 }
 
-/// Puts the saved store in its place, readable by everybody: it holds no secret.
-fn publish(store: &Path, place: &Path) -> anyhow::Result<()> {
-    open_to_all(store)?;
-    match std::fs::rename(store, place) {
+/// Puts the seed in its place, readable by everybody: it holds no secret.
+fn publish(new: &Path, place: &Path) -> anyhow::Result<()> {
+    std::fs::write(new.join(DIGEST), digest::of(&new.join(STORE))?)?;
+    open_to_all(new)?;
+    match std::fs::rename(new, place) {
         // Somebody else was quicker with the same.
         Err(_) if place.is_dir() => Ok(()),
         other => other.with_context(|| format!("cannot write {}", place.display())),

@@ -1,0 +1,193 @@
+//! What is carried to a leader's node, as the submitting host sees it: what the node must see to do
+//! without, and the stream that brings it there, a tar archive.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tar::{Builder, EntryType, Header};
+
+use super::{COMPLETE, RELEASES, WORKLOAD};
+use crate::kubernetes::{Component, Release};
+
+/// All that a leader needs beside its own program.
+#[derive(Debug)]
+pub struct Bundle {
+    /// Our own program, which Slurm carries.
+    pub program: PathBuf,
+    /// The release of Kubernetes, if this host has one.
+    pub release: Option<Release>,
+    /// The prepared store of that release.
+    pub seed: Option<PathBuf>,
+    /// The workload's file or directory; programs that are found by their name are not carried.
+    pub workload: Option<PathBuf>,
+    /// Which files of a directory belong to the workload.
+    pub is_part: fn(&Path) -> bool,
+}
+
+/// Something that a node must see, or all is carried.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How it is known to be the same and not another one in the same place: size and time in the form of
+    /// `stat --format=%s-%Y`; empty if being there is enough.
+    pub stamp: String,
+}
+
+impl Bundle {
+    /// What a node must see to do without the bundle.
+    pub fn needed(&self) -> Vec<Needed> {
+        let there = |path: PathBuf| Needed {
+            path,
+            stamp: String::new(),
+        };
+        let mut needed = vec![there(self.program.clone())];
+        if let Some(release) = &self.release {
+            needed.push(there(release.component(Component::ApiServer)));
+        }
+        if let Some(path) = &self.workload {
+            needed.push(Needed {
+                path: path.clone(),
+                stamp: stamp(path),
+            });
+        }
+        needed
+    }
+
+    /// Writes everything but our own program.
+    pub fn write(&self, to: impl Write) -> io::Result<()> {
+        let mut archive = Builder::new(to);
+        archive.follow_symlinks(false);
+        if let Some(release) = &self.release {
+            let inside = Path::new(RELEASES).join(&release.version);
+            add_programs(&mut archive, &release.dir, &inside)?;
+            if let Some(seed) = &self.seed
+                && let Some(name) = seed.file_name()
+            {
+                archive.append_dir_all(inside.join("seeds").join(name), seed)?;
+            }
+        }
+        if let Some(path) = &self.workload
+            && let Some(name) = path.file_name()
+        {
+            let inside = Path::new(WORKLOAD).join(name);
+            self.add_workload(&mut archive, path, &inside)?;
+        }
+        add_empty(&mut archive, COMPLETE)?;
+        archive.into_inner()?.flush()
+    }
+
+    fn add_workload(
+        &self,
+        archive: &mut Builder<impl Write>,
+        path: &Path,
+        inside: &Path,
+    ) -> io::Result<()> {
+        if !path.is_dir() {
+            return archive.append_file(inside, &mut File::open(path)?);
+        }
+        archive.append_dir(inside, path)?;
+        for entry in std::fs::read_dir(path)? {
+            let entry = entry?;
+            // Links to directories are not followed: they may go round.
+            if entry.file_type()?.is_dir() || (self.is_part)(&entry.path()) {
+                self.add_workload(archive, &entry.path(), &inside.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The files of a release. Links among them stay links (one program may have many names); others are
+/// followed.
+fn add_programs(archive: &mut Builder<impl Write>, dir: &Path, inside: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let (path, inside) = (entry.path(), inside.join(entry.file_name()));
+        let links_within = std::fs::read_link(&path).is_ok_and(|to| to.components().count() == 1);
+        if links_within {
+            archive.append_path_with_name(&path, &inside)?;
+        } else if path.is_file() {
+            archive.append_file(&inside, &mut File::open(&path)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn add_empty(archive: &mut Builder<impl Write>, name: &str) -> io::Result<()> {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(EntryType::Regular);
+    header.set_mode(0o600);
+    header.set_size(0);
+    archive.append_data(&mut header, name, io::empty())
+}
+
+fn stamp(path: &Path) -> String {
+    path.metadata()
+        .map(|meta| format!("{}-{}", meta.size(), meta.mtime()))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_arrives_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for (name, text) in [
+            ("release/kube", "program"),
+            ("release/seeds/other/db", "not this one"),
+            ("seed/member/db", "data"),
+            ("app/a.yaml", "a"),
+            ("app/deep/b.yaml", "b"),
+            ("app/notes.txt", "none of it"),
+        ] {
+            std::fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+            std::fs::write(at(name), text).unwrap();
+        }
+        std::os::unix::fs::symlink("kube", at("release/etcd")).unwrap();
+        std::os::unix::fs::symlink(at("app/a.yaml"), at("release/VERSION")).unwrap();
+        let bundle = Bundle {
+            program: at("coracle"),
+            release: Some(Release {
+                dir: at("release"),
+                version: "v1".into(),
+            }),
+            seed: Some(at("seed")),
+            workload: Some(at("app")),
+            is_part: |path| path.extension().is_some_and(|e| e == "yaml"),
+        };
+        let mut stream = Vec::new();
+        bundle.write(&mut stream).unwrap();
+        let to = at("to");
+        std::fs::create_dir(&to).unwrap();
+        super::super::receive::unpack(&stream[..], &to).unwrap();
+        let read = |name: &str| std::fs::read_to_string(to.join(name)).unwrap();
+        assert_eq!(read("kubernetes/v1/etcd"), "program");
+        assert_eq!(
+            std::fs::read_link(to.join("kubernetes/v1/etcd")).unwrap(),
+            Path::new("kube")
+        );
+        assert_eq!(read("kubernetes/v1/VERSION"), "a");
+        assert_eq!(read("kubernetes/v1/seeds/seed/member/db"), "data");
+        assert_eq!(read("workload/app/deep/b.yaml"), "b");
+        for absent in [
+            "workload/app/notes.txt",
+            "kubernetes/v1/seeds/other",
+            "complete",
+        ] {
+            assert!(!to.join(absent).exists(), "{absent}");
+        }
+        // A stream that breaks off is noticed wherever it does.
+        for length in [0, 512, stream.len() / 2, stream.len() - 2048] {
+            let to = at(&format!("cut-{length}"));
+            std::fs::create_dir(&to).unwrap();
+            let unpacked = super::super::receive::unpack(&stream[..length], &to);
+            assert!(unpacked.is_err(), "{length} of {}", stream.len());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Carries what a leader needs from the submitting host to its node, by a step of the job.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use slurm::{Slurm, Submission};
+use tokio::io::AsyncReadExt;
+
+use crate::carried;
+use crate::carried::bundle::Bundle;
+use crate::exit::{Code, Failure};
+use crate::say::say;
+
+/// The most that is repeated of what the other side says.
+const MAX_WORDS: u64 = 16 * 1024;
+
+/// Carries `bundle` to the directory `copy` on a node of a running job.
+pub async fn carry(
+    slurm: &Slurm,
+    bundle: Arc<Bundle>,
+    copy: &Path,
+    job: u32,
+    node: &str,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let (program, what) = (bundle.program.clone(), what(&bundle));
+    let path = carried::new_path()?;
+    let args = ["internal", "receive", &copy.display().to_string()].map(str::to_owned);
+    let options = ["--chdir=/", "--quiet"].map(str::to_owned);
+    let submission = Submission {
+        options: &options,
+        within: Some((job, node)),
+        program: &program,
+        args: &args,
+        bcast: Some(&path),
+        terminal: false,
+        name: "coracle-carry",
+    };
+    let names: Vec<String> = std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .collect();
+    let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    tracing::debug!(command = invocation.display(), "carrying");
+    // Not killed with us: when our end of the pipe closes, the other side cleans up and ends.
+    let mut child = tokio::process::Command::from(invocation.std_command())
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start srun")?;
+    let stdin = child.stdin.take().context("no pipe to srun")?;
+    let pipe = File::from(stdin.into_owned_fd()?);
+    let sending =
+        tokio::task::spawn_blocking(move || bundle.write(BufWriter::with_capacity(1 << 20, pipe)));
+    let mut words = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        let _ = stderr.take(MAX_WORDS).read_to_end(&mut words).await;
+    }
+    let status = child.wait().await.context("cannot wait for srun")?;
+    let sent = sending.await?;
+    match sent {
+        // A reader that is gone has said why.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            return Err(error).context(format!("cannot read {what}"));
+        }
+        Ok(()) if status.success() => {}
+        _ => return Err(refused(&what, node, status.code(), &words).into()),
+    }
+    say(format_args!(
+        "coracle: carried {what} to {node}, which does not see all of it ({:.2} s)",
+        began.elapsed().as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// The things in a bundle, in words.
+fn what(bundle: &Bundle) -> String {
+    let mut words = "coracle".to_owned();
+    if let Some(release) = &bundle.release {
+        words.push_str(&format!(", Kubernetes {}", release.version));
+    }
+    if let Some(name) = bundle.workload.as_ref().and_then(|path| path.file_name()) {
+        words.push_str(&format!(", {}", name.display()));
+    }
+    words
+}
+
+fn refused(what: &str, node: &str, code: Option<i32>, words: &[u8]) -> Failure {
+    let words = String::from_utf8_lossy(words);
+    let lines = words.lines().filter(|line| !slurm::is_noise(line));
+    let words: Vec<String> = lines.map(|line| format!("  | {line}")).collect();
+    let code = if code == Some(Code::CannotWrite as i32) {
+        Code::CannotWrite
+    } else {
+        Code::NotStarted
+    };
+    Failure::new(
+        code,
+        format!("cannot carry {what} to {node}\n{}", words.join("\n")),
+    )
+    .hint("they need about 300 MB of room in /tmp there; or put them where the nodes see them")
+}

@@ -1,0 +1,285 @@
+//! One `srun` of the submitting host: what it says is passed on, signals reach the leader through it,
+//! and Slurm's own failures are told apart from the workload's.
+
+use std::process::{ExitStatus, Stdio};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal};
+use slurm::{Invocation, SlurmError};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::look::ASKS;
+use crate::exit::{self, Failure};
+
+/// How much of the end of standard error is looked at for Slurm's words.
+const KEPT_BYTES: usize = 16 * 1024;
+/// How every line of the leader's own begins.
+const OUR_WORDS: &str = "\ncoracle: ";
+
+/// A running `srun`.
+pub struct Srun {
+    child: Child,
+    /// Of one that is held by its input.
+    held: Option<(ChildStdin, ChildStdout)>,
+    stderr: JoinHandle<Said>,
+    /// Lines that are for us and not for the user.
+    asked: mpsc::UnboundedReceiver<String>,
+}
+
+/// What came on standard error.
+#[derive(Debug, Default)]
+struct Said {
+    /// The end of it.
+    words: String,
+    /// Whether the leader said anything at all.
+    by_leader: bool,
+}
+
+impl Srun {
+    /// Starts one whose standard input and output are ours.
+    pub fn start(invocation: &Invocation, terminal: bool) -> anyhow::Result<Self> {
+        let mut command = invocation.command();
+        if terminal {
+            // It must stay in the terminal's foreground.
+            command = invocation.std_command().into();
+            command.kill_on_drop(true);
+            linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::TERM);
+        } else {
+            linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
+        }
+        Self::spawn(invocation, command)
+    }
+
+    /// Starts one that lasts until [`Srun::finish`] ends its input.
+    pub fn start_held(invocation: &Invocation) -> anyhow::Result<Self> {
+        let mut command = invocation.command();
+        linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self::spawn(invocation, command)
+    }
+
+    fn spawn(invocation: &Invocation, mut command: Command) -> anyhow::Result<Self> {
+        tracing::debug!(command = invocation.display(), "asking Slurm");
+        // With a terminal, all that the tasks say goes there; what is left is Slurm's own.
+        command.stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start srun")?;
+        let (ask, asked) = mpsc::unbounded_channel();
+        let stderr = child.stderr.take();
+        let stderr = tokio::spawn(async move {
+            match stderr {
+                Some(stderr) => relay(stderr, ask).await,
+                None => Said::default(),
+            }
+        });
+        Ok(Self {
+            held: child.stdin.take().zip(child.stdout.take()),
+            child,
+            stderr,
+            asked,
+        })
+    }
+
+    /// Waits for its end; the exit code of what ran there. `answer` is called with what the node asks
+    /// of us; if that fails, everything ends.
+    pub async fn run(
+        &mut self,
+        answer: impl AsyncFn(&str) -> anyhow::Result<()>,
+    ) -> anyhow::Result<i32> {
+        let answering = async {
+            // Once: whoever asks again is not the node.
+            if let Some(line) = self.asked.recv().await {
+                answer(&line).await?;
+            }
+            std::future::pending::<anyhow::Result<()>>().await
+        };
+        let ended = tokio::select! {
+            ended = wait(&mut self.child) => Ok(ended?),
+            failed = answering => failed.map(|()| Default::default()),
+        };
+        match ended {
+            Ok((status, told)) => self.judge(status, told).await,
+            Err(failed) => {
+                interrupt(&self.child);
+                let _ = self.child.wait().await;
+                Err(failed)
+            }
+        }
+    }
+
+    /// What `find` makes of the first words on standard output; an exit code if it ends before.
+    pub async fn first_words<T>(
+        &mut self,
+        find: impl Fn(&str) -> Option<T>,
+    ) -> anyhow::Result<Result<T, i32>> {
+        let (_, stdout) = self.held.as_mut().context("this srun isn't held")?;
+        let mut text = String::new();
+        let reading = async {
+            let mut chunk = [0; 1024];
+            while text.len() < KEPT_BYTES {
+                let count = stdout.read(&mut chunk).await.unwrap_or_default();
+                if count == 0 {
+                    break;
+                }
+                text.push_str(&String::from_utf8_lossy(&chunk[..count]));
+                if let Some(found) = find(&text) {
+                    return found;
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            found = reading => Ok(Ok(found)),
+            ended = wait(&mut self.child) => {
+                let (status, told) = ended?;
+                self.judge(status, told).await.map(Err)
+            }
+        }
+    }
+
+    /// Ends one that is held, and waits for that.
+    pub async fn finish(&mut self) {
+        self.held = None;
+        let _ = self.child.wait().await;
+    }
+
+    /// Slurm's own failures are told apart from the workload's by its words.
+    async fn judge(&mut self, status: ExitStatus, told: Option<Signal>) -> anyhow::Result<i32> {
+        let said = (&mut self.stderr).await.unwrap_or_default();
+        let code = exit::of_child(status);
+        if let Some(signal) = told
+            && (!said.by_leader || code == exit::of_signal(Signal::INT))
+        {
+            // It was queued, or the leader heard an interrupt from us in place of the signal.
+            return Ok(exit::of_signal(signal));
+        }
+        if status.success() || said.by_leader {
+            return Ok(code);
+        }
+        match slurm::classify("srun", Some(status), &said.words) {
+            error @ SlurmError::ProgramNotFound { .. } => Err(Failure::from(error).into()),
+            // The leader ended before it said anything of its start, and has told why.
+            _ if said.words.contains(": task 0: ") => Ok(code),
+            error => Err(Failure::from(error).into()),
+        }
+    }
+}
+
+/// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
+async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut told = None;
+    loop {
+        let signal = tokio::select! {
+            status = child.wait() => return Ok((status?, told)),
+            _ = interrupted.recv() => Signal::INT,
+            _ = terminate.recv() => Signal::TERM,
+            _ = hangup.recv() => Signal::HUP,
+        };
+        told.get_or_insert(signal);
+        // Whatever it was: srun would kill the tasks at once on others; on an interrupt they end in
+        // order.
+        interrupt(child);
+    }
+}
+
+fn interrupt(child: &Child) {
+    if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+        let _ = rustix::process::kill_process(pid, Signal::INT);
+    }
+}
+
+/// Copies to our own standard error as it comes, but for lines that ask something of us.
+async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<String>) -> Said {
+    // As after the end of a line.
+    let mut kept = vec![b'\n'];
+    let mut said = Said::default();
+    let mut lines = Lines::default();
+    let mut chunk = [0; 4096];
+    let mut to = tokio::io::stderr();
+    while let Ok(count) = from.read(&mut chunk).await {
+        let passed = if count == 0 {
+            lines.rest()
+        } else {
+            lines.pass(&chunk[..count], |line| drop(ask.send(line)))
+        };
+        let _ = to.write_all(&passed).await;
+        let _ = to.flush().await;
+        kept.extend_from_slice(&passed);
+        said.by_leader |= String::from_utf8_lossy(&kept).contains(OUR_WORDS);
+        if kept.len() > 2 * KEPT_BYTES {
+            kept.drain(..kept.len() - KEPT_BYTES);
+        }
+        if count == 0 {
+            break;
+        }
+    }
+    said.words = String::from_utf8_lossy(&kept).into_owned();
+    said
+}
+
+/// Takes lines that begin with [`ASKS`] out of a stream, without holding back anything else.
+#[derive(Debug, Default)]
+struct Lines {
+    /// The beginning of a line that may turn out to be one.
+    pending: Vec<u8>,
+    /// In the middle of a line that is none.
+    passing: bool,
+}
+
+impl Lines {
+    /// What of `bytes`, and of what was held back, is to be passed on now.
+    fn pass(&mut self, bytes: &[u8], mut take: impl FnMut(String)) -> Vec<u8> {
+        let mut passed = Vec::with_capacity(bytes.len());
+        for &byte in bytes {
+            if self.passing {
+                passed.push(byte);
+                self.passing = byte != b'\n';
+                continue;
+            }
+            self.pending.push(byte);
+            let common = self.pending.len().min(ASKS.len());
+            if self.pending[..common] != ASKS.as_bytes()[..common] {
+                passed.append(&mut self.pending);
+                self.passing = byte != b'\n';
+            } else if byte == b'\n' {
+                take(String::from_utf8_lossy(&self.pending).into_owned());
+                self.pending.clear();
+            }
+        }
+        passed
+    }
+
+    /// What is still held back, at the end.
+    fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lines_that_ask_are_taken() {
+        let text = "one\ncoracle-carry: x\nco\n\ncoracle: two coracle-carry: no\ncoracle-ca";
+        // However the stream is cut.
+        for size in [1, 2, 7, 100] {
+            let (mut lines, mut passed, mut asked) = (Lines::default(), Vec::new(), Vec::new());
+            for chunk in text.as_bytes().chunks(size) {
+                passed.extend(lines.pass(chunk, |line| asked.push(line)));
+            }
+            passed.extend(lines.rest());
+            assert_eq!(
+                String::from_utf8(passed).unwrap(),
+                "one\nco\n\ncoracle: two coracle-carry: no\ncoracle-ca"
+            );
+            assert_eq!(asked, ["coracle-carry: x\n"]);
+        }
+    }
+}
