@@ -32,6 +32,10 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     let uid = Uid::from_raw(uid);
     rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    // Leaving root has put them out of effect.
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.effective = sets.permitted;
+    rustix::thread::set_capabilities(None, sets)?;
     Ok(())
 }
 
@@ -52,4 +56,14 @@ pub fn limit_capabilities(kept: CapabilitySet, root: bool) -> io::Result<()> {
 pub fn no_new_privileges() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     Ok(())
+}
+
+/// Whether this is a capability's name, such as `NET_ADMIN`.
+pub fn is_capability(name: &str) -> bool {
+    CapabilitySet::from_name(name).is_some()
+}
+
+/// The names of all capabilities.
+pub fn capability_names() -> impl Iterator<Item = &'static str> {
+    CapabilitySet::all().iter_names().map(|(name, _)| name)
 }

@@ -97,22 +97,27 @@ fn fork_raw(flags: libc::c_int) -> io::Result<Forked> {
     }
 }
 
-/// Enters the user and mount namespace of a process: its user namespace first, which gives the right to the other.
-pub fn join_user_and_mounts(process: impl AsFd) -> io::Result<()> {
-    let both = ThreadNameSpaceType::USER | ThreadNameSpaceType::MOUNT;
-    rustix::thread::move_into_thread_name_spaces(process.as_fd(), both)?;
+/// Enters the user namespace of a process, as its root.
+pub fn join_user(process: impl AsFd) -> io::Result<()> {
+    rustix::thread::move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::USER)?;
     Ok(())
 }
 
-/// Enters the namespaces of a container: its mounts, and for the next child its processes; also its user namespace if that
-/// is another than ours.
-pub fn join_container(process: impl AsFd, own_user: bool) -> io::Result<()> {
-    let mut types = ThreadNameSpaceType::MOUNT
+/// Enters the namespaces of a container: its mounts and, for the next child, its processes; its user namespace too if
+/// that is another than ours.
+pub fn join_container(process: impl AsFd) -> io::Result<()> {
+    let types = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::PROCESS_ID
         | ThreadNameSpaceType::CONTROL_GROUP;
-    if own_user {
-        types |= ThreadNameSpaceType::USER;
-    }
-    rustix::thread::move_into_thread_name_spaces(process.as_fd(), types)?;
+    let own_user = types | ThreadNameSpaceType::USER;
+    // The kernel refuses to enter the user namespace that one is in.
+    rustix::thread::move_into_thread_name_spaces(process.as_fd(), own_user)
+        .or_else(|_| rustix::thread::move_into_thread_name_spaces(process.as_fd(), types))?;
+    Ok(())
+}
+
+/// Has the next child born into the process namespace of another process.
+pub fn join_processes(process: impl AsFd) -> io::Result<()> {
+    rustix::thread::move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::PROCESS_ID)?;
     Ok(())
 }

@@ -28,6 +28,14 @@ pub fn tmpfs(target: &Path, max_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Mounts memory for everybody to share, as `/dev/shm` is.
+pub fn shared_memory(target: &Path) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let options = c"mode=1777,size=65536k";
+    rustix::mount::mount("shm", target, "tmpfs", flags, options)?;
+    Ok(())
+}
+
 /// Makes the directory `source` visible at `target` too, without what is mounted below it.
 pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target)?;

@@ -30,6 +30,16 @@ pub fn enter_private() -> io::Result<()> {
     mount::keep_to_ourselves()
 }
 
+/// Gives the calling process new namespaces of the kinds in `flags`, which must name namespaces only.
+pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    if flags.contains(UnshareFlags::FILES) {
+        return Err(io::Error::other("the descriptor table is no namespace"));
+    }
+    // SAFETY: the descriptor table, the one case that makes `unshare` unsafe, is excluded above.
+    unsafe { rustix::thread::unshare_unsafe(flags) }?;
+    Ok(())
+}
+
 /// How many ids a user namespace has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
@@ -96,6 +106,17 @@ pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
         mount::keep_to_ourselves()?;
     }
     Ok(ids)
+}
+
+/// How many ids the current user namespace has.
+pub fn ids() -> Ids {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let one = |line: &str| line.split_whitespace().last() == Some("1");
+    if map.lines().count() == 1 && map.lines().all(one) {
+        Ids::One
+    } else {
+        Ids::Many
+    }
 }
 
 /// Makes a user namespace in which `uid` and `gid` are what is root now, and enters it: for a container that runs as

@@ -118,3 +118,62 @@ impl AsFd for ChildEnds {
         self.0.as_fd()
     }
 }
+
+/// The number of a signal by its name, with `SIG` or without, such as `SIGTERM` or `RTMIN+3`; a number is taken as it is.
+pub fn by_name(name: &str) -> Option<i32> {
+    if let Ok(number) = name.parse::<i32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    let name = name.strip_prefix("SIG").unwrap_or(name);
+    if let Some(offset) = name.strip_prefix("RTMIN+") {
+        return offset
+            .parse()
+            .ok()
+            .map(|offset: i32| libc::SIGRTMIN() + offset)
+            .filter(|n| *n <= 64);
+    }
+    if let Some(offset) = name.strip_prefix("RTMAX-") {
+        return offset
+            .parse()
+            .ok()
+            .map(|offset: i32| libc::SIGRTMAX() - offset)
+            .filter(|n| *n > 0);
+    }
+    let named = match name {
+        "RTMIN" => return Some(libc::SIGRTMIN()),
+        "RTMAX" => return Some(libc::SIGRTMAX()),
+        "ABRT" => Signal::ABORT,
+        "ALRM" => Signal::ALARM,
+        "BUS" => Signal::BUS,
+        "CHLD" => Signal::CHILD,
+        "CONT" => Signal::CONT,
+        "FPE" => Signal::FPE,
+        "HUP" => Signal::HUP,
+        "ILL" => Signal::ILL,
+        "INT" => Signal::INT,
+        "IO" | "POLL" => Signal::IO,
+        "KILL" => Signal::KILL,
+        "PIPE" => Signal::PIPE,
+        "PROF" => Signal::PROF,
+        "PWR" => Signal::POWER,
+        "QUIT" => Signal::QUIT,
+        "SEGV" => Signal::SEGV,
+        "STKFLT" => Signal::STKFLT,
+        "STOP" => Signal::STOP,
+        "SYS" => Signal::SYS,
+        "TERM" => Signal::TERM,
+        "TRAP" => Signal::TRAP,
+        "TSTP" => Signal::TSTP,
+        "TTIN" => Signal::TTIN,
+        "TTOU" => Signal::TTOU,
+        "URG" => Signal::URG,
+        "USR1" => Signal::USR1,
+        "USR2" => Signal::USR2,
+        "VTALRM" => Signal::VTALARM,
+        "WINCH" => Signal::WINCH,
+        "XCPU" => Signal::XCPU,
+        "XFSZ" => Signal::XFSZ,
+        _ => return None,
+    };
+    Some(named.as_raw())
+}

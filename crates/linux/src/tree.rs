@@ -95,6 +95,28 @@ impl Tree {
         )?))
     }
 
+    /// `lower` directories, the lowest first, stacked to be read.
+    pub fn overlay_read_only(lower: &[impl AsRef<Path>]) -> io::Result<Self> {
+        if let [one] = lower {
+            let tree = Self::copy(one.as_ref(), false)?;
+            tree.read_only(false)?;
+            return Ok(tree);
+        }
+        let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
+        for layer in lower.iter().rev() {
+            rustix::mount::fsconfig_set_string(context.as_fd(), "lowerdir+", layer.as_ref())?;
+        }
+        rustix::mount::fsconfig_create(context.as_fd())?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_RDONLY;
+        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+        Ok(Self(rustix::mount::fsmount(
+            context.as_fd(),
+            flags,
+            attributes,
+        )?))
+    }
+
     /// Only to be read from now on, with all that is mounted below if `recursive`.
     pub fn read_only(&self, recursive: bool) -> io::Result<()> {
         set_attributes(&self.0, libc::MOUNT_ATTR_RDONLY, recursive)

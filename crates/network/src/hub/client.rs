@@ -1,0 +1,78 @@
+//! A sandbox's side of the hub.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use linux::packet;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::{Attach, Attached};
+
+/// A place in the pod network, kept until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    /// The pod's address.
+    pub address: IpAddr,
+    /// The length of the node's prefix.
+    pub prefix: u8,
+    /// Where everything else goes.
+    pub gateway: IpAddr,
+    /// It lasts as long as this is open.
+    _connection: UnixStream,
+}
+
+/// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread.
+pub fn join(socket: &Path) -> io::Result<()> {
+    let connection = connect(socket)?;
+    let hub = rustix::net::sockopt::socket_peercred(&connection)?.pid;
+    let process = rustix::process::pidfd_open(hub, rustix::process::PidfdFlags::empty())?;
+    linux::fresh::join_user(process)
+}
+
+impl Place {
+    /// Asks the hub at `socket` for a place for a pod's network namespace.
+    pub async fn ask(socket: &Path, request: &Attach, namespace: OwnedFd) -> io::Result<Self> {
+        let connection = connect(socket)?;
+        rustix::io::ioctl_fionbio(&connection, true)?;
+        // A stream by name only: packets keep their boundaries, and we never read it as a stream.
+        let connection = UnixStream::from_std(connection.into())?;
+        let text = serde_json::to_vec(request)?;
+        connection
+            .async_io(Interest::WRITABLE, || {
+                packet::send(&connection, &text, &[namespace.as_fd()])
+            })
+            .await?;
+        let answer = connection
+            .async_io(Interest::READABLE, || packet::receive(&connection))
+            .await?;
+        let (text, _) = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
+        match serde_json::from_slice(&text)? {
+            Attached::Done {
+                address,
+                prefix,
+                gateway,
+            } => Ok(Self {
+                address,
+                prefix,
+                gateway,
+                _connection: connection,
+            }),
+            Attached::Refused(reason) => Err(io::Error::other(reason)),
+        }
+    }
+}
+
+fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}

@@ -1,0 +1,55 @@
+//! The hub: owner of the user and network namespace in which a node's pods meet.
+//!
+//! ```text
+//!   the hub's network namespace                    a pod's
+//!  ┌───────────────────────────────┐     ┌───────────────────────┐
+//!  │ pods (bridge) 100.64.3.1/24   │     │ eth0  100.64.3.2/24   │
+//!  │  └ p2 ────────── veth ────────┼─────┤ default via 100.64.3.1│
+//!  └───────────────────────────────┘     └───────────────────────┘
+//! ```
+//!
+//! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
+//! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. When the hub is
+//! started anew, sandboxes connect again and claim what they had.
+//!
+//! Links between hubs, services, names and the way out are not here yet.
+
+mod addresses;
+mod client;
+mod server;
+
+pub use addresses::Range;
+pub use client::{Place, join};
+pub use server::{Hub, HubError};
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A pod's interface, in its own namespace.
+pub const INTERFACE: &str = "eth0";
+
+/// What a sandbox asks; its network namespace is beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Attach {
+    /// The pod.
+    pub uid: String,
+    /// The address that it had from a hub before this one.
+    pub claim: Option<IpAddr>,
+}
+
+/// What the hub answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Attached {
+    /// The interface is in the namespace; the pod gives it this address.
+    Done {
+        /// The address.
+        address: IpAddr,
+        /// The length of the node's prefix.
+        prefix: u8,
+        /// Where everything else goes.
+        gateway: IpAddr,
+    },
+    /// It can't be.
+    Refused(String),
+}

@@ -1,0 +1,210 @@
+//! The hub itself: its namespaces, its bridge, and the socket at which sandboxes get their place.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+use linux::namespace::Ids;
+use linux::packet;
+use linux::route::{Prefixed, Route};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::thread::UnshareFlags;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::net::{UnixListener, UnixStream};
+
+use super::addresses::{Addresses, Range};
+use super::{Attach, Attached, INTERFACE};
+
+const BRIDGE: &str = "pods";
+/// More sandboxes than a node has pods.
+const BACKLOG: i32 = 1024;
+
+/// Why there is no hub.
+#[derive(Debug, Error)]
+pub enum HubError {
+    /// The host doesn't let us.
+    #[error("cannot make a user and network namespace (`coracle doctor` says more): {0}")]
+    Namespaces(#[source] io::Error),
+    /// Its network can't be set up.
+    #[error("cannot set up the node's pod network {range}: {source}")]
+    Network {
+        /// The node's range.
+        range: Range,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nobody could reach it.
+    #[error("cannot listen on {path}: {source}")]
+    Socket {
+        /// Where.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A hub that is set up.
+pub struct Hub {
+    listener: OwnedFd,
+    route: Route,
+    range: Range,
+    /// How many ids pods can have.
+    pub ids: Ids,
+}
+
+impl Hub {
+    /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up its network.
+    pub fn set_up(range: Range, socket: &Path) -> Result<Self, HubError> {
+        // The socket lies outside, where its directory guards it.
+        let listener = listen(socket).map_err(|source| HubError::Socket {
+            path: socket.display().to_string(),
+            source,
+        })?;
+        let ids =
+            linux::namespace::enter_as_root(UnshareFlags::NEWNET).map_err(HubError::Namespaces)?;
+        // Sandboxes, which are the same user, join our user namespace by our process.
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)
+            .map_err(|error| HubError::Namespaces(error.into()))?;
+        let set_up = || -> io::Result<Route> {
+            let route = Route::open()?;
+            route.set_up("lo")?;
+            route.add_bridge(BRIDGE)?;
+            let gateway = Prefixed {
+                address: range.gateway().into(),
+                length: range.prefix(),
+            };
+            route.add_address(BRIDGE, gateway)?;
+            route.set_up(BRIDGE)?;
+            Ok(route)
+        };
+        let route = set_up().map_err(|source| HubError::Network { range, source })?;
+        Ok(Self {
+            listener,
+            route,
+            range,
+            ids,
+        })
+    }
+
+    /// Gives sandboxes their places, for ever. Must be called within a `LocalSet`.
+    pub async fn serve(self) -> io::Result<()> {
+        let places = Rc::new(Places {
+            route: self.route,
+            range: self.range,
+            addresses: RefCell::new(Addresses::new(self.range)),
+        });
+        // Streams by name only: packets keep their boundaries, and nobody reads them as a stream.
+        let listener = UnixListener::from_std(self.listener.into())?;
+        loop {
+            let (accepted, _) = listener.accept().await?;
+            let places = places.clone();
+            tokio::task::spawn_local(async move {
+                if let Err(error) = places.keep(accepted).await {
+                    tracing::warn!(%error, "a sandbox's connection");
+                }
+            });
+        }
+    }
+}
+
+struct Places {
+    route: Route,
+    range: Range,
+    addresses: RefCell<Addresses>,
+}
+
+impl Places {
+    /// Gives one sandbox its place and keeps it until the sandbox ends.
+    async fn keep(&self, connection: UnixStream) -> io::Result<()> {
+        let receive = || connection.async_io(Interest::READABLE, || packet::receive(&connection));
+        // Somebody who only looks who we are.
+        let Some((text, mut descriptors)) = receive().await? else {
+            return Ok(());
+        };
+        let request: Attach = serde_json::from_slice(&text)?;
+        let answer = match descriptors.pop() {
+            Some(namespace) => self.attach(&request, &namespace),
+            None => Err(io::Error::other(
+                "no network namespace came with the request",
+            )),
+        };
+        let (address, answer) = match answer {
+            Ok(address) => (
+                Some(address),
+                Attached::Done {
+                    address: IpAddr::V4(address),
+                    prefix: self.range.prefix(),
+                    gateway: self.range.gateway().into(),
+                },
+            ),
+            Err(error) => (None, Attached::Refused(error.to_string())),
+        };
+        let answer = serde_json::to_vec(&answer)?;
+        let sent = connection
+            .async_io(Interest::WRITABLE, || {
+                packet::send(&connection, &answer, &[])
+            })
+            .await;
+        if sent.is_ok() {
+            // Nothing more is said; this ends with the sandbox.
+            while let Ok(Some(_)) = receive().await {}
+        }
+        if let Some(address) = address {
+            self.detach(address);
+        }
+        sent
+    }
+
+    fn attach(&self, request: &Attach, namespace: &OwnedFd) -> io::Result<Ipv4Addr> {
+        let claim = request.claim.and_then(|claim| match claim {
+            IpAddr::V4(claim) => Some(claim),
+            IpAddr::V6(_) => None,
+        });
+        let address = self.addresses.borrow_mut().take(claim).ok_or_else(|| {
+            io::Error::other(format!(
+                "all addresses of this node's range {} are taken",
+                self.range
+            ))
+        })?;
+        let name = interface(address);
+        let connected = self
+            .route
+            .add_veth(&name, BRIDGE, INTERFACE, namespace.as_fd())
+            .and_then(|()| self.route.set_up(&name));
+        match connected {
+            Ok(()) => Ok(address),
+            Err(error) => {
+                self.detach(address);
+                Err(error)
+            }
+        }
+    }
+
+    fn detach(&self, address: Ipv4Addr) {
+        // It goes with the pod's namespace by itself, but a process that was left in that would hold it.
+        let _ = self.route.remove(&interface(address));
+        self.addresses.borrow_mut().give_back(address);
+    }
+}
+
+/// The hub's end of a pod's cable.
+fn interface(address: Ipv4Addr) -> String {
+    format!("p{:08x}", u32::from(address))
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // That of a hub before us, which is dead: nobody starts two.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
