@@ -15,6 +15,8 @@ mod bundles;
 mod known;
 mod launch;
 mod manager;
+#[cfg(test)]
+mod simulation;
 mod spec;
 mod status;
 mod switchboard;

@@ -9,41 +9,34 @@
 //! Everything is level-triggered: [`Worker::step`] looks at all that is known and does what is due; the loop around it
 //! only waits for something to change. The pod's own life (restarts, probes, hooks) is its sandbox's.
 
+mod orders;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::{DeleteParams, Preconditions};
-use sandbox::connection::{ConnectionError, SandboxClient};
+use sandbox::connection::SandboxClient;
 use sandbox::protocol::{Bundle, PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::Shared;
-use super::launch::{Handle, Launch};
-use super::spec::{
-    full_name, grace_seconds, is_final, is_to_be_deleted, name, namespace, phase, uid,
-};
-use super::status::{Known, lost, lost_for_good, pod_status, refusal, survives};
-use super::writer::{Writer, is_of_another_pod};
-use crate::api::call;
+use super::launch::Handle;
+use super::spec::{full_name, is_final, is_to_be_deleted, phase, uid};
+use super::status::{Known, lost, lost_for_good, pod_status, survives};
+use super::writer::Writer;
 use crate::backoff::Doubling;
 
 /// How long a sandbox that was there before this kubelet has for dialling it; it tries every second.
 const ADOPTION_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a sandbox has for dialling again when its connection breaks.
 const REDIAL_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a new sandbox has for dialling the first time.
-const LAUNCH_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a sandbox may take to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// A sandbox that was told to clean up and exit is killed after this.
-const DISMISSAL_PATIENCE: Duration = Duration::from_secs(10);
-/// A sandbox that was told to end is killed so long after the pod's grace.
-const OVERDUE_PATIENCE: Duration = Duration::from_secs(60);
+/// A sandbox that lived so long was not broken from the start.
+const STABLE: Duration = Duration::from_secs(60);
 /// How long to wait at most before a sandbox that could not be started, or died, is started again.
 const RELAUNCH_AT_MOST: Duration = Duration::from_secs(60);
 
@@ -75,14 +68,6 @@ pub(super) struct Ears {
     pub connections: mpsc::UnboundedReceiver<SandboxClient>,
     /// The node goes down, and pods have until then.
     pub shutdown: watch::Receiver<Option<Instant>>,
-}
-
-/// What a sandbox was just told.
-enum Told {
-    Nothing,
-    Bundle,
-    /// To end, in so many seconds.
-    Stop(i64),
 }
 
 /// The connection to a sandbox.
@@ -118,6 +103,7 @@ pub(super) struct Worker {
     removed: bool,
     /// When to look again, and what then has failed to happen.
     alarm: Option<(Instant, Alarm)>,
+    launched_at: Instant,
     relaunch: Doubling,
 }
 
@@ -154,6 +140,7 @@ impl Worker {
             shutdown: None,
             removed: false,
             alarm: None,
+            launched_at: Instant::now(),
             relaunch: Doubling::up_to(RELAUNCH_AT_MOST),
         };
         match beginning {
@@ -177,7 +164,7 @@ impl Worker {
         tokio::select! {
             Ok(()) = ears.seen.changed() => {
                 let seen = ears.seen.borrow_and_update().clone();
-                (self.pod, self.gone) = (seen.pod, seen.gone);
+                self.saw(seen);
             }
             Ok(()) = ears.bundles.changed() => {
                 self.bundle = ears.bundles.borrow_and_update().clone();
@@ -247,7 +234,10 @@ impl Worker {
 
     /// It is to end, whatever its policy.
     fn is_ending(&self) -> bool {
-        self.gone || self.shutdown.is_some() || is_to_be_deleted(&self.pod)
+        self.gone
+            || self.shutdown.is_some()
+            || is_to_be_deleted(&self.pod)
+            || is_final(phase(&self.pod))
     }
 
     fn has_sandbox(&self) -> bool {
@@ -263,7 +253,7 @@ impl Worker {
 
     /// Nothing of it runs, nothing will, and the API server knows.
     fn is_over(&self) -> bool {
-        let runs = self.has_sandbox() && !self.state.as_ref().is_some_and(|state| state.finished);
+        let runs = self.has_sandbox() && !self.is_finished();
         let written = self.writer.written();
         let told = is_final(phase(&self.pod))
             || written.gone
@@ -273,6 +263,11 @@ impl Worker {
                 .is_some_and(|phase| is_final(&phase));
         // A pod whose end the API server knows may still have a sandbox that has not said so yet.
         !runs && (told || self.gone)
+    }
+
+    /// Its sandbox says that it is over.
+    fn is_finished(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.finished)
     }
 
     fn alarm_is(&self, kind: Alarm) -> bool {
@@ -285,13 +280,27 @@ impl Worker {
 
     // What changed
 
+    fn saw(&mut self, seen: Seen) {
+        (self.pod, self.gone) = (seen.pod, seen.gone);
+        // Somebody else has declared it over, and that is final for us too.
+        if let Some(theirs) = &self.pod.status
+            && is_final(phase(&self.pod))
+            && !is_final(self.phase())
+        {
+            self.status.phase.clone_from(&theirs.phase);
+            self.status.reason.clone_from(&theirs.reason);
+            self.status.message.clone_from(&theirs.message);
+        }
+    }
+
     async fn connected(&mut self, client: SandboxClient) {
-        let states = match tokio::time::timeout(ANSWER_PATIENCE, client.states()).await {
-            Ok(Ok(states)) => states,
-            _ => {
+        let states = match client.states().await {
+            Ok(states) => states,
+            Err(error) => {
                 tracing::warn!(
                     pod = full_name(&self.pod),
-                    "a sandbox dialled and fell silent"
+                    error = &error as &dyn std::error::Error,
+                    "a sandbox dialled and did not say how its pod is"
                 );
                 return;
             }
@@ -313,7 +322,6 @@ impl Worker {
                 self.shared.recorder.record(&self.pod, event.clone());
             }
         }
-        self.relaunch.restart();
         self.state = Some(state);
     }
 
@@ -372,126 +380,17 @@ impl Worker {
         .flatten()
         .cloned()
         .collect();
+        self.shared.recorder.say(
+            &self.pod,
+            false,
+            "SandboxChanged",
+            "Pod sandbox changed, it will be killed and re-created.",
+        );
+        if self.launched_at.elapsed() >= STABLE {
+            self.relaunch.restart();
+        }
         let wait = self.relaunch.wait();
         self.set_alarm(wait, Alarm::Relaunch);
-    }
-
-    // What is done
-
-    fn refuse(&mut self, problem: &Problem) {
-        tracing::info!(
-            pod = full_name(&self.pod),
-            reason = problem.reason,
-            message = problem.message,
-            "refused a pod"
-        );
-        self.status = refusal(&self.pod, problem, Timestamp::now());
-        self.shared
-            .recorder
-            .say(&self.pod, true, &problem.reason, &problem.message);
-    }
-
-    fn kill(&mut self) {
-        self.link = None;
-        self.alarm = None;
-        if let Some(mut handle) = self.handle.take() {
-            handle.kill();
-        }
-    }
-
-    async fn launch(&mut self) {
-        let launch = Launch {
-            uid: uid(&self.pod).to_owned(),
-            namespace: namespace(&self.pod).to_owned(),
-            name: name(&self.pod).to_owned(),
-            token: self.shared.config.node_key.token(uid(&self.pod)),
-        };
-        match self.shared.launcher.launch(launch).await {
-            Ok(handle) => {
-                self.handle = Some(handle);
-                self.instructed = false;
-                self.set_alarm(LAUNCH_PATIENCE, Alarm::NoSandbox);
-            }
-            Err(error) => {
-                let message = format!("Failed to create pod sandbox: {}", chain(&error));
-                tracing::warn!(pod = full_name(&self.pod), message);
-                self.shared
-                    .recorder
-                    .say(&self.pod, true, "FailedCreatePodSandBox", &message);
-                let wait = self.relaunch.wait();
-                self.set_alarm(wait, Alarm::Relaunch);
-            }
-        }
-    }
-
-    /// Tells the sandbox what it doesn't know yet: the pod, and that it is to end.
-    async fn instruct(&mut self) {
-        let stop = self.stop_order();
-        if stop.is_some() && self.handle.is_some() && !self.instructed {
-            // It knows of no pod yet, so there is nothing to end but itself.
-            self.kill();
-            self.lost();
-            return;
-        }
-        let Some(link) = &mut self.link else { return };
-        let instructed = tokio::time::timeout(ANSWER_PATIENCE, async {
-            match (&stop, &self.bundle) {
-                (Some(order), _) if link.told != stop => {
-                    link.client.stop(order).await?;
-                    link.told.clone_from(&stop);
-                    Ok(Told::Stop(order.grace_seconds))
-                }
-                (None, Some(bundle)) if !link.has_bundle => {
-                    let mut bundle = Bundle::clone(bundle);
-                    bundle.before.clone_from(&self.before);
-                    link.client.put_bundle(&bundle).await?;
-                    link.has_bundle = true;
-                    Ok(Told::Bundle)
-                }
-                _ => Ok::<_, ConnectionError>(Told::Nothing),
-            }
-        });
-        let problem = match instructed.await {
-            Ok(Ok(told)) => {
-                match told {
-                    Told::Bundle => self.instructed = true,
-                    Told::Stop(grace) => {
-                        let grace = Duration::from_secs(grace.unsigned_abs());
-                        self.set_alarm(grace + OVERDUE_PATIENCE, Alarm::Overdue);
-                    }
-                    Told::Nothing => {}
-                }
-                return;
-            }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => "it does not answer".to_owned(),
-        };
-        tracing::warn!(
-            pod = full_name(&self.pod),
-            problem,
-            "could not instruct a sandbox"
-        );
-        self.disconnected();
-    }
-
-    /// The order to end, if the pod is to end.
-    fn stop_order(&self) -> Option<Stop> {
-        self.is_ending().then(|| {
-            let allowed = self.shutdown.unwrap_or(i64::MAX);
-            Stop {
-                grace_seconds: grace_seconds(&self.pod).min(allowed).max(1),
-                failure: self.verdict(),
-            }
-        })
-    }
-
-    /// What the pod fails by, if it is this node that ends it.
-    fn verdict(&self) -> Option<Problem> {
-        let by_node = self.shutdown.is_some() && !self.gone && !is_to_be_deleted(&self.pod);
-        by_node.then(|| Problem {
-            reason: "Terminated".to_owned(),
-            message: "Pod was terminated in response to imminent node shutdown.".to_owned(),
-        })
     }
 
     /// Concludes the pod's status and has it written.
@@ -505,54 +404,6 @@ impl Worker {
         }
         self.shared.known.concluded(uid(&self.pod), &self.status);
         self.writer.want(&self.pod, &self.status);
-    }
-
-    /// Deletes the pod object: its end is recorded, and nothing of it runs.
-    async fn remove(&mut self) {
-        // Asked for already; what holds it now is somebody's finalizer.
-        if self.pod.metadata.deletion_grace_period_seconds == Some(0) && is_final(phase(&self.pod))
-        {
-            self.removed = true;
-            return;
-        }
-        let api: Api<Pod> = Api::namespaced(self.shared.client.clone(), namespace(&self.pod));
-        let now = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions {
-                uid: self.pod.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..Default::default()
-        };
-        match call(api.delete(name(&self.pod), &now)).await {
-            Ok(_) => self.removed = true,
-            Err(error) if is_of_another_pod(&error) => self.removed = true,
-            Err(error) => {
-                tracing::warn!(
-                    pod = full_name(&self.pod),
-                    error = &error as &dyn std::error::Error,
-                    "could not delete the pod; will try again"
-                );
-                let wait = self.relaunch.wait();
-                self.set_alarm(wait, Alarm::Remove);
-            }
-        }
-    }
-
-    /// Lets the sandbox clean up and go.
-    async fn dismiss(&mut self) {
-        if let Some(link) = self.link.take() {
-            let dismissed = tokio::time::timeout(ANSWER_PATIENCE, link.client.dismiss()).await;
-            if !matches!(dismissed, Ok(Ok(()))) {
-                tracing::warn!(pod = full_name(&self.pod), "could not dismiss a sandbox");
-            }
-        }
-        if let Some(mut handle) = self.handle.take() {
-            let gone = tokio::time::timeout(DISMISSAL_PATIENCE, handle.exited()).await;
-            if gone.is_err() {
-                handle.kill();
-            }
-        }
     }
 }
 
@@ -578,10 +429,4 @@ async fn ring(alarm: Option<(Instant, Alarm)>) -> Alarm {
         }
         None => std::future::pending().await,
     }
-}
-
-/// An error with all that led to it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -1,0 +1,418 @@
+//! For tests: an API server with one pod, and sandboxes that do as they are told by the test.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Client;
+use kube::client::Body;
+use sandbox::connection::{LogBytes, SandboxClient, accept, serve};
+use sandbox::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop, VERSION};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tower::service_fn;
+
+use super::launch::{Handle, Launch, LaunchError, Launcher};
+use super::worker::Seen;
+use super::{KnownPods, NodeKey, Shared};
+use crate::events::Recorder;
+use crate::resolve::Resolver;
+use crate::{Capacity, NodeConfig};
+
+/// Everything that was asked of the simulated API server, and what it holds.
+pub(super) struct Api {
+    pub pod: Value,
+    pub deleted: bool,
+    /// Refuses everything while this is set.
+    pub away: bool,
+    /// Every status as it was after a patch.
+    pub statuses: Vec<Value>,
+    pub events: Vec<Value>,
+    pub node: Value,
+    seen: Option<watch::Sender<Seen>>,
+    version: u64,
+}
+
+impl Api {
+    fn answer(&mut self, method: &Method, path: &str, body: Value) -> (StatusCode, Value) {
+        let pod_path = "/api/v1/namespaces/n/pods/p";
+        if self.away {
+            return (StatusCode::SERVICE_UNAVAILABLE, status(503, "away"));
+        }
+        match (method, path) {
+            (&Method::PATCH, path) if path == format!("{pod_path}/status") && !self.deleted => {
+                assert_eq!(body["metadata"]["uid"], self.pod["metadata"]["uid"]);
+                merge(&mut self.pod["status"], &body["status"]);
+                self.statuses.push(self.pod["status"].clone());
+                self.show(false);
+                (StatusCode::OK, self.pod.clone())
+            }
+            (&Method::DELETE, path) if path == pod_path && !self.deleted => {
+                assert_eq!(body["gracePeriodSeconds"], 0);
+                self.deleted = true;
+                self.show(true);
+                (StatusCode::OK, self.pod.clone())
+            }
+            (&Method::POST, "/api/v1/namespaces/n/events") => {
+                self.events.push(body.clone());
+                (StatusCode::CREATED, body)
+            }
+            (&Method::GET, "/api/v1/nodes/node1") => (StatusCode::OK, self.node.clone()),
+            _ => (StatusCode::NOT_FOUND, status(404, "not found")),
+        }
+    }
+
+    /// Shows the pod to who watches it.
+    fn show(&mut self, gone: bool) {
+        self.version += 1;
+        self.pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if let Some(seen) = &self.seen {
+            let pod = Arc::new(self.pod());
+            seen.send_replace(Seen { pod, gone });
+        }
+    }
+
+    pub(super) fn pod(&self) -> Pod {
+        serde_json::from_value(self.pod.clone()).unwrap()
+    }
+}
+
+fn status(code: u16, message: &str) -> Value {
+    json!({ "kind": "Status", "status": "Failure", "code": code, "message": message, "reason": "" })
+}
+
+/// As the API server merges what a kubelet sends.
+fn merge(status: &mut Value, patch: &Value) {
+    for (key, value) in patch.as_object().unwrap() {
+        let mut list = value.clone();
+        match (key.as_str(), list.as_array_mut()) {
+            ("conditions", Some(new)) => {
+                let old = status[key].as_array().cloned().unwrap_or_default();
+                let kept = old
+                    .into_iter()
+                    .filter(|old| new.iter().all(|new| new["type"] != old["type"]));
+                let all: Vec<_> = kept.chain(new.iter().cloned()).collect();
+                status[key] = json!(all);
+            }
+            ("podIPs" | "hostIPs", Some(new)) => {
+                assert_eq!(new.remove(0), json!({ "$patch": "replace" }));
+                status[key] = list;
+            }
+            _ => status[key] = list,
+        }
+    }
+}
+
+/// A world with one pod in it.
+pub(super) struct World {
+    pub api: Arc<Mutex<Api>>,
+    pub sandboxes: Arc<Sandboxes>,
+    pub shared: Arc<Shared>,
+    pub seen: watch::Receiver<Seen>,
+    pub connections: Option<mpsc::UnboundedReceiver<SandboxClient>>,
+    pub bundles: watch::Sender<Option<Arc<Bundle>>>,
+    pub shutdown: watch::Sender<Option<tokio::time::Instant>>,
+    changed: Arc<Notify>,
+}
+
+impl World {
+    /// Runs within a `LocalSet`.
+    pub(super) fn with(pod: Value) -> Self {
+        let changed = Arc::new(Notify::new());
+        let (show, seen) = watch::channel(Seen {
+            pod: Arc::new(serde_json::from_value(pod.clone()).unwrap()),
+            gone: false,
+        });
+        let api = Arc::new(Mutex::new(Api {
+            pod,
+            deleted: false,
+            away: false,
+            statuses: vec![],
+            events: vec![],
+            node: json!({ "metadata": { "name": "node1" } }),
+            seen: Some(show),
+            version: 100,
+        }));
+        let client = client(Arc::clone(&api), Arc::clone(&changed));
+        let (dial, connections) = mpsc::unbounded_channel();
+        let sandboxes = Arc::new(Sandboxes {
+            all: Mutex::default(),
+            dial,
+            changed: Arc::clone(&changed),
+            broken: Mutex::new(false),
+        });
+        let config = config();
+        let (recorder, recording) = Recorder::new(client.clone(), "node1".to_owned());
+        tokio::task::spawn_local(recording);
+        let launcher: Arc<dyn Launcher> = Arc::<Sandboxes>::clone(&sandboxes);
+        let shared = Arc::new(Shared {
+            resolver: Arc::new(Resolver::new(client.clone(), &config)),
+            client,
+            config,
+            launcher,
+            known: Arc::new(KnownPods::new()),
+            recorder,
+            node: watch::channel(None::<Arc<Node>>).1,
+            room: Arc::new(Semaphore::new(1)),
+            host_ips: vec!["10.0.0.1".parse().unwrap()],
+        });
+        Self {
+            api,
+            sandboxes,
+            shared,
+            seen,
+            connections: Some(connections),
+            bundles: watch::channel(None).0,
+            shutdown: watch::channel(None).0,
+            changed,
+        }
+    }
+
+    /// Changes the pod as a user or a controller would.
+    pub(super) fn edit(&self, edit: impl FnOnce(&mut Value)) {
+        let mut api = self.api.lock().unwrap();
+        edit(&mut api.pod);
+        api.show(false);
+    }
+
+    /// Removes the pod at once, as `kubectl delete --force` does.
+    pub(super) fn vanish(&self) {
+        let mut api = self.api.lock().unwrap();
+        api.deleted = true;
+        api.show(true);
+    }
+
+    /// Resolves the pod.
+    pub(super) fn resolve(&self) {
+        let bundle = Bundle {
+            pod: self.api.lock().unwrap().pod(),
+            containers: Default::default(),
+            volumes: Default::default(),
+            pull_credentials: vec![],
+            node: Default::default(),
+            before: vec![],
+        };
+        self.bundles.send_replace(Some(Arc::new(bundle)));
+    }
+
+    /// Waits until the world is as `is` wants it.
+    pub(super) async fn until<T>(&self, mut is: impl FnMut(&Self) -> Option<T>) -> T {
+        let wait = async {
+            loop {
+                if let Some(value) = is(self) {
+                    return value;
+                }
+                let pause = std::time::Duration::from_millis(10);
+                let _ = tokio::time::timeout(pause, self.changed.notified()).await;
+            }
+        };
+        let patience = std::time::Duration::from_secs(600);
+        tokio::time::timeout(patience, wait)
+            .await
+            .expect("the world did not come to that")
+    }
+
+    pub(super) async fn phase(&self, wanted: &str) {
+        self.until(|world| {
+            let api = world.api.lock().unwrap();
+            (api.pod["status"]["phase"] == wanted).then_some(())
+        })
+        .await;
+    }
+
+    /// The `number`th sandbox, once it was launched.
+    pub(super) async fn sandbox(&self, number: usize) -> Arc<Sandbox> {
+        self.until(|world| world.sandboxes.all.lock().unwrap().get(number).cloned())
+            .await
+    }
+}
+
+fn client(api: Arc<Mutex<Api>>, changed: Arc<Notify>) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let (api, changed) = (Arc::clone(&api), Arc::clone(&changed));
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await?.to_bytes();
+            let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+            let path = parts.uri.path();
+            let (code, answer) = api.lock().unwrap().answer(&parts.method, path, body);
+            changed.notify_waiters();
+            let answer = Response::builder()
+                .status(code)
+                .body(Body::from(answer.to_string().into_bytes()))?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
+        }
+    });
+    Client::new(service, "default")
+}
+
+fn config() -> NodeConfig {
+    NodeConfig {
+        name: "node1".to_owned(),
+        internal_ips: vec!["10.0.0.1".parse().unwrap()],
+        hostname: "node1".to_owned(),
+        kubelet_port: 1,
+        capacity: Capacity::default(),
+        labels: Default::default(),
+        annotations: Default::default(),
+        kubelet_version: String::new(),
+        scratch_dir: "/tmp".into(),
+        node_dir: "/tmp".into(),
+        node_key: NodeKey([1; 32]),
+        pod_cidrs: vec![],
+        cluster_dns: vec![],
+        cluster_domain: "cluster.local".to_owned(),
+    }
+}
+
+/// Starts simulated sandboxes.
+pub(super) struct Sandboxes {
+    pub all: Mutex<Vec<Arc<Sandbox>>>,
+    /// Launching fails while this is set.
+    pub broken: Mutex<bool>,
+    dial: mpsc::UnboundedSender<SandboxClient>,
+    changed: Arc<Notify>,
+}
+
+impl Launcher for Sandboxes {
+    fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>> {
+        let started = if *self.broken.lock().unwrap() {
+            Err(LaunchError("no more processes".into()))
+        } else {
+            let sandbox = self.start();
+            assert_eq!(launch.token, NodeKey([1; 32]).token(&launch.uid));
+            let exit = sandbox.exit.lock().unwrap().1.take();
+            Ok(Box::new(Process { sandbox, exit }) as Box<dyn Handle>)
+        };
+        futures::future::ready(started).boxed()
+    }
+}
+
+impl Sandboxes {
+    /// Starts a sandbox that dials at once; as the launcher, or as one that outlived its kubelet.
+    pub(super) fn start(&self) -> Arc<Sandbox> {
+        let (exit, exited) = oneshot::channel();
+        let sandbox = Arc::new(Sandbox {
+            bundles: Mutex::default(),
+            stops: Mutex::default(),
+            dismissed: Mutex::default(),
+            killed: Mutex::default(),
+            state: watch::channel(PodState::default()).0,
+            exit: Mutex::new((Some(exit), Some(exited))),
+            hang_up: Notify::new(),
+            changed: Arc::clone(&self.changed),
+        });
+        self.all.lock().unwrap().push(Arc::clone(&sandbox));
+        self.changed.notify_waiters();
+        self.dial(&sandbox);
+        sandbox
+    }
+
+    /// Lets a sandbox dial, for the first time or again.
+    pub(super) fn dial(&self, sandbox: &Arc<Sandbox>) {
+        let (here, there) = tokio::io::duplex(1 << 16);
+        let hello = Hello {
+            version: VERSION,
+            token: String::new(),
+            uid: "u".to_owned(),
+        };
+        let serving = Arc::clone(sandbox);
+        tokio::task::spawn_local(async move {
+            let gone = Arc::clone(&serving);
+            let done = async move { gone.hang_up.notified().await };
+            serve(there, &hello, Rc::new(Serving(serving)), done).await;
+        });
+        let dial = self.dial.clone();
+        tokio::task::spawn_local(async move {
+            let (_, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
+            let _ = dial.send(client);
+        });
+    }
+}
+
+/// A simulated sandbox, as tests see it.
+pub(super) struct Sandbox {
+    pub bundles: Mutex<Vec<Bundle>>,
+    pub stops: Mutex<Vec<Stop>>,
+    pub dismissed: Mutex<bool>,
+    pub killed: Mutex<bool>,
+    state: watch::Sender<PodState>,
+    exit: Mutex<(Option<oneshot::Sender<()>>, Option<oneshot::Receiver<()>>)>,
+    hang_up: Notify,
+    changed: Arc<Notify>,
+}
+
+impl Sandbox {
+    /// Tells the kubelet a new state.
+    pub(super) fn say(&self, state: PodState) {
+        self.state.send_replace(state);
+    }
+
+    /// Dies, with its connection.
+    pub(super) fn die(&self) {
+        self.break_line();
+        if let Some(exit) = self.exit.lock().unwrap().0.take() {
+            let _ = exit.send(());
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Loses its connection and lives on.
+    pub(super) fn break_line(&self) {
+        self.hang_up.notify_one();
+    }
+}
+
+struct Serving(Arc<Sandbox>);
+
+impl sandbox::connection::Pod for Serving {
+    fn put_bundle(&self, bundle: Bundle) {
+        self.0.bundles.lock().unwrap().push(bundle);
+        self.0.changed.notify_waiters();
+    }
+
+    fn stop(&self, stop: Stop) {
+        self.0.stops.lock().unwrap().push(stop);
+        self.0.changed.notify_waiters();
+    }
+
+    fn dismiss(&self) {
+        *self.0.dismissed.lock().unwrap() = true;
+        self.0.die();
+    }
+
+    fn state(&self) -> watch::Receiver<PodState> {
+        self.0.state.subscribe()
+    }
+
+    async fn logs(&self, _: LogQuery) -> Result<LogBytes, Problem> {
+        Ok(Box::pin(futures::stream::empty()))
+    }
+}
+
+struct Process {
+    sandbox: Arc<Sandbox>,
+    exit: Option<oneshot::Receiver<()>>,
+}
+
+impl Handle for Process {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        async {
+            if let Some(exit) = &mut self.exit {
+                let _ = exit.await;
+                self.exit = None;
+            }
+            "exit code 1".to_owned()
+        }
+        .boxed()
+    }
+
+    fn kill(&mut self) {
+        *self.sandbox.killed.lock().unwrap() = true;
+        self.sandbox.die();
+    }
+}

@@ -1,0 +1,206 @@
+//! What a worker does: to sandboxes, and to the pod object.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use sandbox::connection::ConnectionError;
+use sandbox::protocol::{Bundle, Problem, Stop};
+use tokio::time::Instant;
+
+use super::{Alarm, Worker};
+use crate::api::call;
+use crate::pods::launch::Launch;
+use crate::pods::spec::{
+    full_name, grace_seconds, is_final, is_to_be_deleted, name, namespace, phase, uid,
+};
+use crate::pods::status::refusal;
+use crate::pods::writer::is_of_another_pod;
+
+/// How long a new sandbox has for dialling the first time.
+const LAUNCH_PATIENCE: Duration = Duration::from_secs(60);
+/// A sandbox that was told to clean up and exit is killed after this.
+const DISMISSAL_PATIENCE: Duration = Duration::from_secs(10);
+/// A sandbox that was told to end is killed so long after the pod's grace.
+const OVERDUE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a sandbox was just told.
+enum Told {
+    Nothing,
+    Bundle,
+    /// To end, in so many seconds.
+    Stop(i64),
+}
+
+impl Worker {
+    pub(super) fn refuse(&mut self, problem: &Problem) {
+        tracing::info!(
+            pod = full_name(&self.pod),
+            reason = problem.reason,
+            message = problem.message,
+            "refused a pod"
+        );
+        self.status = refusal(&self.pod, problem, Timestamp::now());
+        self.shared
+            .recorder
+            .say(&self.pod, true, &problem.reason, &problem.message);
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.link = None;
+        self.alarm = None;
+        if let Some(mut handle) = self.handle.take() {
+            handle.kill();
+        }
+    }
+
+    pub(super) async fn launch(&mut self) {
+        let launch = Launch {
+            uid: uid(&self.pod).to_owned(),
+            namespace: namespace(&self.pod).to_owned(),
+            name: name(&self.pod).to_owned(),
+            token: self.shared.config.node_key.token(uid(&self.pod)),
+        };
+        match self.shared.launcher.launch(launch).await {
+            Ok(handle) => {
+                self.handle = Some(handle);
+                self.instructed = false;
+                self.launched_at = Instant::now();
+                self.set_alarm(LAUNCH_PATIENCE, Alarm::NoSandbox);
+            }
+            Err(error) => {
+                let message = format!("Failed to create pod sandbox: {}", chain(&error));
+                tracing::warn!(pod = full_name(&self.pod), message);
+                self.shared
+                    .recorder
+                    .say(&self.pod, true, "FailedCreatePodSandBox", &message);
+                let wait = self.relaunch.wait();
+                self.set_alarm(wait, Alarm::Relaunch);
+            }
+        }
+    }
+
+    /// Tells the sandbox what it doesn't know yet: the pod, and that it is to end.
+    pub(super) async fn instruct(&mut self) {
+        let stop = self.stop_order();
+        if stop.is_some() && self.handle.is_some() && !self.instructed {
+            // It knows of no pod yet, so there is nothing to end but itself.
+            self.kill();
+            self.lost();
+            return;
+        }
+        let Some(link) = &mut self.link else { return };
+        let instructed = async {
+            match (&stop, &self.bundle) {
+                (Some(order), _) if link.told != stop => {
+                    link.client.stop(order).await?;
+                    link.told.clone_from(&stop);
+                    Ok(Told::Stop(order.grace_seconds))
+                }
+                (None, Some(bundle)) if !link.has_bundle => {
+                    let mut bundle = Bundle::clone(bundle);
+                    bundle.before.clone_from(&self.before);
+                    link.client.put_bundle(&bundle).await?;
+                    link.has_bundle = true;
+                    Ok(Told::Bundle)
+                }
+                _ => Ok::<_, ConnectionError>(Told::Nothing),
+            }
+        };
+        match instructed.await {
+            Ok(Told::Nothing) => {}
+            Ok(Told::Bundle) => self.instructed = true,
+            Ok(Told::Stop(grace)) => {
+                let grace = Duration::from_secs(grace.unsigned_abs());
+                self.set_alarm(grace + OVERDUE_PATIENCE, Alarm::Overdue);
+            }
+            Err(error) => {
+                tracing::warn!(
+                    pod = full_name(&self.pod),
+                    error = &error as &dyn std::error::Error,
+                    "could not instruct a sandbox"
+                );
+                self.disconnected();
+            }
+        }
+    }
+
+    /// The order to end, if the pod is to end.
+    pub(super) fn stop_order(&self) -> Option<Stop> {
+        (self.is_ending() && !self.is_finished()).then(|| {
+            let allowed = self.shutdown.unwrap_or(i64::MAX);
+            Stop {
+                grace_seconds: grace_seconds(&self.pod).min(allowed).max(1),
+                failure: self.verdict(),
+            }
+        })
+    }
+
+    /// What the pod fails by, if it is this node that ends it.
+    pub(super) fn verdict(&self) -> Option<Problem> {
+        let by_node = self.shutdown.is_some() && !self.gone && !is_to_be_deleted(&self.pod);
+        by_node.then(|| Problem {
+            reason: "Terminated".to_owned(),
+            message: "Pod was terminated in response to imminent node shutdown.".to_owned(),
+        })
+    }
+
+    /// Deletes the pod object: its end is recorded, and nothing of it runs.
+    pub(super) async fn remove(&mut self) {
+        // Asked for already; what holds it now is somebody's finalizer.
+        if self.pod.metadata.deletion_grace_period_seconds == Some(0) && is_final(phase(&self.pod))
+        {
+            self.removed = true;
+            return;
+        }
+        let api: Api<Pod> = Api::namespaced(self.shared.client.clone(), namespace(&self.pod));
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions {
+                uid: self.pod.metadata.uid.clone(),
+                resource_version: None,
+            }),
+            ..Default::default()
+        };
+        match call(api.delete(name(&self.pod), &now)).await {
+            Ok(_) => self.removed = true,
+            Err(error) if is_of_another_pod(&error) => self.removed = true,
+            Err(error) => {
+                tracing::warn!(
+                    pod = full_name(&self.pod),
+                    error = &error as &dyn std::error::Error,
+                    "could not delete the pod; will try again"
+                );
+                let wait = self.relaunch.wait();
+                self.set_alarm(wait, Alarm::Remove);
+            }
+        }
+    }
+
+    /// Lets the sandbox clean up and go.
+    pub(super) async fn dismiss(&mut self) {
+        if let Some(link) = self.link.take()
+            && let Err(error) = link.client.dismiss().await
+        {
+            tracing::warn!(
+                pod = full_name(&self.pod),
+                error = &error as &dyn std::error::Error,
+                "could not dismiss a sandbox"
+            );
+        }
+        if let Some(mut handle) = self.handle.take() {
+            let gone = tokio::time::timeout(DISMISSAL_PATIENCE, handle.exited()).await;
+            if gone.is_err() {
+                handle.kill();
+            }
+        }
+    }
+}
+
+/// An error with all that led to it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,481 @@
+//! The life of a pod as its worker sees it, with a simulated sandbox and API server, in simulated time.
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use sandbox::protocol::PodEvent;
+use serde_json::{Value, json};
+use tokio::task::{JoinHandle, LocalSet};
+
+use super::*;
+use crate::pods::simulation::World;
+
+fn pod(policy: &str) -> Value {
+    json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "u", "generation": 1, "resourceVersion": "100" },
+        "spec": {
+            "restartPolicy": policy, "terminationGracePeriodSeconds": 30,
+            "containers": [{ "name": "a", "image": "i" }],
+        },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn hire(world: &mut World, beginning: Beginning) -> JoinHandle<()> {
+    let ears = Ears {
+        seen: world.seen.clone(),
+        bundles: world.bundles.subscribe(),
+        connections: world.connections.take().unwrap(),
+        shutdown: world.shutdown.subscribe(),
+    };
+    let shared = Arc::clone(&world.shared);
+    tokio::task::spawn_local(Worker::run(shared, ears, beginning))
+}
+
+/// Runs a test in simulated time.
+fn simulate(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(LocalSet::new().run_until(test));
+}
+
+fn state(container: Value) -> PodState {
+    let mut status = json!({ "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0 });
+    let fields = status.as_object_mut().unwrap();
+    fields.extend(container.as_object().unwrap().clone());
+    let status: ContainerStatus = serde_json::from_value(status).unwrap();
+    PodState {
+        sandbox_ready: true,
+        pod_ips: vec!["100.64.0.5".to_owned()],
+        containers: vec![status],
+        ..Default::default()
+    }
+}
+
+fn running() -> PodState {
+    state(json!({
+        "ready": true, "started": true, "containerID": "coracle://1",
+        "state": { "running": { "startedAt": "2026-01-01T00:00:00Z" } },
+    }))
+}
+
+fn ended(code: i32) -> PodState {
+    PodState {
+        finished: true,
+        ..state(json!({
+            "containerID": "coracle://1", "state": { "terminated": { "exitCode": code } },
+        }))
+    }
+}
+
+async fn bundles(world: &World, sandbox: usize, count: usize) {
+    let sandbox = world.sandbox(sandbox).await;
+    world
+        .until(|_| (sandbox.bundles.lock().unwrap().len() >= count).then_some(()))
+        .await;
+}
+
+async fn stopped(world: &World, sandbox: usize) -> Stop {
+    let sandbox = world.sandbox(sandbox).await;
+    world
+        .until(|_| sandbox.stops.lock().unwrap().last().cloned())
+        .await
+}
+
+/// A pod that runs.
+async fn started(policy: &str) -> (World, JoinHandle<()>) {
+    let mut world = World::with(pod(policy));
+    let worker = hire(&mut world, Beginning::Admitted);
+    world.resolve();
+    bundles(&world, 0, 1).await;
+    world.sandbox(0).await.say(running());
+    world.phase("Running").await;
+    (world, worker)
+}
+
+fn to_be_deleted(pod: &mut Value, grace: i64) {
+    pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:01:00Z");
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+}
+
+#[test]
+fn a_pod_runs_and_succeeds_and_stays_for_its_logs() {
+    simulate(async {
+        let (world, worker) = started("Never").await;
+        let status = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["podIP"], "100.64.0.5");
+        assert_eq!(status["hostIP"], "10.0.0.1");
+        assert!(status["startTime"].is_string());
+
+        world.sandbox(0).await.say(ended(0));
+        world.phase("Succeeded").await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(!worker.is_finished());
+        assert!(!*world.sandbox(0).await.dismissed.lock().unwrap());
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn statuses_are_written_once_each() {
+    simulate(async {
+        let (world, _worker) = started("Never").await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let statuses = world.api.lock().unwrap().statuses.clone();
+        let phases: Vec<_> = statuses.iter().map(|s| s["phase"].clone()).collect();
+        assert_eq!(phases.last().unwrap(), "Running");
+        assert!(phases.len() <= 3, "{phases:?}");
+    });
+}
+
+#[test]
+fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
+    simulate(async {
+        let (world, worker) = started("Always").await;
+        world.edit(|pod| to_be_deleted(pod, 7));
+        let stop = stopped(&world, 0).await;
+        assert_eq!((stop.grace_seconds, stop.failure), (7, None));
+        assert!(!world.api.lock().unwrap().deleted);
+
+        // A shorter grace is passed on.
+        world.edit(|pod| to_be_deleted(pod, 2));
+        let sandbox = world.sandbox(0).await;
+        world
+            .until(|_| (sandbox.stops.lock().unwrap().len() == 2).then_some(()))
+            .await;
+
+        sandbox.say(ended(143));
+        worker.await.unwrap();
+        let api = world.api.lock().unwrap();
+        assert!(api.deleted);
+        assert_eq!(api.statuses.last().unwrap()["phase"], "Failed");
+        assert!(*sandbox.dismissed.lock().unwrap());
+        assert!(!*sandbox.killed.lock().unwrap());
+    });
+}
+
+#[test]
+fn a_pod_that_vanishes_is_stopped_and_dismissed() {
+    simulate(async {
+        let (world, worker) = started("Always").await;
+        world.vanish();
+        assert_eq!(stopped(&world, 0).await.grace_seconds, 30);
+        let sandbox = world.sandbox(0).await;
+        sandbox.say(ended(143));
+        worker.await.unwrap();
+        assert!(*sandbox.dismissed.lock().unwrap());
+    });
+}
+
+#[test]
+fn a_pod_deleted_before_it_began_is_removed_at_once() {
+    simulate(async {
+        let mut world = World::with(pod("Always"));
+        world.edit(|pod| to_be_deleted(pod, 30));
+        hire(&mut world, Beginning::Admitted).await.unwrap();
+        assert!(world.api.lock().unwrap().deleted);
+        assert!(world.sandboxes.all.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_pod_deleted_before_it_was_resolved_loses_its_sandbox() {
+    simulate(async {
+        let mut world = World::with(pod("Always"));
+        let worker = hire(&mut world, Beginning::Admitted);
+        let sandbox = world.sandbox(0).await;
+        world.edit(|pod| to_be_deleted(pod, 30));
+        worker.await.unwrap();
+        assert!(*sandbox.killed.lock().unwrap());
+        assert!(world.api.lock().unwrap().deleted);
+    });
+}
+
+#[test]
+fn a_sandbox_that_dies_is_replaced_if_the_policy_says_so() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        world.sandbox(0).await.die();
+        bundles(&world, 1, 1).await;
+        let second = world.sandbox(1).await;
+        let before = second.bundles.lock().unwrap()[0].before.clone();
+        let end = before[0].state.as_ref().unwrap().terminated.as_ref().unwrap();
+        assert_eq!(end.exit_code, 137);
+        assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
+
+        let mut again = running();
+        again.containers[0].container_id = Some("coracle://2".to_owned());
+        again.containers[0].restart_count = 1;
+        again.containers[0].last_state = before[0].state.clone();
+        second.say(again);
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                let status = &api.pod["status"]["containerStatuses"][0];
+                (status["restartCount"] == 1 && status["state"]["running"].is_object()).then_some(())
+            })
+            .await;
+        let events = world.api.lock().unwrap().events.clone();
+        assert_eq!(events[0]["reason"], "SandboxChanged");
+    });
+}
+
+#[test]
+fn a_sandbox_that_dies_is_the_end_if_the_policy_says_so() {
+    simulate(async {
+        let (world, _worker) = started("Never").await;
+        world.sandbox(0).await.die();
+        world.phase("Failed").await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_broken_line_is_no_death() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        let sandbox = world.sandbox(0).await;
+        sandbox.break_line();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        world.sandboxes.dial(&sandbox);
+        // It is told everything again.
+        bundles(&world, 0, 2).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert!(!*sandbox.killed.lock().unwrap());
+    });
+}
+
+/// A pod that an earlier kubelet has started.
+fn inherited(policy: &str) -> World {
+    let mut pod = pod(policy);
+    let running = &running().containers[0];
+    pod["status"] = json!({
+        "phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [running],
+    });
+    World::with(pod)
+}
+
+#[test]
+fn a_sandbox_that_outlived_its_kubelet_is_adopted() {
+    simulate(async {
+        let mut world = inherited("Never");
+        let _worker = hire(&mut world, Beginning::Inherited);
+        world.resolve();
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        let sandbox = world.sandboxes.start();
+        sandbox.say(running());
+        bundles(&world, 0, 1).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        let api = world.api.lock().unwrap();
+        assert!(api.statuses.iter().all(|status| status["phase"] == "Running"));
+        assert!(api.statuses.len() <= 2, "{:#?}", api.statuses);
+    });
+}
+
+#[test]
+fn a_pod_whose_sandbox_did_not_outlive_its_kubelet_is_started_anew() {
+    simulate(async {
+        let mut world = inherited("Always");
+        let _worker = hire(&mut world, Beginning::Inherited);
+        world.resolve();
+        bundles(&world, 0, 1).await;
+        let before = world.sandbox(0).await.bundles.lock().unwrap()[0].before.clone();
+        assert_eq!(before.len(), 1);
+        let statuses = world.api.lock().unwrap().statuses.clone();
+        assert!(statuses.iter().all(|status| status["phase"] != "Pending"));
+    });
+}
+
+#[test]
+fn what_is_said_while_the_api_server_is_away_is_told_later_and_only_the_newest() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        let count = world.api.lock().unwrap().statuses.len();
+        world.api.lock().unwrap().away = true;
+        for restarts in 1..20 {
+            let mut state = running();
+            state.containers[0].restart_count = restarts;
+            world.sandbox(0).await.say(state);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        world.api.lock().unwrap().away = false;
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                (api.pod["status"]["containerStatuses"][0]["restartCount"] == 19).then_some(())
+            })
+            .await;
+        assert_eq!(world.api.lock().unwrap().statuses.len(), count + 1);
+    });
+}
+
+#[test]
+fn a_condition_that_somebody_overwrote_is_set_right() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        // As the node controller does when a node was away.
+        world.edit(|pod| {
+            for condition in pod["status"]["conditions"].as_array_mut().unwrap() {
+                if condition["type"] == "Ready" {
+                    condition["status"] = json!("False");
+                }
+            }
+        });
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                let conditions = api.pod["status"]["conditions"].as_array().unwrap().clone();
+                conditions
+                    .iter()
+                    .any(|c| c["type"] == "Ready" && c["status"] == "True")
+                    .then_some(())
+            })
+            .await;
+    });
+}
+
+#[test]
+fn the_node_goes_down_and_pods_with_it() {
+    simulate(async {
+        let (world, worker) = started("Always").await;
+        let until = Instant::now() + Duration::from_secs(10);
+        world.shutdown.send_replace(Some(until));
+        let stop = stopped(&world, 0).await;
+        assert_eq!(stop.failure.as_ref().unwrap().reason, "Terminated");
+        assert!((8..=10).contains(&stop.grace_seconds));
+        let sandbox = world.sandbox(0).await;
+        sandbox.say(PodState {
+            failure: stop.failure,
+            ..ended(143)
+        });
+        worker.await.unwrap();
+        let api = world.api.lock().unwrap();
+        let status = &api.pod["status"];
+        assert_eq!(status["phase"], "Failed");
+        assert_eq!(status["reason"], "Terminated");
+        assert!(!api.deleted);
+        assert!(*sandbox.dismissed.lock().unwrap());
+    });
+}
+
+#[test]
+fn a_refused_pod_is_told_why_and_gets_no_sandbox() {
+    simulate(async {
+        let mut world = World::with(pod("Always"));
+        let problem = Problem {
+            reason: "OutOfcpu".to_owned(),
+            message: "none left".to_owned(),
+        };
+        let worker = hire(&mut world, Beginning::Refused(problem));
+        world.phase("Failed").await;
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                (!api.events.is_empty()).then_some(())
+            })
+            .await;
+        assert_eq!(world.api.lock().unwrap().pod["status"]["reason"], "OutOfcpu");
+        assert!(world.sandboxes.all.lock().unwrap().is_empty());
+        world.edit(|pod| to_be_deleted(pod, 30));
+        worker.await.unwrap();
+        assert!(world.api.lock().unwrap().deleted);
+    });
+}
+
+#[test]
+fn a_label_set_just_before_counts() {
+    simulate(async {
+        let mut pod = pod("Always");
+        pod["spec"]["nodeSelector"] = json!({ "new": "yes" });
+        let mut world = World::with(pod);
+        world.api.lock().unwrap().node["metadata"]["labels"] = json!({ "new": "yes" });
+        let problem = Problem {
+            reason: "NodeAffinity".to_owned(),
+            message: String::new(),
+        };
+        let _worker = hire(&mut world, Beginning::Doubtful(problem));
+        world.sandbox(0).await;
+    });
+}
+
+#[test]
+fn a_sandbox_that_cannot_be_started_is_tried_again() {
+    simulate(async {
+        let mut world = World::with(pod("Always"));
+        *world.sandboxes.broken.lock().unwrap() = true;
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                (!api.events.is_empty()).then_some(())
+            })
+            .await;
+        let event = world.api.lock().unwrap().events[0].clone();
+        assert_eq!(event["reason"], "FailedCreatePodSandBox");
+        assert_eq!(
+            event["message"],
+            "Failed to create pod sandbox: cannot start the sandbox: no more processes"
+        );
+        *world.sandboxes.broken.lock().unwrap() = false;
+        world.sandbox(0).await;
+    });
+}
+
+#[test]
+fn events_are_recorded_once() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        let event = |serial| PodEvent {
+            serial,
+            warning: false,
+            reason: "Started".to_owned(),
+            message: format!("Started container {serial}"),
+            field_path: Some("spec.containers{a}".to_owned()),
+        };
+        let sandbox = world.sandbox(0).await;
+        let mut state = running();
+        for serial in 1..=3 {
+            state.events.push(event(serial));
+            sandbox.say(state.clone());
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let events = world.api.lock().unwrap().events.clone();
+        let messages: Vec<_> = events.iter().map(|e| e["message"].clone()).collect();
+        assert_eq!(
+            messages,
+            ["Started container 1", "Started container 2", "Started container 3"]
+        );
+        assert_eq!(events[0]["involvedObject"]["fieldPath"], "spec.containers{a}");
+    });
+}
+
+#[test]
+fn a_pod_that_others_declare_over_is_ended() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        world.edit(|pod| {
+            pod["status"]["phase"] = json!("Failed");
+            pod["status"]["reason"] = json!("NodeLost");
+        });
+        stopped(&world, 0).await;
+        world.sandbox(0).await.say(ended(0));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let status = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("NodeLost")));
+    });
+}
+
+#[test]
+fn a_sandbox_that_does_not_end_in_time_is_killed() {
+    simulate(async {
+        let (world, worker) = started("Always").await;
+        world.edit(|pod| to_be_deleted(pod, 5));
+        worker.await.unwrap();
+        assert!(*world.sandbox(0).await.killed.lock().unwrap());
+        assert!(world.api.lock().unwrap().deleted);
+    });
+}
