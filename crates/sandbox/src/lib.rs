@@ -8,5 +8,12 @@
 //!
 //! Start reading at [`protocol`] and [`seams`].
 
+pub mod connection;
+pub mod inner;
+pub mod life;
+pub mod logs;
+pub mod probe;
 pub mod protocol;
+pub mod runtime;
 pub mod seams;
+mod terminal;

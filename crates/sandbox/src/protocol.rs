@@ -7,7 +7,7 @@
 //!   GET  /v1/state              PodState, whole, as one line of JSON per change, until the connection ends
 //!   POST /v1/stop     Stop      end the pod
 //!   POST /v1/dismiss            the pod has finished and its end is recorded: the sandbox cleans up and exits
-//!   GET  /v1/logs     LogQuery  a container's log, as a stream of bytes
+//!   POST /v1/logs     LogQuery  a container's log, as a stream of bytes
 //! ```
 //!
 //! Everything is level-triggered: after a break of the connection, or the death of the kubelet, the sandbox dials

@@ -1,0 +1,337 @@
+//! From a container's pipes into its log.
+//!
+//! A container never waits for its log: what can't be written, because the disk is full, is dropped, and the log says
+//! so as soon as it can be written again.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::watch;
+
+use super::place::{Place, Progress};
+use super::record::{self, Output, Splitter};
+use super::{Limits, Live};
+
+/// How much is read at once: as much as a pipe holds.
+const BLOCK: usize = 64 * 1024;
+/// How much is written at once, about.
+const ENOUGH: usize = 128 * 1024;
+
+/// Writes the log of one run of a container.
+#[derive(Debug)]
+pub struct LogWriter {
+    file: LogFile,
+    /// The time of the last record.
+    time: String,
+    /// Tells readers that this is over when it goes.
+    _live: Live,
+}
+
+impl LogWriter {
+    pub(super) fn new(file: LogFile, live: Live) -> Self {
+        Self {
+            file,
+            time: String::new(),
+            _live: live,
+        }
+    }
+
+    /// Copies a container's outputs into the log until both have ended. A container with a terminal has only one.
+    pub async fn copy(
+        mut self,
+        stdout: impl AsyncRead + Unpin,
+        stderr: Option<impl AsyncRead + Unpin>,
+    ) {
+        let mut stdout = Source::new(Some(stdout), Output::Stdout);
+        let mut stderr = Source::new(stderr, Output::Stderr);
+        let mut stderr_first = false;
+        loop {
+            stderr_first = !stderr_first;
+            let read = std::future::poll_fn(|context| {
+                // Not kept from one call to the next: a silent container needs no memory for what it does not say.
+                let mut block = Vec::with_capacity(BLOCK);
+                let both = if stderr_first {
+                    [
+                        stderr.poll(context, &mut block),
+                        stdout.poll(context, &mut block),
+                    ]
+                } else {
+                    [
+                        stdout.poll(context, &mut block),
+                        stderr.poll(context, &mut block),
+                    ]
+                };
+                match both {
+                    [Polled::Ended, Polled::Ended] => Poll::Ready(None),
+                    [Polled::Read(from), _] | [_, Polled::Read(from)] => {
+                        Poll::Ready(Some((from, block)))
+                    }
+                    _ => Poll::Pending,
+                }
+            });
+            let Some((from, block)) = read.await else {
+                return;
+            };
+            let splitter = match from {
+                Output::Stdout => &mut stdout.splitter,
+                Output::Stderr => &mut stderr.splitter,
+            };
+            self.write(splitter, &block);
+            tokio::task::consume_budget().await;
+        }
+    }
+
+    /// Writes what an output said; nothing means that it has ended.
+    fn write(&mut self, splitter: &mut Splitter, block: &[u8]) {
+        self.time = record::now(&self.time);
+        let mut records = Vec::new();
+        if block.is_empty() {
+            splitter.finish(&self.time, &mut records);
+            self.file.append(&records, &self.time);
+        }
+        let mut rest = block;
+        while !rest.is_empty() {
+            records.clear();
+            let taken = splitter.push(rest, &self.time, &mut records, ENOUGH);
+            rest = &rest[taken..];
+            self.file.append(&records, &self.time);
+        }
+    }
+}
+
+/// One output of a container.
+struct Source<R> {
+    /// None once it has ended.
+    io: Option<R>,
+    splitter: Splitter,
+    output: Output,
+}
+
+/// What became of an attempt to read.
+enum Polled {
+    /// There is something in the block, or nothing because this output has just ended.
+    Read(Output),
+    /// Nothing now.
+    Waiting,
+    /// Nothing ever again.
+    Ended,
+}
+
+impl<R: AsyncRead + Unpin> Source<R> {
+    fn new(io: Option<R>, output: Output) -> Self {
+        Self {
+            io,
+            splitter: Splitter::new(output),
+            output,
+        }
+    }
+
+    /// Reads into the block, unless the other output has just filled it.
+    fn poll(&mut self, context: &mut Context<'_>, block: &mut Vec<u8>) -> Polled {
+        let Some(io) = &mut self.io else {
+            return Polled::Ended;
+        };
+        if !block.is_empty() {
+            return Polled::Waiting;
+        }
+        let read = pin!(io.read_buf(block)).poll(context);
+        match read {
+            Poll::Pending => return Polled::Waiting,
+            Poll::Ready(Ok(read)) if read > 0 => {}
+            Poll::Ready(ended) => {
+                // The last word of a terminal is an error.
+                if let Err(error) = ended {
+                    tracing::trace!(output = ?self.output, %error, "a container's output ended");
+                }
+                self.io = None;
+            }
+        }
+        Polled::Read(self.output)
+    }
+}
+
+/// The file of a log, and those before it.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    place: Place,
+    limits: Limits,
+    file: File,
+    progress: watch::Sender<Progress>,
+    /// How many bytes of records were dropped since the last that was written, and why.
+    lost: u64,
+    why: String,
+}
+
+impl LogFile {
+    pub(super) fn new(
+        place: Place,
+        limits: Limits,
+        file: File,
+        progress: watch::Sender<Progress>,
+    ) -> Self {
+        Self {
+            place,
+            limits,
+            file,
+            progress,
+            lost: 0,
+            why: String::new(),
+        }
+    }
+
+    /// Goes on where another writer may have been torn away in the middle of a record.
+    pub(super) fn mend(&mut self) -> io::Result<()> {
+        let length = self.progress.borrow().length;
+        let Some(last) = length.checked_sub(1) else {
+            return Ok(());
+        };
+        let mut byte = [0];
+        File::open(self.place.current())?.read_exact_at(&mut byte, last)?;
+        if byte != *b"\n" {
+            self.write(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Adds whole records, or drops them and remembers that.
+    fn append(&mut self, records: &[u8], time: &str) {
+        if records.is_empty() {
+            return;
+        }
+        if let Err(error) = self.try_append(records, time) {
+            if self.lost == 0 {
+                let path = self.place.current();
+                tracing::warn!(path = %path.display(), %error, "a container's output is being dropped");
+            }
+            self.lost += records.len() as u64;
+            self.why = error.to_string();
+        }
+    }
+
+    fn try_append(&mut self, records: &[u8], time: &str) -> io::Result<()> {
+        let length = self.progress.borrow().length;
+        if length > 0 && length + records.len() as u64 > self.limits.segment_bytes {
+            self.rotate()?;
+        }
+        if self.lost > 0 {
+            let text = format!("{} bytes of this log were lost: {}", self.lost, self.why);
+            self.write(&record::note(time, &text))?;
+            self.lost = 0;
+        }
+        self.write(records)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let length = self.progress.borrow().length;
+        if let Err(error) = self.file.write_all(bytes) {
+            // A part may have been written, and half a record is worse than none. If this fails too, a reader passes
+            // over what is left, as readers never look beyond whole records.
+            let _ = self.file.set_len(length);
+            return Err(error);
+        }
+        self.progress
+            .send_modify(|progress| progress.length += bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Begins a new file; the oldest goes if there are too many.
+    fn rotate(&mut self) -> io::Result<()> {
+        let segment = self.progress.borrow().segment;
+        if let Some(oldest) = (segment + 1).checked_sub(self.limits.segments) {
+            // First of all, for its room may be what is missing.
+            if_there(fs::remove_file(self.place.full(oldest)))?;
+        }
+        // It is not there if an earlier attempt got just as far as here.
+        if_there(fs::rename(self.place.current(), self.place.full(segment)))?;
+        self.file = self.place.write()?;
+        self.progress.send_replace(Progress {
+            segment: segment + 1,
+            length: 0,
+        });
+        Ok(())
+    }
+}
+
+fn if_there(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_full_disk_swallows_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path().to_owned(), 0);
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let start = Progress {
+            segment: 1,
+            length: 0,
+        };
+        let (progress, written) = watch::channel(start);
+        let mut log = LogFile::new(place.clone(), Limits::default(), full, progress);
+
+        log.append(b"12345\n", "T");
+        log.append(b"12345678\n", "T");
+        assert_eq!(log.lost, 15);
+        assert_eq!(*written.borrow(), start);
+
+        log.file = place.write().unwrap();
+        log.append(b"T stdout F there\n", "T");
+        assert_eq!(
+            fs::read_to_string(place.current()).unwrap(),
+            "T stderr F coracle: 15 bytes of this log were lost: No space left on device (os error 28)\n\
+             T stdout F there\n"
+        );
+        assert_eq!(log.lost, 0);
+    }
+
+    #[test]
+    fn a_rotation_that_failed_half_way_is_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path().to_owned(), 0);
+        let start = Progress {
+            segment: 1,
+            length: 0,
+        };
+        let limits = Limits {
+            segment_bytes: 10,
+            segments: 2,
+        };
+        let file = place.write().unwrap();
+        let mut log = LogFile::new(place.clone(), limits, file, watch::Sender::new(start));
+        log.append(b"12345678\n", "T");
+        fs::rename(place.current(), place.full(1)).unwrap();
+        log.append(b"abcdefgh\n", "T");
+        log.append(b"ABCDEFGH\n", "T");
+        assert_eq!(fs::read(place.current()).unwrap(), b"ABCDEFGH\n");
+        assert_eq!(fs::read(place.full(2)).unwrap(), b"abcdefgh\n");
+        assert!(!place.full(1).exists());
+    }
+
+    #[test]
+    fn a_torn_record_gets_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path().to_owned(), 3);
+        fs::write(place.current(), "T stdout F to").unwrap();
+        let (_, progress) = place.survey().unwrap();
+        let progress = watch::Sender::new(progress);
+        let file = place.write().unwrap();
+        let mut log = LogFile::new(place.clone(), Limits::default(), file, progress);
+        log.mend().unwrap();
+        log.mend().unwrap();
+        log.append(b"T stdout F new\n", "T");
+        assert_eq!(
+            fs::read_to_string(place.current()).unwrap(),
+            "T stdout F to\nT stdout F new\n"
+        );
+    }
+}
