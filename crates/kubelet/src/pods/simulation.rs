@@ -341,7 +341,7 @@ pub(super) struct Sandbox {
     pub dismissed: Mutex<bool>,
     pub killed: Mutex<bool>,
     state: watch::Sender<PodState>,
-    exit: Mutex<(Option<oneshot::Sender<()>>, Option<oneshot::Receiver<()>>)>,
+    exit: Mutex<Exit>,
     hang_up: Notify,
     changed: Arc<Notify>,
 }
@@ -366,6 +366,9 @@ impl Sandbox {
         self.hang_up.notify_one();
     }
 }
+
+/// Both ends of the word that it has died.
+type Exit = (Option<oneshot::Sender<()>>, Option<oneshot::Receiver<()>>);
 
 struct Serving(Arc<Sandbox>);
 

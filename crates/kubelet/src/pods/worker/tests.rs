@@ -41,7 +41,8 @@ fn simulate(test: impl Future<Output = ()>) {
 }
 
 fn state(container: Value) -> PodState {
-    let mut status = json!({ "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0 });
+    let mut status =
+        json!({ "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0 });
     let fields = status.as_object_mut().unwrap();
     fields.extend(container.as_object().unwrap().clone());
     let status: ContainerStatus = serde_json::from_value(status).unwrap();
@@ -200,7 +201,13 @@ fn a_sandbox_that_dies_is_replaced_if_the_policy_says_so() {
         bundles(&world, 1, 1).await;
         let second = world.sandbox(1).await;
         let before = second.bundles.lock().unwrap()[0].before.clone();
-        let end = before[0].state.as_ref().unwrap().terminated.as_ref().unwrap();
+        let end = before[0]
+            .state
+            .as_ref()
+            .unwrap()
+            .terminated
+            .as_ref()
+            .unwrap();
         assert_eq!(end.exit_code, 137);
         assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
 
@@ -213,7 +220,8 @@ fn a_sandbox_that_dies_is_replaced_if_the_policy_says_so() {
             .until(|world| {
                 let api = world.api.lock().unwrap();
                 let status = &api.pod["status"]["containerStatuses"][0];
-                (status["restartCount"] == 1 && status["state"]["running"].is_object()).then_some(())
+                (status["restartCount"] == 1 && status["state"]["running"].is_object())
+                    .then_some(())
             })
             .await;
         let events = world.api.lock().unwrap().events.clone();
@@ -271,7 +279,11 @@ fn a_sandbox_that_outlived_its_kubelet_is_adopted() {
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
         let api = world.api.lock().unwrap();
-        assert!(api.statuses.iter().all(|status| status["phase"] == "Running"));
+        assert!(
+            api.statuses
+                .iter()
+                .all(|status| status["phase"] == "Running")
+        );
         assert!(api.statuses.len() <= 2, "{:#?}", api.statuses);
     });
 }
@@ -283,7 +295,9 @@ fn a_pod_whose_sandbox_did_not_outlive_its_kubelet_is_started_anew() {
         let _worker = hire(&mut world, Beginning::Inherited);
         world.resolve();
         bundles(&world, 0, 1).await;
-        let before = world.sandbox(0).await.bundles.lock().unwrap()[0].before.clone();
+        let before = world.sandbox(0).await.bundles.lock().unwrap()[0]
+            .before
+            .clone();
         assert_eq!(before.len(), 1);
         let statuses = world.api.lock().unwrap().statuses.clone();
         assert!(statuses.iter().all(|status| status["phase"] != "Pending"));
@@ -378,7 +392,10 @@ fn a_refused_pod_is_told_why_and_gets_no_sandbox() {
                 (!api.events.is_empty()).then_some(())
             })
             .await;
-        assert_eq!(world.api.lock().unwrap().pod["status"]["reason"], "OutOfcpu");
+        assert_eq!(
+            world.api.lock().unwrap().pod["status"]["reason"],
+            "OutOfcpu"
+        );
         assert!(world.sandboxes.all.lock().unwrap().is_empty());
         world.edit(|pod| to_be_deleted(pod, 30));
         worker.await.unwrap();
@@ -447,9 +464,16 @@ fn events_are_recorded_once() {
         let messages: Vec<_> = events.iter().map(|e| e["message"].clone()).collect();
         assert_eq!(
             messages,
-            ["Started container 1", "Started container 2", "Started container 3"]
+            [
+                "Started container 1",
+                "Started container 2",
+                "Started container 3"
+            ]
         );
-        assert_eq!(events[0]["involvedObject"]["fieldPath"], "spec.containers{a}");
+        assert_eq!(
+            events[0]["involvedObject"]["fieldPath"],
+            "spec.containers{a}"
+        );
     });
 }
 
@@ -465,7 +489,10 @@ fn a_pod_that_others_declare_over_is_ended() {
         world.sandbox(0).await.say(ended(0));
         tokio::time::sleep(Duration::from_secs(60)).await;
         let status = world.api.lock().unwrap().pod["status"].clone();
-        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("NodeLost")));
+        assert_eq!(
+            (&status["phase"], &status["reason"]),
+            (&json!("Failed"), &json!("NodeLost"))
+        );
     });
 }
 
