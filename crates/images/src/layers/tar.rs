@@ -6,6 +6,8 @@
 
 mod pax;
 mod sparse;
+#[cfg(test)]
+pub mod testing;
 
 use std::io::{self, Read};
 

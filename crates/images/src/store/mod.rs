@@ -112,6 +112,16 @@ pub struct Stored {
 }
 
 impl Store {
+    /// Where the user's images are: `$XDG_DATA_HOME/coracle/images`, or below `~/.local/share`.
+    pub fn default_path() -> Option<PathBuf> {
+        let dir = |variable| std::env::var_os(variable).map(PathBuf::from);
+        let absolute = |path: &PathBuf| path.is_absolute();
+        let data = dir("XDG_DATA_HOME").filter(absolute);
+        let home = || dir("HOME").filter(absolute);
+        data.or_else(|| home().map(|home| home.join(".local/share")))
+            .map(|data| data.join("coracle/images"))
+    }
+
     /// Opens the store in `dir`, and makes it if need be.
     pub fn open(dir: &Path) -> Result<Store, StoreError> {
         let root = std::path::absolute(dir).map_err(|e| StoreError::io("find", dir, e))?;

@@ -130,11 +130,13 @@ mod tests {
 
     #[test]
     fn records_are_read() {
-        let records = Records::parse(
-            b"19 path=a/b\nc d=e f\n12 size=100\n18 mtime=-1.25000\n31 SCHILY.xattr.user.a=x\0y=z\n ab\n",
-        );
-        assert!(records.is_ok());
-        let records = records.unwrap();
+        let records = Records::parse(&super::super::testing::records(&[
+            ("path", b"a/b\nc d=e f"),
+            ("size", b"100"),
+            ("mtime", b"-1.25"),
+            ("SCHILY.xattr.user.a", b"x\0y=z\n ab"),
+        ]))
+        .unwrap();
         assert_eq!(records.path.unwrap(), b"a/b\nc d=e f");
         assert_eq!(records.size, Some(100));
         assert_eq!(records.mtime, Some((-2, 750_000_000)));

@@ -1,0 +1,841 @@
+//! Pulls from a registry in this process that can be told to misbehave.
+
+mod common;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, Request, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use base64::Engine as _;
+use common::*;
+use futures::StreamExt;
+use images::{Credential, Digest, Event, ImageError, PullPolicy, RegistryConfig, Secret, ensure};
+
+/// How it behaves.
+#[derive(Default)]
+struct Behaviour {
+    /// Manifests by `repository:version`, with their media type.
+    manifests: HashMap<String, (String, Vec<u8>)>,
+    blobs: HashMap<String, Vec<u8>>,
+    /// Wants this token, which the token server gives to this user and password (or to all).
+    token: Option<(String, Option<(String, String)>)>,
+    basic: Option<(String, String)>,
+    /// Breaks the connection of the next blobs after so many bytes.
+    breaks: Vec<usize>,
+    ignore_ranges: bool,
+    /// Answers the next requests with this.
+    statuses: Vec<StatusCode>,
+    slow: bool,
+    requests: Vec<String>,
+    scopes: Vec<String>,
+}
+
+type Shared = Arc<Mutex<Behaviour>>;
+
+struct Fake {
+    address: SocketAddr,
+    behaviour: Shared,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Fake {
+    async fn start() -> Fake {
+        let behaviour = Shared::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new()
+            .route("/token", any(token))
+            .fallback(any(registry))
+            .with_state(behaviour.clone());
+        let server = tokio::spawn(async move {
+            let _ = axum::serve(listener, router).await;
+        });
+        Fake {
+            address,
+            behaviour,
+            server,
+        }
+    }
+
+    /// With the usual image as `app:1`.
+    async fn with(image: &TestImage) -> Fake {
+        let fake = Fake::start().await;
+        fake.add("app", "1", image);
+        fake
+    }
+
+    fn add(&self, repository: &str, tag: &str, image: &TestImage) {
+        let mut behaviour = self.behaviour.lock().unwrap();
+        let manifest = (image.media_type.to_owned(), image.manifest.clone());
+        for version in [tag.to_owned(), image.digest().to_string()] {
+            behaviour
+                .manifests
+                .insert(format!("{repository}:{version}"), manifest.clone());
+        }
+        for blob in image.blobs() {
+            behaviour
+                .blobs
+                .insert(Digest::of(blob).to_string(), blob.clone());
+        }
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Behaviour)) {
+        change(&mut self.behaviour.lock().unwrap());
+    }
+
+    fn reference(&self) -> String {
+        format!("{}/app:1", self.address)
+    }
+
+    fn requests(&self, containing: &str) -> usize {
+        let behaviour = self.behaviour.lock().unwrap();
+        behaviour
+            .requests
+            .iter()
+            .filter(|r| r.contains(containing))
+            .count()
+    }
+}
+
+fn basic_of(headers: &HeaderMap) -> Option<(String, String)> {
+    let header = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let decoded = base64::engine::general_purpose::STANDARD.decode(header.strip_prefix("Basic ")?);
+    let text = String::from_utf8(decoded.ok()?).ok()?;
+    let (user, password) = text.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+async fn token(State(state): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
+    let mut state = state.lock().unwrap();
+    let url = reqwest::Url::parse(&format!("http://fake{uri}")).unwrap();
+    let scope = url.query_pairs().find(|(key, _)| key == "scope");
+    state
+        .scopes
+        .push(scope.map_or_else(String::new, |(_, scope)| scope.into_owned()));
+    let Some((token, wanted)) = &state.token else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match wanted {
+        Some(wanted) if basic_of(&headers).as_ref() != Some(wanted) => {
+            StatusCode::UNAUTHORIZED.into_response()
+        }
+        _ => serde_json::json!({"access_token": token})
+            .to_string()
+            .into_response(),
+    }
+}
+
+async fn registry(State(state): State<Shared>, request: Request<Body>) -> Response {
+    let mut state = state.lock().unwrap();
+    let path = request.uri().path().to_owned();
+    state.requests.push(path.clone());
+    if path == "/v2/" {
+        return StatusCode::OK.into_response();
+    }
+    if !state.statuses.is_empty() {
+        let status = state.statuses.remove(0);
+        return (
+            status,
+            r#"{"errors":[{"code":"X","message":"in the registry's words"}]}"#,
+        )
+            .into_response();
+    }
+    let authorization = request.headers().get(header::AUTHORIZATION);
+    if let Some((token, _)) = &state.token
+        && authorization.is_none_or(|given| *given != format!("Bearer {token}"))
+    {
+        let host = request.headers()[header::HOST].to_str().unwrap();
+        let challenge = format!(
+            r#"Bearer realm="http://{host}/token",service="fake",scope="repository:app:pull""#
+        );
+        return (
+            StatusCode::UNAUTHORIZED,
+            [(header::WWW_AUTHENTICATE, challenge)],
+        )
+            .into_response();
+    }
+    if let Some(wanted) = &state.basic
+        && basic_of(request.headers()).as_ref() != Some(wanted)
+    {
+        let challenge = "Basic realm=\"fake\"".to_owned();
+        return (
+            StatusCode::UNAUTHORIZED,
+            [(header::WWW_AUTHENTICATE, challenge)],
+        )
+            .into_response();
+    }
+    let rest = path.trim_start_matches("/v2/");
+    if let Some((repository, version)) = rest.split_once("/manifests/") {
+        return match state.manifests.get(&format!("{repository}:{version}")) {
+            Some((media_type, bytes)) => {
+                ([(header::CONTENT_TYPE, media_type.clone())], bytes.clone()).into_response()
+            }
+            None => StatusCode::NOT_FOUND.into_response(),
+        };
+    }
+    let digest = rest.rsplit('/').next().unwrap_or_default();
+    let Some(blob) = state.blobs.get(digest).cloned() else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let range = request
+        .headers()
+        .get(header::RANGE)
+        .map(|r| r.to_str().unwrap().to_owned());
+    let start = match range.filter(|_| !state.ignore_ranges) {
+        Some(range) => range
+            .trim_start_matches("bytes=")
+            .trim_end_matches('-')
+            .parse()
+            .unwrap(),
+        None => 0,
+    };
+    let slow = state.slow;
+    let body = match state.breaks.pop() {
+        Some(after) if blob.len() > start + after => {
+            let part = blob[start..start + after].to_vec();
+            let broken = futures::stream::iter([Ok(part), Err(std::io::Error::other("cut"))]);
+            Body::from_stream(broken)
+        }
+        _ if slow => {
+            let parts: Vec<_> = blob[start..].chunks(64 << 10).map(<[u8]>::to_vec).collect();
+            Body::from_stream(futures::stream::iter(parts).then(|part| async move {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                Ok::<_, std::io::Error>(part)
+            }))
+        }
+        _ => Body::from(blob[start..].to_vec()),
+    };
+    let status = if start > 0 {
+        StatusCode::PARTIAL_CONTENT
+    } else {
+        StatusCode::OK
+    };
+    let range = format!(
+        "bytes {start}-{}/{}",
+        blob.len().saturating_sub(1),
+        blob.len()
+    );
+    (status, [(header::CONTENT_RANGE, range)], body).into_response()
+}
+
+async fn pull(
+    place: &Place,
+    fake: &Fake,
+    recorder: &Recorder,
+) -> Result<images::Image, ImageError> {
+    let request = request(&fake.reference(), PullPolicy::IfNotPresent);
+    ensure(
+        &place.store,
+        &place.layers,
+        &request,
+        &RegistryConfig::default(),
+        recorder,
+    )
+    .await
+}
+
+fn downloads(recorder: &Recorder) -> usize {
+    recorder.count(|event| matches!(event, Event::Downloaded { .. }))
+}
+
+#[tokio::test]
+async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
+    for media_type in [OCI, DOCKER] {
+        let image = TestImage::usual(media_type);
+        let fake = Fake::with(&image).await;
+        let (place, recorder) = (Place::new(), Recorder::default());
+        let pulled = pull(&place, &fake, &recorder).await.unwrap();
+        assert!(pulled.pulled);
+        assert_eq!(
+            pulled.id,
+            format!("{}/app@{}", fake.address, image.digest())
+        );
+        assert_eq!(pulled.config.cmd, ["/bin/app"]);
+        assert_eq!(pulled.config.user, "1000");
+        assert_eq!(pulled.layers.len(), 3);
+        assert_eq!(
+            std::fs::read(pulled.layers[0].join("bin/app")).unwrap(),
+            b"one"
+        );
+        assert_eq!(
+            std::fs::read(pulled.layers[1].join("bin/app")).unwrap(),
+            b"two"
+        );
+        assert_eq!(downloads(&recorder), 4);
+        let size: usize = image.blobs().map(Vec::len).sum();
+        assert_eq!(pulled.size, size as u64);
+        // Again here, and on another node: no registry is asked.
+        fake.set(|b| b.requests.clear());
+        let again = pull(&place, &fake, &recorder).await.unwrap();
+        assert!(!again.pulled && again.layers == pulled.layers);
+        let request = request(&fake.reference(), PullPolicy::Never);
+        let other = place.other_node("other");
+        let there = ensure(
+            &place.store,
+            &other,
+            &request,
+            &RegistryConfig::default(),
+            &recorder,
+        )
+        .await;
+        assert_eq!(there.unwrap().layers.len(), 3);
+        assert_eq!(fake.requests(""), 0);
+        // A node that has it unpacked needs no blob.
+        for blob in place.blobs() {
+            if std::fs::metadata(&blob).unwrap().len() > 250_000 {
+                std::fs::remove_file(blob).unwrap();
+            }
+        }
+        assert!(!pull(&place, &fake, &recorder).await.unwrap().pulled);
+        // By its digest it is the same image.
+        let pinned = format!("{}/app@{}", fake.address, image.digest());
+        let request = common::request(&pinned, PullPolicy::Never);
+        let found = ensure(
+            &place.store,
+            &place.layers,
+            &request,
+            &RegistryConfig::default(),
+            &recorder,
+        )
+        .await;
+        assert_eq!(found.unwrap().id, pulled.id);
+    }
+}
+
+#[tokio::test]
+async fn policies() {
+    let (first, place, recorder) = (TestImage::usual(OCI), Place::new(), Recorder::default());
+    let fake = Fake::with(&first).await;
+    let get = async |policy| {
+        let request = request(&fake.reference(), policy);
+        ensure(
+            &place.store,
+            &place.layers,
+            &request,
+            &RegistryConfig::default(),
+            &recorder,
+        )
+        .await
+    };
+    let error = get(PullPolicy::Never).await.unwrap_err();
+    assert_eq!(error.reason(), "ErrImageNeverPull");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "Container image \"{}\" is not present with pull policy of Never",
+            fake.reference()
+        )
+    );
+    assert_eq!(fake.requests(""), 0);
+    get(PullPolicy::IfNotPresent).await.unwrap();
+    // The tag moves.
+    let second = TestImage::new(&[(layer(&[("new", b"x")]), Packing::Gzip)], DOCKER);
+    fake.add("app", "1", &second);
+    let same = get(PullPolicy::IfNotPresent).await.unwrap();
+    assert!(same.id.ends_with(&first.digest().to_string()));
+    let new = get(PullPolicy::Always).await.unwrap();
+    assert!(new.pulled && new.id.ends_with(&second.digest().to_string()));
+    assert_eq!(new.layers.len(), 1);
+    // Always asks, but downloads nothing twice.
+    let before = downloads(&recorder);
+    fake.set(|b| b.requests.clear());
+    assert!(get(PullPolicy::Always).await.unwrap().pulled);
+    assert_eq!(
+        (downloads(&recorder), fake.requests("/manifests/")),
+        (before, 1)
+    );
+}
+
+#[tokio::test]
+async fn the_image_for_this_machine_is_chosen() {
+    let (image, foreign) = (TestImage::usual(OCI), TestImage::usual(DOCKER));
+    let fake = Fake::with(&image).await;
+    let entry = |image: &TestImage, architecture: &str| {
+        let mut entry = descriptor(&image.manifest, image.media_type);
+        entry["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
+        entry
+    };
+    let index = serde_json::json!({"schemaVersion": 2, "mediaType": OCI_INDEX,
+        "manifests": [entry(&foreign, "s390x"), entry(&image, images::architecture())]});
+    let index = index.to_string().into_bytes();
+    fake.set(|b| {
+        b.manifests
+            .insert("app:1".into(), (OCI_INDEX.into(), index.clone()));
+        b.manifests.insert(
+            format!("app:{}", image.digest()),
+            (OCI.into(), image.manifest.clone()),
+        );
+    });
+    let (place, recorder) = (Place::new(), Recorder::default());
+    let pulled = pull(&place, &fake, &recorder).await.unwrap();
+    assert_eq!(
+        pulled.id,
+        format!("{}/app@{}", fake.address, Digest::of(&index))
+    );
+    assert_eq!(pulled.layers.len(), 3);
+    assert!(!pull(&place, &fake, &recorder).await.unwrap().pulled);
+    // Only for others.
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry(&foreign, "s390x")]});
+    fake.set(|b| {
+        drop(b.manifests.insert(
+            "app:1".into(),
+            (OCI_INDEX.into(), index.to_string().into_bytes()),
+        ))
+    });
+    let error = pull(&Place::new(), &fake, &recorder).await.unwrap_err();
+    assert_eq!(error.reason(), "ErrImagePull");
+    assert!(
+        error.to_string().contains("no match for platform"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn names_and_images_that_do_not_exist() {
+    let fake = Fake::start().await;
+    let (place, recorder) = (Place::new(), Recorder::default());
+    let error = pull(&place, &fake, &recorder).await.unwrap_err();
+    assert_eq!(error.reason(), "ErrImagePull");
+    assert!(error.to_string().ends_with("app:1: not found"), "{error}");
+    let get = async |name: &str| {
+        let request = request(name, PullPolicy::Always);
+        ensure(
+            &place.store,
+            &place.layers,
+            &request,
+            &RegistryConfig::default(),
+            &recorder,
+        )
+        .await
+        .unwrap_err()
+    };
+    assert_eq!(get("Not/A//Name").await.reason(), "InvalidImageName");
+    // Nobody listens there.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let error = get(&format!("{address}/app")).await;
+    assert_eq!(error.reason(), "RegistryUnavailable", "{error}");
+    assert!(place.blobs().is_empty());
+}
+
+#[tokio::test]
+async fn tokens_and_passwords() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    let user = Some(("user".to_owned(), "right".to_owned()));
+    let credential = |password: &str| Credential {
+        pattern: "127.0.0.1:*".replace('*', &fake.address.port().to_string()),
+        secret: Secret::Password {
+            username: "user".into(),
+            password: password.into(),
+        },
+    };
+    let get = async |credentials: Vec<Credential>| {
+        let (place, recorder) = (Place::new(), Recorder::default());
+        let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
+        request.credentials = credentials;
+        ensure(
+            &place.store,
+            &place.layers,
+            &request,
+            &RegistryConfig::default(),
+            &recorder,
+        )
+        .await
+    };
+    // A token for everybody.
+    fake.set(|b| b.token = Some(("open".into(), None)));
+    get(Vec::new()).await.unwrap();
+    assert!(
+        fake.behaviour
+            .lock()
+            .unwrap()
+            .scopes
+            .iter()
+            .all(|s| s == "repository:app:pull")
+    );
+    // A token for one user; the wrong password is tried, then the right one.
+    fake.set(|b| b.token = Some(("closed".into(), user.clone())));
+    let error = get(vec![credential("wrong")]).await.unwrap_err();
+    assert_eq!(error.reason(), "ErrImagePull");
+    assert!(error.to_string().contains("pull access denied"), "{error}");
+    assert!(!error.to_string().contains("wrong"));
+    get(vec![credential("wrong"), credential("right")])
+        .await
+        .unwrap();
+    // Basic, by each request.
+    fake.set(|b| {
+        b.token = None;
+        b.basic = user.clone();
+    });
+    assert!(get(Vec::new()).await.is_err());
+    assert!(get(vec![credential("wrong")]).await.is_err());
+    get(vec![credential("wrong"), credential("right")])
+        .await
+        .unwrap();
+    // For another registry: not used.
+    let mut other = credential("right");
+    other.pattern = "registry.example".into();
+    assert!(get(vec![other]).await.is_err());
+    // From the user's own file.
+    let place = Place::new();
+    let auth = base64::engine::general_purpose::STANDARD.encode("user:right");
+    let text = format!(r#"{{"auths":{{"{}":{{"auth":"{auth}"}}}}}}"#, fake.address);
+    std::fs::write(place.dir.path().join("config.json"), text).unwrap();
+    let config = RegistryConfig::default().with_docker_config(place.dir.path());
+    let request = request(&fake.reference(), PullPolicy::Always);
+    ensure(
+        &place.store,
+        &place.layers,
+        &request,
+        &config,
+        &Recorder::default(),
+    )
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_token_that_runs_out_is_renewed() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    fake.set(|b| b.token = Some(("first".into(), None)));
+    let place = Place::new();
+    // The token changes as soon as the manifest was fetched.
+    struct Change<'a>(&'a Fake);
+    impl images::Progress for Change<'_> {
+        fn event(&self, event: Event) {
+            if matches!(event, Event::Downloaded { .. }) {
+                self.0
+                    .set(|b| b.token = Some((format!("token {}", b.requests.len()), None)));
+            }
+        }
+    }
+    let request = request(&fake.reference(), PullPolicy::Always);
+    let config = RegistryConfig::default();
+    ensure(
+        &place.store,
+        &place.layers,
+        &request,
+        &config,
+        &Change(&fake),
+    )
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn broken_connections_are_resumed() {
+    let big = layer(&[("big", &pseudo_random(3 << 20))]);
+    let image = TestImage::new(&[(big, Packing::Plain)], OCI);
+    for ignore_ranges in [false, true] {
+        let fake = Fake::with(&image).await;
+        fake.set(|b| {
+            b.breaks = vec![2 << 20, 1 << 20, 0];
+            b.ignore_ranges = ignore_ranges;
+        });
+        let (place, recorder) = (Place::new(), Recorder::default());
+        let pulled = pull(&place, &fake, &recorder).await.unwrap();
+        assert_eq!(
+            std::fs::metadata(pulled.layers[0].join("big"))
+                .unwrap()
+                .len(),
+            3 << 20
+        );
+        let resumed = recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at >= 1 << 20));
+        assert_eq!(resumed > 0, !ignore_ranges);
+        assert!(
+            recorder
+                .notes()
+                .iter()
+                .any(|note| note.contains("trying again"))
+        );
+    }
+}
+
+/// Bytes that no compression makes smaller.
+fn pseudo_random(n: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let next = move || {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) as u8
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+#[tokio::test]
+async fn a_registry_in_trouble_is_asked_again() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    fake.set(|b| b.statuses = vec![StatusCode::BAD_GATEWAY, StatusCode::TOO_MANY_REQUESTS]);
+    pull(&Place::new(), &fake, &Recorder::default())
+        .await
+        .unwrap();
+    fake.set(|b| b.statuses = vec![StatusCode::SERVICE_UNAVAILABLE; 50]);
+    let error = pull(&Place::new(), &fake, &Recorder::default())
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "RegistryUnavailable");
+    assert!(
+        error
+            .to_string()
+            .ends_with("503 Service Unavailable: in the registry's words"),
+        "{error}"
+    );
+    fake.set(|b| b.statuses = vec![StatusCode::IM_A_TEAPOT]);
+    let error = pull(&Place::new(), &fake, &Recorder::default())
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "ErrImagePull");
+}
+
+#[tokio::test]
+async fn wrong_content_never_gets_into_the_store() {
+    let image = TestImage::usual(OCI);
+    let evil = |fake: &Fake, blob: &[u8], replacement: Vec<u8>| {
+        fake.set(|b| drop(b.blobs.insert(Digest::of(blob).to_string(), replacement)));
+    };
+    let layer = &image.layers[2];
+    let mut changed = layer.clone();
+    changed[1000] ^= 1;
+    let longer = [&layer[..], b"x"].concat();
+    let cases: [(Vec<u8>, &str); 3] = [
+        (changed, "instead of sha256:"),
+        (longer, "sends more than the manifest says"),
+        (layer[..1000].to_vec(), "sent less than it should have"),
+    ];
+    for (replacement, words) in cases {
+        let fake = Fake::with(&image).await;
+        evil(&fake, layer, replacement);
+        let place = Place::new();
+        let error = pull(&place, &fake, &Recorder::default()).await.unwrap_err();
+        assert_eq!(error.reason(), "ErrImagePull");
+        assert!(error.to_string().contains(words), "{error}");
+        let bad = place
+            .store
+            .path()
+            .join("blobs/sha256")
+            .join(Digest::of(layer).hex());
+        assert!(!bad.exists());
+        // The registry is mended: the same store goes on.
+        evil(&fake, layer, layer.clone());
+        pull(&place, &fake, &Recorder::default()).await.unwrap();
+    }
+    // A manifest that isn't the one that was asked for.
+    let fake = Fake::with(&image).await;
+    let asked = Digest::of(b"something else");
+    fake.set(|b| {
+        drop(
+            b.manifests
+                .insert(format!("app:{asked}"), (OCI.into(), image.manifest.clone())),
+        )
+    });
+    let place = Place::new();
+    let request = request(&format!("{}/app@{asked}", fake.address), PullPolicy::Always);
+    let error = ensure(
+        &place.store,
+        &place.layers,
+        &request,
+        &RegistryConfig::default(),
+        &Recorder::default(),
+    )
+    .await;
+    assert!(error.unwrap_err().to_string().contains("instead of"));
+}
+
+#[tokio::test]
+async fn layers_that_unpack_to_something_else_are_refused() {
+    // The blob is what the manifest says, but not what the configuration says.
+    let mut image = TestImage::usual(OCI);
+    let ids = [
+        Digest::of(b"other"),
+        Digest::of(b"other2"),
+        Digest::of(b"other3"),
+    ];
+    image.config = config(&ids, images::architecture());
+    let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
+    manifest["config"] = descriptor(&image.config, "");
+    image.manifest = manifest.to_string().into_bytes();
+    let fake = Fake::with(&image).await;
+    let error = pull(&Place::new(), &fake, &Recorder::default())
+        .await
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("as the image's configuration says"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_blob_that_went_bad_on_disk_is_fetched_again() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    let (place, recorder) = (Place::new(), Recorder::default());
+    pull(&place, &fake, &recorder).await.unwrap();
+    let blob = place
+        .store
+        .path()
+        .join("blobs/sha256")
+        .join(Digest::of(&image.layers[2]).hex());
+    let mut bytes = std::fs::read(&blob).unwrap();
+    bytes[2000] ^= 1;
+    std::fs::write(&blob, bytes).unwrap();
+    let request = request(&fake.reference(), PullPolicy::IfNotPresent);
+    let other = place.other_node("other");
+    ensure(
+        &place.store,
+        &other,
+        &request,
+        &RegistryConfig::default(),
+        &recorder,
+    )
+    .await
+    .unwrap();
+    assert_eq!(
+        Digest::of(&std::fs::read(&blob).unwrap()),
+        Digest::of(&image.layers[2])
+    );
+}
+
+#[tokio::test]
+async fn documents_without_measure_are_refused() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    let huge = vec![b' '; 5 << 20];
+    fake.set(|b| drop(b.manifests.insert("app:1".into(), (OCI.into(), huge))));
+    let error = pull(&Place::new(), &fake, &Recorder::default())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    for nonsense in ["", "[]", "<html>", r#"{"schemaVersion":1}"#] {
+        fake.set(|b| {
+            drop(
+                b.manifests
+                    .insert("app:1".into(), (OCI.into(), nonsense.into())),
+            )
+        });
+        let error = pull(&Place::new(), &fake, &Recorder::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason(), "ErrImagePull", "{nonsense}");
+    }
+    // Limits of the unpacked size hold for the whole image.
+    fake.add("app", "1", &image);
+    let mut place = Place::new();
+    place.layers = place.layers.with_limits(images::Limits {
+        bytes: 305_000,
+        entries: 100,
+    });
+    let error = pull(&place, &fake, &Recorder::default()).await.unwrap_err();
+    assert!(error.to_string().contains("allowed"), "{error}");
+}
+
+#[tokio::test]
+async fn many_who_want_it_download_it_once() {
+    let image = TestImage::usual(OCI);
+    let fake = Arc::new(Fake::with(&image).await);
+    fake.set(|b| b.slow = true);
+    let place = Arc::new(Place::new());
+    let recorder = Arc::new(Recorder::default());
+    let pulls = (0..8).map(|node| {
+        let (place, fake, recorder) = (place.clone(), fake.clone(), recorder.clone());
+        async move {
+            // Each with descriptors of its own, as other processes and nodes have them.
+            let store = images::Store::open(place.store.path()).unwrap();
+            let layers = place.other_node(&format!("node{}", node % 3));
+            let request = request(&fake.reference(), PullPolicy::IfNotPresent);
+            ensure(
+                &store,
+                &layers,
+                &request,
+                &RegistryConfig::default(),
+                &*recorder,
+            )
+            .await
+            .unwrap()
+        }
+    });
+    let all = futures::future::join_all(pulls).await;
+    assert!(all.iter().all(|image| image.layers.len() == 3));
+    assert_eq!(downloads(&recorder), 4, "three layers and a configuration");
+    assert!(recorder.count(|event| matches!(event, Event::Waiting { .. })) > 0);
+    assert!(recorder.count(|event| matches!(event, Event::Unpacked { .. })) >= 9);
+    assert_eq!(
+        std::fs::read_dir(place.store.path().join("partial"))
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn mirrors_come_first_and_may_fail() {
+    let image = TestImage::usual(OCI);
+    let (origin, mirror) = (Fake::with(&image).await, Fake::start().await);
+    mirror.add("hub/app", "1", &image);
+    let place = Place::new();
+    let toml = place.dir.path().join("registries.toml");
+    let text = format!(
+        "[registry.\"{}\"]\nmirrors = [\"http://127.0.0.1:1/nobody\", \"{}/hub\"]\n",
+        origin.address, mirror.address
+    );
+    std::fs::write(&toml, text).unwrap();
+    let config = RegistryConfig::read(&toml).unwrap();
+    let recorder = Recorder::default();
+    let get = async |place: &Place| {
+        let request = request(&origin.reference(), PullPolicy::Always);
+        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+    };
+    let pulled = get(&place).await.unwrap();
+    assert!(pulled.reference.starts_with(&origin.address.to_string()));
+    assert_eq!(origin.requests(""), 0);
+    assert!(
+        recorder
+            .notes()
+            .iter()
+            .any(|note| note.contains("a mirror can't be used"))
+    );
+    // The mirror has lost a blob.
+    mirror.set(|b| b.blobs.clear());
+    get(&Place::new()).await.unwrap();
+    assert!(origin.requests("/blobs/") > 0);
+    // It doesn't know the image at all.
+    mirror.set(|b| b.manifests.clear());
+    get(&Place::new()).await.unwrap();
+    // Nobody does: the registry's own answer counts.
+    origin.set(|b| b.manifests.clear());
+    let error = get(&Place::new()).await.unwrap_err();
+    assert!(error.to_string().contains("not found"), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_that_appears_twice_is_stacked_once() {
+    let (a, b) = (layer(&[("a", b"x")]), layer(&[("b", b"x")]));
+    let layers = [
+        (a.clone(), Packing::Gzip),
+        (b, Packing::Gzip),
+        (a, Packing::Gzip),
+    ];
+    let fake = Fake::with(&TestImage::new(&layers, OCI)).await;
+    let place = Place::new();
+    let pulled = pull(&place, &fake, &Recorder::default()).await.unwrap();
+    assert_eq!(pulled.layers.len(), 2);
+    assert!(pulled.layers[1].join("a").exists());
+}
