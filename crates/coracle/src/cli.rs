@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::doctor::DoctorArgs;
+use crate::image::ImageCommand;
 use crate::kubernetes::KubernetesCommand;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
@@ -36,6 +37,9 @@ pub enum Command {
     /// Get the release of Kubernetes that clusters are made from
     #[command(subcommand)]
     Kubernetes(KubernetesCommand),
+    /// Pull container images, load and save them, and make room
+    #[command(subcommand)]
+    Image(ImageCommand),
     /// Parts of Coracle that it starts itself
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
@@ -48,11 +52,17 @@ pub enum InternalCommand {
     ControlPlane,
     /// The agent of one node
     Node,
+    /// The owner of the namespaces of a node's pods
+    Hub,
+    /// One pod
+    Sandbox,
     /// Takes what is carried to a node that sees none of it
     Receive {
         /// Where it goes
         dir: PathBuf,
     },
+    /// One pull of an image, for a pod
+    ImagePull,
     /// One probe of the doctor
     Probe {
         /// Which one

@@ -30,6 +30,8 @@ pub enum Code {
     NoKubernetes = 72,
     /// A file can't be written: no room, or no permission.
     CannotWrite = 73,
+    /// An image can't be pulled, loaded or saved.
+    NoImage = 74,
     /// The cluster did not come up.
     NotStarted = 75,
     /// The cluster broke while the workload ran.
@@ -129,6 +131,7 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
     let failure = cause.downcast_ref::<Failure>().map(|failure| failure.code);
     failure
         .or_else(|| crate::kubernetes::code_of(cause))
+        .or_else(|| crate::image::code_of(cause))
         .or_else(|| cause.downcast_ref().and_then(code_of_io))
 }
 
@@ -174,6 +177,7 @@ fn hint_of(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         .and_then(slurm::SlurmError::hint)
         .map(str::to_owned)
         .or_else(|| crate::kubernetes::hint_of(cause))
+        .or_else(|| crate::image::hint_of(cause))
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary holds every role. Users call `coracle run`, `coracle doctor` and `coracle kubernetes`;
-//! Coracle itself starts `coracle internal …` on the nodes. This crate resolves the command line, wires
-//! the other crates together and tells the user what happens; docs/architecture.md shows the processes.
+//! One binary holds every role. Users call `coracle run`, `coracle doctor`, `coracle image` and
+//! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate resolves the
+//! command line, wires the other crates together and tells the user what happens; docs/architecture.md
+//! shows the processes.
 
+mod bars;
 mod carried;
 mod cli;
 mod client;
@@ -12,10 +14,13 @@ mod doctor;
 mod exit;
 mod guard;
 mod handover;
+mod hub_role;
+mod image;
 mod kubernetes;
 mod node;
 mod progress;
 mod run;
+mod sandbox_role;
 mod say;
 mod seed;
 mod token;
@@ -40,8 +45,12 @@ fn main() -> ExitCode {
         Command::Kubernetes(command) => {
             block_on(kubernetes::run(command)).map(|()| ExitCode::SUCCESS)
         }
+        Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
+        Command::Internal(InternalCommand::ImagePull) => block_on(image::role::main()),
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
+        Command::Internal(InternalCommand::Hub) => hub_role::main(),
+        Command::Internal(InternalCommand::Sandbox) => sandbox_role::main(),
         Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))

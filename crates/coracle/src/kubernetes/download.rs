@@ -9,7 +9,7 @@ use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 
 use super::error::FetchError;
 use super::part::{Digest, Part, hex};
-use super::progress::FileProgress;
+use crate::bars::FileProgress;
 
 /// How often a broken connection is tried again without getting anywhere.
 const RETRIES: u32 = 4;

@@ -15,10 +15,10 @@ use super::archive::extract_program;
 use super::download::{self, Source};
 use super::error::FetchError;
 use super::part::{Digest, Part, parse_hex};
-use super::progress::Progress;
 use super::release::{Component, Release};
 use super::store::{Claim, Staging, Store, StoreError};
 use super::version::{PINNED_ETCD, PINNED_KUBERNETES, Version};
+use crate::bars::Progress;
 use crate::say::say;
 
 const UPSTREAM: &str = "https://dl.k8s.io";

@@ -13,7 +13,6 @@ mod fetch;
 mod import;
 mod part;
 mod probe;
-mod progress;
 mod release;
 mod store;
 mod version;

@@ -1,0 +1,381 @@
+//! `coracle image …`: the user's store of container images, and the role that pulls for pods.
+//!
+//! What an image is, and all that is done to one, is in the crate `images`; here are the command line
+//! and what the user sees of it.
+
+mod amount;
+mod list;
+pub mod role;
+mod show;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use images::archive::{self, Format, LoadError, Loaded, SaveError};
+use images::registry::ConfigError;
+use images::{
+    ImageError, Prune, PullPolicy, PullRequest, Reference, ReferenceError, RegistryConfig, Store,
+    StoreError,
+};
+use indicatif::HumanBytes;
+
+use crate::exit::{Code, Failure};
+use crate::say::say;
+
+/// `coracle image …`
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Pull images from their registries
+    ///
+    /// They are kept compressed in ~/.local/share/coracle/images, where the nodes of every cluster of yours find
+    /// them: a pod with `imagePullPolicy: IfNotPresent` then starts without asking a registry. Credentials are
+    /// taken from ~/.docker/config.json; mirrors and registries without TLS are named in
+    /// ~/.config/coracle/registries.toml (docs/images.md).
+    #[command(after_help = "Examples:
+  coracle image pull busybox registry.k8s.io/pause:3.10
+  coracle image pull registry.site.example:5000/team/app@sha256:…")]
+    Pull(PullArgs),
+
+    /// Load images from an archive
+    ///
+    /// The archive is one of `docker save` or `podman save`, or an OCI image layout, as a file, a directory or
+    /// through a pipe; it may be compressed.
+    #[command(after_help = "Examples:
+  docker save app:1 | ssh cluster coracle image load
+  coracle image load -i app.tar.gz
+  coracle image load -i layout/ --name team/app:1")]
+    Load(LoadArgs),
+
+    /// Save images to an archive that Docker, Podman and others can load
+    #[command(after_help = "Examples:
+  coracle image save -o app.tar team/app:1
+  coracle image save --format oci-dir -o layout team/app:1
+  coracle image save team/app:1 | ssh elsewhere docker load")]
+    Save(SaveArgs),
+
+    /// List the images in the store
+    Ls(LsArgs),
+
+    /// Remove images from the store
+    Rm(RmArgs),
+
+    /// Make room: remove what no image needs, and images by age and size
+    #[command(after_help = "Examples:
+  coracle image prune                       leftovers only
+  coracle image prune --older-than 30d      images that weren't used for 30 days, too
+  coracle image prune --keep-bytes 20G      the least recently used, until 20 GiB are left")]
+    Prune(PruneArgs),
+}
+
+/// Where the images are.
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// Use this store instead of ~/.local/share/coracle/images
+    #[arg(long, value_name = "DIR", env = "CORACLE_IMAGES")]
+    pub store: Option<PathBuf>,
+}
+
+/// `coracle image pull`
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// Images, by name
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<String>,
+    /// Ask no registry for what is in the store
+    #[arg(long)]
+    pub missing: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// `coracle image load`
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// The archive or directory; - is standard input
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub input: PathBuf,
+    /// The name of the image, if the archive has one image
+    #[arg(long, value_name = "IMAGE")]
+    pub name: Option<String>,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// `coracle image save`
+#[derive(Debug, Args)]
+pub struct SaveArgs {
+    /// Images, by name
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<String>,
+    /// Where to; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub output: PathBuf,
+    /// What to write
+    #[arg(long, value_enum, default_value_t = SaveFormat::Docker)]
+    pub format: SaveFormat,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// What `save` writes.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SaveFormat {
+    /// For `docker load` and everybody who reads OCI layouts
+    Docker,
+    /// An OCI layout, in one file
+    Oci,
+    /// An OCI layout, as a directory
+    OciDir,
+}
+
+/// `coracle image ls`
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// `coracle image rm`
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Images, by name
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<String>,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// `coracle image prune`
+#[derive(Debug, Args)]
+pub struct PruneArgs {
+    /// Images that weren't used for so long, such as 12h, 30d or 4w
+    #[arg(long, value_name = "TIME", value_parser = amount::duration)]
+    pub older_than: Option<Duration>,
+    /// The least recently used images, until so much is left, such as 500M or 20G
+    #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
+    pub keep_bytes: Option<u64>,
+    /// Only show what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// Runs a command.
+pub async fn run(command: ImageCommand) -> anyhow::Result<()> {
+    match command {
+        ImageCommand::Pull(args) => pull(&args).await,
+        ImageCommand::Load(args) => load(args).await,
+        ImageCommand::Save(args) => save(args).await,
+        ImageCommand::Ls(args) => Ok(list::ls(&args.store.open()?, args.json)?),
+        ImageCommand::Rm(args) => rm(&args).await,
+        ImageCommand::Prune(args) => prune(&args).await,
+    }
+}
+
+/// What the user can do about an error, if it is one of images.
+pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
+    let hint = cause.downcast_ref().and_then(ImageError::hint);
+    hint.map(str::to_owned)
+}
+
+/// How the program ends on an error of images.
+pub fn code_of(cause: &(dyn Error + 'static)) -> Option<Code> {
+    if let Some(StoreError::NoRoom { .. }) = cause.downcast_ref() {
+        return Some(Code::CannotWrite);
+    }
+    if cause.is::<ReferenceError>() || matches!(cause.downcast_ref(), Some(ImageError::Name(_))) {
+        return Some(Code::Usage);
+    }
+    let ours = cause.is::<ImageError>()
+        || cause.is::<LoadError>()
+        || cause.is::<SaveError>()
+        || cause.is::<ConfigError>();
+    ours.then_some(Code::NoImage)
+}
+
+impl StoreArgs {
+    fn open(&self) -> anyhow::Result<Store> {
+        let dir = self.store.clone().or_else(Store::default_path).ok_or_else(|| {
+            Failure::new(
+                Code::Usage,
+                "there is no place for images: neither XDG_DATA_HOME nor HOME is set to an absolute path",
+            )
+            .hint("name one with `--store DIR`")
+        })?;
+        Ok(Store::open(&dir)?)
+    }
+}
+
+async fn pull(args: &PullArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let config = RegistryConfig::from_environment()?;
+    for reference in &args.images {
+        let request = PullRequest {
+            reference: reference.clone(),
+            policy: match args.missing {
+                true => PullPolicy::IfNotPresent,
+                false => PullPolicy::Always,
+            },
+            credentials: Vec::new(),
+        };
+        let progress = show::Bars::new();
+        let image = images::pull(&store, &request, &config, &progress).await?;
+        let size = HumanBytes(image.size);
+        match image.pulled {
+            true => say(format_args!("pulled {} ({size})", image.reference)),
+            false => say(format_args!("{} is in the store", image.reference)),
+        }
+        print(&image.id)?;
+    }
+    Ok(())
+}
+
+async fn load(args: LoadArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let name: Option<Reference> = args.name.as_deref().map(str::parse).transpose()?;
+    let loaded = blocking(move || {
+        if args.input == Path::new("-") {
+            return Ok(archive::load(&store, io::stdin().lock(), name.as_ref())?);
+        }
+        let shown = args.input.display().to_string();
+        if args.input.is_dir() {
+            return archive::load_directory(&store, &args.input, name.as_ref()).context(shown);
+        }
+        let file = File::open(&args.input).with_context(|| format!("can't read {shown}"))?;
+        archive::load(&store, file, name.as_ref()).context(shown)
+    })
+    .await?;
+    for Loaded { reference, digest } in loaded {
+        match reference {
+            Some(reference) => {
+                say(format_args!("loaded {reference}"));
+                print(&reference.pinned(digest))?;
+            }
+            None => {
+                say(format_args!(
+                    "an image has no name, and is removed by the next prune: {digest}\n\
+                     hint: give it one with `--name IMAGE`"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn save(args: SaveArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let references = parse(&args.images)?;
+    blocking(move || {
+        let format = match args.format {
+            SaveFormat::Docker => Format::Docker,
+            SaveFormat::Oci => Format::Oci,
+            SaveFormat::OciDir => Format::OciDirectory,
+        };
+        let (to_stdout, out) = (args.output == Path::new("-"), &args.output);
+        match (to_stdout, format) {
+            (true, Format::OciDirectory) => {
+                let message = "a directory can't be written to standard output";
+                Err(Failure::new(Code::Usage, message)
+                    .hint("name it with `-o DIR`")
+                    .into())
+            }
+            (true, _) if io::IsTerminal::is_terminal(&io::stdout()) => {
+                let message = "an archive is not written to a terminal";
+                Err(Failure::new(Code::Usage, message)
+                    .hint("name a file with `-o FILE`")
+                    .into())
+            }
+            (true, _) => Ok(archive::save(
+                &store,
+                &references,
+                format,
+                io::stdout().lock(),
+                out,
+            )?),
+            (false, Format::OciDirectory) => {
+                Ok(archive::save(&store, &references, format, io::sink(), out)?)
+            }
+            (false, _) => save_file(&store, &references, format, out),
+        }
+    })
+    .await
+}
+
+/// The file appears when it is complete.
+fn save_file(
+    store: &Store,
+    references: &[Reference],
+    format: Format,
+    path: &Path,
+) -> anyhow::Result<()> {
+    let path = std::path::absolute(path)?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let failed = || format!("can't write {}", path.display());
+    let file = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(dir)
+        .with_context(failed)?;
+    archive::save(store, references, format, io::BufWriter::new(&file), &path)?;
+    file.persist(&path).with_context(failed)?;
+    Ok(())
+}
+
+async fn rm(args: &RmArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    for reference in parse(&args.images)? {
+        if !store.forget(&reference)? {
+            return Err(SaveError::Unknown(reference.to_string()).into());
+        }
+        say(format_args!("removed {reference}"));
+    }
+    let gone = store.prune(&Prune::default()).await?;
+    say(format_args!("freed {}", HumanBytes(gone.bytes)));
+    Ok(())
+}
+
+async fn prune(args: &PruneArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let gone = store
+        .prune(&Prune {
+            older_than: args.older_than,
+            keep_bytes: args.keep_bytes,
+            dry_run: args.dry_run,
+        })
+        .await?;
+    for reference in &gone.references {
+        print(reference)?;
+    }
+    let (would, size) = (
+        args.dry_run.then_some("would have "),
+        HumanBytes(gone.bytes),
+    );
+    say(format_args!("{}freed {size}", would.unwrap_or_default()));
+    Ok(())
+}
+
+fn parse(names: &[String]) -> Result<Vec<Reference>, ReferenceError> {
+    names.iter().map(|name| name.parse()).collect()
+}
+
+/// A line on standard output; it is no failure if nobody reads it.
+fn print(line: &str) -> io::Result<()> {
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}

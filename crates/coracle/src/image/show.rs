@@ -1,0 +1,61 @@
+//! What the user sees of a pull: a bar for each layer.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use images::{Digest, Event, Progress};
+
+use crate::bars::{self, FileProgress};
+use crate::say::say;
+
+/// Bars on a terminal, lines elsewhere.
+#[derive(Debug)]
+pub struct Bars {
+    all: bars::Progress,
+    blobs: Mutex<HashMap<Digest, FileProgress>>,
+}
+
+impl Bars {
+    /// Nothing is shown yet.
+    pub fn new() -> Bars {
+        Bars {
+            all: bars::Progress::new(),
+            blobs: Mutex::default(),
+        }
+    }
+}
+
+/// Enough to tell layers apart.
+fn name(blob: &Digest) -> String {
+    blob.hex()[..12].to_owned()
+}
+
+impl Progress for Bars {
+    fn event(&self, event: Event) {
+        let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Event::Waiting { blob } | Event::Begin { blob, .. } = &event {
+            let new = || self.all.file(&name(blob));
+            blobs.entry(*blob).or_insert_with(new);
+        }
+        let mut with = |blob: Digest, change: &dyn Fn(&mut FileProgress)| {
+            blobs.get_mut(&blob).map(change);
+        };
+        match event {
+            Event::Waiting { blob } => {
+                with(blob, &|bar| bar.note("another coracle downloads it; waiting"));
+            }
+            Event::Begin { blob, at, total } => with(blob, &|bar| bar.begin(at, Some(total))),
+            Event::Advance { blob, at } => with(blob, &|bar| bar.advance(at)),
+            Event::Downloaded { blob, size } => {
+                if let Some(bar) = blobs.remove(&blob) {
+                    bar.finish(size);
+                }
+            }
+            Event::Unpacking { .. } | Event::Unpacked { .. } => {}
+            Event::Note { text } => match blobs.values().next() {
+                Some(bar) => bar.note(&text),
+                None => say(format_args!("{text}")),
+            },
+        }
+    }
+}
