@@ -11,3 +11,9 @@ macro_rules! life {
 }
 
 mod basic;
+mod before;
+mod changes;
+mod hooks;
+mod images;
+mod probes;
+mod sidecars;

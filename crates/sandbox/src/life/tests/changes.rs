@@ -1,0 +1,160 @@
+//! Bundles that come later, and restarts of everything.
+
+use serde_json::{from_value, json};
+
+use crate::life::sim::{Script, Sim, World, bundle, with_problem};
+use crate::protocol::{Problem, Stop};
+use Script::{Ends, Obeys};
+
+life! {
+    async fn another_image_restarts_a_container_whatever_its_policy() {
+        let sim = Sim::new();
+        let mut world = World::new(&sim, json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}));
+        world.at(1).await;
+        world.change(|bundle| {
+            bundle.pod.metadata.generation = Some(2);
+            let spec = bundle.pod.spec.as_mut().expect("a spec");
+            spec.containers[0].image = Some("other:1".to_owned());
+        });
+        let state = world.at(2).await;
+        assert_eq!(state.observed_generation, Some(2));
+        assert_eq!(world.word("a"), "running (last Error 143) r1 ready");
+        assert_eq!(world.status("a").image, "docker.io/library/other:1");
+        assert!(world.events("a").contains(
+            &"Killing: Container a definition changed, will be restarted".to_owned()
+        ));
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
+    async fn other_inputs_restart_nothing() {
+        let sim = Sim::new();
+        let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(1).await;
+        world.change(|bundle| {
+            bundle.containers.insert("a".to_owned(), with_problem("CreateContainerConfigError", "gone"));
+        });
+        world.at(5).await;
+        assert_eq!(sim.log_of(&["start", "signal"]), ["0 start a#0"]);
+        assert_eq!(world.word("a"), "running ready");
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
+    async fn what_is_missing_is_waited_for() {
+        let sim = Sim::new();
+        let mut bundle = bundle(json!({"containers": [{"name": "a"}, {"name": "b"}]}));
+        bundle.containers.insert(
+            "a".to_owned(),
+            with_problem("CreateContainerConfigError", "configmap \"c\" not found"),
+        );
+        let mut world = World::with(&sim, bundle);
+        world.at(1).await;
+        assert_eq!(world.word("a"), "waiting CreateContainerConfigError");
+        assert_eq!(world.word("b"), "running ready");
+        assert!(world.events("a").contains(&"Failed: Error: configmap \"c\" not found".to_owned()));
+        world.change(|bundle| {
+            bundle.containers.insert("a".to_owned(), with_problem("CreateContainerConfigError", "another"));
+        });
+        world.at(100).await;
+        let message = world.status("a").state.and_then(|s| s.waiting).and_then(|w| w.message);
+        assert_eq!(message.as_deref(), Some("another"));
+        world.change(|bundle| bundle.containers.clear());
+        world.at(101).await;
+        assert_eq!(world.word("a"), "running ready");
+        assert_eq!(sim.log_of(&["start"]), ["0 start b#0", "100 start a#0"]);
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
+    async fn ephemeral_containers_come_later_and_only_once() {
+        let sim = Sim::new().script("e", &[Ends(3, 1)]);
+        let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(1).await;
+        world.change(|bundle| {
+            let spec = bundle.pod.spec.as_mut().expect("a spec");
+            spec.ephemeral_containers = Some(vec![
+                from_value(json!({"name": "e", "image": "image:1", "targetContainerName": "a"})).expect("a container"),
+            ]);
+        });
+        world.at(2).await;
+        assert_eq!(world.word("e"), "running");
+        world.at(60).await;
+        assert_eq!(world.word("e"), "ended Error 1");
+        assert_eq!(sim.log_of(&["start"]), ["0 start a#0", "1 start e#0"]);
+        assert!(world.state().events.iter().any(
+            |event| event.field_path.as_deref() == Some("spec.ephemeralContainers{e}")
+        ));
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
+    async fn a_rule_restarts_all_containers() {
+        let sim = Sim::new()
+            .script("i", &[Ends(1, 0)])
+            .script("a", &[Ends(4, 88), Obeys(0, 0)]);
+        let world = World::new(&sim, json!({
+            "restartPolicy": "Never",
+            "initContainers": [{"name": "i"}],
+            "containers": [
+                {"name": "a", "restartPolicy": "Never", "restartPolicyRules": [
+                    {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}}]},
+                {"name": "b"},
+            ],
+        }));
+        world.at(10).await;
+        assert_eq!(sim.log_of(&["start"]), [
+            "0 start i#0", "1 start a#0", "1 start b#0", "5 start i#1", "6 start a#1", "6 start b#1",
+        ]);
+        assert_eq!(world.word("b"), "running (last Error 143) r1 ready");
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
+    async fn a_reason_for_the_end_is_kept() {
+        let sim = Sim::new();
+        let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(1).await;
+        let failure = Some(Problem { reason: "Evicted".to_owned(), message: "no room".to_owned() });
+        world.life.stop(Stop { grace_seconds: 1, failure: failure.clone() });
+        let state = world.finish().await;
+        assert_eq!(state.failure, failure);
+    }
+}
+
+life! {
+    async fn a_stop_before_anything_is_up() {
+        let sim = Sim::new();
+        sim.ups.borrow_mut().extend(vec![("", "no network"); 10]);
+        let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(1).await;
+        world.stop(30);
+        world.finish().await;
+        assert!(sim.log_of(&["start"]).is_empty());
+    }
+}
+
+life! {
+    async fn states_are_published_only_when_they_differ() {
+        let sim = Sim::new();
+        let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(1).await;
+        let mut state = world.life.state();
+        state.mark_unchanged();
+        world.change(|_| {});
+        world.at(50).await;
+        assert!(!state.has_changed().expect("the life goes on"));
+        world.stop(1);
+        world.finish().await;
+    }
+}
