@@ -18,6 +18,8 @@ pub struct Launch {
     pub namespace: String,
     /// The pod's name, for people.
     pub name: String,
+    /// The pod shares the host's process namespace, which is decided when its first process is born.
+    pub host_pid: bool,
     /// What the sandbox shows to its kubelet. A secret: it must not be on a command line.
     pub token: String,
 }

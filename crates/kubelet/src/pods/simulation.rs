@@ -3,10 +3,12 @@
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use futures::FutureExt;
+use bytes::Bytes;
 use futures::future::BoxFuture;
+use futures::{FutureExt, Stream};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Body as HttpBody, Frame};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::client::Body;
@@ -60,6 +62,14 @@ impl Api {
             (&Method::POST, "/api/v1/namespaces/n/events") => {
                 self.events.push(body.clone());
                 (StatusCode::CREATED, body)
+            }
+            (&Method::GET, "/api/v1/pods") => {
+                let items: Vec<_> = (!self.deleted)
+                    .then(|| self.pod.clone())
+                    .into_iter()
+                    .collect();
+                let list = json!({ "metadata": { "resourceVersion": "100" }, "items": items });
+                (StatusCode::OK, list)
             }
             (&Method::GET, "/api/v1/nodes/node1") => (StatusCode::OK, self.node.clone()),
             _ => (StatusCode::NOT_FOUND, status(404, "not found")),
@@ -138,10 +148,12 @@ impl World {
             version: 100,
         }));
         let client = client(Arc::clone(&api), Arc::clone(&changed));
-        let (dial, connections) = mpsc::unbounded_channel();
+        let (connected, connections) = mpsc::unbounded_channel();
+        let (diallers, dialling) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(connect_all(dialling, connected));
         let sandboxes = Arc::new(Sandboxes {
             all: Mutex::default(),
-            dial,
+            diallers,
             changed: Arc::clone(&changed),
             broken: Mutex::new(false),
         });
@@ -239,15 +251,32 @@ fn client(api: Arc<Mutex<Api>>, changed: Arc<Notify>) -> Client {
             let body = body.collect().await?.to_bytes();
             let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
             let path = parts.uri.path();
+            let watches = parts
+                .uri
+                .query()
+                .is_some_and(|query| query.contains("watch=true"));
+            if watches && path == "/api/v1/pods" {
+                // Tests that watch show what they have at the start.
+                return Ok(Response::new(StreamBody::new(silence()).boxed_unsync()));
+            }
             let (code, answer) = api.lock().unwrap().answer(&parts.method, path, body);
             changed.notify_waiters();
             let answer = Response::builder()
                 .status(code)
-                .body(Body::from(answer.to_string().into_bytes()))?;
+                .body(whole(&answer).boxed_unsync())?;
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
         }
     });
     Client::new(service, "default")
+}
+
+fn whole(answer: &Value) -> impl HttpBody<Data = Bytes, Error = std::io::Error> + use<> {
+    Full::new(Bytes::from(answer.to_string())).map_err(std::io::Error::other)
+}
+
+/// A watch in which nothing happens.
+fn silence() -> impl Stream<Item = Result<Frame<Bytes>, std::io::Error>> {
+    futures::stream::pending()
 }
 
 fn config() -> NodeConfig {
@@ -256,7 +285,10 @@ fn config() -> NodeConfig {
         internal_ips: vec!["10.0.0.1".parse().unwrap()],
         hostname: "node1".to_owned(),
         kubelet_port: 1,
-        capacity: Capacity::default(),
+        capacity: Capacity {
+            pods: 2,
+            ..Default::default()
+        },
         labels: Default::default(),
         annotations: Default::default(),
         kubelet_version: String::new(),
@@ -274,7 +306,7 @@ pub(super) struct Sandboxes {
     pub all: Mutex<Vec<Arc<Sandbox>>>,
     /// Launching fails while this is set.
     pub broken: Mutex<bool>,
-    dial: mpsc::UnboundedSender<SandboxClient>,
+    diallers: mpsc::UnboundedSender<Arc<Sandbox>>,
     changed: Arc<Notify>,
 }
 
@@ -314,23 +346,30 @@ impl Sandboxes {
 
     /// Lets a sandbox dial, for the first time or again.
     pub(super) fn dial(&self, sandbox: &Arc<Sandbox>) {
+        // Launchers run anywhere, simulated sandboxes on one thread.
+        let _ = self.diallers.send(Arc::clone(sandbox));
+    }
+}
+
+/// Connects each sandbox that dials.
+async fn connect_all(
+    mut diallers: mpsc::UnboundedReceiver<Arc<Sandbox>>,
+    connected: mpsc::UnboundedSender<SandboxClient>,
+) {
+    while let Some(sandbox) = diallers.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
         let hello = Hello {
             version: VERSION,
             token: String::new(),
             uid: "u".to_owned(),
         };
-        let serving = Arc::clone(sandbox);
         tokio::task::spawn_local(async move {
-            let gone = Arc::clone(&serving);
+            let gone = Arc::clone(&sandbox);
             let done = async move { gone.hang_up.notified().await };
-            serve(there, &hello, Rc::new(Serving(serving)), done).await;
+            serve(there, &hello, Rc::new(Serving(sandbox)), done).await;
         });
-        let dial = self.dial.clone();
-        tokio::task::spawn_local(async move {
-            let (_, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
-            let _ = dial.send(client);
-        });
+        let (_, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
+        let _ = connected.send(client);
     }
 }
 

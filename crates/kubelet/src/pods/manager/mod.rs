@@ -1,5 +1,8 @@
 //! All pods of this node: each gets a worker, each worker hears what concerns its pod.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;

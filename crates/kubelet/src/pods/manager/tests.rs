@@ -1,0 +1,142 @@
+//! Pods come, go and are found again, with a simulated API server and simulated sandboxes, in simulated time.
+
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, LocalSet};
+
+use super::*;
+use crate::pods::simulation::World;
+
+fn pod() -> Value {
+    json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "u", "generation": 1, "resourceVersion": "100" },
+        "spec": { "terminationGracePeriodSeconds": 30, "containers": [{ "name": "a", "image": "i" }] },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn simulate(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(LocalSet::new().run_until(test));
+}
+
+/// Manages the world's pods; `uid` is whose sandboxes those that dial are.
+fn begin(world: &mut World, uid: &'static str) -> (oneshot::Sender<Instant>, JoinHandle<()>) {
+    let (dialled, sandboxes) = mpsc::unbounded_channel();
+    let mut connections = world.connections.take().unwrap();
+    tokio::task::spawn_local(async move {
+        while let Some(client) = connections.recv().await {
+            let _ = dialled.send((uid.to_owned(), client));
+        }
+    });
+    let (shutdown, told) = oneshot::channel();
+    let shutdown_told = async { told.await.unwrap() };
+    let managing = manage(Arc::clone(&world.shared), sandboxes, shutdown_told);
+    (shutdown, tokio::task::spawn_local(managing))
+}
+
+#[test]
+fn a_pod_that_is_listed_is_given_a_sandbox_and_its_bundle() {
+    simulate(async {
+        let mut world = World::with(pod());
+        let _managing = begin(&mut world, "u");
+        let sandbox = world.sandbox(0).await;
+        world
+            .until(|_| sandbox.bundles.lock().unwrap().first().cloned())
+            .await;
+    });
+}
+
+#[test]
+fn a_sandbox_that_dials_before_its_pod_is_known_is_adopted() {
+    simulate(async {
+        let mut inherited = pod();
+        inherited["status"] = json!({ "phase": "Running", "startTime": "2026-01-01T00:00:00Z" });
+        let mut world = World::with(inherited);
+        world.api.lock().unwrap().away = true;
+        let _managing = begin(&mut world, "u");
+        let sandbox = world.sandboxes.start();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(sandbox.stops.lock().unwrap().is_empty());
+        world.api.lock().unwrap().away = false;
+        world
+            .until(|_| sandbox.bundles.lock().unwrap().first().cloned())
+            .await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_sandbox_of_no_pod_is_seen_off() {
+    simulate(async {
+        let mut world = World::with(pod());
+        world.api.lock().unwrap().deleted = true;
+        let _managing = begin(&mut world, "another");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let orphan = world.sandboxes.start();
+        world
+            .until(|_| orphan.stops.lock().unwrap().first().cloned())
+            .await;
+        orphan.say(sandbox::protocol::PodState {
+            finished: true,
+            ..Default::default()
+        });
+        world
+            .until(|_| orphan.dismissed.lock().unwrap().then_some(()))
+            .await;
+    });
+}
+
+#[test]
+fn the_end_waits_for_pods_but_not_for_ever() {
+    simulate(async {
+        let mut world = World::with(pod());
+        let (shutdown, managing) = begin(&mut world, "u");
+        let sandbox = world.sandbox(0).await;
+        world
+            .until(|_| sandbox.bundles.lock().unwrap().first().cloned())
+            .await;
+        let start = Instant::now();
+        shutdown.send(start + Duration::from_secs(10)).unwrap();
+        let stop = world
+            .until(|_| sandbox.stops.lock().unwrap().first().cloned())
+            .await;
+        // Less than the pod's own grace, and time is left for its last words.
+        assert_eq!(stop.grace_seconds, 8);
+        managing.await.unwrap();
+        assert_eq!(start.elapsed().as_secs(), 10);
+    });
+}
+
+#[test]
+fn the_end_is_quick_when_pods_are() {
+    simulate(async {
+        let mut world = World::with(pod());
+        let (shutdown, managing) = begin(&mut world, "u");
+        let sandbox = world.sandbox(0).await;
+        world
+            .until(|_| sandbox.bundles.lock().unwrap().first().cloned())
+            .await;
+        let start = Instant::now();
+        shutdown.send(start + Duration::from_secs(10)).unwrap();
+        let stop = world
+            .until(|_| sandbox.stops.lock().unwrap().first().cloned())
+            .await;
+        sandbox.say(sandbox::protocol::PodState {
+            finished: true,
+            failure: stop.failure,
+            ..Default::default()
+        });
+        managing.await.unwrap();
+        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(*sandbox.dismissed.lock().unwrap());
+        assert_eq!(
+            world.api.lock().unwrap().pod["status"]["reason"],
+            "Terminated"
+        );
+    });
+}
