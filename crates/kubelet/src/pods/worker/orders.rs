@@ -61,12 +61,6 @@ impl Worker {
             uid: uid(&self.pod).to_owned(),
             namespace: namespace(&self.pod).to_owned(),
             name: name(&self.pod).to_owned(),
-            host_pid: self
-                .pod
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.host_pid)
-                .unwrap_or(false),
             host_pid: self.pod.spec.as_ref().and_then(|spec| spec.host_pid) == Some(true),
             token: self.shared.config.node_key.token(uid(&self.pod)),
         };
