@@ -23,7 +23,7 @@ const OWN_PREFIX: &str = "coracle.dev/";
 /// Upstream's registry (component-helpers/nodedeclaredfeatures) knows these names in 1.37, and none is true here yet:
 /// - `ExtendWebSocketsToKubelet`: exec, attach and port-forward aren't served yet. To be declared with them.
 /// - `RestartAllContainersOnContainerExits`, `UserNamespacesHostNetworkSupport`, `VolumeBindMountOptions`: the scheduler
-///   sends pods that use these only to nodes that declare them. To be declared once containers run, each if it works.
+///   sends pods that use these only to nodes that declare them. To be declared, each when it works.
 /// - `InPlacePodLevelResourcesVerticalScaling`, `InPlacePodVerticalScalingInitContainers`,
 ///   `InPlacePodVerticalScalingMemoryBackedVolumes`: the API server refuses such resizes unless the node declares them.
 /// - `DRANodeAllocatableResources`, `DRAOptionalNodeOperations`: dynamic resource allocation.

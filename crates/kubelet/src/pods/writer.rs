@@ -161,33 +161,49 @@ fn version(pod: &Pod) -> u64 {
 fn says(server: Option<&PodStatus>, wanted: &PodStatus) -> bool {
     let Some(server) = server else { return false };
     // As JSON, so that times are compared as precisely as they are written.
-    let (server, wanted) = (json!(server), json!(wanted));
-    let no_conditions = Vec::new();
-    let conditions = |status: &Value| status["conditions"].as_array().cloned();
-    let all = conditions(&server).unwrap_or_default();
-    let ours = conditions(&wanted).unwrap_or(no_conditions);
-    ours.iter().all(|condition| {
-        all.iter().any(|have| {
+    let (server, wanted) = (tidy(json!(server)), tidy(json!(wanted)));
+    let conditions = |status: &Value| match &status["conditions"] {
+        Value::Array(all) => all.clone(),
+        _ => vec![],
+    };
+    let theirs = conditions(&server);
+    let conditions_are_said = conditions(&wanted).iter().all(|condition| {
+        theirs.iter().any(|have| {
             let same = |key| have.get(key) == condition.get(key);
             ["type", "status", "reason", "message", "observedGeneration"]
                 .into_iter()
                 .all(same)
         })
-    }) && wanted.as_object().is_some_and(|fields| {
-        fields
-            .iter()
-            .filter(|(key, value)| *key != "conditions" && !is_empty(value))
-            .all(|(key, value)| server.get(key) == Some(value))
-    })
+    });
+    let rest_is_said = wanted.as_object().is_none_or(|fields| {
+        let mut fields = fields.iter().filter(|(key, _)| *key != "conditions");
+        fields.all(|(key, value)| server.get(key) == Some(value))
+    });
+    conditions_are_said && rest_is_said
 }
 
-fn is_empty(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
+/// Without what is empty: the API server adds some of it, and leaves some of it out.
+fn tidy(value: Value) -> Value {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Array(items) => items.into_iter().map(tidy).collect(),
+        Value::Object(fields) => fields
+            .into_iter()
+            .map(|(key, value)| (key, tidy(value)))
+            .filter(|(_, value)| !is_empty(value))
+            .collect(),
+        other => other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::PodCondition;
+    use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
 
@@ -205,6 +221,7 @@ mod tests {
             start_time: Some(Time(Timestamp::from_millisecond(1_500).unwrap())),
             conditions: Some(vec![condition("Ready")]),
             pod_ips: Some(vec![]),
+            container_statuses: Some(vec![ContainerStatus::default()]),
             ..Default::default()
         };
         let mut server = PodStatus {
@@ -212,6 +229,10 @@ mod tests {
             qos_class: Some("BestEffort".to_owned()),
             conditions: Some(vec![condition("PodScheduled"), condition("Ready")]),
             pod_ips: None,
+            container_statuses: Some(vec![ContainerStatus {
+                last_state: Some(Default::default()),
+                ..Default::default()
+            }]),
             ..wanted.clone()
         };
         assert!(says(Some(&server), &wanted));
