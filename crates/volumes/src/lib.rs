@@ -12,6 +12,7 @@
 
 pub mod content;
 pub mod dirs;
+pub mod provisioner;
 pub mod quantity;
 mod source;
 pub mod subpath;
@@ -19,3 +20,6 @@ pub mod subpath;
 pub use content::{FileContent, Payload};
 pub use dirs::{Prepared, VolumeError, Volumes};
 pub use source::{HostPathKind, Ownership, Source};
+
+/// The annotation of a PersistentVolume of type nfs that says where nodes have mounted it.
+pub const MOUNTED_AT: &str = "coracle.dev/mounted-at";

@@ -26,6 +26,20 @@ pub enum Source {
         path: PathBuf,
         /// What must be there.
         kind: HostPathKind,
+        /// The claim of a persistent volume says so.
+        #[serde(default)]
+        read_only: bool,
+    },
+    /// A directory of an NFS server that this node has mounted already: mounting is the administrator's.
+    Nfs {
+        /// The server, as the mount names it.
+        server: String,
+        /// The directory there.
+        path: String,
+        /// Where it is mounted, if the user says so; else it is looked for among the node's mounts.
+        mounted_at: Option<PathBuf>,
+        /// The volume or its claim says so.
+        read_only: bool,
     },
     /// The content of an image; whoever owns images makes the directory.
     Image {
@@ -42,6 +56,9 @@ pub enum Source {
         read_only: bool,
         /// Whether the pod's fsGroup is applied.
         ownership: Ownership,
+        /// Made when first mounted: the provisioner can't reach this node's disk.
+        #[serde(default)]
+        create: bool,
     },
 }
 

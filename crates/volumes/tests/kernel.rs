@@ -174,6 +174,7 @@ fn persistent_directories_get_the_group_as_their_owner_asks() {
         path: path.clone(),
         read_only: false,
         ownership,
+        create: false,
     };
     let missing = volumes
         .prepare("v", &source(Ownership::Keep), None)
@@ -209,6 +210,17 @@ fn persistent_directories_get_the_group_as_their_owner_asks() {
     );
     volumes.remove_all().unwrap();
     assert!(path.join("file").exists());
+
+    let scratch = Source::Directory {
+        path: dir.path().join("scratch/0123"),
+        read_only: false,
+        ownership: Ownership::Always,
+        create: true,
+    };
+    let made = volumes.prepare("v", &scratch, None).unwrap().path;
+    assert_eq!(mode(&made), 0o777);
+    assert_eq!(mode(&dir.path().join("scratch")), 0o700);
+    volumes.prepare("v", &scratch, None).unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //!   writer.rs      files that change all at once: the `..data` swap
 //!   ownership.rs   fsGroup
 //!   host_path.rs   what must be at a hostPath
+//!   nfs.rs         directories of servers that the node has mounted
 //!   usage.rs       how much of the disk a volume takes
 //!   tree.rs        walking a directory that somebody else may change meanwhile
 //! ```
@@ -12,6 +13,7 @@
 //! another user or group; then they stay as they are, for the one id is every container's, and owns them.
 
 mod host_path;
+mod nfs;
 mod ownership;
 mod tree;
 mod usage;
@@ -59,6 +61,17 @@ pub enum VolumeError {
     /// A persistent volume's directory isn't there.
     #[error("path {0:?} does not exist on this node")]
     Missing(PathBuf),
+    /// An NFS directory isn't mounted here.
+    #[error(
+        "nfs {server}:{path} is not mounted on this node, and Coracle can't mount it; if it is mounted under another name, say where in the annotation {} of the PersistentVolume",
+        crate::MOUNTED_AT
+    )]
+    NotMounted {
+        /// The server.
+        server: String,
+        /// The directory there.
+        path: String,
+    },
     /// Images are not this crate's.
     #[error("the image {0:?} is not a directory")]
     Image(String),
@@ -161,18 +174,42 @@ impl Volumes {
                     read_only: true,
                 })
             }
-            Source::HostPath { path, kind } => {
+            Source::HostPath {
+                path,
+                kind,
+                read_only,
+            } => {
                 host_path::check(path, *kind)?;
                 Ok(Prepared {
                     path: path.clone(),
-                    read_only: false,
+                    read_only: *read_only,
+                })
+            }
+            Source::Nfs {
+                server,
+                path,
+                mounted_at,
+                read_only,
+            } => {
+                let path = match mounted_at {
+                    Some(place) => place.clone(),
+                    None => nfs::find(server, path)?,
+                };
+                host_path::check(&path, HostPathKind::Directory)?;
+                Ok(Prepared {
+                    path,
+                    read_only: *read_only,
                 })
             }
             Source::Directory {
                 path,
                 read_only,
                 ownership,
+                create,
             } => {
+                if *create {
+                    make_dir(path, EMPTY_DIR_MODE)?;
+                }
                 if !path.exists() {
                     return Err(VolumeError::Missing(path.clone()));
                 }

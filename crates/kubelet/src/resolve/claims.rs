@@ -1,0 +1,270 @@
+//! Persistent volume claims, and the volumes behind them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use kube::{Api, Client};
+use tokio::time::Instant;
+use volumes::{HostPathKind, Ownership, Source};
+
+use super::{ASK_AGAIN, references};
+use crate::api::{CallError, call};
+
+/// A claim that is being deleted may still be used while this holds it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Who provisioned a volume.
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// Volumes that our own provisioner made belong to the user, so their group may be set.
+const OUR_PREFIX: &str = "coracle.dev/";
+/// A refusal right after a pod was bound often only means that the authorizer has not heard of it yet.
+const REFUSED_WAITS: [u64; 4] = [50, 100, 200, 400];
+
+/// A claim that is bound.
+#[derive(Clone, Debug)]
+pub(super) struct Claimed {
+    pub volume: PersistentVolume,
+    /// The pod or its claim may not write.
+    pub read_only: bool,
+}
+
+/// The claims of a pod.
+pub(super) struct Answer {
+    /// By name of the pod's volume.
+    pub volumes: BTreeMap<String, Result<Claimed, String>>,
+    /// When to ask again, if one of them isn't there yet.
+    pub again_at: Option<Instant>,
+}
+
+/// Asks for claims and volumes; a node may get them, but not watch them.
+pub(super) struct Claims {
+    client: Client,
+}
+
+impl Claims {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    pub(super) async fn get(&self, pod: &Pod) -> Answer {
+        let mut answer = Answer {
+            volumes: BTreeMap::new(),
+            again_at: None,
+        };
+        for volume in references::used_volumes(pod) {
+            let Some((name, read_only)) = claim_name(pod, volume) else {
+                continue;
+            };
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let claimed = self.claimed(pod, volume, namespace, &name, read_only).await;
+            if claimed.is_err() {
+                answer.again_at = Some(Instant::now() + ASK_AGAIN);
+            }
+            let claimed = claimed.map_err(|why| {
+                format!(
+                    "Unable to attach or mount volumes: unmounted volumes=[{0}], unattached volumes=[], failed to process volumes=[{0}]: error processing PVC {namespace}/{name}: {why}",
+                    volume.name
+                )
+            });
+            answer.volumes.insert(volume.name.clone(), claimed);
+        }
+        answer
+    }
+
+    async fn claimed(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        namespace: &str,
+        name: &str,
+        read_only: bool,
+    ) -> Result<Claimed, String> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+        let claim = patiently(|| claims.get(name))
+            .await
+            .map_err(|error| format!("failed to fetch PVC from API server: {error}"))?;
+        let bound_to = check_claim(pod, volume, &claim)?;
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let volume = patiently(|| volumes.get(&bound_to))
+            .await
+            .map_err(|error| format!("failed to fetch PV {bound_to} from API server: {error}"))?;
+        check_volume(&volume, &claim)?;
+        Ok(Claimed { volume, read_only })
+    }
+}
+
+async fn patiently<T, F: Future<Output = kube::Result<T>>>(
+    ask: impl Fn() -> F,
+) -> Result<T, String> {
+    let mut waits = REFUSED_WAITS.into_iter();
+    loop {
+        match (call(ask()).await, waits.next()) {
+            (Err(CallError::Answer { code: 403, .. }), Some(wait)) => {
+                tokio::time::sleep(Duration::from_millis(wait)).await;
+            }
+            (Err(CallError::Answer { message, .. }), _) => return Err(message),
+            (answer, _) => return answer.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+/// The claim that a volume stands for, and whether it may only be read; `None` for other volumes.
+fn claim_name(pod: &Pod, volume: &Volume) -> Option<(String, bool)> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some((claim.claim_name.clone(), claim.read_only.unwrap_or(false)));
+    }
+    let pod = pod.metadata.name.as_deref().unwrap_or_default();
+    volume
+        .ephemeral
+        .as_ref()
+        .map(|_| (format!("{pod}-{}", volume.name), false))
+}
+
+/// The name of the volume that a claim is bound to, or why it can't be used.
+fn check_claim(
+    pod: &Pod,
+    volume: &Volume,
+    claim: &PersistentVolumeClaim,
+) -> Result<String, String> {
+    let metadata = &claim.metadata;
+    let protected = metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|finalizer| finalizer == PROTECTION);
+    if metadata.deletion_timestamp.is_some() && !protected {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let phase = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if phase != Some("Bound") {
+        return Err("PVC is not bound".to_owned());
+    }
+    let mut owners = metadata.owner_references.iter().flatten();
+    let is_owned = owners.any(|owner| {
+        owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref()
+    });
+    if volume.ephemeral.is_some() && !is_owned {
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        return Err(format!(
+            "PVC {0}/{1} was not created for pod {0}/{2} (pod is not owner)",
+            name(&metadata.namespace),
+            name(&metadata.name),
+            name(&pod.metadata.name),
+        ));
+    }
+    let bound_to = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_name.clone());
+    bound_to
+        .filter(|name| !name.is_empty())
+        .ok_or_else(|| "PVC has empty pvc.Spec.VolumeName".to_owned())
+}
+
+fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Result<(), String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let reference = volume
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.claim_ref.as_ref());
+    let Some(reference) = reference else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    if reference.uid != claim.metadata.uid {
+        let uid = |uid: &Option<String>| uid.clone().unwrap_or_default();
+        return Err(format!(
+            "found PV object {name} but its pv.Spec.ClaimRef.UID {} does not point to claim.UID {}",
+            uid(&reference.uid),
+            uid(&claim.metadata.uid),
+        ));
+    }
+    Ok(())
+}
+
+/// What a persistent volume is on this node.
+pub(super) fn source(name: &str, claimed: &Claimed, pod: &Pod) -> Result<Source, String> {
+    let volume = &claimed.volume;
+    let Some(spec) = &volume.spec else {
+        return Err(format!("PersistentVolume of volume {name:?} has no spec"));
+    };
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Err(format!(
+            "volume {name} has volumeMode Block, which Coracle does not support: block devices need root"
+        ));
+    }
+    let annotation = |key: &str| volume.metadata.annotations.as_ref()?.get(key).cloned();
+    let provisioned_by_us = annotation(PROVISIONED_BY).is_some_and(|by| by.starts_with(OUR_PREFIX));
+    let ownership = ownership(pod);
+    if let Some(host_path) = &spec.host_path {
+        if provisioned_by_us {
+            return Ok(Source::Directory {
+                path: PathBuf::from(&host_path.path),
+                read_only: claimed.read_only,
+                ownership,
+                create: false,
+            });
+        }
+        return host_path_source(
+            &host_path.path,
+            host_path.type_.as_deref(),
+            claimed.read_only,
+        );
+    }
+    if let Some(local) = &spec.local {
+        return Ok(Source::Directory {
+            path: PathBuf::from(&local.path),
+            read_only: claimed.read_only,
+            ownership,
+            create: provisioned_by_us,
+        });
+    }
+    if let Some(nfs) = &spec.nfs {
+        return Ok(Source::Nfs {
+            server: nfs.server.clone(),
+            path: nfs.path.clone(),
+            mounted_at: annotation(volumes::MOUNTED_AT).map(PathBuf::from),
+            read_only: claimed.read_only || nfs.read_only.unwrap_or(false),
+        });
+    }
+    let what = match &spec.csi {
+        Some(csi) => format!("the CSI driver {}", csi.driver),
+        None => "this type of PersistentVolume".to_owned(),
+    };
+    Err(format!(
+        "MountVolume.SetUp failed for volume {:?} : Coracle does not support {what}; it supports hostPath, local and nfs",
+        volume.metadata.name.as_deref().unwrap_or_default()
+    ))
+}
+
+pub(super) fn host_path_source(
+    path: &str,
+    kind: Option<&str>,
+    read_only: bool,
+) -> Result<Source, String> {
+    let kind = kind.unwrap_or_default();
+    let kind =
+        HostPathKind::from_api(kind).ok_or_else(|| format!("{kind} is an invalid volume type"))?;
+    Ok(Source::HostPath {
+        path: PathBuf::from(path),
+        kind,
+        read_only,
+    })
+}
+
+fn ownership(pod: &Pod) -> Ownership {
+    let context = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.security_context.as_ref());
+    let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+    match policy {
+        Some("OnRootMismatch") => Ownership::OnRootMismatch,
+        _ => Ownership::Always,
+    }
+}
