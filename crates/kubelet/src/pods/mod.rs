@@ -15,6 +15,7 @@ mod bundles;
 mod known;
 mod launch;
 mod manager;
+mod process;
 #[cfg(test)]
 mod simulation;
 mod spec;

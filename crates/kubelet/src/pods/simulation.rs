@@ -12,13 +12,14 @@ use hyper::body::{Body as HttpBody, Frame};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::client::Body;
-use sandbox::connection::{LogBytes, SandboxClient, accept, serve};
+use sandbox::connection::{LogBytes, accept, serve};
 use sandbox::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop, VERSION};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tower::service_fn;
 
 use super::launch::{Handle, Launch, LaunchError, Launcher};
+use super::switchboard::Caller;
 use super::worker::Seen;
 use super::{KnownPods, NodeKey, Shared};
 use crate::events::Recorder;
@@ -123,7 +124,7 @@ pub(super) struct World {
     pub sandboxes: Arc<Sandboxes>,
     pub shared: Arc<Shared>,
     pub seen: watch::Receiver<Seen>,
-    pub connections: Option<mpsc::UnboundedReceiver<SandboxClient>>,
+    pub connections: Option<mpsc::UnboundedReceiver<Caller>>,
     pub bundles: watch::Sender<Option<Arc<Bundle>>>,
     pub shutdown: watch::Sender<Option<tokio::time::Instant>>,
     changed: Arc<Notify>,
@@ -354,7 +355,7 @@ impl Sandboxes {
 /// Connects each sandbox that dials.
 async fn connect_all(
     mut diallers: mpsc::UnboundedReceiver<Arc<Sandbox>>,
-    connected: mpsc::UnboundedSender<SandboxClient>,
+    connected: mpsc::UnboundedSender<Caller>,
 ) {
     while let Some(sandbox) = diallers.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
@@ -368,8 +369,12 @@ async fn connect_all(
             let done = async move { gone.hang_up.notified().await };
             serve(there, &hello, Rc::new(Serving(sandbox)), done).await;
         });
-        let (_, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
-        let _ = connected.send(client);
+        let (hello, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
+        let _ = connected.send(Caller {
+            uid: hello.uid,
+            client,
+            process: None,
+        });
     }
 }
 

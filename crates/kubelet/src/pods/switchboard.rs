@@ -11,12 +11,21 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::NodeKey;
+use super::launch::Handle;
+use super::process::Process;
 
 /// A wait after a failed accept, which is for want of descriptors or memory.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// A sandbox that has dialled, by its pod's uid.
-pub(super) type Dialled = (String, SandboxClient);
+/// A sandbox that has dialled.
+pub(super) struct Caller {
+    /// Its pod.
+    pub uid: String,
+    /// The way to ask it.
+    pub client: SandboxClient,
+    /// Its process, if that can be seen from here.
+    pub process: Option<Box<dyn Handle>>,
+}
 
 /// Opens the socket, in place of one that a dead agent has left.
 pub(super) fn open(path: &Path) -> std::io::Result<UnixListener> {
@@ -31,7 +40,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<UnixListener> {
 pub(super) async fn serve(
     listener: UnixListener,
     key: NodeKey,
-    dialled: mpsc::UnboundedSender<Dialled>,
+    dialled: mpsc::UnboundedSender<Caller>,
 ) {
     let key = Arc::new(key);
     let mut callers = JoinSet::new();
@@ -41,9 +50,16 @@ pub(super) async fn serve(
                 Ok((stream, _)) => {
                     let (key, dialled) = (Arc::clone(&key), dialled.clone());
                     callers.spawn(async move {
+                        let process = Process::behind(&stream)
+                            .ok()
+                            .map(|process| Box::new(process) as Box<dyn Handle>);
                         match accept(stream, |hello| recognise(&key, hello)).await {
-                            Ok((hello, sandbox)) => {
-                                let _ = dialled.send((hello.uid, sandbox));
+                            Ok((Hello { uid, .. }, client)) => {
+                                let _ = dialled.send(Caller {
+                                    uid,
+                                    client,
+                                    process,
+                                });
                             }
                             Err(error) => tracing::warn!(
                                 error = &error as &dyn std::error::Error,

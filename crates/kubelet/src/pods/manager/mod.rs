@@ -11,7 +11,7 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
-use sandbox::connection::SandboxClient;
+use sandbox::connection::{ConnectionError, SandboxClient};
 use sandbox::protocol::{Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -21,7 +21,8 @@ use super::Shared;
 use super::admission::NODE_AFFINITY;
 use super::bundles::{Following, resolve_all};
 use super::spec::{is_final, is_to_be_deleted, phase, uid};
-use super::worker::{Beginning, Ears, Seen, Worker};
+use super::switchboard::Caller;
+use super::worker::{Beginning, Ears, Seen, Worker, has_begun};
 use crate::backoff::Doubling;
 
 /// How long to wait at most between attempts to watch.
@@ -30,13 +31,13 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(2);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// What a pod that nobody knows any more gets to end, as upstream.
 const ORPHAN_GRACE_SECONDS: i64 = 1;
-/// After that and this much more, it is left to itself.
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(30);
+/// After this it is dismissed all the same.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Follows the pods bound to this node until `shutdown` says until when they have to be gone, then sees them off.
 pub(super) async fn manage(
     shared: Arc<Shared>,
-    mut sandboxes: mpsc::UnboundedReceiver<(String, SandboxClient)>,
+    mut sandboxes: mpsc::UnboundedReceiver<Caller>,
     shutdown: impl Future<Output = Instant>,
 ) {
     // The Node authorizer lets a node list and watch pods with exactly this selector, in all namespaces.
@@ -67,7 +68,7 @@ pub(super) async fn manage(
             }
             () = at(end) => return,
             Some(done) = manager.tasks.join_next() => manager.ended(done),
-            Some((uid, client)) = sandboxes.recv() => manager.dialled(uid, client),
+            Some(caller) = sandboxes.recv() => manager.dialled(caller),
             event = events.try_next() => match event {
                 Ok(Some(watcher::Event::Init)) => list.clear(),
                 Ok(Some(watcher::Event::InitApply(pod))) => list.push(pod),
@@ -97,7 +98,7 @@ struct Manager {
     /// Each ends with the uid that it was for.
     tasks: JoinSet<String>,
     /// Sandboxes that dialled before their pod was seen.
-    early: HashMap<String, SandboxClient>,
+    early: HashMap<String, Caller>,
     /// The API server has shown all pods, so that a sandbox of none of them is an orphan.
     listed_once: bool,
     shutdown: watch::Receiver<Option<Instant>>,
@@ -108,7 +109,7 @@ struct Mouths {
     /// It counts among those who use the node.
     admitted: bool,
     seen: watch::Sender<Seen>,
-    connections: mpsc::UnboundedSender<SandboxClient>,
+    connections: mpsc::UnboundedSender<Caller>,
 }
 
 impl Manager {
@@ -133,8 +134,8 @@ impl Manager {
             self.gone(pod);
         }
         self.listed_once = true;
-        for (uid, client) in std::mem::take(&mut self.early) {
-            self.dialled(uid, client);
+        for (_, caller) in std::mem::take(&mut self.early) {
+            self.dialled(caller);
         }
     }
 
@@ -240,20 +241,20 @@ impl Manager {
         }
     }
 
-    fn dialled(&mut self, uid: String, client: SandboxClient) {
-        match self.workers.get(&uid) {
+    fn dialled(&mut self, caller: Caller) {
+        match self.workers.get(&caller.uid) {
             Some(worker) => {
-                let _ = worker.connections.send(client);
+                let _ = worker.connections.send(caller);
             }
             None if self.listed_once => {
-                tracing::info!(uid, "a sandbox of a pod that is no more");
+                tracing::info!(uid = caller.uid, "a sandbox of a pod that is no more");
                 self.tasks.spawn(async move {
-                    see_off(&client).await;
-                    uid
+                    see_off(&caller.client).await;
+                    caller.uid
                 });
             }
             None => {
-                self.early.insert(uid, client);
+                self.early.insert(caller.uid.clone(), caller);
             }
         }
     }
@@ -261,28 +262,27 @@ impl Manager {
 
 /// Ends a sandbox whose pod is not there any more.
 async fn see_off(client: &SandboxClient) {
+    let stop = Stop {
+        grace_seconds: ORPHAN_GRACE_SECONDS,
+        failure: None,
+    };
     let end = async {
-        client
-            .stop(&Stop {
-                grace_seconds: ORPHAN_GRACE_SECONDS,
-                failure: None,
-            })
-            .await?;
+        client.stop(&stop).await?;
         let mut states = std::pin::pin!(client.states().await?);
         while let Some(state) = states.try_next().await? {
-            if state.finished {
+            if state.finished || !has_begun(&state) {
                 break;
             }
         }
-        client.dismiss().await
+        Ok::<_, ConnectionError>(())
     };
-    match tokio::time::timeout(ORPHAN_PATIENCE, end).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(
+    // Whatever came of it: who is dismissed ends what is left at once.
+    let _ = tokio::time::timeout(ORPHAN_PATIENCE, end).await;
+    if let Err(error) = client.dismiss().await {
+        tracing::warn!(
             error = &error as &dyn std::error::Error,
             "could not end a sandbox of a pod that is no more"
-        ),
-        Err(_) => tracing::warn!("a sandbox of a pod that is no more does not end"),
+        );
     }
 }
 

@@ -28,13 +28,16 @@ use super::Shared;
 use super::launch::Handle;
 use super::spec::{full_name, is_final, is_to_be_deleted, phase, uid};
 use super::status::{Known, lost, lost_for_good, pod_status, survives};
+use super::switchboard::Caller;
 use super::writer::Writer;
 use crate::backoff::Doubling;
 
 /// How long a sandbox that was there before this kubelet has for dialling it; it tries every second.
 const ADOPTION_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a sandbox has for dialling again when its connection breaks.
-const REDIAL_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a sandbox has for dialling again when its connection breaks and its process is there.
+const REDIAL_PATIENCE: Duration = Duration::from_secs(30);
+/// The same, if its process can't be seen.
+const UNSEEN_PATIENCE: Duration = Duration::from_secs(5);
 /// A sandbox that lived so long was not broken from the start.
 const STABLE: Duration = Duration::from_secs(60);
 /// How long to wait at most before a sandbox that could not be started, or died, is started again.
@@ -65,7 +68,7 @@ pub(super) enum Beginning {
 pub(super) struct Ears {
     pub seen: watch::Receiver<Seen>,
     pub bundles: watch::Receiver<Option<Arc<Bundle>>>,
-    pub connections: mpsc::UnboundedReceiver<SandboxClient>,
+    pub connections: mpsc::UnboundedReceiver<Caller>,
     /// The node goes down, and pods have until then.
     pub shutdown: watch::Receiver<Option<Instant>>,
 }
@@ -88,11 +91,13 @@ pub(super) struct Worker {
     status: PodStatus,
     writer: Writer,
     handle: Option<Box<dyn Handle>>,
+    /// The sandbox was not launched by this kubelet, so that its end is known by that of its connection.
+    adopted: bool,
     link: Option<Link>,
     state: Option<PodState>,
     bundle: Option<Arc<Bundle>>,
-    /// The sandbox that this kubelet has launched has been sent a bundle.
-    instructed: bool,
+    /// The sandbox has been sent a bundle. `None` if there is no sandbox, or one that has not said so yet.
+    instructed: Option<bool>,
     /// How containers stood when an earlier sandbox was lost.
     before: Vec<ContainerStatus>,
     /// The serial of the last of the sandbox's events that was recorded.
@@ -131,10 +136,11 @@ impl Worker {
             pod,
             gone: false,
             handle: None,
+            adopted: false,
             link: None,
             state: None,
             bundle: None,
-            instructed: false,
+            instructed: None,
             before: vec![],
             recorded: 0,
             shutdown: None,
@@ -172,12 +178,12 @@ impl Worker {
                     link.has_bundle = false;
                 }
             }
-            Some(client) = ears.connections.recv() => self.connected(client).await,
+            Some(caller) = ears.connections.recv() => self.connected(caller).await,
             state = next_state(&mut self.link) => match state {
                 Some(state) => self.heard(state),
                 None => self.disconnected(),
             },
-            how = exit(&mut self.handle) => self.exited(&how),
+            how = exit(&mut self.handle), if !self.adopted || self.link.is_none() => self.exited(&how),
             alarm = ring(self.alarm) => {
                 self.alarm = None;
                 self.rang(alarm);
@@ -293,7 +299,8 @@ impl Worker {
         }
     }
 
-    async fn connected(&mut self, client: SandboxClient) {
+    async fn connected(&mut self, caller: Caller) {
+        let client = caller.client;
         let states = match client.states().await {
             Ok(states) => states,
             Err(error) => {
@@ -306,6 +313,11 @@ impl Worker {
             }
         };
         self.alarm = None;
+        // One that we have launched we know better: we are its parent.
+        if self.handle.is_none() {
+            self.handle = caller.process;
+            self.adopted = true;
+        }
         self.shared.known.connected(uid(&self.pod), client.clone());
         self.link = Some(Link {
             client,
@@ -322,13 +334,18 @@ impl Worker {
                 self.shared.recorder.record(&self.pod, event.clone());
             }
         }
+        self.instructed.get_or_insert_with(|| has_begun(&state));
         self.state = Some(state);
     }
 
     fn disconnected(&mut self) {
         self.link = None;
         self.shared.known.disconnected(uid(&self.pod));
-        self.set_alarm(REDIAL_PATIENCE, Alarm::NoSandbox);
+        let patience = match self.handle {
+            Some(_) => REDIAL_PATIENCE,
+            None => UNSEEN_PATIENCE,
+        };
+        self.set_alarm(patience, Alarm::NoSandbox);
     }
 
     fn exited(&mut self, how: &str) {
@@ -355,6 +372,7 @@ impl Worker {
     fn lost(&mut self) {
         self.shared.known.disconnected(uid(&self.pod));
         let finished = self.state.take().is_some_and(|state| state.finished);
+        self.instructed = None;
         self.recorded = 0;
         if finished || is_final(self.phase()) {
             return;
@@ -405,6 +423,11 @@ impl Worker {
         self.shared.known.concluded(uid(&self.pod), &self.status);
         self.writer.want(&self.pod, &self.status);
     }
+}
+
+/// Whether a sandbox has been sent a bundle: from then on it tells of containers.
+pub(super) fn has_begun(state: &PodState) -> bool {
+    !(state.containers.is_empty() && state.init_containers.is_empty()) || state.finished
 }
 
 async fn next_state(link: &mut Option<Link>) -> Option<PodState> {

@@ -67,7 +67,8 @@ impl Worker {
         match self.shared.launcher.launch(launch).await {
             Ok(handle) => {
                 self.handle = Some(handle);
-                self.instructed = false;
+                self.adopted = false;
+                self.instructed = Some(false);
                 self.launched_at = Instant::now();
                 self.set_alarm(LAUNCH_PATIENCE, Alarm::NoSandbox);
             }
@@ -86,16 +87,17 @@ impl Worker {
     /// Tells the sandbox what it doesn't know yet: the pod, and that it is to end.
     pub(super) async fn instruct(&mut self) {
         let stop = self.stop_order();
-        if stop.is_some() && self.handle.is_some() && !self.instructed {
-            // It knows of no pod yet, so there is nothing to end but itself.
-            self.kill();
+        if stop.is_some() && self.instructed == Some(false) {
+            // There is nothing to end but the sandbox itself.
+            self.dismiss().await;
             self.lost();
             return;
         }
         let Some(link) = &mut self.link else { return };
         let instructed = async {
             match (&stop, &self.bundle) {
-                (Some(order), _) if link.told != stop => {
+                // One that we have found is asked first whether it has begun.
+                (Some(order), _) if link.told != stop && self.instructed.is_some() => {
                     link.client.stop(order).await?;
                     link.told.clone_from(&stop);
                     Ok(Told::Stop(order.grace_seconds))
@@ -112,7 +114,7 @@ impl Worker {
         };
         match instructed.await {
             Ok(Told::Nothing) => {}
-            Ok(Told::Bundle) => self.instructed = true,
+            Ok(Told::Bundle) => self.instructed = Some(true),
             Ok(Told::Stop(grace)) => {
                 let grace = Duration::from_secs(grace.unsigned_abs());
                 self.set_alarm(grace + OVERDUE_PATIENCE, Alarm::Overdue);
@@ -180,20 +182,23 @@ impl Worker {
         }
     }
 
-    /// Lets the sandbox clean up and go.
+    /// Lets the sandbox clean up and go; one that can't be asked is killed.
     pub(super) async fn dismiss(&mut self) {
-        if let Some(link) = self.link.take()
-            && let Err(error) = link.client.dismiss().await
-        {
-            tracing::warn!(
-                pod = full_name(&self.pod),
-                error = &error as &dyn std::error::Error,
-                "could not dismiss a sandbox"
-            );
-        }
+        self.alarm = None;
+        let asked = match self.link.take() {
+            Some(link) => link.client.dismiss().await.is_ok(),
+            None => false,
+        };
         if let Some(mut handle) = self.handle.take() {
-            let gone = tokio::time::timeout(DISMISSAL_PATIENCE, handle.exited()).await;
-            if gone.is_err() {
+            let went = asked
+                && tokio::time::timeout(DISMISSAL_PATIENCE, handle.exited())
+                    .await
+                    .is_ok();
+            if !went {
+                tracing::warn!(
+                    pod = full_name(&self.pod),
+                    "a sandbox does not go by itself: killed"
+                );
                 handle.kill();
             }
         }

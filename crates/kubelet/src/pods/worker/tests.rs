@@ -188,8 +188,22 @@ fn a_pod_deleted_before_it_was_resolved_loses_its_sandbox() {
         let sandbox = world.sandbox(0).await;
         world.edit(|pod| to_be_deleted(pod, 30));
         worker.await.unwrap();
-        assert!(*sandbox.killed.lock().unwrap());
+        let dismissed = *sandbox.dismissed.lock().unwrap();
+        assert!(dismissed || *sandbox.killed.lock().unwrap());
         assert!(world.api.lock().unwrap().deleted);
+    });
+}
+
+#[test]
+fn a_sandbox_that_never_began_is_found_out_and_dismissed() {
+    simulate(async {
+        let mut world = inherited("Always");
+        world.edit(|pod| to_be_deleted(pod, 30));
+        let worker = hire(&mut world, Beginning::Inherited);
+        let sandbox = world.sandboxes.start();
+        worker.await.unwrap();
+        assert!(*sandbox.dismissed.lock().unwrap());
+        assert!(sandbox.stops.lock().unwrap().is_empty());
     });
 }
 
