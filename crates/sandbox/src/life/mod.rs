@@ -26,6 +26,8 @@ mod signals;
 mod status;
 
 #[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
 mod sim;
 #[cfg(test)]
 mod tests;

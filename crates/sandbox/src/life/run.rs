@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::hooks::{self, Place};
 use super::record::Kill;
 use super::status::full_id;
-use super::{Message, clock, image, signals};
+use super::{Message, image, signals};
 use crate::protocol::{ContainerInput, Problem};
 use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
 
@@ -39,7 +39,7 @@ pub enum Fact {
         /// Since when it runs.
         at: Timestamp,
         /// From which image.
-        image: PodImage,
+        image: Box<PodImage>,
     },
     /// The postStart hook is done, if there was one.
     Running,
@@ -151,7 +151,7 @@ pub async fn run<R: Runtime>(
                 exit_code: 128,
                 reason: Some("StartError".to_owned()),
                 message: Some(problem.message),
-                finished_at: Some(Time(clock::now())),
+                finished_at: Some(Time(Timestamp::now())),
                 // The zero of time, as containerd has it for what never ran.
                 started_at: Some(Time(Timestamp::UNIX_EPOCH)),
                 ..Default::default()
@@ -199,7 +199,7 @@ impl<R: Runtime> Running<'_, R> {
         self.report.send(Fact::Created {
             id: id.clone(),
             at,
-            image: self.request.image.clone(),
+            image: Box::new(self.request.image.clone()),
         });
         let mut exit = Box::pin(exit);
         let ended = match self.post_start(&id, &mut exit, kill).await {
@@ -320,7 +320,7 @@ impl<R: Runtime> Running<'_, R> {
             // The runtime should never do this; the container is gone all the same.
             None => {
                 state.exit_code = 137;
-                state.finished_at = Some(Time(clock::now()));
+                state.finished_at = Some(Time(Timestamp::now()));
                 state.reason = Some("ContainerStatusUnknown".to_owned());
             }
         }

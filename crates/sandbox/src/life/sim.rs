@@ -7,13 +7,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{LifeHandle, clock, start};
+use super::{LifeHandle, start};
 use crate::protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 use crate::seams::{
     ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
@@ -135,7 +136,7 @@ impl Sim {
                 code,
                 signal: None,
                 oom_killed,
-                at: clock::now(),
+                at: Timestamp::now(),
             });
         }
     }
@@ -220,7 +221,7 @@ impl Runtime for Sim {
         );
         Ok(Started {
             id,
-            at: clock::now(),
+            at: Timestamp::now(),
             exit,
             stop_signal: 15,
         })

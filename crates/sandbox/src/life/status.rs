@@ -106,19 +106,8 @@ fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
 }
 
 /// When a pod is over, containers that should have run and did not count as failed.
-pub fn give_up(init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
-    let initialized = init.last().is_none_or(|status| {
-        [&status.state, &status.last_state]
-            .into_iter()
-            .flatten()
-            .any(|state| {
-                state
-                    .terminated
-                    .as_ref()
-                    .is_some_and(|end| end.exit_code == 0)
-            })
-    }) || regular.iter().any(seen);
-    if initialized {
+pub fn give_up(initialized: bool, init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
+    if initialized || regular.iter().any(seen) {
         regular.iter_mut().for_each(unknown);
     }
     let tried = init.iter().rposition(seen).unwrap_or(0) + 1;

@@ -10,6 +10,9 @@ pub mod tcp;
 mod tls;
 pub mod worker;
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::time::Duration;
 

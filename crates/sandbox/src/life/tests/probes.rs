@@ -10,21 +10,18 @@ use crate::life::sim::{Script, Sim, World};
 use Script::{Obeys, Stubborn};
 
 /// Commands that fail in these seconds of a pod's life.
-fn sick(sim: &Rc<Sim>, times: Vec<std::ops::Range<u64>>) {
+fn sick(sim: &Rc<Sim>, when: impl Fn(u64) -> bool + 'static) {
     let clock = Rc::downgrade(sim);
     sim.exec(move |_, _| {
         let now = clock.upgrade().map_or(0, |sim| sim.now());
-        (
-            Duration::ZERO,
-            i32::from(times.iter().any(|time| time.contains(&now))),
-        )
+        (Duration::ZERO, i32::from(when(now)))
     });
 }
 
 life! {
     async fn readiness_comes_and_goes() {
         let sim = Sim::new();
-        sick(&sim, vec![0..5, 20..100]);
+        sick(&sim, |now| !(5..20).contains(&now));
         let world = World::new(&sim, json!({"containers": [{"name": "a", "readinessProbe": {
             "exec": {"command": ["ready"]}, "initialDelaySeconds": 2, "periodSeconds": 2,
             "failureThreshold": 3, "successThreshold": 2}}]}));
@@ -50,7 +47,7 @@ life! {
 life! {
     async fn a_dead_container_is_restarted() {
         let sim = Sim::new().script("a", &[Stubborn, Obeys(0, 0)]);
-        sick(&sim, vec![10..20]);
+        sick(&sim, |now| (10..20).contains(&now));
         let world = World::new(&sim, json!({
             "terminationGracePeriodSeconds": 30,
             "restartPolicy": "OnFailure",
@@ -71,7 +68,7 @@ life! {
 life! {
     async fn a_dead_container_that_ends_well_is_restarted_on_failure() {
         let sim = Sim::new().script("a", &[Obeys(0, 0)]);
-        sick(&sim, vec![0..1]);
+        sick(&sim, |now| now < 1);
         let world = World::new(&sim, json!({
             "restartPolicy": "OnFailure",
             "containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["live"]}, "failureThreshold": 1}}]}));
@@ -85,7 +82,7 @@ life! {
 life! {
     async fn a_dead_container_of_a_pod_that_is_never_restarted_ends_it() {
         let sim = Sim::new();
-        sick(&sim, vec![0..100]);
+        sick(&sim, |now| now < 100);
         let world = World::new(&sim, json!({
             "restartPolicy": "Never",
             "containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["live"]}, "failureThreshold": 1}}]}));
@@ -124,7 +121,7 @@ life! {
 life! {
     async fn a_container_that_never_comes_up_is_restarted() {
         let sim = Sim::new();
-        sick(&sim, vec![0..7]);
+        sick(&sim, |now| now < 7);
         let world = World::new(&sim, json!({"containers": [{"name": "a",
             "startupProbe": {"exec": {"command": ["up"]}, "periodSeconds": 3, "failureThreshold": 3}}]}));
         world.at(8).await;

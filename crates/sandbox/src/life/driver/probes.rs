@@ -1,0 +1,96 @@
+//! Which probes run, and what they tell.
+
+use tokio::time::Instant;
+
+use super::super::Message;
+use super::super::clock::instant_of;
+use super::super::record::{Kind, Stage};
+use super::Driver;
+use crate::probe::Subject;
+use crate::probe::worker::{self, Which, Word};
+use crate::seams::Runtime;
+
+impl<R: Runtime> Driver<R> {
+    pub(super) fn note_probe(&mut self, serial: u64, which: Which, word: Word) {
+        let Some(index) = self.index_of(serial) else {
+            return;
+        };
+        let record = &mut self.records[index];
+        let path = record.field_path();
+        let Some(run) = &mut record.run else { return };
+        match (which, word) {
+            (_, Word::Event(reason, message)) => {
+                self.journal.note(Some(path), true, reason, message);
+            }
+            // Too late to matter.
+            (Which::Startup | Which::Liveness, _) if run.kill.is_some() => {}
+            (Which::Startup, Word::Verdict(well)) => {
+                run.startup = Some(well);
+                if well {
+                    self.probe_on(index);
+                }
+            }
+            (Which::Liveness, Word::Verdict(well)) => run.dead = !well,
+            (Which::Readiness, Word::Verdict(well)) => run.ready = well,
+        }
+    }
+
+    /// Begins to ask a container that has just come up.
+    pub(super) fn probe_first(&mut self, index: usize) {
+        let record = &self.records[index];
+        if matches!(record.kind, Kind::Init | Kind::Ephemeral) {
+            return;
+        }
+        if record.spec.startup_probe.is_some() {
+            self.probe(index, Which::Startup);
+        } else {
+            self.probe_on(index);
+        }
+    }
+
+    /// The container is up: what is asked from now on.
+    fn probe_on(&mut self, index: usize) {
+        self.probe(index, Which::Liveness);
+        self.probe(index, Which::Readiness);
+    }
+
+    fn probe(&mut self, index: usize, which: Which) {
+        let record = &self.records[index];
+        let spec = match which {
+            Which::Startup => &record.spec.startup_probe,
+            Which::Liveness => &record.spec.liveness_probe,
+            Which::Readiness => &record.spec.readiness_probe,
+        };
+        let (Some(probe), Some(run), Some(id)) = (spec.clone(), &record.run, &record.id) else {
+            return;
+        };
+        if run.kill.is_some() {
+            return;
+        }
+        let subject = Subject {
+            container: record.spec.clone(),
+            id: id.clone(),
+            ip: self.network.ips.first().copied(),
+        };
+        let serial = run.serial;
+        let since = match run.stage {
+            Stage::Hook { at } | Stage::Running { at } => instant_of(at),
+            Stage::Preparing => Instant::now(),
+        };
+        let messages = self.messages.clone();
+        let tell = move |word| {
+            let _ = messages.send(Message::Probe {
+                serial,
+                which,
+                word,
+            });
+        };
+        let work = worker::work(self.runtime.clone(), which, subject, probe, since, tell);
+        let task = tokio::task::spawn_local(work).abort_handle();
+        if let Some(handles) = self.handles.get_mut(&serial) {
+            handles.probes.push((which, task));
+        } else {
+            task.abort();
+        }
+    }
+}

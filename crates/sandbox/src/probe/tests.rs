@@ -1,0 +1,384 @@
+//! Probes against servers of this process.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::core::v1::Probe;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Outcome, Subject, check};
+use crate::protocol::Problem;
+use crate::seams::{
+    ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
+};
+
+/// A pod whose network is this machine's.
+struct Here;
+
+impl Runtime for Here {
+    async fn up(&self) -> Result<PodNetwork, Problem> {
+        Ok(PodNetwork::default())
+    }
+    async fn image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
+        Ok(PodImage::default())
+    }
+    async fn start(&self, _: &StartRequest) -> Result<Started, Problem> {
+        Err(problem())
+    }
+    fn signal(&self, _: &str, _: i32) {}
+    async fn exec(&self, _: &str, _: &[String], _: Duration) -> Result<ExecResult, Problem> {
+        Err(problem())
+    }
+    async fn connect(&self, address: IpAddr, port: u16) -> std::io::Result<TcpStream> {
+        TcpStream::connect((address, port)).await
+    }
+    async fn termination_message(&self, _: &StartRequest, _: bool) -> Option<String> {
+        None
+    }
+    async fn down(&self) {}
+}
+
+fn problem() -> Problem {
+    Problem {
+        reason: "Error".to_owned(),
+        message: "there are no containers here".to_owned(),
+    }
+}
+
+async fn ask(probe: Value) -> Outcome {
+    let probe: Probe = serde_json::from_value(probe).expect("a probe");
+    let subject = Subject {
+        container: serde_json::from_value(
+            json!({"name": "c", "ports": [{"name": "none", "containerPort": 1}]}),
+        )
+        .expect("a container"),
+        id: "id".to_owned(),
+        ip: Some(IpAddr::from([127, 0, 0, 1])),
+    };
+    let local = tokio::task::LocalSet::new();
+    local.run_until(check(&Here, &subject, &probe)).await
+}
+
+/// Answers each connection with the next of these, and gives back what was asked.
+async fn serve(answers: Vec<String>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let server = tokio::spawn(async move {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let byte = stream.read_u8().await.expect("a request");
+                request.push(byte);
+            }
+            asked.push(String::from_utf8(request).expect("text"));
+            let answer = answer.replace("PORT", &port.to_string());
+            stream
+                .write_all(answer.as_bytes())
+                .await
+                .expect("to answer");
+        }
+        asked
+    });
+    (port, server)
+}
+
+fn answer(head: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[tokio::test]
+async fn http_statuses() {
+    for (head, want) in [
+        ("200 OK", Outcome::Success),
+        ("204 No Content", Outcome::Success),
+        (
+            "304 Not Modified",
+            Outcome::Warning("Probe terminated redirects, Response body: ".to_owned()),
+        ),
+        (
+            "404 Not Found",
+            Outcome::Failure("HTTP probe failed with statuscode: 404".to_owned()),
+        ),
+        (
+            "503 Unavailable",
+            Outcome::Failure("HTTP probe failed with statuscode: 503".to_owned()),
+        ),
+    ] {
+        let (port, server) = serve(vec![answer(head, "")]).await;
+        assert_eq!(ask(json!({"httpGet": {"port": port}})).await, want);
+        server.await.expect("a server");
+    }
+}
+
+#[tokio::test]
+async fn http_headers() {
+    let (port, server) = serve(vec![answer("200 OK", "")]).await;
+    let outcome = ask(
+        json!({"httpGet": {"port": port, "path": "a?b=c", "httpHeaders": [
+            {"name": "Host", "value": "example.org"},
+            {"name": "X-Custom", "value": "1"},
+            {"name": "X-Custom", "value": "2"},
+            {"name": "Accept", "value": ""},
+        ]}}),
+    )
+    .await;
+    assert_eq!(outcome, Outcome::Success);
+    let request = server.await.expect("a server").remove(0);
+    let mut lines: Vec<&str> = request.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.remove(0), "GET /a?b=c HTTP/1.1");
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "connection: close",
+            "host: example.org",
+            "user-agent: kube-probe/1.37",
+            "x-custom: 1",
+            "x-custom: 2"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn redirects_within_the_host_are_followed() {
+    let (port, server) = serve(vec![
+        answer("302 Found\r\nLocation: /b", ""),
+        answer("301 Moved\r\nLocation: http://127.0.0.1:PORT/c", ""),
+        answer("200 OK", "fine"),
+    ])
+    .await;
+    assert_eq!(
+        ask(json!({"httpGet": {"port": port, "path": "/a"}})).await,
+        Outcome::Success
+    );
+    let asked = server.await.expect("a server");
+    let first: Vec<_> = asked
+        .iter()
+        .filter_map(|request| request.lines().next())
+        .collect();
+    assert_eq!(
+        first,
+        ["GET /a HTTP/1.1", "GET /b HTTP/1.1", "GET /c HTTP/1.1"]
+    );
+}
+
+#[tokio::test]
+async fn redirects_elsewhere_are_not() {
+    let (port, _server) = serve(vec![answer(
+        "302 Found\r\nLocation: http://example.org/",
+        "gone",
+    )])
+    .await;
+    assert_eq!(
+        ask(json!({"httpGet": {"port": port}})).await,
+        Outcome::Warning("Probe terminated redirects, Response body: gone".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn redirects_end() {
+    let (port, _server) = serve(vec![answer("302 Found\r\nLocation: /", ""); 20]).await;
+    assert_eq!(
+        ask(json!({"httpGet": {"port": port}})).await,
+        Outcome::Failure(format!(
+            "Get \"http://127.0.0.1:{port}/\": stopped after 10 redirects"
+        ))
+    );
+}
+
+#[tokio::test]
+async fn nobody_there() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    drop(listener);
+    let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
+    assert_eq!(
+        ask(json!({"httpGet": {"port": port}})).await,
+        Outcome::Failure(format!("Get \"http://127.0.0.1:{port}/\": {refused}"))
+    );
+    assert_eq!(
+        ask(json!({"tcpSocket": {"port": port}})).await,
+        Outcome::Failure(refused.clone())
+    );
+    assert_eq!(
+        ask(json!({"grpc": {"port": port}})).await,
+        Outcome::Failure(format!(
+            "error: failed to connect service at \"127.0.0.1:{port}\": {refused}"
+        ))
+    );
+    assert!(matches!(
+        ask(json!({"tcpSocket": {"port": "missing"}})).await,
+        Outcome::Error(_)
+    ));
+    assert!(matches!(
+        ask(json!({"exec": {"command": ["x"]}})).await,
+        Outcome::Error(_)
+    ));
+}
+
+#[tokio::test]
+async fn somebody_silent() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    assert_eq!(
+        ask(json!({"tcpSocket": {"port": port}})).await,
+        Outcome::Success
+    );
+    assert_eq!(
+        ask(json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 1})).await,
+        Outcome::Failure(format!(
+            "Get \"http://127.0.0.1:{port}/x\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+        ))
+    );
+    assert_eq!(
+        ask(json!({"grpc": {"port": port}})).await,
+        Outcome::Failure("timeout: health rpc did not complete within 1s".to_owned())
+    );
+    drop(listener);
+}
+
+fn acceptor(h2: bool) -> tokio_rustls::TlsAcceptor {
+    let own =
+        rcgen::generate_simple_self_signed(vec!["elsewhere".to_owned()]).expect("a certificate");
+    let key =
+        rustls_pki_types::PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key)
+        .expect("a configuration");
+    if h2 {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
+    tokio_rustls::TlsAcceptor::from(Arc::new(config))
+}
+
+#[tokio::test]
+async fn https_without_asking_who_is_there() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let mut stream = acceptor(false).accept(stream).await.expect("TLS");
+        let mut request = [0; 1024];
+        let read = stream.read(&mut request).await.expect("a request");
+        assert!(request[..read].starts_with(b"GET /x HTTP/1.1"));
+        stream
+            .write_all(answer("200 OK", "fine").as_bytes())
+            .await
+            .expect("to answer");
+        stream.shutdown().await.expect("to end");
+    });
+    let outcome = ask(json!({"httpGet": {"port": port, "path": "/x", "scheme": "HTTPS"}})).await;
+    assert_eq!(outcome, Outcome::Success);
+    server.await.expect("a server");
+}
+
+/// A health service that knows `well` and `sick`.
+async fn health(
+    request: http::Request<Incoming>,
+) -> Result<
+    Response<impl hyper::body::Body<Data = Bytes, Error = std::convert::Infallible>>,
+    hyper::Error,
+> {
+    assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
+    assert_eq!(request.headers()["content-type"], "application/grpc");
+    let asked = request.into_body().collect().await?.to_bytes();
+    let service = String::from_utf8_lossy(asked.get(7..).unwrap_or_default()).into_owned();
+    let (message, status): (&'static [u8], &str) = match service.as_str() {
+        "well" | "" => (&[0, 0, 0, 0, 2, 8, 1], "0"),
+        "sick" => (&[0, 0, 0, 0, 2, 8, 2], "0"),
+        "old" => (&[], "12"),
+        _ => (&[], "5"),
+    };
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", status.parse().expect("a value"));
+    trailers.insert("grpc-message", "as asked".parse().expect("a value"));
+    let frames = futures::stream::iter([
+        Ok(Frame::data(Bytes::from_static(message))),
+        Ok(Frame::trailers(trailers)),
+    ]);
+    Ok(Response::new(StreamBody::new(frames)))
+}
+
+#[tokio::test]
+async fn grpc_health() {
+    for tls in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let server = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.expect("a connection");
+                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                if tls {
+                    let stream = acceptor(true).accept(stream).await.expect("TLS");
+                    let _ = builder
+                        .serve_connection(TokioIo::new(stream), service_fn(health))
+                        .await;
+                } else {
+                    let _ = builder
+                        .serve_connection(TokioIo::new(stream), service_fn(health))
+                        .await;
+                }
+            }
+        });
+        let mode = if tls { "TLS" } else { "Plaintext" };
+        for (service, want) in [
+            ("", Outcome::Success),
+            ("well", Outcome::Success),
+            ("sick", Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".to_owned())),
+            (
+                "old",
+                Outcome::Failure(
+                    "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): as asked"
+                        .to_owned(),
+                ),
+            ),
+            (
+                "other",
+                Outcome::Failure(
+                    "error: health rpc probe failed: rpc error: code = NotFound desc = as asked".to_owned(),
+                ),
+            ),
+        ] {
+            let probe = json!({"grpc": {"port": port, "service": service, "mode": mode}, "timeoutSeconds": 5});
+            assert_eq!(ask(probe).await, want, "{service} {mode}");
+        }
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn http2_without_tls() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let service = service_fn(async |request: http::Request<Incoming>| {
+            assert_eq!(request.uri().path(), "/x");
+            Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from_static(b"fine"))))
+        });
+        let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    });
+    let probe = json!({"httpGet": {"port": port, "path": "/x", "protocol": "HTTP2"}});
+    assert_eq!(ask(probe).await, Outcome::Success);
+    server.await.expect("a server");
+}
