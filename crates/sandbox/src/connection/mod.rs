@@ -11,13 +11,14 @@
 //!   Pod            ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, states, logs
 //! ```
 //!
-//! `hello.rs` is the line, `state_lines.rs` the framing of states. A sandbox is everything on one thread and may use
+//! `hello.rs` is the line, `state_lines.rs` the framing of states, `lingering.rs` the end. A sandbox is everything on one thread and may use
 //! two megabytes in all, hence the small buffers on its side; an agent is many tasks on many threads.
 //!
 //! [`Hello`]: crate::protocol::Hello
 
 mod client;
 mod hello;
+mod lingering;
 mod server;
 mod state_lines;
 #[cfg(test)]

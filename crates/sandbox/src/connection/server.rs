@@ -23,6 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::lingering::Lingering;
 use super::{MAX_STREAMS, PING_EVERY, PING_PATIENCE, hello, state_lines};
 use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
 
@@ -190,6 +191,7 @@ where
     if said.is_err() {
         return Ended::Unheard;
     }
+    let io = Lingering::new(io);
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(REQUEST_WINDOW)
@@ -199,7 +201,7 @@ where
         .auto_date_header(false)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_PATIENCE)
-        .serve_connection(TokioIo::new(io), service);
+        .serve_connection(TokioIo::new(io.clone()), service);
     let mut connection = pin!(connection);
     loop {
         tokio::select! {
@@ -219,7 +221,12 @@ where
     }
     drop(open);
     connection.as_mut().graceful_shutdown();
-    let _ = tokio::time::timeout(LAST_WORDS_PATIENCE, connection).await;
+    let last_words = async {
+        if connection.await.is_ok() {
+            io.until_peer_is_gone().await;
+        }
+    };
+    let _ = tokio::time::timeout(LAST_WORDS_PATIENCE, last_words).await;
     Ended::Done
 }
 

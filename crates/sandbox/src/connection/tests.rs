@@ -16,12 +16,14 @@ use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 use super::*;
+use crate::logs::LogDir;
 use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop, VERSION};
 
 /// A pod that remembers what it was told.
 struct Told {
     calls: RefCell<Vec<String>>,
     state: watch::Sender<PodState>,
+    logs: Option<LogDir>,
 }
 
 impl Told {
@@ -29,6 +31,15 @@ impl Told {
         Rc::new(Self {
             calls: RefCell::default(),
             state: watch::Sender::new(state(0)),
+            logs: None,
+        })
+    }
+
+    fn with_logs(logs: LogDir) -> Rc<Self> {
+        Rc::new(Self {
+            calls: RefCell::default(),
+            state: watch::Sender::new(state(0)),
+            logs: Some(logs),
         })
     }
 
@@ -55,6 +66,9 @@ impl Pod for Told {
     }
 
     async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+        if let Some(logs) = &self.logs {
+            return logs.read(&query).await;
+        }
         match query.container.as_str() {
             "hello" => {
                 let lines = ["one\n", "two\n"].map(|line| Ok(Bytes::from_static(line.as_bytes())));
@@ -356,6 +370,73 @@ async fn garbage_instead_of_http_ends_the_connection() {
         // What was not read of the garbage makes it a reset.
         let _ = ours.read_to_end(&mut said).await;
         assert!(said.starts_with(b"{\"version\":1"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
+    local(async {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = LogDir::new(dir.path());
+        let writer = logs.writer("c", 0).unwrap();
+        let (mut output, input) = tokio::net::unix::pipe::pipe().unwrap();
+        tokio::task::spawn_local(writer.copy(input, None::<tokio::io::Empty>));
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (done, end) = oneshot::channel::<()>();
+        let serving = tokio::task::spawn_local(async move {
+            let end = async {
+                let _ = end.await;
+            };
+            serve(theirs, &hello(), Told::with_logs(logs), end).await
+        });
+        let (_, client) = accept(ours, known).await.unwrap();
+        let query = LogQuery {
+            container: "c".to_owned(),
+            follow: true,
+            ..LogQuery::default()
+        };
+        let mut log = pin!(client.logs(&query).await.unwrap());
+        output.write_all(b"first\n").await.unwrap();
+        assert_eq!(log.next().await.unwrap().unwrap(), "first\n");
+
+        // The container says much, and ends; its files are removed, and its sandbox ends.
+        let said = vec![b'x'; 3_000_000];
+        output.write_all(&said).await.unwrap();
+        drop(output);
+        done.send(()).unwrap();
+        drop(dir);
+        let rest: Vec<Bytes> = log.try_collect().await.unwrap();
+        assert!(rest.concat() == said);
+        assert_eq!(serving.await.unwrap(), Ended::Done);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_killed_breaks_its_logs() {
+    local(async {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let serving = tokio::task::spawn_local(async move {
+            serve(theirs, &hello(), Told::new(), pending()).await
+        });
+        let (_, client) = accept(ours, known).await.unwrap();
+        let query = LogQuery {
+            container: "endless".to_owned(),
+            ..LogQuery::default()
+        };
+        let mut log = pin!(client.logs(&query).await.unwrap());
+        log.next().await.unwrap().unwrap();
+        serving.abort();
+        let error = loop {
+            match log.next().await {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break error,
+                None => panic!("a torn log looks whole"),
+            }
+        };
+        assert!(error.to_string().contains("default/1234"), "{error}");
     })
     .await;
 }

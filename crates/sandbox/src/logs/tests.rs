@@ -298,6 +298,16 @@ async fn the_run_before_is_kept_and_those_before_it_are_not() {
 }
 
 #[tokio::test]
+async fn a_run_that_never_began_leaves_no_log() {
+    let (_dir, logs) = logs(Limits::default());
+    write(&logs, 0, &[b"run 0\n".to_vec()]).await;
+    drop(logs.writer("c", 1).unwrap());
+    assert_eq!(read(&logs, query()).await, b"run 0\n");
+    write(&logs, 1, &[]).await;
+    assert_eq!(read(&logs, query()).await, b"");
+}
+
+#[tokio::test]
 async fn termination_messages_are_the_end_of_the_log() {
     let (_dir, logs) = logs(Limits::default());
     write(&logs, 0, &["a\nb\nää\n".as_bytes().to_vec()]).await;

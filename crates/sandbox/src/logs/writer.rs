@@ -21,10 +21,12 @@ const BLOCK: usize = 64 * 1024;
 /// How much is written at once, about.
 const ENOUGH: usize = 128 * 1024;
 
-/// Writes the log of one run of a container.
+/// Writes the log of one run of a container. Dropped without being used, it leaves no log: a run that never began is
+/// not the container's newest.
 #[derive(Debug)]
 pub struct LogWriter {
     file: LogFile,
+    used: bool,
     /// The time of the last record.
     time: String,
     /// Tells readers that this is over when it goes.
@@ -35,6 +37,7 @@ impl LogWriter {
     pub(super) fn new(file: LogFile, live: Live) -> Self {
         Self {
             file,
+            used: false,
             time: String::new(),
             _live: live,
         }
@@ -46,6 +49,7 @@ impl LogWriter {
         stdout: impl AsyncRead + Unpin,
         stderr: Option<impl AsyncRead + Unpin>,
     ) {
+        self.used = true;
         let mut stdout = Source::new(Some(stdout), Output::Stdout);
         let mut stderr = Source::new(stderr, Output::Stderr);
         let mut stderr_first = false;
@@ -99,6 +103,14 @@ impl LogWriter {
             let taken = splitter.push(rest, &self.time, &mut records, ENOUGH);
             rest = &rest[taken..];
             self.file.append(&records, &self.time);
+        }
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        if !self.used {
+            self.file.remove_if_empty();
         }
     }
 }
@@ -195,6 +207,15 @@ impl LogFile {
             self.write(b"\n")?;
         }
         Ok(())
+    }
+
+    fn remove_if_empty(&self) {
+        if self.progress.borrow().length == 0 {
+            let path = self.place.current();
+            if let Err(error) = fs::remove_file(&path) {
+                tracing::debug!(path = %path.display(), %error, "an empty log can't be removed");
+            }
+        }
     }
 
     /// Adds whole records, or drops them and remembers that.
