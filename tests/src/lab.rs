@@ -67,6 +67,12 @@ impl Lab {
         lab
     }
 
+    /// The same lab, when the test has put into it what shall stay.
+    pub fn look_again(mut self) -> Self {
+        self.before = self.look();
+        self
+    }
+
     /// Where its state is.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -90,6 +96,13 @@ impl Lab {
     /// Runs a line of shell as root on a host.
     pub fn root(&self, host: &str, script: &str) -> Output {
         self.call(&["sh", "-c", script]).user("root").on(host).run()
+    }
+
+    /// Runs a line of shell on the machine itself; what it printed.
+    pub fn machine(&self, script: &str) -> String {
+        let output = Command::new("sh").args(["-c", script]).output();
+        let output = output.expect("there is a shell");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Writes a file into the home directory of `user1`; its path. [`Lab::remove`] takes it away.

@@ -228,8 +228,11 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
     let mut running = lab.call(&words).start();
     lab.find("node1", Role::LeaderWorker);
     lab.command("kill-host", &["node2"]).succeeded();
-    running.until_stderr("node2");
+    running.until_stderr("hint: ");
     let said = running.stderr();
+    assert!(said.contains("error: "), "{said}");
+    let told = said.lines().find(|line| line.contains("error: "));
+    assert!(told.is_some_and(|line| line.contains("node2")), "{said}");
     // Slurm notices within 28 to 35 s that the node is gone; then nothing more keeps the user's srun.
     let output = eventually(Duration::from_secs(60), || {
         running.has_ended().then_some(())
@@ -331,5 +334,43 @@ fn too_small_an_address_space_is_named() {
         .run()
         .ended_with(71)
         .says(&["ulimit -v unlimited"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_host_with_ipv6_alone_is_named() {
+    let lab = Lab::ready();
+    // In a network of its own, which has no other address.
+    let script = "srun -N1 unshare --user --map-root-user --net sh -c \
+                  'ip link add one type veth peer name two && ip link set one up && ip link set two up &&
+                   ip -6 addr add 2001:db8::1/64 dev one nodad && exec coracle run true'";
+    lab.sh(script)
+        .run()
+        .ended_with(71)
+        .says(&["no IPv4 address, only 2001:db8::1", "hint: "]);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_prepared_store_that_is_damaged_is_made_again() {
+    let lab = Lab::ready();
+    // Of a range of its own, so that it is this test's.
+    let run = || {
+        let words = "srun -N1 coracle run --service-cidr=100.98.0.0/16 kubectl get nodes -o name";
+        lab.sh(words).run().succeeded().printed("node/node1")
+    };
+    run().says(&["prepared the store"]);
+    let seeds = ".cache/coracle/seeds/*-100.98.0.0-16-*";
+    lab.sh(&format!("truncate -s 100K {seeds}/store/member/snap/db"))
+        .run()
+        .succeeded();
+    run().says(&[
+        "warning: the prepared store",
+        "is damaged",
+        "prepared the store",
+    ]);
+    let whole = run();
+    assert!(!whole.stderr.contains("store"), "{whole}");
+    lab.sh(&format!("rm -r {seeds}")).run().succeeded();
     lab.nothing_left();
 }

@@ -3,6 +3,29 @@
 use e2e::Lab;
 use serde_json::Value;
 
+/// Programs rely on them: they are never renamed.
+const IDS: [&str; 19] = [
+    "kernel",
+    "user-namespaces",
+    "process-namespaces",
+    "subordinate-ids",
+    "seccomp-notification",
+    "cgroup-delegation",
+    "hidden-processes",
+    "bridge-and-veth",
+    "nftables",
+    "tun",
+    "local-scratch",
+    "overlayfs",
+    "fuse",
+    "shared-home",
+    "shared-program",
+    "slurm-commands",
+    "slurm-controller",
+    "slurm-partitions",
+    "slurm-job",
+];
+
 #[test]
 fn it_reports_on_this_host() {
     let lab = Lab::ready();
@@ -33,6 +56,8 @@ fn it_reports_on_a_node_of_a_partition() {
         report["host"]
     );
     let findings = report["findings"].as_array().unwrap();
+    let ids: Vec<&str> = findings.iter().filter_map(|f| f["id"].as_str()).collect();
+    assert_eq!(ids, IDS);
     for finding in findings {
         for field in ["id", "area", "title", "status", "found"] {
             assert!(finding[field].is_string(), "{field} in {finding}");
@@ -48,5 +73,21 @@ fn a_partition_that_is_not_there_is_slurms_error() {
         .run()
         .ended_with(69)
         .says(&["nope"]);
+    lab.nothing_left();
+}
+
+#[test]
+fn what_pods_can_not_do_without_gives_1() {
+    let lab = Lab::ready();
+    // A host whose administrator forbids user namespaces, as far as these processes can see.
+    let script = "unshare --user --map-root-user sh -c \
+                  'echo 0 > /proc/sys/user/max_user_namespaces && exec coracle doctor --json'";
+    let output = lab.sh(script).on("node1").run().ended_with(1);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(report["podsCanRun"], false);
+    let findings = report["findings"].as_array().unwrap();
+    let missing = findings.iter().find(|f| f["status"] == "missing").unwrap();
+    assert_eq!(missing["id"], "user-namespaces");
+    assert!(missing["next"].is_string(), "{missing}");
     lab.nothing_left();
 }

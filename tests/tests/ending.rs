@@ -139,7 +139,7 @@ fn a_workload_that_ignores_the_signal_is_killed_within_slurms_grace() {
     let lab = Lab::ready();
     let running = start(&lab, &["srun", "-N2", "coracle", "run"], STUBBORN);
     lab.sh("scancel --me").run().succeeded();
-    // KillWait is 15 s in the lab; the workload's grace is 8 s.
+    // KillWait is 15 s in the lab; the workload gets its share of that.
     ends_politely(running, 15);
     lab.nothing_left();
 }
@@ -187,5 +187,40 @@ fn what_a_workload_left_in_the_background_ends_with_it() {
         .call(&["srun", "-N2", "coracle", "run", "bash", "-c", script])
         .run();
     output.ended_with(4).printed("4");
+    lab.nothing_left();
+}
+
+/// Watchers that the workload leaves behind see what happens after its end.
+#[test]
+fn nodes_are_taken_away_and_components_stopped_in_reverse_order() {
+    const WATCH: &str = r#"
+watch() { kubectl get "$@" --watch --output-watch-events --no-headers > "seen.$1" 2>&1 & }
+watch nodes
+watch leases --namespace kube-node-lease
+until kubectl get nodes -o yaml | grep -q podCIDR:; do sleep 0.1; done
+gone() { while [ -d "/proc/$2" ]; do :; done; echo "$1" >> seen.order; }
+for c in etcd kube-apiserver kube-scheduler kube-controller-manager; do
+  gone "$c" "$(pgrep -u user1 -f "^/tmp/programs/$c ")" &
+done
+until [ "$(grep -c ADDED seen.nodes)$(grep -c ADDED seen.leases)" = 22 ]; do sleep 0.1; done
+sleep 0.5
+"#;
+    let lab = Lab::ready();
+    lab.write("seen.order", "");
+    lab.call(&["srun", "-N2", "coracle", "run", "bash", "-c", WATCH])
+        .run()
+        .succeeded();
+    for kind in ["nodes", "leases"] {
+        let seen = lab.sh(&format!("grep DELETED seen.{kind}")).run();
+        seen.shows(&["node1", "node2"]);
+    }
+    // The last may be seen to go, or its watcher goes with it.
+    let order = lab.sh("cat seen.order").run().stdout;
+    let reverse = "kube-controller-manager\nkube-scheduler\nkube-apiserver\netcd\n";
+    assert!(
+        order.lines().count() >= 3 && reverse.starts_with(&order),
+        "{order}"
+    );
+    lab.sh("rm seen.*").run().succeeded();
     lab.nothing_left();
 }

@@ -1,9 +1,11 @@
 //! The lab itself: what the other tests rely on.
 
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use e2e::{HOSTS, Lab};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 #[test]
 fn exit_code_input_and_environment_pass_through() {
@@ -90,5 +92,91 @@ fn the_program_needs_no_library() {
         said.stdout.contains("not a dynamic executable"),
         "it is static{said}"
     );
+    lab.nothing_left();
+}
+
+#[test]
+fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
+    const DIR: &str = "/run/coracle-lab-ends";
+    let up = || {
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/up"));
+        command
+            .arg("1")
+            .env("CORACLE_LAB_DIR", DIR)
+            .process_group(0);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let pids = || -> Vec<String> {
+        let records = std::fs::read_dir(format!("{DIR}/pids"))
+            .into_iter()
+            .flatten();
+        let record = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path()).ok();
+        let text = records.flatten().filter_map(record);
+        text.filter_map(|r| Some(r.split_whitespace().next()?.to_owned()))
+            .collect()
+    };
+    // Killed in the middle, together with what it was just running.
+    let mut first = up();
+    e2e::wait_until(30, "hosts are starting", || pids().len() >= 2);
+    let group = Pid::from_raw(first.id().cast_signed()).unwrap();
+    kill_process_group(group, Signal::KILL).unwrap();
+    first.wait().unwrap();
+    assert!(!std::path::Path::new(DIR).join("ready").exists());
+    let old = pids();
+
+    let lab = Lab::make(DIR, &[], 1);
+    lab.call(&["srun", "hostname"])
+        .run()
+        .succeeded()
+        .printed("node1");
+    let hosts = pids();
+    assert!(
+        hosts.len() == 3 && hosts.iter().all(|pid| !old.contains(pid)),
+        "{old:?} {hosts:?}"
+    );
+    let namespaces: Vec<String> = hosts
+        .iter()
+        .flat_map(|pid| ["net", "mnt"].map(|kind| format!("/proc/{pid}/ns/{kind}")))
+        .filter_map(|link| Some(std::fs::read_link(link).ok()?.display().to_string()))
+        .filter(|name| !lab_of_this_machine(name))
+        .collect();
+    assert!(namespaces.len() >= 5, "{namespaces:?}");
+    assert_eq!(lab.command("down", &[]).code, 0);
+
+    // No process has one of its hosts' namespaces or mounts, and no file has its name.
+    e2e::wait_until(10, "the namespaces are gone", || {
+        let seen = lab.machine("find /proc/[0-9]*/ns -lname '*:\\[*' -printf '%l\\n' 2>/dev/null");
+        namespaces.iter().all(|name| !seen.contains(name.as_str()))
+    });
+    let mounts = lab.machine(&format!("grep -l {DIR} /proc/[0-9]*/mountinfo 2>/dev/null"));
+    assert_eq!(mounts, "");
+    let files = lab.machine(&format!("ls -d {DIR}* /run/netns/*lab-ends* 2>/dev/null"));
+    assert_eq!(files, "");
+}
+
+/// Whether a namespace is the machine's own: not all holders have all kinds of their own.
+fn lab_of_this_machine(namespace: &str) -> bool {
+    ["net", "mnt"]
+        .iter()
+        .filter_map(|kind| std::fs::read_link(format!("/proc/self/ns/{kind}")).ok())
+        .any(|own| own.display().to_string() == namespace)
+}
+
+#[test]
+fn upstream_is_not_built_again_when_nothing_changed() {
+    let lab = Lab::ready();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let release = "target/dist/lib/coracle/kubernetes/v1.37.1";
+    // What would have to compile finds no compiler.
+    let script = format!(
+        "cd {root} && mkdir -p target/e2e && printf '%s\\n' '#!/bin/sh' \
+           '[ \"$1\" != build ] || exit 99' 'exec '$(command -v go)' \"$@\"' > target/e2e/go && chmod +x target/e2e/go &&
+         stat -Lc %i.%Y {release}/kube && PATH=$PWD/target/e2e:$PATH kubernetes/build {release} && stat -Lc %i.%Y {release}/kube;
+         code=$?; rm -r target/e2e; exit $code"
+    );
+    let said = lab.machine(&script);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{said}");
     lab.nothing_left();
 }

@@ -180,3 +180,68 @@ fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
         .says(&["node node2 is lost", "node node2 is back"]);
     lab.nothing_left();
 }
+
+#[test]
+fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
+    let lab = Lab::ready();
+    // Slurm itself would give the whole job up without --no-kill, and an srun of two tasks would wait for the one
+    // that died with its host.
+    let words = [
+        "salloc",
+        "--quiet",
+        "--no-kill",
+        "-N2",
+        "-wnode[1-2]",
+        "coracle",
+        "run",
+    ];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    lab.command("kill-host", &["node2"]).succeeded();
+    wait_until(30, "node2 is NotReady", || {
+        let nodes = cluster.ask("kubectl get nodes --no-headers");
+        nodes.contains("node2   NotReady") && nodes.contains("node1   Ready")
+    });
+    lab.command("start-host", &["node2"]).succeeded();
+    wait_until(60, "node2 is Ready again", || cluster.has_ready_nodes(2));
+    cluster
+        .exit(0)
+        .says(&["node node2 is lost", "node node2 is back"]);
+    wait_until(60, "all nodes are idle", || lab.queue_is_empty());
+    lab.nothing_left();
+}
+
+#[test]
+fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
+    let lab = Lab::ready();
+    let mut cluster = Cluster::start(&lab);
+    let leader = lab.find("node1", Role::LeaderWorker);
+    let listening = lab.root("node1", "ss -H -l -t -n -p").stdout;
+    let door = listening
+        .lines()
+        .find(|line| line.contains(&format!("pid={},", leader.pid)))
+        .and_then(|line| line.split_whitespace().nth(3)?.rsplit(':').next())
+        .expect("the leader listens")
+        .to_owned();
+    // More than the door lets wait at once, all of them silent, and coming again.
+    let crowd = format!(
+        "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{door}; done; \
+         echo here; sleep 1; done"
+    );
+    let mut crowd = lab.call(&["bash", "-c", &crowd]).user("user2").start();
+    crowd.until_stdout("here");
+    let (agent, guard) = (
+        lab.find("node2", Role::Agent),
+        lab.find("node2", Role::AgentGuard),
+    );
+    lab.root("node2", &format!("kill -KILL {} {}", agent.pid, guard.pid));
+    wait_until(10, "node2 is NotReady", || !cluster.has_ready_nodes(2));
+    wait_until(40, "node2 came in", || cluster.has_ready_nodes(2));
+    assert!(!crowd.has_ended(), "the crowd was there all the time");
+    crowd.signal(rustix::process::Signal::KILL);
+    drop(crowd);
+    for stray in lab.processes_of("login", "user2") {
+        lab.kill("login", "KILL", &stray);
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}

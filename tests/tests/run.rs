@@ -122,7 +122,10 @@ fn two_clusters_follow_each_other_in_one_job() {
         .call(&["salloc", "--quiet", "-N2", "bash", "-c", script])
         .run()
         .succeeded();
-    output.printed("configmap/mine created\nconfigmap/mine created");
+    let output = output.printed("configmap/mine created\nconfigmap/mine created");
+    let names = output.stderr.split_whitespace();
+    let names: std::collections::HashSet<_> = names.filter(|w| w.starts_with("coracle-")).collect();
+    assert_eq!(names.len(), 4, "each has a name of its own{output}");
     lab.nothing_left();
 }
 

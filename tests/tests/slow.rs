@@ -53,23 +53,3 @@ fn sixteen_nodes_make_a_cluster() {
     assert_eq!(ready, 16, "{output}");
     lab.nothing_left();
 }
-
-/// The program lies in the home directory of the login host, which no node sees: Slurm carries it.
-#[test]
-fn no_shared_file_system_is_needed() {
-    let lab = Lab::make("/run/coracle-lab-private", &["--private-homes"], 2);
-    lab.sh("cp /opt/coracle/bin/coracle ~/coracle")
-        .run()
-        .succeeded();
-    let script = "~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes kubectl get nodes -o name";
-    lab.sh(script)
-        .run()
-        .succeeded()
-        .printed("node/node1\nnode/node2");
-    let failed = lab
-        .sh("~/coracle run -N2 --kubernetes /opt/coracle/lib/coracle/kubernetes false")
-        .run();
-    failed.ended_with(1);
-    lab.remove("coracle");
-    lab.nothing_left();
-}

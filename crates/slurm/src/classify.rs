@@ -76,6 +76,8 @@ pub fn classify(command: &str, status: Option<ExitStatus>, stderr: &str) -> Slur
 
     if says(UNCONFIGURED) {
         SlurmError::NotConfigured { words }
+    } else if let Some(node) = node_down(&text) {
+        SlurmError::NodeDown { node, words }
     } else if says(DOWN) {
         SlurmError::ControllerDown { words }
     } else if says(AUTHENTICATION) {
@@ -94,6 +96,26 @@ pub fn classify(command: &str, status: Option<ExitStatus>, stderr: &str) -> Slur
             words,
         }
     }
+}
+
+/// The node that srun could not start its task on: the controller is well, and says which.
+///
+/// `srun: error: Task launch for StepId=1.2 failed on node node2: Communication connection failure`
+fn node_down(text: &str) -> Option<String> {
+    let launch = text.lines().find(|line| line.contains("Task launch for"))?;
+    let (_, rest) = launch.split_once(" failed on node ")?;
+    let (node, _) = rest.split_once(':')?;
+    Some(node.to_owned())
+}
+
+/// The node that says in this line that it can't find the program of a step.
+///
+/// `slurmstepd-node2: error: execve(): /home/u/coracle: No such file or directory`
+pub fn node_without_program(line: &str) -> Option<&str> {
+    let (node, rest) = line.strip_prefix("slurmstepd-")?.split_once(": ")?;
+    let lower = rest.to_ascii_lowercase();
+    let says = NO_PROGRAM.iter().any(|needle| lower.contains(needle));
+    (says && lower.contains("execve")).then_some(node)
 }
 
 /// Lines of Slurm's own: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
@@ -157,6 +179,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_node_that_does_not_see_the_program_is_named() {
+        let line = "slurmstepd-node2: error: execve(): /u/coracle: No such file or directory";
+        assert_eq!(node_without_program(line), Some("node2"));
+        for other in [
+            "slurmstepd: error: execve(): /u/coracle: No such file or directory",
+            "slurmstepd-node2: error: couldn't chdir to `/u': No such file or directory",
+            "srun: error: node2: task 1: Exited with exit code 2",
+        ] {
+            assert_eq!(node_without_program(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn names_what_slurm_says() {
         let cases = [
             "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)",
@@ -166,6 +201,7 @@ mod tests {
             "srun: error: Unable to confirm allocation for job 4: Invalid job id specified\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job 4",
             "srun: cluster configuration lacks support for cpu binding\nslurmstepd-node1: error: execve(): /home/u/coracle: No such file or directory\nsrun: error: node1: task 0: Exited with exit code 2",
             "slurm_load_jobs error: Invalid job id specified",
+            "srun: error: Task launch for StepId=1.2 failed on node node2: Communication connection failure\nsrun: error: Application launch failed: Communication connection failure",
             "srun: error: s_p_parse_file: cannot stat file /nonexistent: No such file or directory, retrying in 1sec up to 60sec",
             "srun: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\": No such file or directory",
             "srun: error: Unable to allocate resources: Requested node configuration is not available",

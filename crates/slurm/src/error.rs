@@ -51,6 +51,14 @@ pub enum SlurmError {
         /// What srun said.
         words: String,
     },
+    /// A node of the job can't be reached.
+    #[error("Slurm cannot reach node {node}: {words}")]
+    NodeDown {
+        /// The node.
+        node: String,
+        /// What srun said.
+        words: String,
+    },
     /// A command took longer than we wait for it.
     #[error("{command} did not answer within {seconds} s")]
     Timeout {
@@ -105,6 +113,9 @@ impl SlurmError {
     /// What the user can do next, as one sentence without a leading `hint:`; `None` where Slurm's words say it all.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
+            Self::NodeDown { .. } => {
+                "`scontrol show node` tells what Slurm knows of it; leave it out with --exclude"
+            }
             Self::NotInstalled { .. } => {
                 "run this on a login or compute node of the cluster, or load its module first (often `module load slurm`)"
             }

@@ -24,7 +24,7 @@ mod submission;
 mod version;
 
 pub use allocation::{Allocation, Place};
-pub use classify::{classify, is_noise};
+pub use classify::{classify, is_noise, node_without_program};
 pub use command::{Slurm, on_path};
 pub use error::SlurmError;
 pub use hostlist::HostlistError;

@@ -18,6 +18,8 @@ use crate::say::say;
 
 /// How much of what the agents print is kept for messages.
 const KEPT_LINES: usize = 40;
+/// Nodes that don't see the program say so at about the same time.
+const ALL_SAID: Duration = Duration::from_millis(300);
 /// A step that has no more to do is gone within this.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 
@@ -83,30 +85,69 @@ impl Starter {
 
     async fn run(&self, nodes: Vec<String>, handover: String) {
         // Our own program may have been carried here, for us alone, and be deleted already.
-        let carried = carried::is_ours() || !self.program.exists();
-        let mut result = self.run_once(&nodes, &handover, carried).await;
-        if !carried && matches!(result, Err(SlurmError::ProgramNotFound { .. })) {
-            tracing::info!("carrying the program to the nodes: they don't see it");
-            result = self.run_once(&nodes, &handover, true).await;
-        }
+        let result = if carried::is_ours() || !self.program.exists() {
+            self.run_once(&nodes, &handover, None).await
+        } else {
+            self.run_and_carry_where_needed(&nodes, &handover).await
+        };
         if let Err(error) = result {
             let _ = self.failures.send(StepFailure::Step { nodes, error });
         }
     }
 
-    /// Runs a step to its end.
+    /// Some nodes may not see the program while others do, and run from it to the end.
+    async fn run_and_carry_where_needed(
+        &self,
+        nodes: &[String],
+        handover: &str,
+    ) -> Result<(), SlurmError> {
+        let (tell, blind) = mpsc::unbounded_channel();
+        let (first, second) = tokio::join!(
+            self.run_once(nodes, handover, Some(tell)),
+            self.carry_to(blind, handover)
+        );
+        match (first, second) {
+            (Err(SlurmError::ProgramNotFound { .. }), Some(second)) => second,
+            // It did not say where.
+            (Err(SlurmError::ProgramNotFound { .. }), None) => {
+                self.run_once(nodes, handover, None).await
+            }
+            (first, second) => first.and(second.unwrap_or(Ok(()))),
+        }
+    }
+
+    /// Starts agents, from copies, on nodes that turn out not to see the program; `None` if none does.
+    async fn carry_to(
+        &self,
+        mut blind: mpsc::UnboundedReceiver<String>,
+        handover: &str,
+    ) -> Option<Result<(), SlurmError>> {
+        let mut nodes = vec![blind.recv().await?];
+        let _ = tokio::time::timeout(ALL_SAID, async {
+            while let Some(node) = blind.recv().await {
+                nodes.push(node);
+            }
+        })
+        .await;
+        tracing::info!(?nodes, "carrying the program: they don't see it");
+        Some(self.run_once(&nodes, handover, None).await)
+    }
+
+    /// Runs a step to its end: from the program as the nodes see it, if `blind` is to be told which
+    /// don't, and from copies otherwise.
     async fn run_once(
         &self,
         nodes: &[String],
         handover: &str,
-        carry: bool,
+        blind: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<(), SlurmError> {
         let start = |source| SlurmError::Start {
             command: self.slurm.srun.display().to_string(),
             source,
         };
         let args = ["internal".to_owned(), "node".to_owned()];
-        let destination = carry
+        let destination = blind
+            .is_none()
             .then(carried::new_path)
             .transpose()
             .map_err(|error| start(io::Error::other(error)))?;
@@ -154,6 +195,11 @@ impl Starter {
                 }
                 if let Some((node, problem)) = last_words(&line) {
                     let _ = self.failures.send(StepFailure::Agent { node, problem });
+                }
+                if let Some(blind) = &blind
+                    && let Some(node) = slurm::node_without_program(&line)
+                {
+                    let _ = blind.send(node.to_owned());
                 }
                 if kept.len() < KEPT_LINES {
                     kept.push(line);

@@ -10,7 +10,7 @@ use anyhow::Context;
 use control_plane::components::{first_service_address, network};
 use control_plane::port::{ReservedPort, free_in};
 use control_plane::{ClusterConfig, Event, Pki};
-use slurm::{Allocation, JobDetail, Slurm};
+use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -512,6 +512,10 @@ fn cancelled() -> Failure {
 fn step_failed(failure: StepFailure) -> Failure {
     match failure {
         StepFailure::Agent { node, problem } => not_started(&node, &problem),
+        StepFailure::Step {
+            error: SlurmError::NodeDown { node, words },
+            ..
+        } => not_started(&node, &words),
         StepFailure::Step { nodes, error } => {
             let nodes = nodes.join(", ");
             Failure::new(
