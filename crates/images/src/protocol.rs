@@ -29,7 +29,7 @@ pub enum Line {
     /// It goes on.
     Progress(Event),
     /// The image is ready.
-    Done(Image),
+    Done(Box<Image>),
     /// It isn't.
     Failed {
         /// As [`ImageError::reason`](crate::ImageError::reason) has it.

@@ -1,5 +1,7 @@
 //! Archives of Docker and OCI, loaded and saved; and what is collected afterwards.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+
 mod common;
 
 use std::fs;

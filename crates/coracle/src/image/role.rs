@@ -18,7 +18,7 @@ pub async fn main() -> anyhow::Result<ExitCode> {
     let command: Command = serde_json::from_str(&line).context("the request is malformed")?;
     drop(line);
     let (last, code) = match pull(&command).await {
-        Ok(image) => (Line::Done(image), 0),
+        Ok(image) => (Line::Done(Box::new(image)), 0),
         Err(failed) => (failed, 1),
     };
     write(&last)?;

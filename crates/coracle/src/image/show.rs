@@ -42,7 +42,9 @@ impl Progress for Bars {
         };
         match event {
             Event::Waiting { blob } => {
-                with(blob, &|bar| bar.note("another coracle downloads it; waiting"));
+                with(blob, &|bar| {
+                    bar.note("another coracle downloads it; waiting")
+                });
             }
             Event::Begin { blob, at, total } => with(blob, &|bar| bar.begin(at, Some(total))),
             Event::Advance { blob, at } => with(blob, &|bar| bar.advance(at)),

@@ -97,7 +97,7 @@ mod tests {
         std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
         fs::create_dir(tree.join("closed")).unwrap();
         fs::write(tree.join("closed/file"), "").unwrap();
-        fs::set_permissions(tree.join("closed"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(tree.join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
         // Deeper than PATH_MAX and than there are descriptors.
         let mut at: OwnedFd = File::open(&tree).unwrap().into();
         for _ in 0..3000 {

@@ -20,7 +20,7 @@ pub enum Claim {
     /// No: it is there, perhaps because another process has just downloaded it.
     Present,
     /// Yes.
-    Download(Partial),
+    Download(Box<Partial>),
 }
 
 /// A download under way. Dropped, it stays for the next attempt to resume.
@@ -81,7 +81,7 @@ impl Store {
             let resumed =
                 tokio::task::spawn_blocking(move || Partial::resume(file, path, target, digest));
             return match resumed.await {
-                Ok(partial) => partial.map(Claim::Download),
+                Ok(partial) => partial.map(|partial| Claim::Download(Box::new(partial))),
                 Err(_) => Err(StoreError::Busy(self.root.clone())),
             };
         }
@@ -90,7 +90,7 @@ impl Store {
     fn unshared(&self, digest: Digest) -> Result<Claim, StoreError> {
         let spool = self.spool()?;
         let (file, path) = spool.file.into_parts();
-        Ok(Claim::Download(Partial {
+        Ok(Claim::Download(Box::new(Partial {
             file,
             path: path.to_path_buf(),
             target: self.blob_path(digest),
@@ -99,7 +99,7 @@ impl Store {
             len: 0,
             resumed: false,
             unshared: Some(path),
-        }))
+        })))
     }
 
     /// A new file, for content whose digest isn't known yet.
