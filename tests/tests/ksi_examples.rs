@@ -261,6 +261,7 @@ fn load_images(lab: &Lab) {
         "coracle",
         "image",
         "load",
+        "--input",
         "/opt/coracle-src/target/conformance/images.tar",
     ])
     .run()
