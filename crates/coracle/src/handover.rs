@@ -50,6 +50,8 @@ pub struct Handover {
     pub token: String,
     /// The leader's clock, in seconds since 1970.
     pub time: u64,
+    /// The cluster's secret, from which a node knows its own directory and key: the same for every agent that it ever has.
+    pub secret: String,
 }
 
 /// The first word of an agent.
@@ -98,6 +100,8 @@ pub struct Welcome {
     pub job: (u32, Option<u32>),
     /// What the workload's processes carry in their environment: `NAME=value`.
     pub mark: String,
+    /// The addresses of this node's pods.
+    pub pod_cidr: String,
 }
 
 /// What the leader tells an agent.

@@ -168,12 +168,12 @@ pub(crate) fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use k8s_openapi::api::core::v1::NodeCondition;
 
     use super::*;
 
-    fn config() -> NodeConfig {
+    pub(crate) fn config() -> NodeConfig {
         NodeConfig {
             name: "node1".to_owned(),
             internal_ips: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],

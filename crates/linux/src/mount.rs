@@ -28,6 +28,12 @@ pub fn tmpfs(target: &Path, max_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Lets others pass through a directory to what they know below it, without showing them what is there.
+pub fn passable(dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711))
+}
+
 /// Mounts memory for everybody to share, as `/dev/shm` is.
 pub fn shared_memory(target: &Path) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

@@ -177,3 +177,17 @@ pub fn by_name(name: &str) -> Option<i32> {
     };
     Some(named.as_raw())
 }
+
+/// Holds no signal back any more: for a process that is about to become another program, which would inherit that.
+pub fn hear_all() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigemptyset` initialises the set; the other pointer may be null.
+    let error = unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut())
+    };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    Ok(())
+}

@@ -150,3 +150,58 @@ pub struct ExecResult {
     /// The first 10 KiB of its output, both streams.
     pub output: String,
 }
+
+/// What a runtime asks of the parts of Coracle beside it.
+#[allow(
+    async_fn_in_trait,
+    reason = "a sandbox runs on one thread; no caller needs Send futures"
+)]
+pub trait World: 'static {
+    /// Makes sure that an image is there, unpacked.
+    async fn image(
+        &self,
+        request: &ImageRequest,
+        credentials: &[serde_json::Value],
+    ) -> Result<PodImage, Problem>;
+
+    /// Makes a volume, or brings the content of one that is there up to date.
+    async fn volume(
+        &self,
+        name: &str,
+        source: &serde_json::Value,
+        fs_group: Option<i64>,
+    ) -> Result<Volume, Problem>;
+
+    /// Connects a network namespace to the pod network. The place is kept until [`World::leave`], or our end.
+    async fn attach(&self, network: std::os::fd::OwnedFd) -> Result<Attachment, Problem>;
+
+    /// Takes volumes and network away.
+    async fn leave(&self);
+}
+
+/// A volume that is ready to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Volume {
+    /// A directory or file of this machine.
+    Directory {
+        /// Where.
+        path: std::path::PathBuf,
+        /// For everybody.
+        read_only: bool,
+    },
+    /// The layers of an image, the lowest first.
+    Layers(Vec<std::path::PathBuf>),
+}
+
+/// A place in the pod network: the interface is there, and is to be given this address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// The interface in the namespace.
+    pub interface: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// How many bits of it name the node's network.
+    pub prefix: u8,
+    /// Where everything else goes.
+    pub gateway: IpAddr,
+}

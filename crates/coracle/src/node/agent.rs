@@ -15,10 +15,15 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::hub::NodeHub;
 use super::identity::{Kept, NodeIdentity};
+use super::launch::Fork;
 use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
+use super::place::{self, NodePlace};
 use crate::handover::{Handover, ToLeader, ToNode};
 
+/// How long pods have to end when the node does.
+const PODS_GRACE: Duration = Duration::from_secs(2);
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
 /// After Slurm's word, the leader has this long to say the same.
@@ -45,7 +50,7 @@ enum End {
 }
 
 /// Is this node's agent until the end.
-pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
+pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
     let node = super::name();
     let Admitted {
@@ -59,7 +64,19 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
     let listener = TcpListener::bind("0.0.0.0:0")
         .await
         .context("cannot open the kubelet's port")?;
-    let config = node_config(&node, &identity, addresses, listener.local_addr()?.port())?;
+    place
+        .make()
+        .with_context(|| format!("cannot make the node's directory {}", place.dir.display()))?;
+    let port = listener.local_addr()?.port();
+    let config = node_config(&node, &identity, addresses, port, &place)?;
+    let hub = node_hub(&identity, &place);
+    let launcher = Arc::new(Fork {
+        place: place.clone(),
+        hub: hub.clone(),
+        store: images::Store::default_path()
+            .context("neither XDG_DATA_HOME nor HOME says where images are")?,
+        mark: mark(&identity),
+    });
     let api = SocketAddr::new(leader, identity.welcome.api_port);
     let login = Identity {
         cert_pem: identity.welcome.client_cert_pem.clone(),
@@ -76,13 +93,22 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
         stop.clone(),
     ));
     let (tell_registered, registered) = oneshot::channel();
+    let ending = stop.clone();
     let mut kubelet = tokio::spawn(kubelet::run(
         client,
         config,
+        launcher,
         pods,
         tell_registered,
-        stop.clone(),
+        async move {
+            ending.cancelled().await;
+            PODS_GRACE
+        },
     ));
+    // While the node registers; a problem with it is one of the pods that need it.
+    if let Err(error) = hub.ready().await {
+        tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
+    }
 
     let end = tokio::select! {
         end = stay(&mut line, &handover, &node, &kept, registered, &mut told) => end,
@@ -103,6 +129,9 @@ pub async fn run(handover: Handover, kept: Kept) -> anyhow::Result<ExitCode> {
     }
     stop.cancel();
     let _ = server.await;
+    if !matches!(end, End::Replaced | End::Failed(_)) {
+        hub.end().await;
+    }
     match end {
         End::ByLeader => line.send(&ToLeader::Gone).await?,
         End::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
@@ -251,14 +280,32 @@ fn server_identity(identity: &NodeIdentity) -> ServerIdentity {
     }
 }
 
+fn node_hub(identity: &NodeIdentity, place: &NodePlace) -> Arc<NodeHub> {
+    let range = &identity.welcome.pod_cidr;
+    Arc::new(NodeHub::new(
+        &place.dir,
+        place.hub_socket(),
+        range,
+        mark(identity),
+    ))
+}
+
+/// The cluster's mark as a variable and its value.
+fn mark(identity: &NodeIdentity) -> (String, String) {
+    let mark = &identity.welcome.mark;
+    let (name, value) = mark.split_once('=').unwrap_or((mark, ""));
+    (name.to_owned(), value.to_owned())
+}
+
 fn node_config(
     node: &str,
     identity: &NodeIdentity,
     addresses: Vec<std::net::IpAddr>,
     kubelet_port: u16,
+    place: &NodePlace,
 ) -> anyhow::Result<NodeConfig> {
     let welcome = &identity.welcome;
-    let scratch_dir = std::env::var_os("TMPDIR").map_or_else(|| "/tmp".into(), Into::into);
+    let scratch_dir = place::scratch();
     let scratch = rustix::fs::statvfs(&scratch_dir).or_else(|_| rustix::fs::statvfs("/tmp"))?;
     Ok(NodeConfig {
         name: node.to_owned(),
@@ -284,6 +331,11 @@ fn node_config(
             crate::handover::VERSION
         ),
         scratch_dir,
+        node_dir: place.dir.clone(),
+        node_key: place.key.clone(),
+        pod_cidrs: vec![welcome.pod_cidr.clone()],
+        cluster_dns: Vec::new(),
+        cluster_domain: "cluster.local".to_owned(),
     })
 }
 

@@ -5,8 +5,11 @@
 //! survive its own death is in memory that its guard holds ([`identity`]).
 
 mod agent;
+mod hub;
 mod identity;
+mod launch;
 mod line;
+pub mod place;
 
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -18,6 +21,7 @@ use crate::exit::Code;
 use crate::guard::{self, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
 use crate::say::say;
+use place::NodePlace;
 
 /// What an agent's last words begin with; the node and the problem follow.
 pub const FAILED: &str = "coracle-node failed:";
@@ -35,9 +39,13 @@ pub fn main() -> anyhow::Result<ExitCode> {
 fn be_the_agent() -> anyhow::Result<ExitCode> {
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
+    let place = NodePlace::new(&handover.secret, &name());
     match guard::split(Policy::Restart)? {
-        Side::Guard(code) => Ok(code),
-        Side::Worker => crate::block_on(agent::run(handover, kept)),
+        Side::Guard(code) => {
+            place.remove();
+            Ok(code)
+        }
+        Side::Worker => crate::block_on(agent::run(handover, kept, place)),
     }
 }
 

@@ -169,8 +169,9 @@ impl Cluster {
             kubernetes_version: release.version.clone(),
             job: (allocation.job_id, allocation.step_id),
             mark: format!("{MARK}={mark}"),
+            secret: crate::token::new()?,
         };
-        let plans = plans(allocation, &detail, &name);
+        let plans = plans(allocation, &detail, &name, &options.pod_cidr)?;
         let door = Door::new(common, plans, tell_node)?;
         tokio::spawn(door.clone().serve(listener));
         let leaders: Vec<_> = addresses

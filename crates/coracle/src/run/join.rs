@@ -59,6 +59,8 @@ pub struct Common {
     pub job: (u32, Option<u32>),
     /// What the workload's processes carry in their environment.
     pub mark: String,
+    /// From which nodes know their directories and keys.
+    pub secret: String,
 }
 
 /// The leader's door.
@@ -106,6 +108,7 @@ impl Door {
             ca_pem: self.common.pki.join.cert_pem().to_owned(),
             token,
             time: crate::handover::now(),
+            secret: self.common.secret.clone(),
         })
     }
 
@@ -250,6 +253,7 @@ impl Door {
             kubernetes_version: self.common.kubernetes_version.clone(),
             job: self.common.job,
             mark: self.common.mark.clone(),
+            pod_cidr: plan.pod_cidr.clone(),
         })
     }
 
@@ -318,6 +322,7 @@ mod tests {
             kubernetes_version: "v1".into(),
             job: (1, None),
             mark: String::new(),
+            secret: String::new(),
         };
         let plans = ["node1", "node2"].map(|node| (node.to_owned(), NodePlan::default()));
         Door::new(common, plans.into(), mpsc::unbounded_channel().0).unwrap()

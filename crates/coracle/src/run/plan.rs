@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use anyhow::Context;
 use slurm::{Allocation, JobDetail};
 
 /// What a node will be, as far as the leader knows it beforehand.
@@ -15,14 +16,21 @@ pub struct NodePlan {
     pub extended: BTreeMap<String, u64>,
     /// Labels of the Node.
     pub labels: BTreeMap<String, String>,
+    /// The addresses of its pods.
+    pub pod_cidr: String,
 }
+
+/// The length of a node's prefix: enough addresses for the 110 pods that it takes, some of them ending.
+const NODE_PREFIX: u8 = 24;
 
 /// What each node of the allocation will be.
 pub fn plans(
     allocation: &Allocation,
     detail: &JobDetail,
     cluster: &str,
-) -> HashMap<String, NodePlan> {
+    pod_cidr: &str,
+) -> anyhow::Result<HashMap<String, NodePlan>> {
+    let all: network::hub::Range = pod_cidr.parse().map_err(anyhow::Error::msg)?;
     let mut labels = BTreeMap::from([
         ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
         (
@@ -33,20 +41,24 @@ pub fn plans(
     if let Some(partition) = detail.partition.as_ref().or(allocation.partition.as_ref()) {
         labels.insert("coracle.dev/partition".to_owned(), partition.clone());
     }
-    let plan = |node: &String| {
+    let plan = |(index, node): (usize, &String)| {
+        let range = u32::try_from(index)
+            .ok()
+            .and_then(|index| all.of_node(index, NODE_PREFIX));
+        let range = range.with_context(|| {
+            format!("--pod-cidr={pod_cidr} has too few addresses: every node needs a /{NODE_PREFIX} of it")
+        })?;
         let share = detail.nodes.iter().find(|share| share.node == *node);
-        NodePlan {
+        let plan = NodePlan {
             cpus: share.map_or(1, |share| share.cpus),
             memory_bytes: share.and_then(|share| share.memory_mb).map(|mb| mb << 20),
             extended: share.map(extended).unwrap_or_default(),
             labels: labels.clone(),
-        }
+            pod_cidr: range.to_string(),
+        };
+        Ok((node.clone(), plan))
     };
-    allocation
-        .nodes
-        .iter()
-        .map(|node| (node.clone(), plan(node)))
-        .collect()
+    allocation.nodes.iter().enumerate().map(plan).collect()
 }
 
 /// Slurm's generic resources under the names that Kubernetes manifests use.

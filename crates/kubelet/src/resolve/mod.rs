@@ -16,6 +16,8 @@
 
 mod claims;
 mod env;
+#[cfg(test)]
+mod live_tests;
 mod objects;
 mod pull_secrets;
 mod references;

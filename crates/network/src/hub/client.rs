@@ -33,6 +33,11 @@ pub fn join(socket: &Path) -> io::Result<()> {
     linux::fresh::join_user(process)
 }
 
+/// Whether a hub listens at `socket`.
+pub fn is_there(socket: &Path) -> bool {
+    connect(socket).is_ok()
+}
+
 impl Place {
     /// Asks the hub at `socket` for a place for a pod's network namespace.
     pub async fn ask(socket: &Path, request: &Attach, namespace: OwnedFd) -> io::Result<Self> {

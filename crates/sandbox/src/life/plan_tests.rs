@@ -21,6 +21,7 @@ fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
         serial: 1,
         image: "i".to_owned(),
         stage,
+        container: None,
         kill,
         startup: None,
         dead: false,

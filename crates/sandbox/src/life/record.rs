@@ -72,6 +72,8 @@ pub struct Run {
     pub image: String,
     /// How far it is.
     pub stage: Stage,
+    /// Its container, until the record has taken it over.
+    pub container: Option<(String, PodImage)>,
     /// It is to end.
     pub kill: Option<Kill>,
     /// The startup probe has said that it is up (`true`) or never will be.
@@ -223,6 +225,19 @@ impl Record {
             self.restarts.saturating_add(1)
         } else {
             self.restarts
+        }
+    }
+
+    /// The present run becomes the newest one: from now on its container is what the record shows.
+    pub fn adopt(&mut self) {
+        if let Some(ended) = self.ended.take() {
+            self.previous = Some(ended.state);
+        }
+        self.restarts = self.next_attempt();
+        self.has_run = true;
+        if let Some((id, image)) = self.run.as_mut().and_then(|run| run.container.take()) {
+            self.id = Some(id);
+            self.image = Some(image);
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) use tree::chmod;
 use crate::content::ContentError;
 use crate::{HostPathKind, Ownership, Source};
 
+pub use usage::of_directory as disk_usage;
+
 /// What everybody may do with an emptyDir: containers run as any user.
 const EMPTY_DIR_MODE: u32 = 0o777;
 

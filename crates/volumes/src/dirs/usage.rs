@@ -6,7 +6,7 @@ use std::path::Path;
 use super::tree;
 
 /// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing.
-pub(super) fn of_directory(dir: &Path) -> u64 {
+pub fn of_directory(dir: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut blocks: u64 = 0;
     let walked = tree::walk(dir, &mut |_, status| {

@@ -8,13 +8,13 @@ use sandbox::protocol::Problem;
 
 use super::{Space, problem};
 use crate::pods::spec::{init_containers, is_sidecar};
-use crate::quantity::milli;
+use volumes::quantity::Amount;
 
-/// Amounts by resource, in thousandths.
-type Amounts = BTreeMap<String, i128>;
+/// Amounts by resource, counted as upstream does: CPUs in thousandths, everything else in ones.
+type Amounts = BTreeMap<String, i64>;
 
 pub(super) fn fit(pod: &Pod, space: &Space) -> Result<(), Problem> {
-    let short = |resource: &str, requested: i128, used: i128, capacity: i128| {
+    let short = |resource: &str, requested: i64, used: i64, capacity: i64| {
         problem(
             &format!("OutOf{resource}"),
             format!(
@@ -22,8 +22,8 @@ pub(super) fn fit(pod: &Pod, space: &Space) -> Result<(), Problem> {
             ),
         )
     };
-    let count = space.others.len() as i128;
-    let most = i128::from(space.capacity.pods);
+    let count = i64::try_from(space.others.len()).unwrap_or(i64::MAX);
+    let most = i64::from(space.capacity.pods);
     if count + 1 > most {
         return Err(short("pods", 1, count, most));
     }
@@ -36,10 +36,7 @@ pub(super) fn fit(pod: &Pod, space: &Space) -> Result<(), Problem> {
         let wanted = wanted.get(&resource).copied().unwrap_or(0);
         let used = used.get(&resource).copied().unwrap_or(0);
         if wanted > 0 && wanted > capacity - used {
-            // Upstream counts CPUs in thousandths and everything else in ones.
-            let unit = if resource == "cpu" { 1 } else { 1000 };
-            let shown = [wanted, used, capacity].map(|amount| amount.div_euclid(unit));
-            return Err(short(&resource, shown[0], shown[1], shown[2]));
+            return Err(short(&resource, wanted, used, capacity));
         }
     }
     // What the node has none of is somebody else's to give, as upstream sees it.
@@ -47,10 +44,10 @@ pub(super) fn fit(pod: &Pod, space: &Space) -> Result<(), Problem> {
 }
 
 /// In upstream's order of complaints.
-fn capacity(space: &Space) -> Vec<(String, i128)> {
+fn capacity(space: &Space) -> Vec<(String, i64)> {
     let capacity = space.capacity;
     let basic = [
-        ("cpu", u64::from(capacity.cpus)),
+        ("cpu", u64::from(capacity.cpus) * 1000),
         ("memory", capacity.memory_bytes),
         ("ephemeral-storage", capacity.ephemeral_storage_bytes),
     ];
@@ -59,7 +56,7 @@ fn capacity(space: &Space) -> Vec<(String, i128)> {
     basic
         .into_iter()
         .chain(extended)
-        .map(|(name, amount)| (name, i128::from(amount) * 1000))
+        .map(|(name, amount)| (name, i64::try_from(amount).unwrap_or(i64::MAX)))
         .collect()
 }
 
@@ -71,7 +68,7 @@ fn requests(pod: &Pod) -> Amounts {
     let mut total = of_containers(spec);
     let pod_level = spec.resources.as_ref().and_then(|r| r.requests.as_ref());
     for (name, quantity) in pod_level.into_iter().flatten() {
-        total.insert(name.clone(), milli(quantity).unwrap_or(0));
+        total.insert(name.clone(), amount(name, quantity));
     }
     add(&mut total, &amounts(spec.overhead.as_ref()));
     total
@@ -106,13 +103,23 @@ fn of_containers(spec: &PodSpec) -> Amounts {
 fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Amounts {
     list.into_iter()
         .flatten()
-        .map(|(name, quantity)| (name.clone(), milli(quantity).unwrap_or(0)))
+        .map(|(name, quantity)| (name.clone(), amount(name, quantity)))
         .collect()
+}
+
+fn amount(name: &str, quantity: &Quantity) -> i64 {
+    let amount = Amount::of(quantity).unwrap_or_default();
+    if name == "cpu" {
+        amount.milli_value()
+    } else {
+        amount.value()
+    }
 }
 
 fn add(total: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
-        *total.entry(name.clone()).or_default() += amount;
+        let have = total.entry(name.clone()).or_default();
+        *have = have.saturating_add(*amount);
     }
 }
 

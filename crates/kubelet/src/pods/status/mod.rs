@@ -237,9 +237,10 @@ pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
     json!({ "metadata": { "uid": uid }, "status": status })
 }
 
-/// Pods that the node itself put an end to say so, for those who count disruptions.
+/// Pods that the node itself put an end to say so, for those who count disruptions. Who went beyond its own limits has
+/// only itself to blame.
 fn disruption(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
-    matches!(problem.reason.as_str(), "Terminated" | "Evicted").then(|| PodCondition {
+    (problem.reason == "Terminated").then(|| PodCondition {
         type_: "DisruptionTarget".to_owned(),
         status: "True".to_owned(),
         reason: Some("TerminationByKubelet".to_owned()),

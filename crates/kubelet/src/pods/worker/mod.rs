@@ -334,6 +334,15 @@ impl Worker {
                 self.shared.recorder.record(&self.pod, event.clone());
             }
         }
+        let said = self.state.as_ref().and_then(|state| state.failure.as_ref());
+        if let Some(problem) = &state.failure
+            && problem.reason == "Evicted"
+            && said != Some(problem)
+            && !is_final(self.phase())
+        {
+            let (reason, message) = (&problem.reason, &problem.message);
+            self.shared.recorder.say(&self.pod, true, reason, message);
+        }
         self.instructed.get_or_insert_with(|| has_begun(&state));
         self.state = Some(state);
     }

@@ -57,6 +57,7 @@ impl<R: Runtime> Driver<R> {
             serial,
             image: record.spec.image.clone().unwrap_or_default(),
             stage: Stage::Preparing,
+            container: None,
             kill: None,
             startup: None,
             dead: false,

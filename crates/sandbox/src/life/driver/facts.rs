@@ -30,21 +30,16 @@ impl<R: Runtime> Driver<R> {
                 message,
             } => self.journal.note(Some(path), warning, reason, message),
             Fact::Created { id, at, image } => {
-                record.restarts = record.next_attempt();
-                record.has_run = true;
-                record.id = Some(id);
-                record.image = Some(*image);
                 record.pull_failure = None;
                 record.pull_back_off.clear();
                 if let Some(run) = &mut record.run {
                     run.stage = Stage::Hook { at };
+                    run.container = Some((id, *image));
                 }
             }
             Fact::Running => {
                 record.waiting = None;
-                if let Some(ended) = record.ended.take() {
-                    record.previous = Some(ended.state);
-                }
+                record.adopt();
                 if let Some(run) = &mut record.run
                     && let Stage::Hook { at } = run.stage
                 {
@@ -106,11 +101,9 @@ impl<R: Runtime> Driver<R> {
         let restart = run
             .and_then(|run| run.kill)
             .is_some_and(|kill| kill.restart);
-        let created = !run.is_none_or(|run| run.stage == Stage::Preparing);
-        if !created {
-            // It could not even be run: that was a run all the same, with an id that nobody knows.
-            record.restarts = record.next_attempt();
-            record.has_run = true;
+        // One that could not be run, or never got past its hook, was a run all the same.
+        if !record.running() {
+            record.adopt();
         }
         let hook_failed = record
             .waiting
@@ -118,10 +111,6 @@ impl<R: Runtime> Driver<R> {
             .is_some_and(|waiting| waiting.reason == "PostStartHookError");
         if !hook_failed {
             record.waiting = None;
-        }
-        // A run that never got past its hook has not replaced the one before it.
-        if let Some(ended) = record.ended.take() {
-            record.previous = Some(ended.state);
         }
         record.ended = Some(Ended {
             state,

@@ -92,6 +92,7 @@ impl<R: Runtime> Driver<R> {
         };
         driver.take_specs();
         driver.remember(now);
+        driver.publish(false);
         driver
     }
 
@@ -110,7 +111,14 @@ impl<R: Runtime> Driver<R> {
                 }
             };
             tokio::select! {
-                message = inbox.recv() => if let Some(message) = message { self.hear(message) },
+                message = inbox.recv() => {
+                    // All that has been said by now is heard before anything is done or published.
+                    let mut next = message;
+                    while let Some(message) = next {
+                        self.hear(message);
+                        next = inbox.try_recv().ok();
+                    }
+                }
                 () = alarm => {}
             }
         }

@@ -13,6 +13,7 @@ macro_rules! life {
 mod basic;
 mod before;
 mod changes;
+mod chaos;
 mod hooks;
 mod images;
 mod probes;

@@ -1,0 +1,79 @@
+//! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, bail};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
+
+use crate::hub_role::Start;
+
+/// The node's hub, which there is as soon as somebody needs it.
+pub struct NodeHub {
+    start: Start,
+    mark: (String, String),
+    running: Mutex<Option<Child>>,
+}
+
+impl NodeHub {
+    /// A hub for pods with addresses of `range`; `mark` is for its environment.
+    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark: (String, String)) -> Self {
+        Self {
+            start: Start {
+                dir: dir.to_owned(),
+                socket,
+                range: range.to_owned(),
+            },
+            mark,
+            running: Mutex::new(None),
+        }
+    }
+
+    /// Makes sure that it is there.
+    pub async fn ready(&self) -> anyhow::Result<()> {
+        let mut running = self.running.lock().await;
+        let lives = match running.as_mut() {
+            Some(child) => child.try_wait()?.is_none(),
+            // Perhaps one of an agent before us.
+            None => network::hub::is_there(&self.start.socket),
+        };
+        if !lives {
+            *running = Some(self.spawn().await?);
+        }
+        Ok(())
+    }
+
+    async fn spawn(&self) -> anyhow::Result<Child> {
+        let (name, value) = &self.mark;
+        let mut child = Command::new("/proc/self/exe")
+            .args(["internal", "hub"])
+            .env(name, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("cannot start the node's hub")?;
+        let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("the node's hub has no pipes");
+        };
+        let mut line = serde_json::to_string(&self.start)?;
+        line.push('\n');
+        input.write_all(line.as_bytes()).await?;
+        let mut answer = String::new();
+        BufReader::new(output).read_line(&mut answer).await?;
+        match answer.trim() {
+            "ready" => Ok(child),
+            "" => bail!("the node's hub ended before it was ready"),
+            problem => bail!("{problem}"),
+        }
+    }
+
+    /// Ends it, and with it the pods' network.
+    pub async fn end(&self) {
+        if let Some(mut child) = self.running.lock().await.take() {
+            let _ = child.kill().await;
+        }
+    }
+}

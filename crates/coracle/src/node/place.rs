@@ -1,0 +1,136 @@
+//! The node's own directory: sockets, unpacked images, and what pods write. It is made by the first agent of a node,
+//! found again by those after it, and removed by whoever ends last.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use kubelet::NodeKey;
+use linux::process::Fork;
+use rustix::process::WaitOptions;
+use rustix::thread::UnshareFlags;
+use sha2::{Digest, Sha256};
+
+/// Where this node keeps its things, and the key to its pods.
+#[derive(Clone, Debug)]
+pub struct NodePlace {
+    /// On a local disk, for this user alone.
+    pub dir: PathBuf,
+    /// Makes the tokens of sandboxes.
+    pub key: NodeKey,
+}
+
+impl NodePlace {
+    /// What the cluster's secret says of this node. Nobody else can guess the directory's name, nor be there first.
+    pub fn new(secret: &str, node: &str) -> Self {
+        let name: String = derive(secret, "directory", node)
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Self {
+            dir: scratch().join(format!("coracle-{name}")),
+            key: NodeKey(derive(secret, "key", node)),
+        }
+    }
+
+    /// Makes the directory, or finds that of an agent before us.
+    pub fn make(&self) -> io::Result<()> {
+        match std::fs::DirBuilder::new().mode(0o700).create(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
+        let found = std::fs::symlink_metadata(&self.dir)?;
+        let ours = found.is_dir()
+            && found.uid() == rustix::process::geteuid().as_raw()
+            && found.permissions().mode() & 0o077 == 0;
+        if ours {
+            Ok(())
+        } else {
+            Err(io::Error::other("it belongs to somebody else"))
+        }
+    }
+
+    /// The socket at which sandboxes find their kubelet.
+    pub fn kubelet_socket(&self) -> PathBuf {
+        kubelet_socket(&self.dir)
+    }
+
+    /// The hub's socket.
+    pub fn hub_socket(&self) -> PathBuf {
+        self.dir.join("hub.sock")
+    }
+
+    /// Removes all of it. The calling process must have a single thread: files of containers belong to ids that only a
+    /// process in a user namespace may touch.
+    pub fn remove(&self) {
+        // Without pods it is empty but for sockets, and nobody else is needed.
+        if !self.dir.exists() || std::fs::remove_dir_all(&self.dir).is_ok() {
+            return;
+        }
+        match linux::process::fork() {
+            Ok(Fork::Child) => {
+                let removed = linux::namespace::enter_as_root(UnshareFlags::empty())
+                    .and_then(|_| remove_as_root(&self.dir));
+                if let Err(error) = removed {
+                    tracing::warn!(dir = %self.dir.display(), %error, "cannot remove the node's directory");
+                }
+                std::process::exit(0)
+            }
+            Ok(Fork::Parent(child)) => {
+                let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
+            }
+            Err(error) => tracing::warn!(%error, "cannot remove the node's directory"),
+        }
+    }
+}
+
+/// The socket at which sandboxes find their kubelet, in a node's directory.
+pub fn kubelet_socket(dir: &Path) -> PathBuf {
+    dir.join("kubelet.sock")
+}
+
+/// Removes a directory with what containers left in it. Directories may have been made unreadable even for their owner.
+pub fn remove_as_root(dir: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            open_up(dir);
+            std::fs::remove_dir_all(dir)
+        }
+        removed => removed,
+    }
+}
+
+fn open_up(dir: &Path) {
+    let _ = std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700));
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            open_up(&entry.path());
+        }
+    }
+}
+
+/// The node's local scratch.
+pub fn scratch() -> PathBuf {
+    let dir = std::env::var_os("TMPDIR").map(PathBuf::from);
+    dir.filter(|dir| dir.is_absolute() && dir.is_dir())
+        .unwrap_or_else(|| "/tmp".into())
+}
+
+fn derive(secret: &str, what: &str, node: &str) -> [u8; 32] {
+    let text = format!("{what}\0{node}\0{secret}");
+    Sha256::digest(text.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_node_has_its_own_place_and_always_the_same() {
+        let place = |secret, node| NodePlace::new(secret, node).dir;
+        assert_eq!(place("s", "node1"), place("s", "node1"));
+        assert_ne!(place("s", "node1"), place("s", "node2"));
+        assert_ne!(place("s", "node1"), place("t", "node1"));
+    }
+}

@@ -1,0 +1,270 @@
+//! Pods that write more than they may: found out by looking, as upstream's kubelet does, and ended.
+//!
+//! Memory-backed volumes need no looking, for the kernel holds them to their limit.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use sandbox::protocol::Problem;
+use sandbox::runtime::Places;
+use volumes::quantity::bytes;
+
+/// How often it is looked, as upstream.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// A large tree is not walked all the time: looking takes at most this part of it.
+const PART: u32 = 20;
+
+/// Waits until the pod has written more than it may, and says so in upstream's words. For ever, if it may write all.
+pub async fn exceeded(pod: &Pod, places: &Places) -> Problem {
+    let Some(limits) = Limits::of(pod) else {
+        return std::future::pending().await;
+    };
+    let mut wait = LOOK_EVERY;
+    loop {
+        tokio::time::sleep(wait).await;
+        let started = std::time::Instant::now();
+        if let Some(message) = look(&limits, places).await {
+            return Problem {
+                reason: "Evicted".to_owned(),
+                message,
+            };
+        }
+        wait = LOOK_EVERY.max(started.elapsed() * PART);
+    }
+}
+
+/// Why the pod has to go now, if it has to.
+async fn look(limits: &Limits, places: &Places) -> Option<String> {
+    let dirs = Dirs::of(limits, places);
+    // Walking a tree blocks, and this thread is the pod's only one.
+    let usage = tokio::task::spawn_blocking(move || dirs.measure()).await;
+    limits.judge(&usage.ok()?)
+}
+
+/// What a pod may write.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Limits {
+    /// emptyDirs on disk, with a limit or without.
+    volumes: BTreeMap<String, Option<Limit>>,
+    /// Containers that stay, with a limit or without.
+    containers: BTreeMap<String, Option<Limit>>,
+    /// All together.
+    pod: Option<u64>,
+}
+
+/// Bytes, and how the spec says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limit(u64, String);
+
+/// What a pod has written, in bytes.
+#[derive(Debug, Default)]
+struct Usage {
+    volumes: BTreeMap<String, u64>,
+    containers: BTreeMap<String, u64>,
+}
+
+impl Limits {
+    /// `None` if there is no limit at all.
+    fn of(pod: &Pod) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let limit = |quantity: &Quantity| {
+            let bytes = bytes(quantity).filter(|&bytes| bytes > 0)?;
+            Some(Limit(bytes, quantity.0.clone()))
+        };
+        let volumes = spec.volumes.iter().flatten().filter_map(|volume| {
+            let source = volume.empty_dir.as_ref()?;
+            (source.medium.as_deref() != Some("Memory")).then(|| {
+                (
+                    volume.name.clone(),
+                    source.size_limit.as_ref().and_then(limit),
+                )
+            })
+        });
+        let containers = staying(spec).map(|container| {
+            let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
+            let storage = limits.and_then(|limits| limits.get("ephemeral-storage"));
+            (container.name.clone(), storage.and_then(limit))
+        });
+        let mut limits = Self {
+            volumes: volumes.collect(),
+            containers: containers.collect(),
+            pod: None,
+        };
+        let of_containers = limits.containers.values().flatten();
+        limits.pod = of_containers.map(|limit| limit.0).reduce(|a, b| a + b);
+        let has_any = limits.pod.is_some() || limits.volumes.values().any(Option::is_some);
+        has_any.then_some(limits)
+    }
+
+    /// Why the pod has to go, if it has to.
+    fn judge(&self, usage: &Usage) -> Option<String> {
+        let beyond = |limits: &BTreeMap<String, Option<Limit>>, used: &BTreeMap<String, u64>| {
+            limits.iter().find_map(|(name, limit)| {
+                let limit = limit.as_ref()?;
+                (*used.get(name)? > limit.0).then(|| (name.clone(), limit.1.clone()))
+            })
+        };
+        if let Some((name, limit)) = beyond(&self.volumes, &usage.volumes) {
+            let message =
+                format!("Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. ");
+            return Some(message);
+        }
+        let total: u64 = usage
+            .volumes
+            .values()
+            .chain(usage.containers.values())
+            .sum();
+        if let Some(limit) = self.pod.filter(|&limit| total > limit) {
+            let limit = binary(limit);
+            return Some(format!(
+                "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+            ));
+        }
+        beyond(&self.containers, &usage.containers).map(|(name, limit)| {
+            format!("Container {name} exceeded its local ephemeral storage limit {limit:?}. ")
+        })
+    }
+}
+
+/// Where to look.
+struct Dirs {
+    volumes: Vec<(String, PathBuf)>,
+    /// What a container has changed, and its logs.
+    containers: Vec<(String, [PathBuf; 2])>,
+}
+
+impl Dirs {
+    fn of(limits: &Limits, places: &Places) -> Self {
+        let volumes = limits.volumes.keys().map(|name| {
+            let dir = places.disk.join("volumes").join(name);
+            (name.clone(), dir)
+        });
+        let containers = limits.containers.keys().map(|name| {
+            let changes = places.disk.join("containers").join(name);
+            (name.clone(), [changes, places.logs.join(name)])
+        });
+        Self {
+            volumes: volumes.collect(),
+            containers: containers.collect(),
+        }
+    }
+
+    fn measure(self) -> Usage {
+        let volumes = self.volumes.into_iter();
+        let containers = self.containers.into_iter();
+        Usage {
+            volumes: volumes.map(|(name, dir)| (name, taken(&dir))).collect(),
+            containers: containers
+                .map(|(name, dirs)| (name, dirs.iter().map(|dir| taken(dir)).sum()))
+                .collect(),
+        }
+    }
+}
+
+/// The disk that a directory takes.
+fn taken(dir: &Path) -> u64 {
+    volumes::dirs::disk_usage(dir)
+}
+
+/// Containers that stay: those of the pod, and native sidecars.
+fn staying(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    sidecars.chain(&spec.containers)
+}
+
+/// Bytes as upstream prints a sum of limits.
+fn binary(bytes: u64) -> String {
+    let suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
+    let power = suffixes.len() - 1;
+    let power = (0..=power)
+        .rev()
+        .find(|&power| bytes.is_multiple_of(1 << (10 * power)));
+    let power = power.unwrap_or(0);
+    format!("{}{}", bytes >> (10 * power), suffixes[power])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn limits(spec: Value) -> Option<Limits> {
+        let pod: Pod = serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap();
+        Limits::of(&pod)
+    }
+
+    fn usage(volumes: &[(&str, u64)], containers: &[(&str, u64)]) -> Usage {
+        let map = |pairs: &[(&str, u64)]| pairs.iter().map(|&(n, b)| (n.to_owned(), b)).collect();
+        Usage {
+            volumes: map(volumes),
+            containers: map(containers),
+        }
+    }
+
+    #[test]
+    fn a_pod_without_limits_is_not_looked_at() {
+        assert_eq!(
+            limits(json!({ "containers": [{ "name": "a" }], "volumes": [
+            { "name": "v", "emptyDir": {} },
+            { "name": "m", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } },
+        ] })),
+            None
+        );
+    }
+
+    #[test]
+    fn every_limit_has_upstreams_words() {
+        let limits = limits(json!({
+            "initContainers": [
+                { "name": "i", "resources": { "limits": { "ephemeral-storage": "1Ki" } } },
+                { "name": "s", "restartPolicy": "Always", "resources": { "limits": { "ephemeral-storage": "1Mi" } } },
+            ],
+            "containers": [
+                { "name": "a", "resources": { "limits": { "ephemeral-storage": "3Mi" } } },
+                { "name": "b" },
+            ],
+            "volumes": [{ "name": "v", "emptyDir": { "sizeLimit": "2Mi" } }, { "name": "w", "emptyDir": {} }],
+        }))
+        .unwrap();
+        let judge = |volumes: &[_], containers: &[_]| limits.judge(&usage(volumes, containers));
+        const MI: u64 = 1 << 20;
+        assert_eq!(judge(&[("v", 2 * MI)], &[("a", 2 * MI)]), None);
+        assert_eq!(
+            judge(&[("v", 2 * MI + 1)], &[]).unwrap(),
+            "Usage of EmptyDir volume \"v\" exceeds the limit \"2Mi\". "
+        );
+        assert_eq!(
+            judge(&[("w", 3 * MI)], &[("b", MI + 1)]).unwrap(),
+            "Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. "
+        );
+        assert_eq!(
+            judge(&[], &[("s", MI + 1)]).unwrap(),
+            "Container s exceeded its local ephemeral storage limit \"1Mi\". "
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_written_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let places = Places {
+            disk: home.path().to_owned(),
+            memory: home.path().join("memory"),
+            logs: home.path().join("logs"),
+        };
+        let volume = home.path().join("volumes/v");
+        std::fs::create_dir_all(&volume).unwrap();
+        let limits = limits(json!({
+            "containers": [{ "name": "a" }],
+            "volumes": [{ "name": "v", "emptyDir": { "sizeLimit": "100Ki" } }],
+        }))
+        .unwrap();
+        assert_eq!(look(&limits, &places).await, None);
+        std::fs::write(volume.join("file"), vec![1; 200 << 10]).unwrap();
+        assert!(look(&limits, &places).await.is_some());
+    }
+}

@@ -1,0 +1,202 @@
+//! What the other crates give to a pod: images, volumes, a place in the network.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::Context;
+use images::protocol::{Command as Pull, Line};
+use images::{PullPolicy, PullRequest};
+use network::hub::{Attach, Place};
+use sandbox::protocol::Problem;
+use sandbox::runtime::Places;
+use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+use volumes::{Source, Volumes};
+
+use super::Start;
+
+/// This node, for one pod.
+pub struct NodeWorld {
+    uid: String,
+    hub: PathBuf,
+    store: PathBuf,
+    layers: PathBuf,
+    volumes: Volumes,
+    place: RefCell<Option<Place>>,
+    /// Images that are there, by reference: a container that is started again need not ask.
+    present: RefCell<HashMap<String, PodImage>>,
+}
+
+impl NodeWorld {
+    /// The node of `start`.
+    pub fn new(start: &Start, places: &Places) -> Self {
+        Self {
+            uid: start.uid.clone(),
+            hub: start.node_dir.join("hub.sock"),
+            store: start.store.clone(),
+            layers: start.node_dir.join("layers"),
+            volumes: Volumes::new(places.disk.join("volumes"), places.memory.join("volumes")),
+            place: RefCell::new(None),
+            present: RefCell::default(),
+        }
+    }
+
+    async fn pull(&self, request: PullRequest) -> anyhow::Result<Line> {
+        let pull = Pull {
+            store: self.store.clone(),
+            layers: self.layers.clone(),
+            request,
+            limits: images::Limits::default(),
+        };
+        let mut child = Command::new("/proc/self/exe")
+            .args(["internal", "image-pull"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a process to pull it")?;
+        let mut line = serde_json::to_string(&pull)?;
+        line.push('\n');
+        let mut input = child.stdin.take().context("no pipe")?;
+        input.write_all(line.as_bytes()).await?;
+        let mut lines = BufReader::new(child.stdout.take().context("no pipe")?).lines();
+        let mut last = None;
+        while let Some(line) = lines.next_line().await? {
+            match serde_json::from_str(&line)? {
+                Line::Progress(_) => {}
+                end => last = Some(end),
+            }
+        }
+        let status = child.wait().await?;
+        last.with_context(|| format!("pulling it ended with {status}"))
+    }
+}
+
+impl World for NodeWorld {
+    async fn image(
+        &self,
+        request: &ImageRequest,
+        credentials: &[Value],
+    ) -> Result<PodImage, Problem> {
+        let wrong = |reason: &str, message: String| Problem {
+            reason: reason.to_owned(),
+            message,
+        };
+        let policy = match request.policy.as_str() {
+            "Always" => PullPolicy::Always,
+            "Never" => PullPolicy::Never,
+            _ => PullPolicy::IfNotPresent,
+        };
+        let known = self.present.borrow().get(&request.reference).cloned();
+        if let (Some(image), PullPolicy::IfNotPresent | PullPolicy::Never) = (known, policy) {
+            return Ok(image);
+        }
+        let credentials = credentials
+            .iter()
+            .filter_map(|credential| serde_json::from_value(credential.clone()).ok())
+            .collect();
+        let request = PullRequest {
+            reference: request.reference.clone(),
+            policy,
+            credentials,
+        };
+        let name = request.reference.clone();
+        let image = match self.pull(request).await {
+            Ok(Line::Done(image)) => image,
+            Ok(Line::Failed { reason, message }) => return Err(wrong(&reason, message)),
+            Ok(Line::Progress(_)) => {
+                return Err(wrong("ErrImagePull", "it did not end".to_owned()));
+            }
+            Err(error) => return Err(wrong("ErrImagePull", format!("{error:#}"))),
+        };
+        let config = image.config;
+        let image = PodImage {
+            reference: image.reference,
+            id: image.id,
+            size: image.size,
+            pulled: image.pulled,
+            layers: image.layers,
+            config: ImageDefaults {
+                entrypoint: config.entrypoint,
+                cmd: config.cmd,
+                env: config.env,
+                user: config.user,
+                working_dir: config.working_dir,
+                stop_signal: config.stop_signal,
+            },
+        };
+        let mut again = image.clone();
+        again.pulled = false;
+        self.present.borrow_mut().insert(name, again);
+        Ok(image)
+    }
+
+    async fn volume(
+        &self,
+        name: &str,
+        source: &Value,
+        fs_group: Option<i64>,
+    ) -> Result<Volume, Problem> {
+        let failed = |message: String| Problem {
+            reason: "FailedMount".to_owned(),
+            message: format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
+        };
+        let source: Source =
+            serde_json::from_value(source.clone()).map_err(|error| failed(error.to_string()))?;
+        if let Source::Image {
+            reference,
+            pull_policy,
+        } = source
+        {
+            let request = ImageRequest {
+                reference,
+                policy: pull_policy,
+            };
+            // The pod's pull secrets hold for its image volumes as they do for its containers; those that need them are
+            // rare, and are pulled by a container of the same image or by the user's own credentials.
+            let image = self.image(&request, &[]).await?;
+            return Ok(Volume::Layers(image.layers));
+        }
+        let prepared = self
+            .volumes
+            .prepare(name, &source, fs_group)
+            .map_err(|error| failed(error.to_string()))?;
+        Ok(Volume::Directory {
+            path: prepared.path,
+            read_only: prepared.read_only,
+        })
+    }
+
+    async fn attach(&self, network: OwnedFd) -> Result<Attachment, Problem> {
+        let request = Attach {
+            uid: self.uid.clone(),
+            claim: None,
+        };
+        let place = Place::ask(&self.hub, &request, network)
+            .await
+            .map_err(|error| Problem {
+                reason: "FailedCreatePodSandBox".to_owned(),
+                message: format!("failed to setup network for sandbox: {error}"),
+            })?;
+        let attachment = Attachment {
+            interface: network::hub::INTERFACE.to_owned(),
+            address: place.address,
+            prefix: place.prefix,
+            gateway: place.gateway,
+        };
+        self.place.replace(Some(place));
+        Ok(attachment)
+    }
+
+    async fn leave(&self) {
+        self.place.replace(None);
+        if let Err(error) = self.volumes.remove_all() {
+            tracing::warn!(%error, "cannot remove a volume");
+        }
+    }
+}

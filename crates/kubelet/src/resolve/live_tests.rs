@@ -1,0 +1,193 @@
+//! The resolver as a node, against upstream's API server with its Node authorizer.
+
+#[path = "../../../volumes/tests/common/mod.rs"]
+mod api_server;
+
+use std::time::Instant;
+
+use api_server::{ApiServer, until};
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use volumes::Source;
+
+use super::*;
+
+fn object<K: DeserializeOwned>(value: Value) -> K {
+    serde_json::from_value(value).unwrap()
+}
+
+fn file(resolved: &Resolved, volume: &str, path: &str) -> Option<String> {
+    let source = resolved.bundle.volumes.get(volume)?;
+    match object(source.clone()) {
+        Source::Files(payload) => {
+            let file = payload.files.get(path)?;
+            Some(String::from_utf8(file.data.clone()).unwrap())
+        }
+        _ => None,
+    }
+}
+
+async fn pod(pods: &Api<Pod>, name: &str, spec: Value) -> Arc<Pod> {
+    let mut whole = json!({
+        "nodeName": "node1",
+        "containers": [{ "name": "main", "image": "none", "volumeMounts": [{ "name": "v", "mountPath": "/v" }] }],
+    });
+    for (key, value) in spec.as_object().unwrap() {
+        whole[key] = value.clone();
+    }
+    let pod = json!({ "metadata": { "name": name }, "spec": whole });
+    Arc::new(
+        pods.create(&Default::default(), &object(pod))
+            .await
+            .unwrap(),
+    )
+}
+
+#[tokio::test]
+async fn a_node_resolves_its_pods() {
+    let Some(server) = ApiServer::start().await else {
+        eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
+        return;
+    };
+    let admin = server.admin();
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
+    let config_maps: Api<ConfigMap> = Api::namespaced(admin.clone(), "default");
+    let services: Api<Service> = Api::namespaced(admin.clone(), "default");
+    // As upstream's publisher does, in its own time.
+    until("the root certificate", async || {
+        config_maps.get_opt("kube-root-ca.crt").await.unwrap()
+    })
+    .await;
+    let resolver = Resolver::new(server.node(), &crate::node::tests::config());
+
+    // Not there, then there, then another one.
+    let missing = pod(
+        &pods,
+        "missing",
+        json!({
+            "volumes": [{ "name": "v", "configMap": { "name": "late" } }],
+        }),
+    )
+    .await;
+    let started = Instant::now();
+    let resolved = resolver.bundle(&missing).await;
+    eprintln!("first bundle after {:?}", started.elapsed());
+    assert_eq!(
+        resolved.failed_mounts,
+        ["MountVolume.SetUp failed for volume \"v\" : configmap \"late\" not found"]
+    );
+    // What upstream's admission has put into every pod.
+    let api = resolved
+        .bundle
+        .volumes
+        .keys()
+        .find(|name| name.starts_with("kube-api-access-"))
+        .unwrap()
+        .clone();
+    assert!(
+        file(&resolved, &api, "ca.crt")
+            .unwrap()
+            .contains("BEGIN CERTIFICATE")
+    );
+    assert_eq!(file(&resolved, &api, "namespace").unwrap(), "default");
+    let token = file(&resolved, &api, "token").unwrap();
+    assert_eq!(token.split('.').count(), 3);
+    let env = &resolved.bundle.containers["main"].env;
+    assert!(
+        env.iter()
+            .any(|variable| variable.name == "KUBERNETES_SERVICE_HOST")
+    );
+
+    let late: ConfigMap = object(json!({ "metadata": { "name": "late" }, "data": { "k": "one" } }));
+    let (_, created) = tokio::join!(
+        resolver.changed(&missing),
+        config_maps.create(&Default::default(), &late),
+    );
+    created.unwrap();
+    let resolved = resolver.bundle(&missing).await;
+    assert_eq!(resolved.failed_mounts, Vec::<String>::new());
+    assert_eq!(file(&resolved, "v", "k").as_deref(), Some("one"));
+    // The same token as before: it is as good as new.
+    assert_eq!(file(&resolved, &api, "token").unwrap(), token);
+
+    let started = Instant::now();
+    let patch = Patch::Merge(json!({ "data": { "k": "two" } }));
+    let parameters = PatchParams::default();
+    let (_, patched) = tokio::join!(
+        resolver.changed(&missing),
+        config_maps.patch("late", &parameters, &patch)
+    );
+    patched.unwrap();
+    let resolved = resolver.bundle(&missing).await;
+    eprintln!("a change is known after {:?}", started.elapsed());
+    assert_eq!(file(&resolved, "v", "k").as_deref(), Some("two"));
+
+    // Nothing changes by itself.
+    let quiet = tokio::time::timeout(Duration::from_millis(500), resolver.changed(&missing)).await;
+    assert!(quiet.is_err());
+
+    // A service tells of itself.
+    let shop: Service =
+        object(json!({ "metadata": { "name": "shop" }, "spec": { "ports": [{ "port": 80 }] } }));
+    let (_, created) = tokio::join!(
+        resolver.changed(&missing),
+        services.create(&Default::default(), &shop)
+    );
+    created.unwrap();
+    let resolved = resolver.bundle(&missing).await;
+    let env = &resolved.bundle.containers["main"].env;
+    assert!(
+        env.iter()
+            .any(|variable| variable.name == "SHOP_SERVICE_HOST")
+    );
+
+    claims_are_resolved(&server, &pods, &resolver).await;
+    resolver.forget(missing.metadata.uid.as_deref().unwrap());
+}
+
+async fn claims_are_resolved(server: &ApiServer, pods: &Api<Pod>, resolver: &Resolver) {
+    use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(server.admin(), "default");
+    let volumes: Api<PersistentVolume> = Api::all(server.admin());
+    let claimer = pod(pods, "claimer", json!({
+        "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data", "readOnly": true } }],
+    }))
+    .await;
+    let resolved = resolver.bundle(&claimer).await;
+    insta::assert_debug_snapshot!(resolved.failed_mounts);
+
+    let size = json!({ "storage": "1Mi" });
+    let volume = json!({
+        "metadata": { "name": "pv1" },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "capacity": size, "storageClassName": "none",
+            "hostPath": { "path": "/data", "type": "Directory" },
+        },
+    });
+    let claim = json!({
+        "metadata": { "name": "data" },
+        "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": size }, "storageClassName": "none" },
+    });
+    volumes
+        .create(&Default::default(), &object(volume))
+        .await
+        .unwrap();
+    claims
+        .create(&Default::default(), &object(claim))
+        .await
+        .unwrap();
+    let resolved = loop {
+        resolver.changed(&claimer).await;
+        let resolved = resolver.bundle(&claimer).await;
+        if resolved.failed_mounts.is_empty() {
+            break resolved;
+        }
+    };
+    let expected =
+        json!({ "hostPath": { "kind": "Directory", "path": "/data", "readOnly": true } });
+    assert_eq!(resolved.bundle.volumes["v"], expected);
+}

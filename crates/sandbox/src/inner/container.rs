@@ -1,0 +1,185 @@
+//! A forked process becomes a container: mounts, root, devices, then the program.
+//!
+//! Nothing of an image is trusted. Mounts are opened while the outside is visible and put in place after the container's
+//! root has become ours, so that links in it lead nowhere else.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use linux::tree::{self, Tree};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::mount::MountAttrFlags;
+
+use super::failure::{Failure, failed};
+use super::message::{Access, ContainerPlan, MountPlan, MountSource, Propagation, RootPlan};
+use super::terminal;
+
+const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// Builds the container's file system and moves into it. If it has a terminal, opens that and gives back its master side.
+pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
+    let trees = plan
+        .mounts
+        .iter()
+        .map(|mount| open(mount).map_err(failed(format!("mounting {}", mount.target.display()))))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    enter_root(&plan.root)?;
+    for (mount, tree) in plan.mounts.iter().zip(&trees) {
+        put(tree, &mount.target).map_err(failed(format!("mounting {}", mount.target.display())))?;
+    }
+    drop(trees);
+    for (from, to) in &plan.links {
+        // An image may have its own.
+        let _ = rustix::fs::symlink(to, from);
+    }
+    for path in &plan.masked {
+        mask(path).map_err(failed(format!("hiding {}", path.display())))?;
+    }
+    for path in plan.read_only_paths.iter().filter(|path| path.exists()) {
+        protect(path).map_err(failed(format!("protecting {}", path.display())))?;
+    }
+    let master = plan
+        .process
+        .terminal
+        .then(terminal::open)
+        .transpose()
+        .map_err(failed("opening a terminal"))?;
+    if plan.root.read_only {
+        tree::root_read_only().map_err(failed("making the root file system read-only"))?;
+    }
+    Ok(master)
+}
+
+fn enter_root(plan: &RootPlan) -> Result<(), Failure> {
+    let beside = plan.upper.parent().unwrap_or(Path::new("/"));
+    let (work, place) = (beside.join("work"), beside.join("root"));
+    for dir in [&plan.upper, &work, &place] {
+        std::fs::create_dir_all(dir).map_err(failed(format!("making {}", dir.display())))?;
+    }
+    let root =
+        Tree::overlay(&plan.layers, &plan.upper, &work).map_err(failed("mounting the image"))?;
+    tree::enter_root(&root, &place).map_err(failed("entering the image"))
+}
+
+fn open(mount: &MountPlan) -> std::io::Result<Tree> {
+    let tree = match &mount.source {
+        MountSource::Bind {
+            path,
+            sub_path: None,
+        } => Tree::copy(path, true)?,
+        MountSource::Bind {
+            path,
+            sub_path: Some(sub),
+        } => Tree::copy_open(below(path, sub)?, true)?,
+        MountSource::Layers(layers) => return layers_tree(layers),
+        MountSource::Tmpfs(options) => {
+            let options: Vec<(&str, &str)> = options
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect();
+            let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+            Tree::new("tmpfs", &options, attributes)?
+        }
+        MountSource::Proc => Tree::new("proc", &[], PLAIN)?,
+        MountSource::Sys => Tree::new("sysfs", &[], PLAIN)?,
+        MountSource::Mqueue => Tree::new("mqueue", &[], PLAIN)?,
+        MountSource::Pts => pts()?,
+    };
+    match mount.propagation {
+        Propagation::None => tree.propagate(tree::Propagation::Private)?,
+        Propagation::HostToContainer => tree.propagate(tree::Propagation::Slave)?,
+        // Only as far as the namespace allows: ours gets what comes from outside, and gives nothing back.
+        Propagation::Bidirectional => tree.propagate(tree::Propagation::Shared)?,
+    }
+    match mount.access {
+        Access::Write => {}
+        Access::Read => tree.read_only(false)?,
+        Access::ReadAll => tree.read_only(true)?,
+    }
+    Ok(tree)
+}
+
+/// An image as a volume: its layers, to be read.
+fn layers_tree(layers: &[PathBuf]) -> std::io::Result<Tree> {
+    Tree::overlay_read_only(layers)
+}
+
+/// The group that owns terminals is 5 everywhere; with a single id there is no such group.
+fn pts() -> std::io::Result<Tree> {
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let options = [
+        ("newinstance", ""),
+        ("ptmxmode", "0666"),
+        ("mode", "0620"),
+        ("gid", "5"),
+    ];
+    Tree::new("devpts", &options, attributes)
+        .or_else(|_| Tree::new("devpts", &options[..3], attributes))
+}
+
+/// What is at `sub` below `volume`, never outside of it; directories that are missing are made.
+fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let root = rustix::fs::open(volume, flags, Mode::empty())?;
+    let found = rustix::fs::openat2(&root, sub, flags, Mode::empty(), resolve);
+    let Err(rustix::io::Errno::NOENT) = found else {
+        return Ok(found?);
+    };
+    let mut dir = root;
+    for part in sub.components() {
+        let part = Path::new(part.as_os_str());
+        match rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o750)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        dir = rustix::fs::openat2(
+            &dir,
+            part,
+            flags | OFlags::DIRECTORY,
+            Mode::empty(),
+            resolve,
+        )?;
+    }
+    Ok(dir)
+}
+
+/// Puts a tree in its place, which is made if it is missing.
+fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
+    if std::fs::metadata(target).is_err() {
+        if tree.is_directory()? {
+            std::fs::create_dir_all(target)?;
+        } else {
+            if let Some(parent) = target.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            OpenOptions::new().create(true).append(true).open(target)?;
+        }
+    }
+    tree.put(target)
+}
+
+/// Shows an empty directory or file instead.
+fn mask(path: &Path) -> std::io::Result<()> {
+    let Ok(found) = std::fs::metadata(path) else {
+        return Ok(());
+    };
+    let cover = if found.is_dir() {
+        let tree = Tree::new("tmpfs", &[("size", "0"), ("mode", "555")], PLAIN)?;
+        tree.read_only(false)?;
+        tree
+    } else {
+        Tree::copy(Path::new("/dev/null"), false)?
+    };
+    cover.put(path)
+}
+
+fn protect(path: &Path) -> std::io::Result<()> {
+    let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let tree = Tree::copy_open(file.as_fd(), true)?;
+    tree.read_only(true)?;
+    tree.put(path)
+}

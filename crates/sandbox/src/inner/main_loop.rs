@@ -1,0 +1,249 @@
+//! What the inner process does all its life.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use linux::packet;
+use linux::route::{Prefixed, Route};
+use linux::signal::ChildEnds;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, WaitOptions, WaitStatus};
+use rustix::thread::UnshareFlags;
+
+use super::failure::{Failure, failed};
+use super::message::{Answer, Asked, NetworkSetUp, News, PodSetUp, Processes, Request};
+use super::start::{self, Report, Starting};
+
+/// Serves `socket` until its other side ends. The caller must have a single thread.
+pub fn run(socket: OwnedFd) -> io::Result<()> {
+    let mut inner = Inner {
+        socket,
+        ends: ChildEnds::listen()?,
+        starting: Vec::new(),
+        running: HashMap::new(),
+        pidfds: HashMap::new(),
+        unclaimed: HashMap::new(),
+    };
+    while inner.step()? {}
+    Ok(())
+}
+
+struct Inner {
+    socket: OwnedFd,
+    ends: ChildEnds,
+    starting: Vec<Starting>,
+    /// Processes that have become their program, by id, with the serial of their request.
+    running: HashMap<Pid, u64>,
+    /// Those of containers, by serial.
+    pidfds: HashMap<u64, OwnedFd>,
+    /// Ends of processes that were still starting.
+    unclaimed: HashMap<Pid, WaitStatus>,
+}
+
+impl Inner {
+    /// Waits for one of: a request, a child's end, a report of one that starts. `false` at the sandbox's end.
+    fn step(&mut self) -> io::Result<bool> {
+        let (asked, ended, reports) = self.wait()?;
+        if ended {
+            self.ends.take_note();
+            self.reap();
+        }
+        // From the back, so that removing one doesn't move those that are still to come.
+        for index in reports.into_iter().rev() {
+            self.hear(index);
+        }
+        if asked {
+            return self.serve();
+        }
+        Ok(true)
+    }
+
+    fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
+        let mut watched = vec![
+            PollFd::new(&self.socket, PollFlags::IN),
+            PollFd::new(&self.ends, PollFlags::IN),
+        ];
+        watched.extend(
+            self.starting
+                .iter()
+                .map(|starting| PollFd::new(&starting.report, PollFlags::IN)),
+        );
+        match rustix::event::poll(&mut watched, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let reports = (0..self.starting.len())
+            .filter(|at| ready[at + 2])
+            .collect();
+        Ok((ready[0], ready[1], reports))
+    }
+
+    fn serve(&mut self) -> io::Result<bool> {
+        let Some((text, descriptors)) = packet::receive(&self.socket)? else {
+            return Ok(false);
+        };
+        let Asked { serial, request } = serde_json::from_slice(&text)?;
+        match self.perform(serial, request, descriptors) {
+            Ok(None) => {}
+            Ok(Some(descriptors)) => {
+                let beside: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+                self.tell(serial, News::Done, &beside);
+            }
+            Err(failure) => self.tell_failure(serial, failure),
+        }
+        Ok(true)
+    }
+
+    /// Does what is asked; `None` if the answer comes later.
+    fn perform(
+        &mut self,
+        serial: u64,
+        request: Request,
+        stdio: Vec<OwnedFd>,
+    ) -> Result<Option<Vec<OwnedFd>>, Failure> {
+        match request {
+            Request::SetUp(plan) => set_up(&plan).map(|()| Some(Vec::new())),
+            Request::Network(plan) => set_up_network(&plan).map(|()| Some(Vec::new())),
+            Request::Socket { v6 } => socket(v6).map(|socket| Some(vec![socket])),
+            Request::Start(plan) => {
+                let target = match plan.processes {
+                    Processes::Of(container) => Some(self.container(container)?),
+                    Processes::Own | Processes::Inner => None,
+                };
+                let starting = start::container(serial, &plan, &stdio, target)?;
+                self.starting.push(starting);
+                Ok(None)
+            }
+            Request::Exec { container, process } => {
+                let starting = start::exec(serial, &process, &stdio, self.container(container)?)?;
+                self.starting.push(starting);
+                Ok(None)
+            }
+        }
+    }
+
+    fn container(&self, serial: u64) -> Result<BorrowedFd<'_>, Failure> {
+        let found = self.pidfds.get(&serial).map(AsFd::as_fd);
+        found.ok_or_else(|| Failure::program("the container is not running".to_owned()))
+    }
+
+    /// Takes one report of a process that starts.
+    fn hear(&mut self, index: usize) {
+        let starting = &mut self.starting[index];
+        let heard = packet::receive(&starting.report).ok().flatten();
+        let Some((text, mut descriptors)) = heard else {
+            return self.has_started(index);
+        };
+        match serde_json::from_slice(&text) {
+            Ok(Report::Terminal) => starting.terminal = descriptors.pop(),
+            Ok(Report::Instead(pid)) => {
+                starting.process = Pid::from_raw(pid).zip(descriptors.pop());
+            }
+            Ok(Report::Failed(failure)) => {
+                let starting = self.starting.remove(index);
+                self.tell_failure(starting.serial, failure);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// The report's end without a complaint: it is its program now.
+    fn has_started(&mut self, index: usize) {
+        let starting = self.starting.remove(index);
+        let serial = starting.serial;
+        let Some((pid, process)) = starting.process else {
+            let failure = Failure::program("it ended while it was starting".to_owned());
+            return self.tell_failure(serial, failure);
+        };
+        let mut beside = vec![process.as_fd()];
+        beside.extend(starting.terminal.as_ref().map(AsFd::as_fd));
+        self.tell(serial, News::Done, &beside);
+        self.pidfds.insert(serial, process);
+        match self.unclaimed.remove(&pid) {
+            Some(status) => self.tell_end(serial, status),
+            None => drop(self.running.insert(pid, serial)),
+        }
+    }
+
+    /// Collects all that have ended: ours, and what containers left behind in a shared process namespace.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            if let Some(serial) = self.running.remove(&pid) {
+                self.tell_end(serial, status);
+            } else if self
+                .starting
+                .iter()
+                .any(|starting| matches!(&starting.process, Some((own, _)) if *own == pid))
+            {
+                self.unclaimed.insert(pid, status);
+            }
+        }
+    }
+
+    fn tell_end(&mut self, serial: u64, status: WaitStatus) {
+        self.pidfds.remove(&serial);
+        let code = linux::process::shell_code(status);
+        let signal = status.terminating_signal();
+        self.tell(serial, News::Exited { code, signal }, &[]);
+    }
+
+    fn tell_failure(&self, serial: u64, failure: Failure) {
+        let Failure { message, program } = failure;
+        self.tell(serial, News::Failed { message, program }, &[]);
+    }
+
+    fn tell(&self, serial: u64, news: News, descriptors: &[BorrowedFd<'_>]) {
+        if let Ok(text) = serde_json::to_vec(&Answer { serial, news }) {
+            // Nobody to hear it means that the sandbox is gone, and so are we in a moment.
+            let _ = packet::send(&self.socket, &text, descriptors);
+        }
+    }
+}
+
+fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
+    let mut flags = UnshareFlags::empty();
+    flags.set(UnshareFlags::NEWNET, plan.network);
+    flags.set(UnshareFlags::NEWIPC, plan.ipc);
+    flags.set(UnshareFlags::NEWUTS, plan.hostname.is_some());
+    linux::namespace::unshare(flags).map_err(failed("making the pod's namespaces"))?;
+    if let Some(hostname) = &plan.hostname {
+        rustix::system::sethostname(hostname.as_bytes())
+            .map_err(failed("setting the host name"))?;
+    }
+    if plan.network {
+        let route = Route::open().map_err(failed("opening the pod's network"))?;
+        route.set_up("lo").map_err(failed("bringing lo up"))?;
+    }
+    for (name, value) in &plan.sysctls {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        std::fs::write(path, value).map_err(failed(format!("setting sysctl {name}")))?;
+    }
+    Ok(())
+}
+
+fn set_up_network(plan: &NetworkSetUp) -> Result<(), Failure> {
+    let address = Prefixed {
+        address: plan.address,
+        length: plan.prefix,
+    };
+    let done = || -> io::Result<()> {
+        let route = Route::open()?;
+        route.add_address(&plan.interface, address)?;
+        route.set_up(&plan.interface)?;
+        route.add_default_route(plan.gateway)
+    };
+    done().map_err(failed("setting up the pod's interface"))
+}
+
+fn socket(v6: bool) -> Result<OwnedFd, Failure> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let family = if v6 {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(family, SocketType::STREAM, flags, None).map_err(failed("a socket"))
+}

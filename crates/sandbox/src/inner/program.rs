@@ -1,0 +1,145 @@
+//! The last steps of a process before it is another program: who it is, what it may do, and the program itself.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::thread::CapabilitySet;
+
+use super::failure::{Failure, failed};
+use super::message::ProcessPlan;
+use super::user::{User, look_up};
+
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Becomes the program of `plan` in the current root. Returns only if that fails.
+pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Failure> {
+    let user = look_up(&plan.user).map_err(Failure::program)?;
+    // As the outer root: a directory that is missing is made, as other runtimes do.
+    if !plan.cwd.as_os_str().is_empty() {
+        let _ = std::fs::create_dir_all(&plan.cwd);
+    }
+    // Raising it is everybody's right, lowering it is root's; where it stays, the kernel picks by size.
+    let _ = std::fs::write("/proc/self/oom_score_adj", plan.oom_score_adj.to_string());
+
+    if plan.no_new_privileges {
+        linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
+    }
+    let kept = be_user(plan, &user)?;
+    // Filters come after our own changes of identity, which one of them pretends, and before capabilities go, without which
+    // the kernel takes no filter.
+    if plan.user.one_id {
+        linux::seccomp::install_pretence().map_err(failed("installing a system call filter"))?;
+    }
+    if plan.default_seccomp {
+        linux::seccomp::install_default().map_err(failed("installing a system call filter"))?;
+    }
+    linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
+    // Last, because it must be a directory that the user may enter.
+    let cwd = if plan.cwd.as_os_str().is_empty() {
+        Path::new("/")
+    } else {
+        &plan.cwd
+    };
+    std::env::set_current_dir(cwd).map_err(|error| {
+        Failure::program(format!(
+            "chdir to cwd ({}): {}",
+            cwd.display(),
+            words(&error)
+        ))
+    })?;
+
+    let (name, rest) = plan
+        .args
+        .split_first()
+        .ok_or_else(|| Failure::program("no command specified".to_owned()))?;
+    let mut env = plan.env.clone();
+    if !env.iter().any(|(name, _)| name == "HOME") {
+        env.push(("HOME".to_owned(), user.home));
+    }
+    let path = env
+        .iter()
+        .rev()
+        .find(|(name, _)| name == "PATH")
+        .map(|(_, value)| value.as_str());
+    let program = find(name, path.unwrap_or(DEFAULT_PATH))?;
+    let error = Command::new(&program)
+        .arg0(name)
+        .args(rest)
+        .env_clear()
+        .envs(env)
+        .exec();
+    Err(Failure::program(format!(
+        "exec {}: {}",
+        program.display(),
+        words(&error)
+    )))
+}
+
+/// Becomes the user; returns the capabilities that a program of root will have.
+fn be_user(plan: &ProcessPlan, user: &User) -> Result<CapabilitySet, Failure> {
+    // A new user namespace comes with all capabilities, so that they are bounded after it.
+    if plan.user.one_id && user.uid != 0 {
+        linux::namespace::rename_only_id(user.uid, user.gid)
+            .map_err(failed("a user namespace for the container's only id"))?;
+    }
+    let kept = capabilities(&plan.capabilities);
+    linux::credentials::bound_capabilities(kept).map_err(failed("bounding capabilities"))?;
+    if plan.user.one_id {
+        return Ok(kept);
+    }
+    let became = linux::credentials::become_user(user.uid, user.gid, &user.groups).map_err(|error| {
+        Failure::program(format!(
+            "cannot become user {} with group {}: {}; it is not among the ids that this host lets you use",
+            user.uid, user.gid, words(&error)
+        ))
+    });
+    became.map(|()| kept)
+}
+
+/// What is in effect of a list of names like `NET_ADMIN`; unknown ones were refused when the plan was made.
+fn capabilities(names: &[String]) -> CapabilitySet {
+    let all = linux::credentials::all_capabilities();
+    if names.iter().any(|name| name == "ALL") {
+        return all;
+    }
+    names
+        .iter()
+        .filter_map(|name| CapabilitySet::from_name(name))
+        .fold(CapabilitySet::empty(), CapabilitySet::union)
+        .intersection(all)
+}
+
+/// Finds a program as a shell does, with the words of other runtimes if there is none.
+fn find(name: &str, path: &str) -> Result<PathBuf, Failure> {
+    let wrong = |why: &str| Failure::program(format!("exec: \"{name}\": {why}"));
+    let is_program = |file: &Path| {
+        std::fs::metadata(file)
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let file = PathBuf::from(name);
+        return match std::fs::metadata(&file) {
+            _ if is_program(&file) => Ok(file),
+            Ok(found) if found.is_dir() => Err(wrong("is a directory")),
+            Ok(_) => Err(wrong("permission denied")),
+            Err(error) => Err(Failure::program(format!(
+                "exec: \"{name}\": stat {name}: {}",
+                words(&error)
+            ))),
+        };
+    }
+    std::env::split_paths(path)
+        .map(|dir| dir.join(name))
+        .find(|file| is_program(file))
+        .ok_or_else(|| wrong("executable file not found in $PATH"))
+}
+
+/// An error in the words that users of other runtimes know, without its number.
+fn words(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    text.to_lowercase()
+}

@@ -1,0 +1,155 @@
+//! Starting processes: the fork, what happens in the child, and what it reports.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use linux::fresh::{Forked, Fresh};
+use linux::packet;
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+
+use super::failure::{Failure, failed};
+use super::message::{ContainerPlan, ProcessPlan, Processes};
+use super::{container, program};
+
+/// A process that was forked and is on its way to its program.
+pub struct Starting {
+    /// The request.
+    pub serial: u64,
+    /// Where it reports; ends when it has become its program.
+    pub report: OwnedFd,
+    /// The process that will be the program.
+    pub process: Option<(Pid, OwnedFd)>,
+    /// The master side of its terminal.
+    pub terminal: Option<OwnedFd>,
+}
+
+/// What a child says before it is another program.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// Its terminal's master side is beside this.
+    Terminal,
+    /// The process has forked on: this is the one that counts, its descriptor is beside this.
+    Instead(i32),
+    /// It can't go on.
+    Failed(Failure),
+}
+
+/// Forks a container. `target` is the process whose namespace it joins for [`Processes::Of`].
+pub fn container(
+    serial: u64,
+    plan: &ContainerPlan,
+    stdio: &[OwnedFd],
+    target: Option<BorrowedFd<'_>>,
+) -> Result<Starting, Failure> {
+    let fresh = Fresh {
+        mount: true,
+        pid: plan.processes == Processes::Own,
+        cgroup: true,
+        ..Default::default()
+    };
+    let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
+    match linux::fresh::fork_into(fresh).map_err(failed("fork"))? {
+        Forked::Parent(pid, process) => Ok(Starting {
+            serial,
+            report,
+            process: Some((pid, process)),
+            terminal: None,
+        }),
+        Forked::Child => {
+            drop(report);
+            let become_container = || {
+                if let Some(target) = target {
+                    join_processes(target, &reporting)?;
+                }
+                prepare(stdio)?;
+                if let Some(master) = container::move_in(plan)? {
+                    say(&reporting, &Report::Terminal, &[master.as_fd()]);
+                }
+                program::become_program(&plan.process)
+            };
+            let Err(failure) = become_container();
+            give_up(&reporting, failure)
+        }
+    }
+}
+
+/// Forks a process that joins a running container.
+pub fn exec(
+    serial: u64,
+    plan: &ProcessPlan,
+    stdio: &[OwnedFd],
+    target: BorrowedFd<'_>,
+) -> Result<Starting, Failure> {
+    let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
+    match linux::fresh::fork_into(Fresh::default()).map_err(failed("fork"))? {
+        Forked::Parent(pid, process) => Ok(Starting {
+            serial,
+            report,
+            process: Some((pid, process)),
+            terminal: None,
+        }),
+        Forked::Child => {
+            drop(report);
+            let become_process = || {
+                linux::fresh::join_container(target).map_err(failed("entering the container"))?;
+                step_inside(&reporting)?;
+                prepare(stdio)?;
+                if plan.terminal {
+                    let master = super::terminal::open().map_err(failed("opening a terminal"))?;
+                    say(&reporting, &Report::Terminal, &[master.as_fd()]);
+                }
+                program::become_program(plan)
+            };
+            let Err(failure) = become_process();
+            give_up(&reporting, failure)
+        }
+    }
+}
+
+/// Only children are born into a process namespace that was joined, so one more is made, and this process ends.
+fn step_inside(reporting: &OwnedFd) -> Result<(), Failure> {
+    match linux::fresh::fork_for_parent().map_err(failed("fork"))? {
+        Forked::Parent(pid, process) => {
+            let instead = Report::Instead(pid.as_raw_nonzero().get());
+            say(reporting, &instead, &[process.as_fd()]);
+            std::process::exit(0)
+        }
+        Forked::Child => Ok(()),
+    }
+}
+
+fn join_processes(target: BorrowedFd<'_>, reporting: &OwnedFd) -> Result<(), Failure> {
+    linux::fresh::join_processes(target)
+        .map_err(failed("entering the other container's processes"))?;
+    step_inside(reporting)
+}
+
+/// A session of its own, standard streams, and no signal held back.
+fn prepare(stdio: &[OwnedFd]) -> Result<(), Failure> {
+    // Where the process namespace is the host's, nothing else ends it with us.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(failed("parent death signal"))?;
+    // Fails if it leads one already, which is as good.
+    let _ = rustix::process::setsid();
+    if let [input, output, errors] = stdio {
+        let streams = rustix::stdio::dup2_stdin(input)
+            .and_then(|()| rustix::stdio::dup2_stdout(output))
+            .and_then(|()| rustix::stdio::dup2_stderr(errors));
+        streams.map_err(failed("standard streams"))?;
+    }
+    linux::signal::hear_all().map_err(failed("signals"))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+fn give_up(reporting: &OwnedFd, failure: Failure) -> ! {
+    say(reporting, &Report::Failed(failure), &[]);
+    std::process::exit(127)
+}
+
+fn say(reporting: &OwnedFd, report: &Report, descriptors: &[BorrowedFd<'_>]) {
+    // Plain data, which always has a JSON form; and if nobody listens, there is nobody to tell.
+    if let Ok(text) = serde_json::to_vec(report) {
+        let _ = packet::send(reporting, &text, descriptors);
+    }
+}

@@ -1,0 +1,200 @@
+//! A container's environment and command, with `$(NAME)` references put in. Pure.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::{Container, EnvVar};
+
+use crate::seams::ImageDefaults;
+
+/// Addresses that only the sandbox knows.
+#[derive(Debug, Default)]
+pub struct Addresses {
+    /// The pod's.
+    pub pod_ips: Vec<String>,
+    /// The node's.
+    pub host_ips: Vec<String>,
+}
+
+/// The variables of a container: the image's, then the pod's, each name once, in order.
+pub fn environment(
+    image: &ImageDefaults,
+    own: &[EnvVar],
+    hostname: &str,
+    addresses: &Addresses,
+) -> Vec<(String, String)> {
+    let mut variables = Variables::default();
+    variables.set(
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    );
+    variables.set("HOSTNAME", hostname);
+    for pair in &image.env {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        variables.set(name, value);
+    }
+    // References are to the pod's own variables; those of the image are no concern of its author.
+    let mut known = HashMap::new();
+    for variable in own {
+        let value = match field(variable) {
+            Some(path) => addresses.field(path),
+            None => expand(variable.value.as_deref().unwrap_or_default(), &known),
+        };
+        known.insert(variable.name.clone(), value.clone());
+        variables.set(&variable.name, &value);
+    }
+    variables.0
+}
+
+/// The program and its arguments: the pod's words where it has some, else the image's.
+pub fn command(
+    image: &ImageDefaults,
+    container: &Container,
+    env: &[(String, String)],
+) -> Vec<String> {
+    let known: HashMap<String, String> = env.iter().cloned().collect();
+    let words = |list: &Option<Vec<String>>| -> Vec<String> {
+        let list = list.as_deref().unwrap_or_default();
+        list.iter().map(|word| expand(word, &known)).collect()
+    };
+    let (command, args) = (words(&container.command), words(&container.args));
+    match (command.is_empty(), args.is_empty()) {
+        (true, true) => [image.entrypoint.clone(), image.cmd.clone()].concat(),
+        (true, false) => [image.entrypoint.clone(), args].concat(),
+        (false, _) => [command, args].concat(),
+    }
+}
+
+/// Puts values in place of `$(NAME)`. `$$` is a dollar, and a name that isn't known stays as it is written.
+pub fn expand(text: &str, known: &HashMap<String, String>) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        result.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix('$') {
+            result.push('$');
+            rest = after;
+        } else if let Some((name, after)) =
+            rest.strip_prefix('(').and_then(|open| open.split_once(')'))
+        {
+            match known.get(name) {
+                Some(value) => result.push_str(value),
+                None => result.push_str(&format!("$({name})")),
+            }
+            rest = after;
+        } else {
+            result.push('$');
+        }
+    }
+    result.push_str(rest);
+    result
+}
+
+fn field(variable: &EnvVar) -> Option<&str> {
+    let source = variable.value_from.as_ref()?.field_ref.as_ref()?;
+    Some(&source.field_path)
+}
+
+impl Addresses {
+    fn field(&self, path: &str) -> String {
+        let first = |list: &[String]| list.first().cloned().unwrap_or_default();
+        match path {
+            "status.podIP" => first(&self.pod_ips),
+            "status.podIPs" => self.pod_ips.join(","),
+            "status.hostIP" => first(&self.host_ips),
+            "status.hostIPs" => self.host_ips.join(","),
+            _ => String::new(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Variables(Vec<(String, String)>);
+
+impl Variables {
+    fn set(&mut self, name: &str, value: &str) {
+        match self.0.iter_mut().find(|(found, _)| found == name) {
+            Some((_, old)) => value.clone_into(old),
+            None => self.0.push((name.to_owned(), value.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known() -> HashMap<String, String> {
+        [("A", "1"), ("B", "two")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into()
+    }
+
+    #[test]
+    fn references_are_put_in() {
+        for (text, want) in [
+            ("x$(A)y$(B)", "x1ytwo"),
+            ("$(C)", "$(C)"),
+            ("$$(A)", "$(A)"),
+            ("$$$(A)", "$1"),
+            ("$A $", "$A $"),
+            ("$(A", "$(A"),
+            ("", ""),
+        ] {
+            assert_eq!(expand(text, &known()), want, "{text}");
+        }
+    }
+
+    fn plain(name: &str, value: &str) -> EnvVar {
+        EnvVar {
+            name: name.into(),
+            value: Some(value.into()),
+            value_from: None,
+        }
+    }
+
+    #[test]
+    fn later_variables_win_and_see_earlier_ones() {
+        let image = ImageDefaults {
+            env: vec!["PATH=/bin".into(), "LANG=C".into()],
+            ..Default::default()
+        };
+        let own = [
+            plain("A", "1"),
+            plain("B", "$(A)$(LANG)"),
+            plain("LANG", "de"),
+        ];
+        let env = environment(&image, &own, "host", &Addresses::default());
+        let get = |name: &str| {
+            env.iter()
+                .find(|(found, _)| found == name)
+                .map(|(_, value)| value.as_str())
+        };
+        assert_eq!(get("PATH"), Some("/bin"));
+        assert_eq!(get("B"), Some("1$(LANG)"));
+        assert_eq!(get("LANG"), Some("de"));
+        assert_eq!(get("HOSTNAME"), Some("host"));
+    }
+
+    #[test]
+    fn a_command_replaces_the_images_arguments_too() {
+        let image = ImageDefaults {
+            entrypoint: vec!["e".into()],
+            cmd: vec!["c".into()],
+            ..Default::default()
+        };
+        let of = |command: Option<&str>, args: Option<&str>| {
+            let list = |word: Option<&str>| word.map(|word| vec![word.to_owned()]);
+            let container = Container {
+                command: list(command),
+                args: list(args),
+                ..Default::default()
+            };
+            super::command(&image, &container, &[]).join(" ")
+        };
+        assert_eq!(of(None, None), "e c");
+        assert_eq!(of(None, Some("a")), "e a");
+        assert_eq!(of(Some("x"), None), "x");
+        assert_eq!(of(Some("x"), Some("a")), "x a");
+    }
+}

@@ -1,0 +1,520 @@
+//! A pod's containers on Linux: the [`Runtime`] that is no simulation.
+//!
+//! `plan` works out what a container will be, `inside` has it done by the inner process, and this file keeps the books.
+//! What belongs to other parts of Coracle (images, volumes, addresses) comes from a [`World`].
+
+mod env;
+mod etc;
+mod inside;
+mod oom;
+mod output;
+mod plan;
+mod security;
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::jiff::Timestamp;
+use linux::namespace::Ids;
+use rustix::process::{Pid, Signal};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use self::env::Addresses;
+use self::inside::{Inside, Process, Refusal};
+use crate::inner::message::{NetworkSetUp, PodSetUp, ProcessPlan, Request};
+use crate::logs::LogDir;
+use crate::protocol::{Bundle, Problem};
+use crate::seams::{
+    ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started, Volume,
+    World,
+};
+
+/// A termination message is cut there.
+const MAX_MESSAGE: u64 = 4096;
+/// The log's end as a termination message: so many lines, so many bytes.
+const LOG_TAIL: (u64, usize) = (80, 2048);
+
+/// The directories of a pod.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// On disk: what containers change, and volumes.
+    pub disk: PathBuf,
+    /// In memory, and seen by this sandbox and its containers only.
+    pub memory: PathBuf,
+    /// Containers' logs.
+    pub logs: PathBuf,
+}
+
+/// A pod's containers on this machine.
+pub struct LinuxRuntime<W> {
+    world: W,
+    places: Places,
+    inner: Pid,
+    inside: Rc<Inside>,
+    bundle: RefCell<Rc<Bundle>>,
+    logs: LogDir,
+    ids: Ids,
+    /// Known once the pod is up.
+    addresses: OnceCell<Addresses>,
+    is_set_up: OnceCell<()>,
+    volumes: RefCell<BTreeMap<String, Volume>>,
+    containers: Rc<RefCell<HashMap<String, Running>>>,
+}
+
+/// A container that runs.
+struct Running {
+    name: String,
+    serial: u64,
+    process: Rc<OwnedFd>,
+    plan: ProcessPlan,
+}
+
+impl<W: World> LinuxRuntime<W> {
+    /// Takes over the inner process `inner`, at the other end of `socket`.
+    pub fn new(
+        world: W,
+        places: Places,
+        logs: LogDir,
+        inner: Pid,
+        socket: OwnedFd,
+        bundle: Bundle,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            world,
+            places,
+            inner,
+            inside: Inside::new(socket)?,
+            bundle: RefCell::new(Rc::new(bundle)),
+            logs,
+            ids: linux::namespace::ids(),
+            addresses: OnceCell::new(),
+            is_set_up: OnceCell::new(),
+            volumes: RefCell::default(),
+            containers: Rc::default(),
+        })
+    }
+
+    /// Takes note of a new bundle, and brings the content of volumes up to date.
+    pub async fn put_bundle(&self, bundle: Bundle) {
+        let before = self.bundle.replace(Rc::new(bundle));
+        let bundle = self.bundle.borrow().clone();
+        let fs_group = fs_group(&bundle);
+        for (name, source) in &bundle.volumes {
+            let is_there = self.volumes.borrow().contains_key(name);
+            if is_there
+                && before.volumes.get(name) != Some(source)
+                && let Err(problem) = self.world.volume(name, source, fs_group).await
+            {
+                tracing::warn!(volume = name, problem = problem.message, "cannot update");
+            }
+        }
+    }
+
+    fn spec(&self) -> PodSpec {
+        self.bundle.borrow().pod.spec.clone().unwrap_or_default()
+    }
+
+    async fn set_up(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        if self.is_set_up.get().is_some() {
+            return Ok(());
+        }
+        let host_network = spec.host_network == Some(true);
+        let hostname = etc::hostname(&bundle.pod, &bundle.node.cluster_domain);
+        let sysctls = spec
+            .security_context
+            .as_ref()
+            .and_then(|context| context.sysctls.clone());
+        let plan = PodSetUp {
+            network: !host_network,
+            ipc: spec.host_ipc != Some(true),
+            hostname: (!host_network).then_some(hostname),
+            sysctls: sysctls
+                .unwrap_or_default()
+                .into_iter()
+                .map(|sysctl| (sysctl.name, sysctl.value))
+                .collect(),
+        };
+        self.inside
+            .ask(Request::SetUp(plan))
+            .await
+            .map_err(sandbox_problem)?;
+        let _ = self.is_set_up.set(());
+        Ok(())
+    }
+
+    async fn join_network(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        if self.addresses.get().is_some() {
+            return Ok(());
+        }
+        let host_ips = bundle.node.host_ips.clone();
+        let pod_ips = if spec.host_network == Some(true) {
+            host_ips.iter().take(1).cloned().collect()
+        } else {
+            let path = format!("/proc/{}/ns/net", self.inner.as_raw_nonzero());
+            let namespace = std::fs::File::open(&path).map_err(|error| {
+                sandbox_problem(Refusal {
+                    message: format!("{path}: {error}"),
+                    program: false,
+                })
+            })?;
+            let place = self.world.attach(namespace.into()).await?;
+            let plan = NetworkSetUp {
+                interface: place.interface,
+                address: place.address,
+                prefix: place.prefix,
+                gateway: place.gateway,
+            };
+            self.inside
+                .ask(Request::Network(plan))
+                .await
+                .map_err(sandbox_problem)?;
+            vec![place.address.to_string()]
+        };
+        let _ = self.addresses.set(Addresses { pod_ips, host_ips });
+        Ok(())
+    }
+
+    async fn make_volumes(&self, bundle: &Bundle) -> Result<(), Problem> {
+        let fs_group = fs_group(bundle);
+        for (name, source) in &bundle.volumes {
+            if self.volumes.borrow().contains_key(name) {
+                continue;
+            }
+            let volume = self.world.volume(name, source, fs_group).await?;
+            self.volumes.borrow_mut().insert(name.clone(), volume);
+        }
+        Ok(())
+    }
+
+    fn write_etc(&self, bundle: &Bundle) -> std::io::Result<()> {
+        let pod_ips = self
+            .addresses
+            .get()
+            .map(|addresses| addresses.pod_ips.clone())
+            .unwrap_or_default();
+        let etc = self.places.memory.join("etc");
+        std::fs::create_dir_all(&etc)?;
+        let host = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let (pod, node) = (&bundle.pod, &bundle.node);
+        let hosts = etc::hosts(pod, node, &pod_ips, &host("/etc/hosts"));
+        std::fs::write(etc.join("hosts"), hosts)?;
+        let resolv = etc::resolv_conf(pod, node, &host("/etc/resolv.conf"));
+        std::fs::write(etc.join("resolv.conf"), resolv)?;
+        let name = etc::hostname(pod, &node.cluster_domain);
+        std::fs::write(etc.join("hostname"), format!("{name}\n"))?;
+        let shm = self.places.memory.join("shm");
+        if !shm.is_dir() {
+            std::fs::create_dir_all(&shm)?;
+            linux::mount::shared_memory(&shm)?;
+        }
+        Ok(())
+    }
+
+    /// The directory of one run of a container.
+    fn container_dir(&self, request: &StartRequest) -> PathBuf {
+        let attempt = request.attempt.to_string();
+        self.places
+            .disk
+            .join("containers")
+            .join(&request.container.name)
+            .join(attempt)
+    }
+
+    fn plan(
+        &self,
+        request: &StartRequest,
+    ) -> Result<crate::inner::message::ContainerPlan, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        let spec = self.spec();
+        let target = match &request.target {
+            Some(name) => Some(self.serial_of(name)?),
+            None => None,
+        };
+        let hostname = match spec.host_network {
+            Some(true) => rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            _ => etc::hostname(&bundle.pod, &bundle.node.cluster_domain),
+        };
+        let none = Addresses::default();
+        let place = plan::PodPlace {
+            spec: &spec,
+            oom_score_adj: oom_score_adj(&bundle),
+            hostname: &hostname,
+            etc: &self.places.memory.join("etc"),
+            shm: &self.places.memory.join("shm"),
+            volumes: &self.volumes.borrow(),
+            addresses: self.addresses.get().unwrap_or(&none),
+            one_id: self.ids == Ids::One,
+        };
+        plan::container(&place, request, &self.container_dir(request), target)
+    }
+
+    fn serial_of(&self, name: &str) -> Result<u64, Problem> {
+        let containers = self.containers.borrow();
+        let found = containers.values().find(|running| running.name == name);
+        found.map(|running| running.serial).ok_or_else(|| Problem {
+            reason: "CreateContainerConfigError".to_owned(),
+            message: format!("target container \"{name}\" is not running"),
+        })
+    }
+
+    /// Tells of a container's end, after its last words are in its log.
+    fn watch(
+        &self,
+        id: String,
+        kills_before: u64,
+        end: oneshot::Receiver<inside::End>,
+        copying: tokio::task::JoinHandle<()>,
+    ) -> oneshot::Receiver<Exit> {
+        let (tell, exit) = oneshot::channel();
+        let containers = self.containers.clone();
+        tokio::task::spawn_local(async move {
+            let (code, signal) = end.await.unwrap_or((137, Some(9)));
+            let at = Timestamp::now();
+            containers.borrow_mut().remove(&id);
+            // Not for ever: a process that left the container may still hold the pipe.
+            let _ = tokio::time::timeout(Duration::from_millis(500), copying).await;
+            let oom_killed = signal == Some(9) && oom::kills() > kills_before;
+            let _ = tell.send(Exit {
+                code,
+                signal,
+                oom_killed,
+                at,
+            });
+        });
+        exit
+    }
+}
+
+impl<W: World> Runtime for LinuxRuntime<W> {
+    async fn up(&self) -> Result<PodNetwork, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        let spec = self.spec();
+        self.set_up(&bundle, &spec).await?;
+        self.join_network(&bundle, &spec).await?;
+        self.make_volumes(&bundle).await?;
+        self.write_etc(&bundle).map_err(|error| {
+            sandbox_problem(Refusal {
+                message: format!("the pod's files below /etc: {error}"),
+                program: false,
+            })
+        })?;
+        let ips = self.addresses.get().map(|addresses| &addresses.pod_ips[..]);
+        let parse = |ip: &String| ip.parse().ok();
+        Ok(PodNetwork {
+            ips: ips.unwrap_or_default().iter().filter_map(parse).collect(),
+        })
+    }
+
+    async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        self.world.image(request, &bundle.pull_credentials).await
+    }
+
+    async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
+        let plan = self.plan(request)?;
+        let dir = self.container_dir(request);
+        make_container_dir(&dir).map_err(|error| Problem {
+            reason: "CreateContainerError".to_owned(),
+            message: format!("{}: {error}", dir.display()),
+        })?;
+        let stop_signal = stop_signal(request);
+        let kills_before = oom::kills();
+        let process_plan = plan.process.clone();
+        let pipes =
+            output::Pipes::new(plan.process.terminal, request.container.stdin == Some(true))
+                .map_err(|error| Problem {
+                    reason: "CreateContainerError".to_owned(),
+                    message: format!("making the container's pipes: {error}"),
+                })?;
+        let log = self
+            .logs
+            .writer(&request.container.name, request.attempt)
+            .map_err(|error| Problem {
+                reason: "CreateContainerError".to_owned(),
+                message: error.to_string(),
+            })?;
+        let started = self
+            .inside
+            .start(Request::Start(Box::new(plan)), &pipes.theirs())
+            .await;
+        let Process {
+            serial,
+            descriptors,
+            end,
+        } = started.map_err(start_problem)?;
+        let at = Timestamp::now();
+        let mut descriptors = descriptors.into_iter();
+        let process = descriptors.next().ok_or_else(|| {
+            start_problem(Refusal {
+                message: "the inner process told of no process".to_owned(),
+                program: false,
+            })
+        })?;
+        let copying = tokio::task::spawn_local(pipes.copy(descriptors.next(), log));
+        let id = new_id();
+        let running = Running {
+            name: request.container.name.clone(),
+            serial,
+            process: Rc::new(process),
+            plan: process_plan,
+        };
+        self.containers.borrow_mut().insert(id.clone(), running);
+        let exit = self.watch(id.clone(), kills_before, end, copying);
+        Ok(Started {
+            id,
+            at,
+            exit,
+            stop_signal,
+        })
+    }
+
+    fn signal(&self, id: &str, signal: i32) {
+        let process = self
+            .containers
+            .borrow()
+            .get(id)
+            .map(|running| running.process.clone());
+        if let (Some(process), Some(signal)) = (process, Signal::from_named_raw(signal)) {
+            let _ = rustix::process::pidfd_send_signal(process.as_fd(), signal);
+        }
+    }
+
+    async fn exec(
+        &self,
+        id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<ExecResult, Problem> {
+        let gone = || Problem {
+            reason: "ExecError".to_owned(),
+            message: "the container is not running".to_owned(),
+        };
+        let (container, mut process) = {
+            let containers = self.containers.borrow();
+            let running = containers.get(id).ok_or_else(gone)?;
+            (running.serial, running.plan.clone())
+        };
+        process.args = command.to_vec();
+        process.terminal = false;
+        let request = Request::Exec {
+            container,
+            process: Box::new(process),
+        };
+        output::exec(&self.inside, request, timeout).await
+    }
+
+    async fn connect(&self, address: IpAddr, port: u16) -> std::io::Result<TcpStream> {
+        let request = Request::Socket {
+            v6: address.is_ipv6(),
+        };
+        let made = self.inside.ask(request).await;
+        let socket = made
+            .map_err(|refusal| std::io::Error::other(refusal.message))?
+            .pop();
+        let socket = socket.ok_or_else(|| std::io::Error::other("no socket came"))?;
+        let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
+        socket.connect(SocketAddr::new(address, port)).await
+    }
+
+    async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String> {
+        let mut bytes = Vec::new();
+        let file = self.container_dir(request).join("termination-log");
+        if let Ok(file) = std::fs::File::open(file) {
+            let _ = file.take(MAX_MESSAGE).read_to_end(&mut bytes);
+        }
+        let policy = request.container.termination_message_policy.as_deref();
+        if bytes.is_empty() && failed && policy == Some("FallbackToLogsOnError") {
+            let (lines, size) = LOG_TAIL;
+            let name = &request.container.name;
+            return Some(
+                self.logs
+                    .tail_text(name, request.attempt, lines, size)
+                    .await,
+            );
+        }
+        (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    async fn down(&self) {
+        // Its death is the death of all in the pod's process namespace.
+        let _ = rustix::process::kill_process(self.inner, Signal::KILL);
+        self.inside.gone().await;
+        self.world.leave().await;
+        let containers = self.places.disk.join("containers");
+        if let Err(error) = std::fs::remove_dir_all(&containers)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %containers.display(), %error, "cannot remove what containers wrote");
+        }
+    }
+}
+
+fn fs_group(bundle: &Bundle) -> Option<i64> {
+    let spec = bundle.pod.spec.as_ref()?;
+    spec.security_context.as_ref()?.fs_group
+}
+
+/// As upstream: those who asked for nothing go first, those who asked for much last.
+fn oom_score_adj(bundle: &Bundle) -> i32 {
+    let status = bundle.pod.status.as_ref();
+    match status.and_then(|status| status.qos_class.as_deref()) {
+        Some("Guaranteed") => -997,
+        Some("Burstable") => 500,
+        _ => 1000,
+    }
+}
+
+fn make_container_dir(dir: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(dir)?;
+    let file = std::fs::File::create(dir.join("termination-log"))?;
+    // Whoever the container's user is.
+    file.set_permissions(std::fs::Permissions::from_mode(0o666))
+}
+
+/// `lifecycle.stopSignal`, else the image's, else SIGTERM.
+fn stop_signal(request: &StartRequest) -> i32 {
+    let lifecycle = request.container.lifecycle.as_ref();
+    let wanted = lifecycle.and_then(|lifecycle| lifecycle.stop_signal.as_deref());
+    wanted
+        .or(request.image.config.stop_signal.as_deref())
+        .and_then(linux::signal::by_name)
+        .unwrap_or(Signal::TERM.as_raw())
+}
+
+fn sandbox_problem(refusal: Refusal) -> Problem {
+    Problem {
+        reason: "FailedCreatePodSandBox".to_owned(),
+        message: refusal.message,
+    }
+}
+
+fn start_problem(refusal: Refusal) -> Problem {
+    let reason = if refusal.program {
+        "StartError"
+    } else {
+        "CreateContainerError"
+    };
+    Problem {
+        reason: reason.to_owned(),
+        message: refusal.message,
+    }
+}
+
+fn new_id() -> String {
+    let mut bytes = [0u8; 32];
+    // The kernel's random numbers are always there once it has booted; an id need not be secret.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

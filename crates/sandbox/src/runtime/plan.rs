@@ -1,0 +1,355 @@
+//! What a container's file system and first process will be, worked out before anything is done. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
+
+use super::env::{self, Addresses};
+use super::security::{Security, security};
+use crate::inner::message::{
+    Access, ContainerPlan, MountPlan, MountSource, ProcessPlan, Processes, Propagation, RootPlan,
+};
+use crate::protocol::Problem;
+use crate::seams::{StartRequest, Volume};
+
+/// Device files that every container has.
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+/// And those that a privileged one has too, if the host lets the user have them.
+const MORE_DEVICES: &[&str] = &["fuse", "kvm", "net/tun"];
+const LINKS: &[(&str, &str)] = &[
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+    ("/dev/ptmx", "pts/ptmx"),
+];
+/// Of the kernel's own files, what containers should not see.
+const MASKED: &[&str] = &[
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+/// And what they should not change.
+const READ_ONLY: &[&str] = &[
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// What all containers of a pod have in common.
+#[derive(Debug)]
+pub struct PodPlace<'a> {
+    /// The pod's spec.
+    pub spec: &'a PodSpec,
+    /// Its quality of service and memory decide how soon the kernel kills it.
+    pub oom_score_adj: i32,
+    /// Its host name.
+    pub hostname: &'a str,
+    /// Where files below /etc are: `hosts`, `hostname`, `resolv.conf`.
+    pub etc: &'a Path,
+    /// Its shared memory.
+    pub shm: &'a Path,
+    /// Its volumes.
+    pub volumes: &'a BTreeMap<String, Volume>,
+    /// Addresses.
+    pub addresses: &'a Addresses,
+    /// The user namespace has one id only.
+    pub one_id: bool,
+}
+
+/// Works out one container. `dir` is where its changes are kept, `target` whose processes an ephemeral one joins.
+pub fn container(
+    place: &PodPlace<'_>,
+    request: &StartRequest,
+    dir: &Path,
+    target: Option<u64>,
+) -> Result<ContainerPlan, Problem> {
+    let spec = place.spec;
+    let image = &request.image.config;
+    let security = security(spec, &request.container, image, place.one_id)?;
+    let env = env::environment(image, &request.input.env, place.hostname, place.addresses);
+    let args = env::command(image, &request.container, &env);
+    if args.is_empty() {
+        return Err(problem("CreateContainerError", "no command specified"));
+    }
+    let own_context = request.container.security_context.as_ref();
+    let mut mounts = system_mounts(place, &security);
+    let mut user_mounts = volume_mounts(place, request, &env)?;
+    let taken: Vec<PathBuf> = user_mounts
+        .iter()
+        .map(|mount| mount.target.clone())
+        .collect();
+    mounts.extend(
+        etc_mounts(place)
+            .into_iter()
+            .filter(|mount| !taken.contains(&mount.target)),
+    );
+    mounts.append(&mut user_mounts);
+    mounts.push(bind(
+        &dir.join("termination-log"),
+        Path::new(termination_path(request)),
+    ));
+    let masked = |paths: &[&str]| -> Vec<PathBuf> {
+        let shown = security.unmasked || (spec.host_pid == Some(true) && paths == READ_ONLY);
+        paths.iter().filter(|_| !shown).map(PathBuf::from).collect()
+    };
+    let cwd = request
+        .container
+        .working_dir
+        .clone()
+        .filter(|dir| !dir.is_empty());
+    Ok(ContainerPlan {
+        root: RootPlan {
+            layers: request.image.layers.clone(),
+            upper: dir.join("upper"),
+            read_only: own_context.and_then(|own| own.read_only_root_filesystem) == Some(true),
+        },
+        mounts,
+        links: LINKS
+            .iter()
+            .map(|(from, to)| (PathBuf::from(from), PathBuf::from(to)))
+            .collect(),
+        masked: masked(MASKED),
+        read_only_paths: masked(READ_ONLY),
+        processes: match target {
+            Some(target) => Processes::Of(target),
+            None if spec.host_pid == Some(true) || spec.share_process_namespace == Some(true) => {
+                Processes::Inner
+            }
+            None => Processes::Own,
+        },
+        process: ProcessPlan {
+            args,
+            env,
+            cwd: cwd.unwrap_or_else(|| image.working_dir.clone()).into(),
+            user: security.user,
+            capabilities: security.capabilities,
+            no_new_privileges: security.no_new_privileges,
+            default_seccomp: security.default_seccomp,
+            terminal: request.container.tty == Some(true),
+            oom_score_adj: place.oom_score_adj,
+        },
+    })
+}
+
+/// Where a container leaves its last words.
+pub fn termination_path(request: &StartRequest) -> &str {
+    let path = request.container.termination_message_path.as_deref();
+    path.filter(|path| !path.is_empty())
+        .unwrap_or("/dev/termination-log")
+}
+
+fn mount(source: MountSource, target: &str, access: Access) -> MountPlan {
+    MountPlan {
+        source,
+        target: target.into(),
+        access,
+        propagation: Propagation::None,
+    }
+}
+
+fn bind(path: &Path, target: &Path) -> MountPlan {
+    MountPlan {
+        source: MountSource::Bind {
+            path: path.to_owned(),
+            sub_path: None,
+        },
+        target: target.to_owned(),
+        access: Access::Write,
+        propagation: Propagation::None,
+    }
+}
+
+/// What the kernel shows, and devices.
+fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
+    let spec = place.spec;
+    let host = |path: &str| MountSource::Bind {
+        path: path.into(),
+        sub_path: None,
+    };
+    let options = [("mode", "755"), ("size", "65536k")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let sys_access = if security.privileged {
+        Access::Write
+    } else {
+        Access::Read
+    };
+    let mut mounts = vec![
+        match spec.host_pid {
+            Some(true) => mount(host("/proc"), "/proc", Access::Write),
+            _ => mount(MountSource::Proc, "/proc", Access::Write),
+        },
+        mount(MountSource::Tmpfs(options.into()), "/dev", Access::Write),
+        mount(MountSource::Pts, "/dev/pts", Access::Write),
+        bind(place.shm, Path::new("/dev/shm")),
+        match spec.host_network {
+            // The host's network isn't ours, so neither is a view of its devices.
+            Some(true) => mount(host("/sys"), "/sys", Access::ReadAll),
+            _ => mount(MountSource::Sys, "/sys", sys_access),
+        },
+    ];
+    if spec.host_ipc != Some(true) {
+        mounts.push(mount(MountSource::Mqueue, "/dev/mqueue", Access::Write));
+    }
+    if spec.host_network != Some(true) && Path::new("/sys/fs/cgroup").is_dir() {
+        mounts.push(mount(
+            host("/sys/fs/cgroup"),
+            "/sys/fs/cgroup",
+            Access::ReadAll,
+        ));
+    }
+    let more = if security.privileged {
+        MORE_DEVICES
+    } else {
+        &[]
+    };
+    for name in DEVICES.iter().chain(more) {
+        let path = Path::new("/dev").join(name);
+        if path.exists() {
+            mounts.push(bind(&path, &path));
+        }
+    }
+    mounts
+}
+
+fn etc_mounts(place: &PodPlace<'_>) -> Vec<MountPlan> {
+    let files = ["hosts", "hostname", "resolv.conf"];
+    files
+        .map(|name| bind(&place.etc.join(name), &Path::new("/etc").join(name)))
+        .into()
+}
+
+/// The pod's volumes, those nearer to the root first.
+fn volume_mounts(
+    place: &PodPlace<'_>,
+    request: &StartRequest,
+    env: &[(String, String)],
+) -> Result<Vec<MountPlan>, Problem> {
+    if request
+        .container
+        .volume_devices
+        .as_ref()
+        .is_some_and(|devices| !devices.is_empty())
+    {
+        return Err(problem(
+            "CreateContainerConfigError",
+            "block volumes are not supported",
+        ));
+    }
+    let wanted = request
+        .container
+        .volume_mounts
+        .as_deref()
+        .unwrap_or_default();
+    let mut mounts = wanted
+        .iter()
+        .map(|wanted| volume_mount(place, wanted, env))
+        .collect::<Result<Vec<_>, _>>()?;
+    mounts.sort_by_key(|mount| mount.target.components().count());
+    Ok(mounts)
+}
+
+fn volume_mount(
+    place: &PodPlace<'_>,
+    wanted: &VolumeMount,
+    env: &[(String, String)],
+) -> Result<MountPlan, Problem> {
+    let name = &wanted.name;
+    let volume = place.volumes.get(name).ok_or_else(|| {
+        problem(
+            "CreateContainerConfigError",
+            format!("cannot find volume \"{name}\" to mount into container"),
+        )
+    })?;
+    let sub_path = sub_path(wanted, env)?;
+    let read_only = wanted.read_only == Some(true);
+    let (source, read_only) = match volume {
+        Volume::Directory {
+            path,
+            read_only: always,
+        } => (
+            MountSource::Bind {
+                path: path.clone(),
+                sub_path,
+            },
+            read_only || *always,
+        ),
+        Volume::Layers(layers) => match sub_path {
+            None => (MountSource::Layers(layers.clone()), false),
+            Some(_) => {
+                let message = format!("subPath of the image volume \"{name}\" is not supported");
+                return Err(problem("CreateContainerConfigError", message));
+            }
+        },
+    };
+    let recursive = matches!(
+        wanted.recursive_read_only.as_deref(),
+        Some("Enabled" | "IfPossible")
+    );
+    Ok(MountPlan {
+        source,
+        target: absolute(&wanted.mount_path),
+        access: match (read_only, recursive) {
+            (false, _) => Access::Write,
+            (true, false) => Access::Read,
+            (true, true) => Access::ReadAll,
+        },
+        propagation: match wanted.mount_propagation.as_deref() {
+            Some("HostToContainer") => Propagation::HostToContainer,
+            Some("Bidirectional") => Propagation::Bidirectional,
+            _ => Propagation::None,
+        },
+    })
+}
+
+fn sub_path(wanted: &VolumeMount, env: &[(String, String)]) -> Result<Option<PathBuf>, Problem> {
+    let text = match (&wanted.sub_path, &wanted.sub_path_expr) {
+        (Some(path), _) if !path.is_empty() => path.clone(),
+        (_, Some(expression)) if !expression.is_empty() => {
+            let known: HashMap<String, String> = env.iter().cloned().collect();
+            let path = env::expand(expression, &known);
+            if path.is_empty() || path.contains("$(") {
+                let message = format!(
+                    "failed to expand subPath for volumeMount \"{}\"",
+                    wanted.name
+                );
+                return Err(problem("CreateContainerConfigError", message));
+            }
+            path
+        }
+        _ => return Ok(None),
+    };
+    let path = PathBuf::from(&text);
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
+    if !path.components().all(plain) {
+        let message = format!(
+            "failed to prepare subPath for volumeMount \"{}\": {text} leaves the volume",
+            wanted.name
+        );
+        return Err(problem("CreateContainerConfigError", message));
+    }
+    Ok(Some(path))
+}
+
+fn absolute(path: &str) -> PathBuf {
+    Path::new("/").join(path)
+}
+
+fn problem(reason: &str, message: impl Into<String>) -> Problem {
+    Problem {
+        reason: reason.to_owned(),
+        message: message.into(),
+    }
+}

@@ -1,0 +1,221 @@
+//! The provisioner beside upstream's own controllers.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't go on should say where"
+)]
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{ApiServer, until};
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use volumes::provisioner::{Provisioner, REMOVE, Remove, SCRATCH, removals};
+
+fn claim(name: &str, class: Option<&str>, size: &str, annotations: Value) -> PersistentVolumeClaim {
+    serde_json::from_value(json!({
+        "metadata": { "name": name, "annotations": annotations },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "storageClassName": class,
+            "resources": { "requests": { "storage": size } },
+        },
+    }))
+    .unwrap()
+}
+
+struct Cluster {
+    claims: Api<PersistentVolumeClaim>,
+    volumes: Api<PersistentVolume>,
+}
+
+impl Cluster {
+    async fn bound(&self, name: &str) -> PersistentVolume {
+        let bound = async || {
+            let claim = self.claims.get(name).await.unwrap();
+            let status = claim.status.as_ref()?;
+            (status.phase.as_deref() == Some("Bound")).then_some(claim.spec?.volume_name?)
+        };
+        let volume = until("the claim to be bound", bound).await;
+        self.volumes.get(&volume).await.unwrap()
+    }
+
+    async fn gone(&self, volume: &PersistentVolume) {
+        let name = volume.name_any();
+        let gone = async || {
+            self.volumes
+                .get_opt(&name)
+                .await
+                .unwrap()
+                .is_none()
+                .then_some(())
+        };
+        until("the volume to go", gone).await;
+    }
+}
+
+fn path(volume: &PersistentVolume) -> PathBuf {
+    let spec = volume.spec.as_ref().unwrap();
+    let shared = spec.host_path.as_ref().map(|source| &source.path);
+    let local = spec.local.as_ref().map(|source| &source.path);
+    PathBuf::from(shared.or(local).unwrap())
+}
+
+#[tokio::test]
+async fn claims_get_their_volumes_and_take_them_along() {
+    let Some(server) = ApiServer::start().await else {
+        eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
+        return;
+    };
+    let admin = server.admin();
+    let home = tempfile::tempdir().unwrap();
+    let shared_dir = home.path().join("coracle/volumes");
+    let remove: Remove = Arc::new(|path| async move { std::fs::remove_dir_all(path) }.boxed());
+    let serving =
+        tokio::spawn(Provisioner::new(admin.clone(), &shared_dir, Arc::clone(&remove)).run());
+    let cluster = Cluster {
+        claims: Api::namespaced(admin.clone(), "default"),
+        volumes: Api::all(admin.clone()),
+    };
+    let classes: Api<StorageClass> = Api::all(admin.clone());
+    until("the classes", async || {
+        classes.get_opt("local").await.unwrap()
+    })
+    .await;
+
+    shared_volumes(&cluster, &classes, &shared_dir).await;
+    local_volumes(&cluster, &Api::all(admin.clone())).await;
+
+    // The cluster ends: what is to be deleted goes, what is to be retained stays.
+    cluster
+        .claims
+        .create(&Default::default(), &claim("last", None, "1Mi", json!({})))
+        .await
+        .unwrap();
+    let last = cluster.bound("last").await;
+    serving.abort();
+    assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 2);
+    Provisioner::remove_all(admin, &shared_dir, remove).await;
+    assert!(!path(&last).exists());
+    assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 1);
+}
+
+async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_dir: &Path) {
+    // The default class, by upstream's own admission.
+    let data = claim("data", None, "1Mi", json!({}));
+    cluster
+        .claims
+        .create(&Default::default(), &data)
+        .await
+        .unwrap();
+    let volume = cluster.bound("data").await;
+    let place = path(&volume);
+    assert_eq!(place.parent(), Some(shared_dir));
+    assert_eq!(std::fs::metadata(&place).unwrap().mode() & 0o7777, 0o777);
+    std::fs::create_dir_all(place.join("a/b")).unwrap();
+    cluster
+        .claims
+        .delete("data", &Default::default())
+        .await
+        .unwrap();
+    cluster.gone(&volume).await;
+    assert!(!place.exists());
+
+    let mut keep = volumes::provisioner::storage_classes()[0].clone();
+    keep.metadata.name = Some("keep".to_owned());
+    keep.metadata.annotations = None;
+    keep.reclaim_policy = Some("Retain".to_owned());
+    classes.create(&Default::default(), &keep).await.unwrap();
+    let kept = claim("kept", Some("keep"), "1Mi", json!({}));
+    cluster
+        .claims
+        .create(&Default::default(), &kept)
+        .await
+        .unwrap();
+    let volume = cluster.bound("kept").await;
+    cluster
+        .claims
+        .delete("kept", &Default::default())
+        .await
+        .unwrap();
+    let name = volume.name_any();
+    let released = async || {
+        let volume = cluster.volumes.get(&name).await.unwrap();
+        (volume.status?.phase? == "Released").then_some(())
+    };
+    until("the release", released).await;
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert!(path(&volume).exists());
+
+    let greedy = claim("greedy", None, "1000Pi", json!({}));
+    cluster
+        .claims
+        .create(&Default::default(), &greedy)
+        .await
+        .unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let greedy = cluster.claims.get("greedy").await.unwrap();
+    assert_eq!(greedy.status.unwrap().phase.as_deref(), Some("Pending"));
+    cluster
+        .claims
+        .delete("greedy", &Default::default())
+        .await
+        .unwrap();
+}
+
+async fn local_volumes(cluster: &Cluster, nodes: &Api<Node>) {
+    let node: Node = serde_json::from_value(json!({
+        "metadata": { "name": "node1", "annotations": { SCRATCH: "/tmp/coracle-x/local" } },
+    }))
+    .unwrap();
+    nodes.create(&Default::default(), &node).await.unwrap();
+    cluster
+        .claims
+        .create(
+            &Default::default(),
+            &claim("fast", Some("local"), "1Mi", json!({})),
+        )
+        .await
+        .unwrap();
+    // What the scheduler says when a pod with the claim has found its node.
+    let selected =
+        json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "node1" } } });
+    let merge = PatchParams::default();
+    cluster
+        .claims
+        .patch("fast", &merge, &Patch::Merge(selected))
+        .await
+        .unwrap();
+    let volume = cluster.bound("fast").await;
+    assert_eq!(
+        path(&volume).parent(),
+        Some(Path::new("/tmp/coracle-x/local"))
+    );
+
+    cluster
+        .claims
+        .delete("fast", &Default::default())
+        .await
+        .unwrap();
+    let asked = async || {
+        Some(removals(&nodes.get("node1").await.unwrap())).filter(|names| !names.is_empty())
+    };
+    let names = until("the node to be asked", asked).await;
+    assert_eq!(
+        path(&volume).file_name().unwrap().to_str(),
+        Some(names[0].as_str())
+    );
+    let done = json!({ "metadata": { "annotations": { REMOVE: null } } });
+    nodes
+        .patch("node1", &merge, &Patch::Merge(done))
+        .await
+        .unwrap();
+    cluster.gone(&volume).await;
+}
