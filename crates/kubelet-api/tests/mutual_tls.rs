@@ -5,12 +5,15 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
     API_SERVER_CLIENT, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
@@ -28,6 +31,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 struct OnePod;
@@ -36,11 +40,17 @@ impl PodSource for OnePod {
     fn pods(&self) -> Vec<Arc<Pod>> {
         let pod = json!({
             "metadata": { "name": "hello", "namespace": "default", "uid": "1234" },
-            "spec": { "containers": [{ "name": "main" }, { "name": "late" }] },
+            "spec": { "containers": [{ "name": "main" }, { "name": "late" }],
+                "initContainers": [{ "name": "first" }], "ephemeralContainers": [{ "name": "silent" }] },
             "status": { "containerStatuses": [
                 { "name": "main", "ready": true, "restartCount": 0, "image": "i", "imageID": "", "state": { "running": {} } },
                 { "name": "late", "ready": false, "restartCount": 0, "image": "i", "imageID": "",
                   "state": { "waiting": { "reason": "ContainerCreating" } } }
+            ], "initContainerStatuses": [
+                { "name": "first", "ready": true, "restartCount": 0, "image": "i", "imageID": "",
+                  "state": { "terminated": { "exitCode": 0, "containerID": "coracle://1" } } }
+            ], "ephemeralContainerStatuses": [
+                { "name": "silent", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": { "running": {} } }
             ] }
         });
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
@@ -49,6 +59,13 @@ impl PodSource for OnePod {
     fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
         let uid = uid.to_owned();
         async move {
+            if options.previous {
+                return Err("asked for a run that never was".into());
+            }
+            if options.container == "silent" {
+                let silence = stream::pending::<io::Result<Bytes>>();
+                return Ok(Counted::new(silence.boxed()).boxed());
+            }
             if options.timestamps {
                 return Err("the sandbox of pod hello is gone".into());
             }
@@ -59,6 +76,33 @@ impl PodSource for OnePod {
             Ok(stream::iter(lines.map(|line| Ok(Bytes::from(line)))).boxed())
         }
         .boxed()
+    }
+}
+
+/// How many logs of the silent container are being followed.
+static FOLLOWED: AtomicUsize = AtomicUsize::new(0);
+
+/// A log that is counted while somebody follows it.
+struct Counted(LogBytes);
+
+impl Counted {
+    fn new(log: LogBytes) -> Self {
+        FOLLOWED.fetch_add(1, Ordering::SeqCst);
+        Self(log)
+    }
+}
+
+impl Stream for Counted {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_next_unpin(context)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        FOLLOWED.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -140,6 +184,18 @@ impl Server {
 
     /// One GET over one connection: the whole answer, or how TLS ended.
     async fn get(&self, path: &str, client: Option<(String, String)>) -> io::Result<String> {
+        let mut stream = self.ask(path, client).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    /// One GET over one connection, whose answer is still to be read.
+    async fn ask(
+        &self,
+        path: &str,
+        client: Option<(String, String)>,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(self.ca.pem.as_bytes()).unwrap())
@@ -164,9 +220,7 @@ impl Server {
             .await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
+        Ok(stream)
     }
 
     async fn get_as_api_server(&self, path: &str) -> String {
@@ -186,6 +240,37 @@ async fn logs_are_streamed() {
     assert!(answer.contains("content-type: text/plain"), "{answer}");
     assert!(answer.contains("1234 main\n"), "{answer}");
     assert!(answer.contains("a second line\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_silent_log_is_followed_until_nobody_does() {
+    let server = Server::start().await;
+    let client = server.ca.client(API_SERVER_CLIENT);
+    let path = "/containerLogs/default/hello/silent?follow=true";
+    let mut stream = server.ask(path, Some(client)).await.unwrap();
+    // That there is a log is told before the log says anything.
+    let mut begun = vec![0; 15];
+    stream.read_exact(&mut begun).await.unwrap();
+    assert_eq!(begun, b"HTTP/1.1 200 OK");
+    assert_eq!(FOLLOWED.load(Ordering::SeqCst), 1);
+    drop(stream);
+    let forgotten = async {
+        while FOLLOWED.load(Ordering::SeqCst) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), forgotten)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn init_containers_have_logs_too() {
+    let server = Server::start().await;
+    let answer = server
+        .get_as_api_server("/containerLogs/default/hello/first")
+        .await;
+    assert!(answer.contains("1234 first\n"), "{answer}");
 }
 
 #[tokio::test]
