@@ -189,6 +189,12 @@ impl Runtime for Sim {
 
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
         let name = &request.container.name;
+        let twice = self
+            .live
+            .borrow()
+            .values()
+            .any(|live| live.exit.is_some() && live.name == *name);
+        assert!(!twice, "{name} runs already");
         self.note(format!("start {name}#{}", request.attempt));
         let script = {
             let mut scripts = self.scripts.borrow_mut();
