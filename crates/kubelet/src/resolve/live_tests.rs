@@ -63,6 +63,8 @@ async fn a_node_resolves_its_pods() {
     .await;
     let resolver = Resolver::new(server.node(), &crate::node::tests::config());
 
+    let post = kube::api::PostParams::default();
+
     // Not there, then there, then another one.
     let missing = pod(
         &pods,
@@ -104,7 +106,7 @@ async fn a_node_resolves_its_pods() {
     let late: ConfigMap = object(json!({ "metadata": { "name": "late" }, "data": { "k": "one" } }));
     let (_, created) = tokio::join!(
         resolver.changed(&missing),
-        config_maps.create(&Default::default(), &late),
+        config_maps.create(&post, &late),
     );
     created.unwrap();
     let resolved = resolver.bundle(&missing).await;
@@ -134,7 +136,7 @@ async fn a_node_resolves_its_pods() {
         object(json!({ "metadata": { "name": "shop" }, "spec": { "ports": [{ "port": 80 }] } }));
     let (_, created) = tokio::join!(
         resolver.changed(&missing),
-        services.create(&Default::default(), &shop)
+        services.create(&post, &shop)
     );
     created.unwrap();
     let resolved = resolver.bundle(&missing).await;
