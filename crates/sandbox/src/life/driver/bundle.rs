@@ -16,10 +16,14 @@ use crate::seams::Runtime;
 
 impl<R: Runtime> Driver<R> {
     pub(super) fn take_bundle(&mut self, bundle: Bundle) {
+        // Each state that we publish can come back as a new bundle with nothing but another status in it.
+        let news = self.bundle.pod.spec != bundle.pod.spec || self.bundle.volumes != bundle.volumes;
         self.bundle = bundle;
         self.take_specs();
-        // What stood in the way may be gone.
-        if let Up::Waiting { until, .. } = &mut self.up {
+        if let Up::Waiting { until, .. } = &mut self.up
+            && news
+        {
+            // What stood in the way may be gone.
             *until = Instant::now();
         }
     }

@@ -145,6 +145,24 @@ life! {
 }
 
 life! {
+    async fn only_news_end_the_wait_for_the_pod_to_come_up() {
+        let sim = Sim::new();
+        sim.ups.borrow_mut().extend(vec![("FailedMount", "no volume"); 5]);
+        let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+        world.at(8).await;
+        world.change(|bundle| bundle.pod.metadata.resource_version = Some("2".to_owned()));
+        world.at(9).await;
+        world.change(|bundle| {
+            bundle.volumes.insert("v".to_owned(), json!({}));
+        });
+        world.at(10).await;
+        assert_eq!(sim.log_of(&["up"]), ["0 up", "1 up", "3 up", "7 up", "9 up"]);
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
     async fn states_are_published_only_when_they_differ() {
         let sim = Sim::new();
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
