@@ -12,7 +12,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The name can't be one.
-    #[error("Failed to apply default image tag: {0}")]
+    #[error("Failed to apply default image tag \"{}\": {}", .0.name(), .0)]
     Name(ReferenceError),
     /// It isn't here, and may not be pulled.
     #[error("Container image \"{0}\" is not present with pull policy of Never")]
@@ -110,8 +110,12 @@ pub fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
+        let words = cause.to_string();
+        // Some errors say what their cause says.
+        if !text.ends_with(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
         next = cause.source();
     }
     text

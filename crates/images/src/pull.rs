@@ -109,7 +109,11 @@ async fn get(
     let Some(sources) = job.sources else {
         return Err(ImageError::NeverPull(request.reference.clone()));
     };
-    let stored = job.documents(sources).await.map_err(pulling)?;
+    let known = job.present(&reference).map_err(inspecting)?;
+    let stored = match known {
+        Some(known) if sources.is_still(known.top.digest).await => known,
+        _ => job.documents(sources).await.map_err(pulling)?,
+    };
     let paths = job.layers(&stored, true).await.map_err(pulling)?;
     store
         .name(&reference, &stored.top)

@@ -27,6 +27,13 @@ pub struct ReferenceError {
     reason: &'static str,
 }
 
+impl ReferenceError {
+    /// The name, as the user wrote it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Reference {
     /// The registry's host and perhaps port; `docker.io` for Docker's own.
     pub fn registry(&self) -> &str {

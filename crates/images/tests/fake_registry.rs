@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, Request, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, Request, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use base64::Engine as _;
@@ -182,7 +182,12 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
     if let Some((repository, version)) = rest.split_once("/manifests/") {
         return match state.manifests.get(&format!("{repository}:{version}")) {
             Some((media_type, bytes)) => {
-                ([(header::CONTENT_TYPE, media_type.clone())], bytes.clone()).into_response()
+                let digest = HeaderName::from_static("docker-content-digest");
+                let headers = [
+                    (header::CONTENT_TYPE, media_type.clone()),
+                    (digest, Digest::of(bytes).to_string()),
+                ];
+                (headers, bytes.clone()).into_response()
             }
             None => StatusCode::NOT_FOUND.into_response(),
         };
@@ -578,6 +583,23 @@ fn pseudo_random(n: usize) -> Vec<u8> {
         (state >> 33) as u8
     };
     std::iter::repeat_with(next).take(n).collect()
+}
+
+#[tokio::test]
+async fn a_pull_that_was_killed_is_resumed_by_the_next() {
+    let big = layer(&[("big", &pseudo_random(3 << 20))]);
+    let fake = Fake::with(&TestImage::new(&[(big, Packing::Plain)], OCI)).await;
+    fake.set(|b| b.slow = true);
+    let (place, recorder) = (Place::new(), Recorder::default());
+    let killed = tokio::time::timeout(
+        std::time::Duration::from_millis(1200),
+        pull(&place, &fake, &recorder),
+    );
+    assert!(killed.await.is_err());
+    assert!(place.store.list().unwrap().is_empty());
+    let recorder = Recorder::default();
+    pull(&place, &fake, &recorder).await.unwrap();
+    assert!(recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at > 0)) > 0);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::compression::{Compression, decompress};
 use crate::digest::{Digest, HashingReader};
+use crate::layers::tar::{Archive, Kind};
 use crate::manifest::{
     Configuration, Descriptor, Document, DocumentError, LARGEST_DOCUMENT, Manifest, OCI_CONFIG,
     OCI_LAYER, OCI_MANIFEST,
@@ -105,18 +106,15 @@ pub fn load(
 ) -> Result<Vec<Loaded>, LoadError> {
     let _in_use = store.in_use_blocking()?;
     let (_, stream) = decompress(archive).map_err(LoadError::Read)?;
-    let mut tar = tar::Archive::new(stream);
+    let mut archive = Archive::new(stream);
     let mut files = Files::new(store);
-    // Raw: long names, which no image needs, are passed over, and can't be of any size.
-    for entry in tar.entries().map_err(LoadError::Read)?.raw(true) {
-        let entry = entry.map_err(LoadError::Read)?;
-        let path = normal(&String::from_utf8_lossy(&entry.path_bytes()));
-        match entry.header().entry_type() {
-            tar::EntryType::Regular => files.add(path, entry)?,
-            tar::EntryType::Symlink | tar::EntryType::Link => {
-                let target = entry.header().link_name_bytes().unwrap_or_default();
-                let target = String::from_utf8_lossy(&target).into_owned();
-                files.link(path, &target, entry.header().entry_type())?;
+    while let Some(entry) = archive.next().map_err(LoadError::Read)? {
+        let path = normal(&String::from_utf8_lossy(&entry.path));
+        match entry.kind {
+            Kind::File => files.add(path, &mut archive)?,
+            Kind::Symlink | Kind::HardLink => {
+                let target = String::from_utf8_lossy(&entry.link).into_owned();
+                files.link(path, &target, entry.kind)?;
             }
             _ => {}
         }
@@ -230,12 +228,12 @@ impl<'a> Files<'a> {
         Ok(Kept::Compressed { spool, diff_id })
     }
 
-    fn link(&mut self, name: String, target: &str, kind: tar::EntryType) -> Result<(), LoadError> {
+    fn link(&mut self, name: String, target: &str, kind: Kind) -> Result<(), LoadError> {
         if self.kept.len() >= MOST_FILES {
             return Err(LoadError::TooMany);
         }
         let target = match (kind, name.rsplit_once('/')) {
-            (tar::EntryType::Symlink, Some((dir, _))) => normal(&format!("{dir}/{target}")),
+            (Kind::Symlink, Some((dir, _))) => normal(&format!("{dir}/{target}")),
             _ => normal(target),
         };
         self.kept.insert(name, Kept::Link(target));

@@ -200,7 +200,7 @@ fn append(
     size: u64,
     content: &mut impl Read,
 ) -> io::Result<()> {
-    let mut header = tar::Header::new_ustar();
+    let mut header = tar::Header::new_gnu();
     header.set_size(size);
     header.set_mode(0o644);
     header.set_mtime(0);

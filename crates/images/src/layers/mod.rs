@@ -12,7 +12,7 @@
 mod ids;
 mod path;
 mod remove;
-mod tar;
+pub(crate) mod tar;
 mod tree;
 mod unpack;
 

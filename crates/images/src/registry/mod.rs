@@ -55,6 +55,16 @@ impl Sources {
         }
     }
 
+    /// Whether the reference still stands for `digest`, as far as the first place tells.
+    pub async fn is_still(&self, digest: Digest) -> bool {
+        match (self.reference.digest(), self.all.first()) {
+            // It can't stand for anything else.
+            (Some(own), _) => own == digest,
+            (None, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),
+            (None, None) => false,
+        }
+    }
+
     /// The manifest or index that the reference stands for, or one by its digest.
     pub async fn manifest(
         &self,

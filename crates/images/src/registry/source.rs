@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, Method, Response, StatusCode, Url};
 use tokio::sync::{Mutex, OnceCell};
 
 use super::auth::{self, Challenge, TokenRequest};
@@ -21,6 +21,18 @@ use crate::manifest::{
 /// How often a small request is tried.
 const TRIES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(300);
+
+/// Where registries tell the digest of what they send.
+const CONTENT_DIGEST: &str = "docker-content-digest";
+
+/// The kinds of manifests that we understand.
+fn accepted() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for kind in [OCI_INDEX, DOCKER_LIST, OCI_MANIFEST, DOCKER_MANIFEST] {
+        headers.append(ACCEPT, HeaderValue::from_static(kind));
+    }
+    headers
+}
 
 /// A registry or a mirror.
 #[derive(Debug)]
@@ -74,6 +86,17 @@ impl Source {
         )
     }
 
+    /// What a tag stands for now, if the registry tells without sending it. Registries that count
+    /// what is pulled don't count this.
+    pub async fn digest(&self, version: &str) -> Option<Digest> {
+        let path = format!("manifests/{version}");
+        let what = self.what(version);
+        let asked = self.ask(Method::HEAD, &path, &accepted(), &what).await;
+        let response = asked.ok()?;
+        let told = response.headers().get(CONTENT_DIGEST)?.to_str().ok()?;
+        told.parse().ok()
+    }
+
     /// A manifest or an index, by tag or digest; `expected` is checked.
     pub async fn manifest(
         &self,
@@ -86,10 +109,7 @@ impl Source {
             host: self.place.host.clone(),
             said: said.to_owned(),
         };
-        let mut headers = HeaderMap::new();
-        for kind in [OCI_INDEX, DOCKER_LIST, OCI_MANIFEST, DOCKER_MANIFEST] {
-            headers.append(ACCEPT, HeaderValue::from_static(kind));
-        }
+        let headers = accepted();
         let mut tries = 0;
         loop {
             tries += 1;
@@ -107,7 +127,7 @@ impl Source {
                 .unwrap_or_default()
                 .trim()
                 .to_owned();
-            let told = header("docker-content-digest").and_then(|text| text.parse().ok());
+            let told = header(CONTENT_DIGEST).and_then(|text| text.parse().ok());
             let most = usize::try_from(LARGEST_DOCUMENT).unwrap_or(usize::MAX);
             let bytes = match client::body(response, most).await {
                 Ok(Some(bytes)) => bytes,
@@ -150,9 +170,19 @@ impl Source {
             .await
     }
 
-    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer.
     async fn get(
         &self,
+        path: &str,
+        headers: &HeaderMap,
+        what: &str,
+    ) -> Result<Response, RegistryError> {
+        self.ask(Method::GET, path, headers, what).await
+    }
+
+    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer.
+    async fn ask(
+        &self,
+        method: Method,
         path: &str,
         headers: &HeaderMap,
         what: &str,
@@ -163,7 +193,10 @@ impl Source {
         let mut tries = 0;
         loop {
             let pass = self.door.lock().await.header.clone();
-            let mut request = self.client()?.get(url.clone()).headers(headers.clone());
+            let mut request = self
+                .client()?
+                .request(method.clone(), url.clone())
+                .headers(headers.clone());
             if let Some(pass) = &pass {
                 request = request.header(AUTHORIZATION, pass.clone());
             }
