@@ -102,6 +102,10 @@ fn merge(status: &mut Value, patch: &Value) {
         let mut list = value.clone();
         match (key.as_str(), list.as_array_mut()) {
             ("conditions", Some(new)) => {
+                for condition in &mut *new {
+                    let fields = condition.as_object_mut().unwrap();
+                    fields.retain(|_, value| !value.is_null());
+                }
                 let old = status[key].as_array().cloned().unwrap_or_default();
                 let kept = old
                     .into_iter()

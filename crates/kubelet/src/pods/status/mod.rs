@@ -233,6 +233,14 @@ pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
             items.insert(0, json!({ "$patch": "replace" }));
         }
     }
+    // Conditions are merged field by field; a reason that no longer holds must go.
+    for condition in status["conditions"].as_array_mut().into_iter().flatten() {
+        for field in ["reason", "message"] {
+            if condition.get(field).is_none() {
+                condition[field] = Value::Null;
+            }
+        }
+    }
     // The uid makes it a precondition: a new pod of the same name is not this pod.
     json!({ "metadata": { "uid": uid }, "status": status })
 }

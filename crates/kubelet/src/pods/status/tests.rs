@@ -532,8 +532,13 @@ fn a_lost_pod_that_never_started_has_no_ended_containers() {
 }
 
 #[test]
-fn a_patch_replaces_addresses_and_names_the_pod() {
+fn a_patch_replaces_addresses_and_reasons_and_names_the_pod() {
     let status = PodStatus {
+        conditions: Some(vec![PodCondition {
+            type_: "Ready".to_owned(),
+            status: "True".to_owned(),
+            ..Default::default()
+        }]),
         pod_ips: Some(vec![PodIP {
             ip: "100.64.0.5".to_owned(),
         }]),
@@ -543,7 +548,10 @@ fn a_patch_replaces_addresses_and_names_the_pod() {
         status_patch("u", &status),
         json!({
             "metadata": { "uid": "u" },
-            "status": { "podIPs": [{ "$patch": "replace" }, { "ip": "100.64.0.5" }] },
+            "status": {
+                "conditions": [{ "type": "Ready", "status": "True", "reason": null, "message": null }],
+                "podIPs": [{ "$patch": "replace" }, { "ip": "100.64.0.5" }],
+            },
         })
     );
 }
