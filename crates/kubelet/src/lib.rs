@@ -20,6 +20,7 @@ mod error;
 mod events;
 mod farewell;
 mod lease;
+mod local_volumes;
 mod node;
 mod pods;
 mod pressure;

@@ -9,8 +9,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
+use volumes::provisioner::{REMOVE, SCRATCH};
+
 use crate::conditions::{Readiness, conditions, keep_transitions, with_foreign};
-use crate::{Capacity, NodeConfig, Pressures, SystemFacts, quantity};
+use crate::{Capacity, NodeConfig, Pressures, SystemFacts, local_volumes, quantity};
 
 /// The container runtime as Nodes name it; the runtime is this program.
 const RUNTIME_VERSION: &str = concat!("coracle://", env!("CARGO_PKG_VERSION"));
@@ -45,12 +47,15 @@ pub fn node_object(
     ]);
     // As with upstream's --node-labels, what is asked for wins over what was found.
     labels.extend(config.labels.clone());
+    let scratch = local_volumes::directory(&config.node_dir);
+    let mut annotations = BTreeMap::from([(SCRATCH.to_owned(), scratch.display().to_string())]);
+    annotations.extend(config.annotations.clone());
 
     Node {
         metadata: ObjectMeta {
             name: Some(config.name.clone()),
             labels: Some(labels),
-            annotations: (!config.annotations.is_empty()).then(|| config.annotations.clone()),
+            annotations: Some(annotations),
             ..Default::default()
         },
         // Ranges are settled by whoever starts the node, so no controller has to hand them out.
@@ -127,7 +132,8 @@ fn merged(
     desired: Option<BTreeMap<String, String>>,
 ) -> Option<BTreeMap<String, String>> {
     let mut all = existing.unwrap_or_default();
-    all.retain(|key, _| !key.starts_with(OWN_PREFIX));
+    // What the provisioner asks of a node holds for the agent after it, too.
+    all.retain(|key, _| !key.starts_with(OWN_PREFIX) || key == REMOVE);
     all.extend(desired.unwrap_or_default());
     Some(all)
 }

@@ -1,5 +1,7 @@
 //! The seam between the kubelet and whoever starts sandboxes.
 
+use std::path::PathBuf;
+
 use futures::future::BoxFuture;
 use sha2::{Digest, Sha256};
 
@@ -7,6 +9,12 @@ use sha2::{Digest, Sha256};
 pub trait Launcher: Send + Sync {
     /// Starts a sandbox and returns as soon as it is on its way. It reports by dialling the kubelet.
     fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>>;
+
+    /// Removes a directory that containers have written to. Who starts sandboxes with more than one user id must also be
+    /// able to remove files of all of them.
+    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
+        Box::pin(tokio::fs::remove_dir_all(dir))
+    }
 }
 
 /// What a sandbox is started with; all else it learns over its connection.

@@ -40,6 +40,7 @@ pub use launch::{Handle, Launch, LaunchError, Launcher, NodeKey};
 use self::admission::Space;
 use crate::api::call;
 use crate::events::Recorder;
+use crate::local_volumes;
 use crate::resolve::Resolver;
 use crate::{KubeletError, NodeConfig};
 
@@ -96,7 +97,14 @@ impl Pods {
             room: Arc::new(Semaphore::new(AT_ONCE)),
             host_ips,
         });
+        let removing = local_volumes::remove_listed(
+            shared.client.clone(),
+            shared.config.node_dir.clone(),
+            shared.node.clone(),
+            Arc::clone(&shared.launcher),
+        );
         tokio::select! {
+            () = removing => {}
             () = manager::manage(shared, sandboxes, shutdown) => {}
             () = switchboard::serve(listener, key, dialled) => {}
             () = recording => {}

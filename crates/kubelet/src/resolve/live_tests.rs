@@ -104,10 +104,7 @@ async fn a_node_resolves_its_pods() {
     );
 
     let late: ConfigMap = object(json!({ "metadata": { "name": "late" }, "data": { "k": "one" } }));
-    let (_, created) = tokio::join!(
-        resolver.changed(&missing),
-        config_maps.create(&post, &late),
-    );
+    let (_, created) = tokio::join!(resolver.changed(&missing), config_maps.create(&post, &late),);
     created.unwrap();
     let resolved = resolver.bundle(&missing).await;
     assert_eq!(resolved.failed_mounts, Vec::<String>::new());
@@ -134,10 +131,7 @@ async fn a_node_resolves_its_pods() {
     // A service tells of itself.
     let shop: Service =
         object(json!({ "metadata": { "name": "shop" }, "spec": { "ports": [{ "port": 80 }] } }));
-    let (_, created) = tokio::join!(
-        resolver.changed(&missing),
-        services.create(&post, &shop)
-    );
+    let (_, created) = tokio::join!(resolver.changed(&missing), services.create(&post, &shop));
     created.unwrap();
     let resolved = resolver.bundle(&missing).await;
     let env = &resolved.bundle.containers["main"].env;
@@ -192,4 +186,55 @@ async fn claims_are_resolved(server: &ApiServer, pods: &Api<Pod>, resolver: &Res
     let expected =
         json!({ "hostPath": { "kind": "Directory", "path": "/data", "readOnly": true } });
     assert_eq!(resolved.bundle.volumes["v"], expected);
+}
+
+/// Removes directories, and starts nothing.
+struct Remover;
+
+impl crate::Launcher for Remover {
+    fn launch(
+        &self,
+        _: crate::Launch,
+    ) -> futures::future::BoxFuture<'_, Result<Box<dyn crate::Handle>, crate::LaunchError>> {
+        Box::pin(async { Err(crate::LaunchError("nothing is started here".into())) })
+    }
+}
+
+#[tokio::test]
+async fn a_node_removes_the_local_volumes_that_its_annotation_lists() {
+    use k8s_openapi::api::core::v1::Node;
+    use volumes::provisioner::removals;
+
+    let Some(server) = ApiServer::start().await else {
+        eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let local = crate::local_volumes::directory(dir.path());
+    let names = ["a".repeat(32), "b".repeat(32), "c".repeat(32)];
+    for name in &names[..2] {
+        std::fs::create_dir_all(local.join(name).join("deep")).unwrap();
+    }
+    let nodes: Api<Node> = Api::all(server.admin());
+    let listed = format!("{},{}", names[0], names[2]);
+    let node = json!({ "metadata": { "name": "node1", "annotations": { "coracle.dev/remove-volumes": listed } } });
+    let node = nodes
+        .create(&Default::default(), &object(node))
+        .await
+        .unwrap();
+    let (_show, shown) = watch::channel(Some(Arc::new(node)));
+    let remover = Arc::new(Remover);
+    let removing =
+        crate::local_volumes::remove_listed(server.node(), dir.path().to_owned(), shown, remover);
+    let done = until("the list to be empty", async || {
+        removals(&nodes.get("node1").await.unwrap())
+            .is_empty()
+            .then_some(())
+    });
+    tokio::select! {
+        () = removing => {}
+        () = done => {}
+    }
+    assert!(!local.join(&names[0]).exists());
+    assert!(local.join(&names[1]).exists());
 }

@@ -129,10 +129,15 @@ fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
     let Err(rustix::io::Errno::NOENT) = found else {
         return Ok(found?);
     };
+    // As open as the volume itself, as upstream makes them: containers run as any user.
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&root)?.st_mode & 0o7777);
     let mut dir = root;
     for part in sub.components() {
         let part = Path::new(part.as_os_str());
-        match rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o750)) {
+        let umask = rustix::process::umask(Mode::empty());
+        let made = rustix::fs::mkdirat(&dir, part, mode);
+        rustix::process::umask(umask);
+        match made {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
