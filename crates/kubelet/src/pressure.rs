@@ -5,8 +5,10 @@ use std::path::Path;
 
 /// Memory is short below this many available bytes: upstream's `memory.available<100Mi`.
 const MEMORY_FLOOR: u64 = 100 << 20;
-/// The disk is full below this share of its size, in percent.
+/// The disk is full below this share of its size, in percent: upstream's `nodefs.available<10%` …
 const DISK_FLOOR_PERCENT: u64 = 10;
+/// … unless this many bytes are left. The scratch of a compute node is large, and filled by others.
+const DISK_ENOUGH: u64 = 4 << 30;
 /// Process ids are short below this share of their number, in percent.
 const PID_FLOOR_PERCENT: u64 = 10;
 
@@ -29,7 +31,8 @@ impl Pressures {
         Self {
             memory: available_memory(&text("/proc/meminfo"))
                 .is_some_and(|available| available < MEMORY_FLOOR),
-            disk: disk.is_some_and(|disk| below(disk.f_bavail, disk.f_blocks, DISK_FLOOR_PERCENT)),
+            disk: disk
+                .is_some_and(|disk| disk_pressure(disk.f_bavail, disk.f_blocks, disk.f_frsize)),
             pid: pid_pressure(
                 &text("/proc/loadavg"),
                 &text("/proc/sys/kernel/pid_max"),
@@ -37,6 +40,10 @@ impl Pressures {
             ),
         }
     }
+}
+
+fn disk_pressure(left: u64, total: u64, block: u64) -> bool {
+    below(left, total, DISK_FLOOR_PERCENT) && left.saturating_mul(block) < DISK_ENOUGH
 }
 
 /// Whether less than `percent` of `total` is `left`; a total of zero is a file system that doesn't count.
@@ -86,6 +93,14 @@ mod tests {
         assert!(below(9, 100, 10));
         assert!(!below(0, 0, 10));
         assert!(!below(u64::MAX, u64::MAX, 10));
+    }
+
+    #[test]
+    fn some_gigabytes_of_a_large_disk_are_enough() {
+        const GIB: u64 = (1 << 30) / 4096;
+        assert!(!disk_pressure(20 * GIB, 1000 * GIB, 4096));
+        assert!(disk_pressure(3 * GIB, 1000 * GIB, 4096));
+        assert!(!disk_pressure(3 * GIB, 20 * GIB, 4096));
     }
 
     #[test]
