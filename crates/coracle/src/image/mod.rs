@@ -246,12 +246,16 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
         if args.input == Path::new("-") {
             return Ok(archive::load(&store, io::stdin().lock(), name.as_ref())?);
         }
-        let shown = args.input.display().to_string();
+        let shown = args.input.display();
+        let loading = || format!("can't load {shown}");
         if args.input.is_dir() {
-            return archive::load_directory(&store, &args.input, name.as_ref()).context(shown);
+            return archive::load_directory(&store, &args.input, name.as_ref())
+                .with_context(loading);
         }
-        let file = File::open(&args.input).with_context(|| format!("can't read {shown}"))?;
-        archive::load(&store, file, name.as_ref()).context(shown)
+        let file = File::open(&args.input).map_err(|error| {
+            Failure::new(Code::NoImage, format!("can't read {shown}")).because(error)
+        })?;
+        archive::load(&store, file, name.as_ref()).with_context(loading)
     })
     .await?;
     for Loaded { reference, digest } in loaded {
@@ -319,13 +323,15 @@ fn save_file(
 ) -> anyhow::Result<()> {
     let path = std::path::absolute(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let failed = || format!("can't write {}", path.display());
+    let failed = |error: io::Error| {
+        Failure::new(Code::CannotWrite, format!("can't write {}", path.display())).because(error)
+    };
     let file = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile_in(dir)
-        .with_context(failed)?;
+        .map_err(failed)?;
     archive::save(store, references, format, io::BufWriter::new(&file), &path)?;
-    file.persist(&path).with_context(failed)?;
+    file.persist(&path).map_err(|error| failed(error.error))?;
     Ok(())
 }
 

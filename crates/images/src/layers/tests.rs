@@ -668,6 +668,31 @@ proptest::proptest! {
     }
 }
 
+proptest::proptest! {
+    /// A damaged archive may be refused, or unpack to something else; it never panics.
+    #[test]
+    fn no_damage_panics(changes in proptest::collection::vec((0..6000usize, proptest::num::u8::ANY), 1..20)) {
+        let mut archive = Builder::new()
+            .pax(&[("path", b"long/name"), ("GNU.sparse.size", b"10"), ("GNU.sparse.map", b"0,1")])
+            .file("a", 0o644, b"x")
+            .gnu_long_name("other/name")
+            .file("b", 0o644, &[1; 600])
+            .directory("c", 0o755)
+            .symlink("d", "c")
+            .finish();
+        for (at, value) in changes {
+            let at = at % archive.len();
+            archive[at] = value;
+        }
+        let mut tar = tar::Archive::new(&archive[..]);
+        while let Ok(Some(_)) = tar.next() {}
+        let dir = tempfile::tempdir().unwrap();
+        let ids = ids::Ids::of_this_process();
+        let _ = unpack::unpack(File::open(dir.path()).unwrap().into(), &archive[..], &ids,
+            &Allowance::new(Limits { bytes: 1 << 20, entries: 100 }));
+    }
+}
+
 fn path_strategy() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::strategy::Strategy;
     let part = proptest::sample::select(vec![
@@ -686,7 +711,6 @@ fn path_strategy() -> impl proptest::strategy::Strategy<Value = String> {
     proptest::collection::vec(part, 1..5).prop_map(|parts| parts.join("/"))
 }
 
-/// `Mode` is only named here to keep the umask test honest.
 #[test]
 fn modes_do_not_depend_on_the_umask() {
     // Of the whole process: no other thread of this test program makes files by name only.
