@@ -1,5 +1,6 @@
 //! For tests: an API server with one pod, and sandboxes that do as they are told by the test.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -132,6 +133,7 @@ pub(super) struct World {
     pub bundles: watch::Sender<Option<Arc<Bundle>>>,
     pub shutdown: watch::Sender<Option<tokio::time::Instant>>,
     changed: Arc<Notify>,
+    _node_dir: tempfile::TempDir,
 }
 
 impl World {
@@ -162,7 +164,8 @@ impl World {
             changed: Arc::clone(&changed),
             broken: Mutex::new(false),
         });
-        let config = config();
+        let node_dir = tempfile::tempdir().unwrap();
+        let config = config(node_dir.path());
         let (recorder, recording) = Recorder::new(client.clone(), "node1".to_owned());
         tokio::task::spawn_local(recording);
         let launcher: Arc<dyn Launcher> = Arc::<Sandboxes>::clone(&sandboxes);
@@ -186,6 +189,7 @@ impl World {
             bundles: watch::channel(None).0,
             shutdown: watch::channel(None).0,
             changed,
+            _node_dir: node_dir,
         }
     }
 
@@ -284,7 +288,7 @@ fn silence() -> impl Stream<Item = Result<Frame<Bytes>, std::io::Error>> {
     futures::stream::pending()
 }
 
-fn config() -> NodeConfig {
+fn config(node_dir: &Path) -> NodeConfig {
     NodeConfig {
         name: "node1".to_owned(),
         internal_ips: vec!["10.0.0.1".parse().unwrap()],
@@ -298,7 +302,7 @@ fn config() -> NodeConfig {
         annotations: Default::default(),
         kubelet_version: String::new(),
         scratch_dir: "/tmp".into(),
-        node_dir: "/tmp".into(),
+        node_dir: node_dir.to_owned(),
         node_key: NodeKey([1; 32]),
         pod_cidrs: vec![],
         cluster_dns: vec![],

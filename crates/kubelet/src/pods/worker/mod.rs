@@ -163,6 +163,7 @@ impl Worker {
             worker.listen(&mut ears).await;
         }
         worker.shared.known.disconnected(uid(&worker.pod));
+        worker.clean_up().await;
     }
 
     /// Waits until something has changed, and takes note of it.

@@ -182,6 +182,23 @@ impl Worker {
         }
     }
 
+    /// Removes what a sandbox could not remove itself: the place where it lived, or everything if it was killed.
+    pub(super) async fn clean_up(self) {
+        let dir = self
+            .shared
+            .config
+            .node_dir
+            .join("pods")
+            .join(uid(&self.pod));
+        // When the node goes down, all of its directory goes.
+        if self.shutdown.is_some() || !dir.exists() {
+            return;
+        }
+        if let Err(error) = self.shared.launcher.remove(dir.clone()).await {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
+        }
+    }
+
     /// Lets the sandbox clean up and go; one that can't be asked is killed.
     pub(super) async fn dismiss(&mut self) {
         self.alarm = None;

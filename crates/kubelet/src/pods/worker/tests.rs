@@ -160,12 +160,15 @@ fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
 fn a_pod_that_vanishes_is_stopped_and_dismissed() {
     simulate(async {
         let (world, worker) = started("Always").await;
+        let dir = world.shared.config.node_dir.join("pods/u");
+        std::fs::create_dir_all(dir.join("memory")).unwrap();
         world.vanish();
         assert_eq!(stopped(&world, 0).await.grace_seconds, 30);
         let sandbox = world.sandbox(0).await;
         sandbox.say(ended(143));
         worker.await.unwrap();
         assert!(*sandbox.dismissed.lock().unwrap());
+        assert!(!dir.exists());
     });
 }
 
