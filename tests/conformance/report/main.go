@@ -130,6 +130,9 @@ func show(results []Result, known map[string]bool) bool {
 			lost = append(lost, result.Name)
 		}
 	}
+	if len(results) == 0 {
+		fmt.Print("no test was chosen")
+	}
 	fmt.Println()
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		fmt.Printf("%s %d  ", state, count[state])
