@@ -19,5 +19,6 @@ pub mod process;
 pub mod route;
 pub mod seccomp;
 pub mod signal;
+pub mod subpath;
 pub mod tmpfs;
 pub mod tree;

@@ -1,12 +1,12 @@
 //! Volumes: from what the API says to directories that can be mounted, and the storage provisioner.
 //!
 //! Responsible for: what the files of a configMap, secret, downwardAPI or projected volume are ([`content`], pure
-//! functions), for directories on the node that hold them and other sources ([`dirs`]), and for opening a `subPath`
-//! in a volume that may be hostile ([`subpath`]).
+//! functions), and for directories on the node that hold them and other sources ([`dirs`]); for making and removing the
+//! directories behind persistent volumes ([`provisioner`]).
 //!
 //! Deliberately does not know: containers, images (an image volume is only named here), nor who mounts what where.
-//! [`content`] runs where the API server can be asked; [`dirs`] and [`subpath`] run on the node, as the root of its user
-//! namespace. A [`Source`] is what travels from the one to the other.
+//! [`content`] runs where the API server can be asked; [`dirs`] runs on the node, as the root of its user namespace. A
+//! [`Source`] is what travels from the one to the other.
 //!
 //! Start reading at [`Source`], then [`dirs::Volumes`].
 
@@ -15,7 +15,6 @@ pub mod dirs;
 pub mod provisioner;
 pub mod quantity;
 mod source;
-pub mod subpath;
 
 pub use content::{FileContent, Payload};
 pub use dirs::{Prepared, VolumeError, Volumes};

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use linux::tree::{self, Tree};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
 use super::failure::{Failure, failed};
@@ -122,34 +122,7 @@ fn pts() -> std::io::Result<Tree> {
 
 /// What is at `sub` below `volume`, never outside of it; directories that are missing are made.
 fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let root = rustix::fs::open(volume, flags, Mode::empty())?;
-    let found = rustix::fs::openat2(&root, sub, flags, Mode::empty(), resolve);
-    let Err(rustix::io::Errno::NOENT) = found else {
-        return Ok(found?);
-    };
-    // As open as the volume itself, as upstream makes them: containers run as any user.
-    let mode = Mode::from_raw_mode(rustix::fs::fstat(&root)?.st_mode & 0o7777);
-    let mut dir = root;
-    for part in sub.components() {
-        let part = Path::new(part.as_os_str());
-        let umask = rustix::process::umask(Mode::empty());
-        let made = rustix::fs::mkdirat(&dir, part, mode);
-        rustix::process::umask(umask);
-        match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
-        dir = rustix::fs::openat2(
-            &dir,
-            part,
-            flags | OFlags::DIRECTORY,
-            Mode::empty(),
-            resolve,
-        )?;
-    }
-    Ok(dir)
+    linux::subpath::open(volume, &sub.to_string_lossy(), true).map_err(std::io::Error::other)
 }
 
 /// Puts a tree in its place, which is made if it is missing.

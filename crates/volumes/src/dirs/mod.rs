@@ -22,8 +22,6 @@ mod writer;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub(crate) use tree::chmod;
-
 use crate::content::ContentError;
 use crate::{HostPathKind, Ownership, Source};
 
@@ -78,7 +76,7 @@ pub enum VolumeError {
     #[error("the image {0:?} is not a directory")]
     Image(String),
     /// The kernel refused something.
-    #[error("can't {action} {path:?}")]
+    #[error("can't {action} {}: {source}", .path.display())]
     Io {
         /// What was tried.
         action: &'static str,

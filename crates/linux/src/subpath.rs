@@ -1,18 +1,15 @@
-//! `subPath`: a place in a volume, found without trusting what containers put there.
+//! A place below a directory, found without trusting what others put there.
 //!
-//! Another container of the pod, or of another pod with the same volume, may swap a directory for a symbolic link at any
-//! moment. So the kernel does the finding, told never to leave the volume (`RESOLVE_BENEATH`), and what was found is held
-//! as a descriptor: mount `/proc/self/fd/N`, or the descriptor itself, and never the path.
+//! Somebody who may write there can swap a directory for a symbolic link at any moment. So the kernel does the finding,
+//! told never to leave the directory (`RESOLVE_BENEATH`), and what was found is held as a descriptor: mount that, and never
+//! the path.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-
-use crate::content::clean;
-use crate::dirs::chmod;
 
 /// The kernel asks to be asked again if the tree moves under it.
 const ATTEMPTS: usize = 64;
@@ -46,7 +43,7 @@ pub enum SubPathError {
 /// Opens `subpath` in the volume at `root`, as `O_PATH`; directories that are missing are made if `create` says so.
 ///
 /// New directories get the volume's own permission bits, as upstream gives them.
-pub fn open_subpath(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPathError> {
+pub fn open(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPathError> {
     if subpath.starts_with('/') {
         return Err(SubPathError::Absolute(subpath.to_owned()));
     }
@@ -64,7 +61,11 @@ pub fn open_subpath(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd,
     // The volume's root was made, or checked, by the node: that path is trusted.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(CWD, root, flags, Mode::empty()).map_err(told)?;
-    let path = clean(subpath);
+    let parts: Vec<_> = subpath
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
+    let path = parts.join("/");
     if path.is_empty() {
         return Ok(root);
     }
@@ -102,8 +103,10 @@ fn make(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
             Err(Errno::NOENT) => match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
                 Ok(()) => {
                     let made = beneath(root, &path[..end])?;
-                    // Whatever the umask is. A setgid parent has handed its group down already.
-                    chmod(made.as_fd(), mode).map_err(errno)?;
+                    // Whatever the umask is. A setgid parent has handed its group down already. fchmod refuses O_PATH
+                    // descriptors; the way through /proc is bound to the same file.
+                    let this = format!("/proc/self/fd/{}", made.as_raw_fd());
+                    rustix::fs::chmod(this.as_str(), Mode::from_raw_mode(mode))?;
                     made
                 }
                 // Somebody was quicker; or it is a link to nowhere, which is then not found again.
@@ -124,7 +127,6 @@ fn errno(error: io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -142,7 +144,7 @@ mod tests {
         fs::create_dir(root.join("real")).unwrap();
         fs::write(root.join("real/file"), "x").unwrap();
         symlink("real", root.join("link")).unwrap();
-        let at = |path: &str| place(&open_subpath(&root, path, true).unwrap());
+        let at = |path: &str| place(&open(&root, path, true).unwrap());
         assert_eq!(at(""), root);
         assert_eq!(at("./real//file"), root.join("real/file"));
         assert_eq!(at("link/file"), root.join("real/file"));
@@ -152,7 +154,7 @@ mod tests {
             fs::metadata(root.join("a/b")).unwrap().mode() & 0o7777,
             0o2775
         );
-        let missing = open_subpath(&root, "nothing", false).unwrap_err();
+        let missing = open(&root, "nothing", false).unwrap_err();
         assert_eq!(
             missing.to_string(),
             "subPath \"nothing\" does not exist in its volume"
@@ -184,7 +186,7 @@ mod tests {
             "../secret",
             "a/../../secret",
         ] {
-            let error = open_subpath(&root, path, true).unwrap_err();
+            let error = open(&root, path, true).unwrap_err();
             words.push(format!("{path}: {error}"));
         }
         insta::assert_snapshot!(words.join("\n"));
@@ -215,7 +217,7 @@ mod tests {
                 }
             });
             for turn in 0..3000 {
-                if let Ok(fd) = open_subpath(&root, &format!("real/d{}", turn % 7), true) {
+                if let Ok(fd) = open(&root, &format!("real/d{}", turn % 7), true) {
                     assert!(place(&fd).starts_with(&root), "{:?}", place(&fd));
                 }
             }
