@@ -28,6 +28,8 @@ struct Behaviour {
     /// Wants this token, which the token server gives to this user and password (or to all).
     token: Option<(String, Option<(String, String)>)>,
     basic: Option<(String, String)>,
+    /// Knows this user, but lets him in nowhere.
+    forbidden: Option<(String, String)>,
     /// Breaks the connection of the next blobs after so many bytes.
     breaks: Vec<usize>,
     ignore_ranges: bool,
@@ -167,6 +169,9 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
             [(header::WWW_AUTHENTICATE, challenge)],
         )
             .into_response();
+    }
+    if state.forbidden.is_some() && basic_of(request.headers()) == state.forbidden {
+        return StatusCode::FORBIDDEN.into_response();
     }
     if let Some(wanted) = &state.basic
         && basic_of(request.headers()).as_ref() != Some(wanted)
@@ -491,6 +496,12 @@ async fn tokens_and_passwords() {
     assert!(get(Vec::new()).await.is_err());
     assert!(get(vec![credential("wrong")]).await.is_err());
     get(vec![credential("wrong"), credential("right")])
+        .await
+        .unwrap();
+    // The first is known, but may not.
+    fake.set(|b| b.forbidden = Some(("user".to_owned(), "known".to_owned())));
+    assert!(get(vec![credential("known")]).await.is_err());
+    get(vec![credential("known"), credential("right")])
         .await
         .unwrap();
     // For another registry: not used.

@@ -49,6 +49,8 @@ pub struct Source {
 /// How far we got with letting ourselves in.
 #[derive(Debug, Default)]
 struct Door {
+    /// What the registry wants to see.
+    challenge: Option<Challenge>,
     /// All ways in, once they were needed; the last is to go without any.
     ways: Option<Vec<Option<Secret>>>,
     /// Which of them is tried.
@@ -258,10 +260,13 @@ impl Source {
         if door.header != pass {
             return Ok(());
         }
-        let challenge = match refused.status() {
-            StatusCode::UNAUTHORIZED => Challenge::of(refused.headers()),
-            _ => None,
+        let forbidden = refused.status() == StatusCode::FORBIDDEN;
+        let challenge = match forbidden {
+            // It knows who we are, and that isn't enough; another may be let in.
+            true => door.challenge.clone(),
+            false => Challenge::of(refused.headers()),
         };
+        door.challenge = challenge.clone();
         let said = client::words(refused).await;
         let denied = || RegistryError::Denied {
             what: what.to_owned(),
@@ -271,11 +276,10 @@ impl Source {
             door.ways = Some(self.ways().await?);
         }
         let Some(challenge) = challenge else {
-            // It knows who we are, and lets nobody in who is that.
             return Err(denied());
         };
         // A token that worked has run out; one that never did is the wrong one.
-        if pass.is_some() && !door.worked {
+        if pass.is_some() && (forbidden || !door.worked) {
             door.at += 1;
         }
         door.worked = false;
