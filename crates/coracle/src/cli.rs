@@ -56,6 +56,11 @@ pub enum InternalCommand {
     Hub,
     /// One pod
     Sandbox,
+    /// Removes a directory that containers have written to
+    Remove {
+        /// Which one
+        dir: PathBuf,
+    },
     /// Takes what is carried to a node that sees none of it
     Receive {
         /// Where it goes

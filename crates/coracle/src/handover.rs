@@ -102,6 +102,8 @@ pub struct Welcome {
     pub mark: String,
     /// The addresses of this node's pods.
     pub pod_cidr: String,
+    /// How long pods have to end when the cluster does.
+    pub pods_grace: Duration,
 }
 
 /// What the leader tells an agent.

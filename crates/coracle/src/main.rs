@@ -51,6 +51,9 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::Node) => node::main(),
         Command::Internal(InternalCommand::Hub) => hub_role::main(),
         Command::Internal(InternalCommand::Sandbox) => sandbox_role::main(),
+        Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Into::into),
         Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))

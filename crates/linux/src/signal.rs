@@ -191,3 +191,16 @@ pub fn hear_all() -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Sends a signal, real-time ones too, to a process that was opened.
+pub fn send(process: impl AsFd, signal: i32) -> io::Result<()> {
+    let process = std::os::fd::AsRawFd::as_raw_fd(&process.as_fd());
+    let nothing = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a system call on a descriptor that is open during it; without a siginfo the kernel makes its own.
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, nothing, 0) };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

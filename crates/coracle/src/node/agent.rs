@@ -22,8 +22,6 @@ use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
 use super::place::{self, NodePlace};
 use crate::handover::{Handover, ToLeader, ToNode};
 
-/// How long pods have to end when the node does.
-const PODS_GRACE: Duration = Duration::from_secs(2);
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
 /// After Slurm's word, the leader has this long to say the same.
@@ -93,7 +91,7 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
         stop.clone(),
     ));
     let (tell_registered, registered) = oneshot::channel();
-    let ending = stop.clone();
+    let (ending, pods_grace) = (stop.clone(), identity.welcome.pods_grace);
     let mut kubelet = tokio::spawn(kubelet::run(
         client,
         config,
@@ -102,7 +100,7 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
         tell_registered,
         async move {
             ending.cancelled().await;
-            PODS_GRACE
+            pods_grace
         },
     ));
     // While the node registers; a problem with it is one of the pods that need it.

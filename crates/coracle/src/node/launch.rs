@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use super::hub::NodeHub;
-use super::place::NodePlace;
+use super::place::{self, NodePlace};
 use crate::sandbox_role;
 
 /// Starts sandboxes on this node.
@@ -36,6 +36,10 @@ impl Launcher for Fork {
                 .map_err(|error| LaunchError(error.into()))
         }
         .boxed()
+    }
+
+    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
+        place::remove_elsewhere(dir).boxed()
     }
 }
 

@@ -51,11 +51,6 @@ impl NodePlace {
         }
     }
 
-    /// The socket at which sandboxes find their kubelet.
-    pub fn kubelet_socket(&self) -> PathBuf {
-        kubelet_socket(&self.dir)
-    }
-
     /// The hub's socket.
     pub fn hub_socket(&self) -> PathBuf {
         self.dir.join("hub.sock")
@@ -64,15 +59,9 @@ impl NodePlace {
     /// Removes all of it. The calling process must have a single thread: files of containers belong to ids that only a
     /// process in a user namespace may touch.
     pub fn remove(&self) {
-        // Without pods it is empty but for sockets, and nobody else is needed.
-        if !self.dir.exists() || std::fs::remove_dir_all(&self.dir).is_ok() {
-            return;
-        }
         match linux::process::fork() {
             Ok(Fork::Child) => {
-                let removed = linux::namespace::enter_as_root(UnshareFlags::empty())
-                    .and_then(|_| remove_as_root(&self.dir));
-                if let Err(error) = removed {
+                if let Err(error) = remove(&self.dir) {
                     tracing::warn!(dir = %self.dir.display(), %error, "cannot remove the node's directory");
                 }
                 std::process::exit(0)
@@ -83,6 +72,32 @@ impl NodePlace {
             Err(error) => tracing::warn!(%error, "cannot remove the node's directory"),
         }
     }
+}
+
+/// Removes a directory that containers have written to, in a user namespace that this process, which must have a single
+/// thread, moves into if it has to.
+pub fn remove(dir: &Path) -> io::Result<()> {
+    // Without containers' files nothing special is needed.
+    if !dir.exists() || std::fs::remove_dir_all(dir).is_ok() {
+        return Ok(());
+    }
+    linux::namespace::enter_as_root(UnshareFlags::empty())?;
+    remove_as_root(dir)
+}
+
+/// The same from a process with threads: another one does it.
+pub async fn remove_elsewhere(dir: PathBuf) -> io::Result<()> {
+    let output = tokio::process::Command::new("/proc/self/exe")
+        .args(["internal", "remove"])
+        .arg(&dir)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(words.trim().to_owned()))
 }
 
 /// The socket at which sandboxes find their kubelet, in a node's directory.

@@ -20,6 +20,7 @@ use super::grace::Grace;
 use super::join::{Common, Door, NodeEvent};
 use super::objects;
 use super::plan::plans;
+use super::storage::{self, Storage};
 use crate::carried;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
@@ -88,6 +89,7 @@ pub struct Cluster {
     lost: HashMap<String, u32>,
     /// Those of them for which a new agent is about to be started.
     restarting: BTreeSet<String>,
+    storage: Option<Storage>,
     restarts: (
         mpsc::UnboundedSender<String>,
         mpsc::UnboundedReceiver<String>,
@@ -170,6 +172,7 @@ impl Cluster {
             job: (allocation.job_id, allocation.step_id),
             mark: format!("{MARK}={mark}"),
             secret: crate::token::new()?,
+            pods_grace: grace.pods(),
         };
         let plans = plans(allocation, &detail, &name, &options.pod_cidr)?;
         let door = Door::new(common, plans, tell_node)?;
@@ -205,6 +208,7 @@ impl Cluster {
             lost: HashMap::new(),
             restarting: BTreeSet::new(),
             restarts: mpsc::unbounded_channel(),
+            storage: None,
             _api_port: api_port,
         })
     }
@@ -221,6 +225,7 @@ impl Cluster {
             Ok(result) => result?,
             Err(_) => return Err(self.too_slow(patience).into()),
         }
+        self.storage = storage::start(self.client.clone());
         progress.ready(&format!(
             "cluster {} with {} is ready",
             self.name,
@@ -302,6 +307,9 @@ impl Cluster {
             }
         };
         let _ = tokio::time::timeout(self.grace.nodes, farewell).await;
+        if let Some(storage) = self.storage.take() {
+            storage.end(self.grace.nodes).await;
+        }
         let steps = std::mem::take(&mut self.steps);
         let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
         let patience = self.grace.control_plane;

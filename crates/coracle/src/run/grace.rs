@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// What is used unless Slurm gives less; 15 s in all, of Slurm's usual 30.
+/// What is used unless Slurm gives less; 19 s in all, of Slurm's usual 30.
 const USUAL: Grace = Grace {
     workload: Duration::from_secs(8),
-    nodes: Duration::from_secs(2),
+    nodes: Duration::from_secs(6),
     control_plane: Duration::from_secs(5),
 };
 /// What the guard needs at the very end, and Slurm to notice.
@@ -16,13 +16,18 @@ const RESERVE: Duration = Duration::from_secs(1);
 pub struct Grace {
     /// The workload.
     pub workload: Duration,
-    /// The agents, to take their Nodes away.
+    /// The agents, to end their pods and take their Nodes away.
     pub nodes: Duration,
     /// The control plane. Then it is killed: nothing is lost with it.
     pub control_plane: Duration,
 }
 
 impl Grace {
+    /// What pods get of the nodes' part: the rest is for telling the API server.
+    pub fn pods(self) -> Duration {
+        self.nodes.mul_f64(2.0 / 3.0)
+    }
+
     /// The parts' shares of Slurm's time between its first signal and the last (KillWait), if it is known.
     pub fn within(kill_wait: Option<Duration>) -> Self {
         let all = USUAL.workload + USUAL.nodes + USUAL.control_plane;

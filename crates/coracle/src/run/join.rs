@@ -61,6 +61,8 @@ pub struct Common {
     pub mark: String,
     /// From which nodes know their directories and keys.
     pub secret: String,
+    /// How long pods have to end when the cluster does.
+    pub pods_grace: Duration,
 }
 
 /// The leader's door.
@@ -254,6 +256,7 @@ impl Door {
             job: self.common.job,
             mark: self.common.mark.clone(),
             pod_cidr: plan.pod_cidr.clone(),
+            pods_grace: self.common.pods_grace,
         })
     }
 
@@ -323,6 +326,7 @@ mod tests {
             job: (1, None),
             mark: String::new(),
             secret: String::new(),
+            pods_grace: Duration::ZERO,
         };
         let plans = ["node1", "node2"].map(|node| (node.to_owned(), NodePlan::default()));
         Door::new(common, plans.into(), mpsc::unbounded_channel().0).unwrap()

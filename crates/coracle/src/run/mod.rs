@@ -18,6 +18,7 @@ pub mod objects;
 mod plan;
 mod settings;
 mod srun;
+mod storage;
 mod submit;
 mod workload;
 

@@ -10,10 +10,10 @@ use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
 use sandbox::protocol::{Bundle, LogQuery, PodState, Problem, Stop};
 use sandbox::runtime::{LinuxRuntime, Places};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
-use super::{Start, eviction};
 use super::world::NodeWorld;
+use super::{Start, eviction};
 
 /// One pod.
 pub struct SandboxPod {
@@ -28,7 +28,7 @@ enum Stage {
     /// Nothing is known but that there is a pod.
     Waiting(Box<Waiting>),
     /// It lives.
-    Living(LifeHandle, Rc<LinuxRuntime<NodeWorld>>),
+    Living(LifeHandle, mpsc::UnboundedSender<Bundle>),
     /// There is nothing to live with.
     Broken,
 }
@@ -119,7 +119,16 @@ impl SandboxPod {
                 }
             }
         });
-        Ok(Stage::Living(life, runtime))
+        // One after the other: bringing volumes up to date takes a while, and the newest bundle must win.
+        let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
+        let teller = life.clone();
+        tokio::task::spawn_local(async move {
+            while let Some(bundle) = given.recv().await {
+                runtime.put_bundle(bundle.clone()).await;
+                teller.put_bundle(bundle);
+            }
+        });
+        Ok(Stage::Living(life, bundles))
     }
 }
 
@@ -132,13 +141,9 @@ impl Pod for SandboxPod {
                 self.dismissed.notify_one();
                 Stage::Broken
             }),
-            Stage::Living(life, runtime) => {
-                let (told, teller) = (runtime.clone(), life.clone());
-                tokio::task::spawn_local(async move {
-                    told.put_bundle(bundle.clone()).await;
-                    teller.put_bundle(bundle);
-                });
-                Stage::Living(life, runtime)
+            Stage::Living(life, bundles) => {
+                let _ = bundles.send(bundle);
+                Stage::Living(life, bundles)
             }
             Stage::Broken => Stage::Broken,
         };

@@ -385,8 +385,9 @@ impl<W: World> Runtime for LinuxRuntime<W> {
             .borrow()
             .get(id)
             .map(|running| running.process.clone());
-        if let (Some(process), Some(signal)) = (process, Signal::from_named_raw(signal)) {
-            let _ = rustix::process::pidfd_send_signal(process.as_fd(), signal);
+        if let Some(process) = process {
+            // Gone already is as good.
+            let _ = linux::signal::send(process.as_fd(), signal);
         }
     }
 

@@ -106,6 +106,8 @@ pub async fn exec(
     let mut process = started.map_err(|refusal| problem(refusal.message))?;
     let Pipes { theirs, output, .. } = pipes;
     drop(theirs);
+    // Also when nobody waits for it any more: a probe that was cut short leaves no process.
+    let _killed = KillOnDrop(process.descriptors.drain(..).next());
     let mut text = Vec::new();
     let ended = tokio::time::timeout(timeout, async {
         if let Some((output, errors)) = output {
@@ -122,18 +124,24 @@ pub async fn exec(
     });
     let code = match ended.await {
         Ok(code) => Some(code.map_err(|error| problem(error.to_string()))?),
-        Err(_) => {
-            if let Some(process) = process.descriptors.first() {
-                let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
-            }
-            None
-        }
+        Err(_) => None,
     };
     text.truncate(MAX_OUTPUT as usize);
     Ok(ExecResult {
         code,
         output: String::from_utf8_lossy(&text).into_owned(),
     })
+}
+
+/// Kills a process, if it still runs.
+struct KillOnDrop(Option<OwnedFd>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(process) = &self.0 {
+            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+        }
+    }
 }
 
 /// Keeps the beginning, and reads on so that the command doesn't wait for us.
