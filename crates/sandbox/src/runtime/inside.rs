@@ -25,11 +25,14 @@ pub struct Refusal {
 /// How a process ended: as a shell would say it, and by which signal.
 pub type End = (i32, Option<i32>);
 
+/// Descriptors that came with an answer, or why there are none.
+type Answered = Result<Vec<OwnedFd>, Refusal>;
+
 /// The line.
 pub struct Inside {
     socket: UnixStream,
     last: Cell<u64>,
-    answers: RefCell<HashMap<u64, oneshot::Sender<Result<Vec<OwnedFd>, Refusal>>>>,
+    answers: RefCell<HashMap<u64, oneshot::Sender<Answered>>>,
     ends: RefCell<HashMap<u64, oneshot::Sender<End>>>,
     /// It is gone: nothing more will be answered.
     gone: watch::Sender<bool>,
