@@ -9,17 +9,21 @@
 
 mod call;
 mod cluster;
+mod images;
 mod lab;
 mod leftovers;
 mod output;
 mod patience;
+mod pods;
 mod process;
 mod running;
 
 pub use call::Call;
 pub use cluster::Cluster;
+pub use images::BUSYBOX;
 pub use lab::{HOSTS, Lab};
 pub use output::Output;
 pub use patience::{eventually, wait_until};
+pub use pods::{condition, container};
 pub use process::{Process, Role};
 pub use running::Running;
