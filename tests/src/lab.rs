@@ -73,6 +73,13 @@ impl Lab {
         self
     }
 
+    /// A host that has lost its power and boots again has other namespaces than before.
+    pub fn start_host(&mut self, host: &str) {
+        self.command("start-host", &[host]).succeeded();
+        let namespaces = format!("{host}: namespace: ");
+        self.before.adopt(&self.look(), &namespaces);
+    }
+
     /// Where its state is.
     pub fn dir(&self) -> &Path {
         &self.dir

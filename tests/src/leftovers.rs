@@ -52,6 +52,12 @@ impl State {
         self.0.difference(&before.0).cloned().collect()
     }
 
+    /// From now on, what begins like this counts as being there before.
+    pub(crate) fn adopt(&mut self, now: &Self, prefix: &str) {
+        let adopted = now.0.iter().filter(|line| line.starts_with(prefix));
+        self.0.extend(adopted.cloned());
+    }
+
     /// What can't belong to a lab in which nothing runs.
     pub(crate) fn strangers(&self) -> Vec<&String> {
         let strange = |line: &&String| {

@@ -213,7 +213,7 @@ fn a_full_tmp_does_not_matter() {
 
 #[test]
 fn a_node_that_dies_while_the_cluster_starts_is_named() {
-    let lab = Lab::ready();
+    let mut lab = Lab::ready();
     let words = [
         "srun",
         "-N2",
@@ -237,7 +237,7 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
     let output = eventually(Duration::from_secs(60), || {
         running.has_ended().then_some(())
     });
-    lab.command("start-host", &["node2"]).succeeded();
+    lab.start_host("node2");
     wait_until(60, "all nodes are idle", || lab.queue_is_empty());
     assert!(
         output.is_some(),

@@ -183,7 +183,7 @@ fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
 
 #[test]
 fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
-    let lab = Lab::ready();
+    let mut lab = Lab::ready();
     // Slurm itself would give the whole job up without --no-kill, and an srun of two tasks would wait for the one
     // that died with its host.
     let words = [
@@ -201,7 +201,7 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
         let nodes = cluster.ask("kubectl get nodes --no-headers");
         nodes.contains("node2   NotReady") && nodes.contains("node1   Ready")
     });
-    lab.command("start-host", &["node2"]).succeeded();
+    lab.start_host("node2");
     wait_until(60, "node2 is Ready again", || cluster.has_ready_nodes(2));
     cluster
         .exit(0)

@@ -27,6 +27,22 @@ pub fn new_path() -> anyhow::Result<PathBuf> {
     Ok(Path::new("/tmp").join(format!("{PREFIX}{}", crate::token::new()?)))
 }
 
+/// Where Slurm puts our program first, for a new directory: beside it.
+pub fn first_path(dir: &Path) -> PathBuf {
+    beside(dir, ".first")
+}
+
+/// Our program in a directory that is complete.
+pub fn program(dir: &Path) -> PathBuf {
+    dir.join(PROGRAM)
+}
+
+fn beside(dir: &Path, suffix: &str) -> PathBuf {
+    let mut name = dir.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Whether this process runs from a copy, which other nodes don't see.
 pub fn is_ours() -> bool {
     our_copy().is_some()

@@ -6,7 +6,7 @@
 use std::fs::DirBuilder;
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -16,9 +16,7 @@ use crate::guard::{self, Policy, Side};
 
 /// The role's entry.
 pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
-    let unfinished = unfinished(dir);
-    // By this name for now: Slurm has carried the program that we run from.
-    let program = std::env::current_exe().context("cannot find our own program")?;
+    let (unfinished, program) = (super::beside(dir, ".part"), super::first_path(dir));
     // The guard outlives whatever ends the work.
     match guard::split(Policy::End)? {
         Side::Worker => {
@@ -29,26 +27,17 @@ pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
         }
         Side::Guard(code) => {
             let _ = std::fs::remove_dir_all(&unfinished);
-            if super::is_copys_name(&program) {
-                let _ = std::fs::remove_file(&program);
-            }
+            let _ = std::fs::remove_file(&program);
             Ok(code)
         }
     }
-}
-
-/// Where it is until it is complete.
-fn unfinished(dir: &Path) -> PathBuf {
-    let mut name = dir.as_os_str().to_owned();
-    name.push(".part");
-    name.into()
 }
 
 fn receive(dir: &Path, unfinished: &Path, program: &Path) -> io::Result<()> {
     // Fails if somebody else has made it; nobody else can see into ours.
     DirBuilder::new().mode(0o700).create(unfinished)?;
     unpack(io::stdin().lock(), unfinished)?;
-    // The leader will run from it too.
+    // The program that we run from: the leader will do so too.
     std::fs::rename(program, unfinished.join(PROGRAM))?;
     std::fs::rename(unfinished, dir)
 }

@@ -29,7 +29,7 @@ pub async fn carry(
 ) -> anyhow::Result<()> {
     let began = Instant::now();
     let (program, what) = (bundle.program.clone(), what(&bundle));
-    let path = carried::new_path()?;
+    let path = carried::first_path(copy);
     let args = ["internal", "receive", &copy.display().to_string()].map(str::to_owned);
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
     let submission = Submission {
@@ -95,7 +95,11 @@ fn refused(what: &str, node: &str, code: Option<i32>, words: &[u8]) -> Failure {
     let words = String::from_utf8_lossy(words);
     let lines = words.lines().filter(|line| !slurm::is_noise(line));
     let words: Vec<String> = lines.map(|line| format!("  | {line}")).collect();
-    let code = if code == Some(Code::CannotWrite as i32) {
+    // Slurm has no better words for a file that it can't write.
+    let unwritten = words
+        .iter()
+        .any(|line| line.contains("Failed to broadcast"));
+    let code = if unwritten || code == Some(Code::CannotWrite as i32) {
         Code::CannotWrite
     } else {
         Code::NotStarted

@@ -62,12 +62,13 @@ pub async fn lead(
         Err(error) => Err(error),
     };
     progress.abandon();
-    cluster.stop().await;
     if told.guard_is_gone() {
-        // What the guard would have done.
+        // What the guard would have done; before the agents are dismissed, who would do it if we are
+        // killed as well.
         let _ = linux::process::kill_marked(&format!("{MARK}={mark}"));
         follow::dismiss_all(&allocation).await;
     }
+    cluster.stop().await;
     ended.map(exit::code)
 }
 

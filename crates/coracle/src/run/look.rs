@@ -31,7 +31,8 @@ done
 shift
 "#;
 
-/// Becomes `coracle run`, at once or when the bundle is there. A directory of that name that isn't ours
+/// Becomes `coracle run`, at once or when the bundle is there; if it is told to end before, what came of it is
+/// removed. A directory of that name that isn't ours
 /// alone is somebody else's trick. The tasks that don't lead wait to be dismissed, as in `follow.rs`.
 const START: &str = r#"
 [ $seen = no ] || exec "$program" "$@"
@@ -39,7 +40,7 @@ if [ "${SLURM_PROCID:-0}" != 0 ]; then
   trap 'kill $!; exit 0' URG TERM INT HUP
   while :; do sleep 60 & wait $!; done
 fi
-trap 'rm -rf "$copy"; exit 143' TERM INT HUP
+trap 'rm -rf "$copy" "$copy".*; exit 143' TERM INT HUP
 echo "coracle-carry: $copy $SLURM_JOB_ID $SLURMD_NODENAME" >&2
 until [ -x "$copy/coracle" ] && [ -O "$copy" ] && [ ! -L "$copy" ]; do
   sleep 0.1 2>/dev/null || sleep 1
@@ -47,11 +48,14 @@ done
 exec "$copy/coracle" "$@"
 "#;
 
-/// Only says what it saw, and keeps the job until its input ends.
+/// Only says what it saw, and keeps the job until its input ends. What was brought meanwhile and did not
+/// find its way is removed; a leader has done so itself.
 const TELL: &str = r#"
 [ "${SLURM_PROCID:-0}" = 0 ] || exit 0
 echo "coracle-look: $seen $SLURM_JOB_NODELIST $SLURM_JOB_ID $SLURMD_NODENAME"
-exec cat >/dev/null
+trap '' TERM INT HUP
+cat >/dev/null
+rm -rf "$copy" "$copy".*
 "#;
 
 /// What a node told.

@@ -170,21 +170,41 @@ impl Srun {
 
 /// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
 async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)> {
-    let mut interrupted = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    let mut ends = Ends::listen()?;
     let mut told = None;
     loop {
         let signal = tokio::select! {
             status = child.wait() => return Ok((status?, told)),
-            _ = interrupted.recv() => Signal::INT,
-            _ = terminate.recv() => Signal::TERM,
-            _ = hangup.recv() => Signal::HUP,
+            signal = ends.next() => signal,
         };
         told.get_or_insert(signal);
         // Whatever it was: srun would kill the tasks at once on others; on an interrupt they end in
         // order.
         interrupt(child);
+    }
+}
+
+/// The signals that end us.
+pub struct Ends([(Signal, tokio::signal::unix::Signal); 3]);
+
+impl Ends {
+    /// Listens from now on.
+    pub fn listen() -> anyhow::Result<Self> {
+        Ok(Self([
+            (Signal::INT, signal(SignalKind::interrupt())?),
+            (Signal::TERM, signal(SignalKind::terminate())?),
+            (Signal::HUP, signal(SignalKind::hangup())?),
+        ]))
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Signal {
+        let [(int, interrupted), (term, terminate), (hup, hangup)] = &mut self.0;
+        tokio::select! {
+            _ = interrupted.recv() => *int,
+            _ = terminate.recv() => *term,
+            _ = hangup.recv() => *hup,
+        }
     }
 }
 

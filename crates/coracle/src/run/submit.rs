@@ -14,8 +14,8 @@ use slurm::{Allocation, Slurm, Submission};
 
 use super::Settings;
 use super::carry::carry;
-use super::look::{self, SHELL};
-use super::srun::Srun;
+use super::look::{self, SHELL, Told};
+use super::srun::{Ends, Srun};
 use super::workload::Workload;
 use crate::carried;
 use crate::carried::bundle::Bundle;
@@ -128,13 +128,23 @@ impl<'a> Request<'a> {
             Ok(told) => told,
             Err(code) => return Ok(code),
         };
-        let program = if told.sees_all {
-            self.bundle.program.clone()
-        } else {
+        let code = self.in_terminal(told).await;
+        // Also if that failed: the holder removes what was brought in vain.
+        holder.finish().await;
+        code
+    }
+
+    async fn in_terminal(&self, told: Told) -> anyhow::Result<i32> {
+        let mut program = self.bundle.program.clone();
+        if !told.sees_all {
+            let mut ends = Ends::listen()?;
             let bundle = self.bundle.clone();
-            carry(&self.slurm, bundle, &self.copy, told.job, &told.node).await?;
-            self.copy.join("coracle")
-        };
+            tokio::select! {
+                carried = carry(&self.slurm, bundle, &self.copy, told.job, &told.node) => carried?,
+                signal = ends.next() => return Ok(exit::of_signal(signal)),
+            }
+            program = carried::program(&self.copy);
+        }
         let words = self.settings.words_inside();
         let within = Some((told.job, told.node.as_str()));
         let mut invocation = self.invocation(&program, &words, within, true);
@@ -142,9 +152,7 @@ impl<'a> Request<'a> {
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), told.nodes);
         invocation.env_set.push(nodes);
         let mut srun = Srun::start(&invocation, true)?;
-        let code = srun.run(async |_| Ok(())).await?;
-        holder.finish().await;
-        Ok(code)
+        srun.run(async |_| Ok(())).await
     }
 
     fn invocation(
