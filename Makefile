@@ -55,9 +55,10 @@ suite: tools
 	tests/conformance/build target/conformance
 
 .PHONY: bench
-bench: dist ## Measure start-up and memory on the lab, against upstream's own start; see docs/performance.md
+bench: dist ## Measure start-up, pods and memory on the lab; see docs/performance.md
 	lab/up $(NODES)
 	bench/startup
+	bench/pods
 
 .PHONY: dist
 dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs
