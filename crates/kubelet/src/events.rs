@@ -3,7 +3,7 @@
 //! What repeats is counted in one Event instead of filling the API server, and a pod that says too much is not heard
 //! for a while: both as upstream's recorder does it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ use crate::api::call;
 const QUEUE: usize = 1000;
 /// How many different things are remembered as said.
 const REMEMBERED: usize = 4096;
+/// So many things that differ in their words only, within that time, become one.
+const SIMILAR: usize = 10;
+const SIMILAR_WITHIN: Duration = Duration::from_secs(600);
 /// A pod may say this much at once …
 const BURST: f64 = 25.0;
 /// … and then one more thing in this time.
@@ -61,8 +64,9 @@ impl Recorder {
 
 async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc<Pod>, PodEvent)>) {
     let mut said = Said::default();
-    while let Some((pod, event)) = events.recv().await {
+    while let Some((pod, mut event)) = events.recv().await {
         let now = Timestamp::now();
+        said.combine(&pod, &mut event, Instant::now());
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), namespace);
         let new = pod_event(&pod, &node, &event, now);
@@ -90,12 +94,24 @@ async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc
 struct Said {
     /// By pod and what was said: the Event's name, and how often.
     counts: HashMap<What, (String, i32)>,
+    /// By pod and what was said but for the words: which words, since when.
+    similar: HashMap<What, (HashSet<String>, Instant)>,
     /// By pod: what it may still say, as of when.
     budgets: HashMap<String, (f64, Instant)>,
 }
 
 /// A pod, and all of an event that makes it the same as another: warning or not, reason, message, container.
 type What = (String, bool, String, String, Option<String>);
+
+fn what(pod: &Pod, event: &PodEvent, words: String) -> What {
+    (
+        pod.metadata.uid.clone().unwrap_or_default(),
+        event.warning,
+        event.reason.clone(),
+        words,
+        event.field_path.clone(),
+    )
+}
 
 /// How to say something.
 #[derive(Debug, PartialEq)]
@@ -109,6 +125,23 @@ enum Saying {
 }
 
 impl Said {
+    /// Gives an event that comes in ever new words the same words each time, so that it is counted.
+    fn combine(&mut self, pod: &Pod, event: &mut PodEvent, now: Instant) {
+        let kind = what(pod, event, String::new());
+        let (words, since) = self
+            .similar
+            .entry(kind)
+            .or_insert_with(|| (HashSet::new(), now));
+        if now.duration_since(*since) > SIMILAR_WITHIN {
+            (*words, *since) = (HashSet::new(), now);
+        }
+        if words.len() < SIMILAR {
+            words.insert(event.message.clone());
+        } else if !words.contains(&event.message) {
+            event.message = format!("(combined from similar events): {}", event.message);
+        }
+    }
+
     fn about(&mut self, pod: &Pod, event: &PodEvent, new: &Event, now: Instant) -> Saying {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let (left, since) = self.budgets.get(&uid).copied().unwrap_or((BURST, now));
@@ -118,15 +151,16 @@ impl Said {
             self.budgets.insert(uid, (left, now));
             return Saying::Silence;
         }
-        self.budgets.insert(uid.clone(), (left - 1.0, now));
+        self.budgets.insert(uid, (left - 1.0, now));
 
-        let what: What = (
-            uid,
-            event.warning,
-            event.reason.clone(),
-            event.message.clone(),
-            event.field_path.clone(),
-        );
+        // What was combined is counted as one, and keeps the words of the first.
+        let combined = event.message.starts_with("(combined from");
+        let words = if combined {
+            "(combined)"
+        } else {
+            &event.message
+        };
+        let what = what(pod, event, words.to_owned());
         if let Some((name, count)) = self.counts.get_mut(&what) {
             *count += 1;
             return Saying::Again {
@@ -137,6 +171,7 @@ impl Said {
         // To forget all is crude, but rare, and costs no more than a second Event of the same kind.
         if self.counts.len() >= REMEMBERED {
             self.counts.clear();
+            self.similar.clear();
             self.budgets.clear();
         }
         let name = new.metadata.name.clone().unwrap_or_default();
@@ -238,6 +273,26 @@ mod tests {
             ..event("BackOff", "a")
         };
         assert_eq!(say(&later, 3), again);
+    }
+
+    #[test]
+    fn what_comes_in_ever_new_words_is_combined() {
+        let (mut said, now) = (Said::default(), Instant::now());
+        let mut say = |number: usize| {
+            let mut event = event("Unhealthy", &number.to_string());
+            said.combine(&pod(), &mut event, now);
+            let new = pod_event(&pod(), "n", &event, Timestamp::UNIX_EPOCH);
+            (event.message.clone(), said.about(&pod(), &event, &new, now))
+        };
+        for number in 0..10 {
+            assert_eq!(say(number), (number.to_string(), Saying::New));
+        }
+        let (message, saying) = say(10);
+        assert_eq!(message, "(combined from similar events): 10");
+        assert_eq!(saying, Saying::New);
+        assert!(matches!(say(11).1, Saying::Again { count: 2, .. }));
+        // What was said before is still counted as itself.
+        assert_eq!(say(3).0, "3");
     }
 
     #[test]
