@@ -455,6 +455,8 @@ fn fetch_installs_once_and_ls_shows_it() {
     ] {
         assert!(outcome.stderr.contains(line), "{outcome:#?}");
     }
+    // Plain lines, as a job's log wants them.
+    assert!(!outcome.stderr.contains(['\r', '\x1b']), "{outcome:#?}");
     let version = fs::read_to_string(user.root().join("v1.37.1/VERSION")).unwrap();
     assert_eq!(
         version,
@@ -492,6 +494,23 @@ fn fetch_installs_once_and_ls_shows_it() {
         )
     );
     assert_eq!(outcome.stderr, "");
+}
+
+#[test]
+fn a_terminal_shows_bars() {
+    let (server, user) = (Server::start(), User::new());
+    let line = format!(
+        "stty cols 120; exec {} kubernetes fetch --mirror {}",
+        env!("CARGO_BIN_EXE_coracle"),
+        server.url
+    );
+    let mut command = user.command("script", &["-qec", &line, "/dev/null"]);
+    let outcome = finish(command.env("TERM", "xterm").spawn().unwrap()).succeeded();
+    user.assert_installed(&server);
+    for shown in ["kube-apiserver", "292.97 KiB of 292.97 KiB", "\x1b["] {
+        assert!(outcome.stdout.contains(shown), "{shown:?}: {outcome:#?}");
+    }
+    assert!(!outcome.stdout.contains(": downloading"), "{outcome:#?}");
 }
 
 #[test]
