@@ -28,6 +28,12 @@ pub fn tmpfs(target: &Path, max_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes away what is mounted on `target`, and all below it; who still uses it may go on.
+pub fn detach(target: &Path) -> io::Result<()> {
+    rustix::mount::unmount(target, rustix::mount::UnmountFlags::DETACH)?;
+    Ok(())
+}
+
 /// Lets others pass through a directory to what they know below it, without showing them what is there.
 pub fn passable(dir: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -147,11 +147,15 @@ async fn live(
         uid: start.uid.clone(),
     };
     let kubelet = place::kubelet_socket(&start.node_dir);
-    let dir = start.pod_dir();
+    let (dir, memory) = (start.pod_dir(), places.memory.clone());
     let pod = Rc::new(SandboxPod::new(start, places, inner, socket));
     let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, pod.dismissed()).await;
     tracing::debug!(?parting, "the sandbox ends");
     pod.end().await;
+    // A directory on which something is mounted can't be removed.
+    if let Err(error) = linux::mount::detach(&memory) {
+        tracing::debug!(%error, "the pod's memory is not mounted");
+    }
     if let Err(error) = place::remove_as_root(&dir)
         && error.kind() != std::io::ErrorKind::NotFound
     {

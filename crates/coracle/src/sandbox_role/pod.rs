@@ -119,6 +119,13 @@ impl SandboxPod {
                 }
             }
         });
+        let watched = runtime.clone();
+        tokio::task::spawn_local(async move {
+            watched.inner_died().await;
+            // The kubelet sees it and starts another sandbox, which goes on by the pod's policy.
+            tracing::error!("the pod's inner process was killed");
+            std::process::exit(1);
+        });
         // One after the other: bringing volumes up to date takes a while, and the newest bundle must win.
         let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
         let teller = life.clone();

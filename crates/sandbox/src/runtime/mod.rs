@@ -11,7 +11,7 @@ mod output;
 mod plan;
 mod security;
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
@@ -65,6 +65,7 @@ pub struct LinuxRuntime<W> {
     /// Known once the pod is up.
     addresses: OnceCell<Addresses>,
     is_set_up: OnceCell<()>,
+    is_ending: Cell<bool>,
     volumes: RefCell<BTreeMap<String, Volume>>,
     containers: Rc<RefCell<HashMap<String, Running>>>,
 }
@@ -97,6 +98,7 @@ impl<W: World> LinuxRuntime<W> {
             ids: linux::namespace::ids(),
             addresses: OnceCell::new(),
             is_set_up: OnceCell::new(),
+            is_ending: Cell::new(false),
             volumes: RefCell::default(),
             containers: Rc::default(),
         })
@@ -115,6 +117,14 @@ impl<W: World> LinuxRuntime<W> {
             {
                 tracing::warn!(volume = name, problem = problem.message, "cannot update");
             }
+        }
+    }
+
+    /// Returns when the inner process has died by itself, and all containers with it: there is nothing to go on with.
+    pub async fn inner_died(&self) {
+        self.inside.gone().await;
+        if self.is_ending.get() {
+            std::future::pending().await
         }
     }
 
@@ -448,6 +458,7 @@ impl<W: World> Runtime for LinuxRuntime<W> {
     }
 
     async fn down(&self) {
+        self.is_ending.set(true);
         // Its death is the death of all in the pod's process namespace.
         let _ = rustix::process::kill_process(self.inner, Signal::KILL);
         self.inside.gone().await;
