@@ -1,0 +1,539 @@
+//! The life of a pod as kubectl shows it: how its containers begin, end, and begin again.
+
+use e2e::{Cluster, Lab, condition, container};
+use serde_json::Value;
+
+const ORDER: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: order}
+spec:
+  restartPolicy: Never
+  volumes: [{name: v, emptyDir: {}}]
+  initContainers:
+  - name: first
+    image: IMAGE
+    command: [sh, -c, 'sleep 0.5; echo first >> /v/order']
+    volumeMounts: [{name: v, mountPath: /v}]
+  - name: sidecar
+    restartPolicy: Always
+    image: IMAGE
+    command: [sh, -c, 'trap "exit 0" TERM; sleep 0.5; echo sidecar >> /v/order; touch /v/up; sleep 1000 & wait']
+    startupProbe: {exec: {command: [test, -e, /v/up]}, periodSeconds: 1, failureThreshold: 30}
+    volumeMounts: [{name: v, mountPath: /v}]
+  - name: second
+    image: IMAGE
+    command: [sh, -c, 'echo second >> /v/order']
+    volumeMounts: [{name: v, mountPath: /v}]
+  containers:
+  - name: main
+    image: IMAGE
+    command: [sh, -c, 'echo main >> /v/order; cat /v/order']
+    volumeMounts: [{name: v, mountPath: /v}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: init-fails}
+spec:
+  restartPolicy: Never
+  initContainers: [{name: first, image: IMAGE, command: [sh, -c, 'exit 3']}]
+  containers: [{name: main, image: IMAGE, command: [echo, never]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: init-again}
+spec:
+  restartPolicy: OnFailure
+  volumes: [{name: v, emptyDir: {}}]
+  initContainers:
+  - name: first
+    image: IMAGE
+    command: [sh, -c, 'test -e /v/second || { touch /v/second; exit 3; }']
+    volumeMounts: [{name: v, mountPath: /v}]
+  containers: [{name: main, image: IMAGE, command: [echo, at last]}]
+"#;
+
+#[test]
+fn init_containers_come_in_order_and_sidecars_stay() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, ORDER);
+
+    let order = cluster.in_phase("order", "Succeeded");
+    let logs = cluster.logs("order", "main");
+    assert_eq!(logs, "first\nsidecar\nsecond\nmain");
+    for name in ["first", "second", "sidecar", "main"] {
+        let ended = &container(&order, name)["state"]["terminated"];
+        assert_eq!(ended["exitCode"], 0, "{name}: {order:#}");
+        assert_eq!(ended["reason"], "Completed", "{name}: {order:#}");
+        assert_eq!(container(&order, name)["restartCount"], 0, "{name}");
+    }
+    for (kind, expected) in [
+        ("PodScheduled", "True"),
+        ("Initialized", "True PodCompleted"),
+        ("Ready", "False PodCompleted"),
+        ("ContainersReady", "False PodCompleted"),
+    ] {
+        assert_eq!(condition(&order, kind), expected, "{kind}: {order:#}");
+    }
+    for reason in ["Scheduled", "Pulled", "Created", "Started"] {
+        cluster.event("order", &format!("Normal {reason} "));
+    }
+
+    let failed = cluster.in_phase("init-fails", "Failed");
+    let first = &container(&failed, "first")["state"]["terminated"];
+    assert_eq!(first["exitCode"], 3, "{failed:#}");
+    let main = &container(&failed, "main")["state"]["waiting"];
+    assert_eq!(main["reason"], "PodInitializing", "{failed:#}");
+    let initialized = condition(&failed, "Initialized");
+    assert_eq!(initialized, "False ContainersNotInitialized");
+
+    let again = cluster.in_phase("init-again", "Succeeded");
+    assert_eq!(container(&again, "first")["restartCount"], 1, "{again:#}");
+    assert_eq!(cluster.logs("init-again", "main"), "at last");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+const ENDS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: never}
+spec:
+  restartPolicy: Never
+  containers:
+  - {name: seven, image: IMAGE, command: [sh, -c, 'exit 7']}
+  - {name: zero, image: IMAGE, command: ['true']}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: signals}
+spec:
+  restartPolicy: Never
+  shareProcessNamespace: true
+  containers:
+  - {name: kill, image: IMAGE, command: [sh, -c, 'kill -KILL $$$$']}
+  - {name: term, image: IMAGE, command: [sh, -c, 'kill -TERM $$$$']}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-failure}
+spec:
+  restartPolicy: OnFailure
+  volumes: [{name: v, emptyDir: {}}]
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, 'test -e /v/second || { touch /v/second; exit 5; }']
+    volumeMounts: [{name: v, mountPath: /v}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: always}
+spec:
+  containers: [{name: c, image: IMAGE, command: [echo, round]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: own-policy}
+spec:
+  restartPolicy: Never
+  volumes: [{name: v, emptyDir: {}}]
+  containers:
+  - name: c
+    image: IMAGE
+    restartPolicy: OnFailure
+    command: [sh, -c, 'test -e /v/second || { touch /v/second; exit 5; }']
+    volumeMounts: [{name: v, mountPath: /v}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: messages}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: file
+    image: IMAGE
+    command: [sh, -c, 'echo -n all is well > /dev/termination-log']
+  - name: elsewhere
+    image: IMAGE
+    terminationMessagePath: /tmp/last
+    command: [sh, -c, 'echo -n from elsewhere > /tmp/last; exit 1']
+  - name: from-logs
+    image: IMAGE
+    terminationMessagePolicy: FallbackToLogsOnError
+    command: [sh, -c, 'echo one; echo last words; exit 1']
+  - name: well
+    image: IMAGE
+    terminationMessagePolicy: FallbackToLogsOnError
+    command: [sh, -c, 'echo no words']
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: deadline}
+spec:
+  activeDeadlineSeconds: 2
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: IMAGE, command: [sleep, '1000']}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: no-program}
+spec:
+  restartPolicy: Never
+  containers: [{name: c, image: IMAGE, command: [/no/such/program]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: no-image}
+spec:
+  containers: [{name: c, image: '127.0.0.1:1/none:1'}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: never-pull}
+spec:
+  containers: [{name: c, image: 'coracle.test/none:1', imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: no-secret}
+spec:
+  restartPolicy: Never
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'echo $WORD'], env: [{name: WORD, valueFrom: {secretKeyRef: {name: late, key: word}}}]}]
+"#;
+
+#[test]
+fn containers_end_and_begin_again_as_their_policy_says() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, ENDS);
+
+    let never = cluster.in_phase("never", "Failed");
+    ended(&never, "seven", 7, "Error");
+    ended(&never, "zero", 0, "Completed");
+    let id = container(&never, "seven")["containerID"].as_str().unwrap();
+    assert!(id.starts_with("coracle://"), "{id}");
+    let image = container(&never, "seven")["imageID"].as_str().unwrap();
+    assert!(image.contains("sha256:"), "{image}");
+
+    let signals = cluster.in_phase("signals", "Failed");
+    ended(&signals, "kill", 137, "Error");
+    ended(&signals, "term", 143, "Error");
+
+    for name in ["on-failure", "own-policy"] {
+        let pod = cluster.in_phase(name, "Succeeded");
+        ended(&pod, "c", 0, "Completed");
+        let status = container(&pod, "c");
+        assert_eq!(status["restartCount"], 1, "{pod:#}");
+        let last = &status["lastState"]["terminated"];
+        assert_eq!(last["exitCode"], 5, "{pod:#}");
+    }
+
+    let messages = cluster.in_phase("messages", "Failed");
+    let message = |name: &str| container(&messages, name)["state"]["terminated"]["message"].clone();
+    assert_eq!(message("file"), "all is well");
+    assert_eq!(message("elsewhere"), "from elsewhere");
+    assert_eq!(message("from-logs"), "one\nlast words\n");
+    assert_eq!(message("well"), Value::Null);
+
+    let deadline = cluster.in_phase("deadline", "Failed");
+    assert_eq!(deadline["status"]["reason"], "DeadlineExceeded");
+    let said = "Pod was active on the node longer than the specified deadline";
+    assert_eq!(deadline["status"]["message"], said);
+
+    let no_program = cluster.in_phase("no-program", "Failed");
+    ended(&no_program, "c", 128, "StartError");
+    let why = container(&no_program, "c")["state"]["terminated"]["message"].to_string();
+    assert!(why.contains("/no/such/program"), "{why}");
+
+    let waits =
+        |pod: &Value, reason: &str| container(pod, "c")["state"]["waiting"]["reason"] == reason;
+    cluster.pod_until("never-pull", "refused", |pod| {
+        waits(pod, "ErrImageNeverPull")
+    });
+    cluster.event(
+        "no-image",
+        "Warning Failed Failed to pull image \"127.0.0.1:1/none:1\"",
+    );
+    let no_image = cluster.pod_until("no-image", "backed off", |pod| {
+        waits(pod, "ImagePullBackOff")
+    });
+    let why = container(&no_image, "c")["state"]["waiting"]["message"].to_string();
+    assert!(why.contains("Back-off pulling image"), "{why}");
+
+    cluster.pod_until("no-secret", "waiting for its secret", |pod| {
+        waits(pod, "CreateContainerConfigError")
+    });
+    cluster.ask("kubectl create secret generic late --from-literal=word=arrived");
+    cluster.in_phase("no-secret", "Succeeded");
+    assert_eq!(cluster.logs("no-secret", "c"), "arrived");
+
+    let always = cluster.pod_until("always", "backed off", |pod| waits(pod, "CrashLoopBackOff"));
+    let uid = always["metadata"]["uid"].as_str().unwrap();
+    let status = container(&always, "c");
+    let waiting = status["state"]["waiting"]["message"].as_str().unwrap();
+    let expected = format!("s restarting failed container=c pod=always_default({uid})");
+    assert!(
+        waiting.starts_with("back-off ") && waiting.ends_with(&expected),
+        "{waiting}"
+    );
+    assert!(status["restartCount"].as_u64() >= Some(1), "{always:#}");
+    assert_eq!(status["lastState"]["terminated"]["exitCode"], 0);
+    assert_eq!(always["status"]["phase"], "Running");
+    assert_eq!(condition(&always, "Ready"), "False ContainersNotReady");
+    cluster.event(
+        "always",
+        "Warning BackOff Back-off restarting failed container c in pod always_default(",
+    );
+    let before = cluster.ask("kubectl logs always --previous");
+    assert_eq!(before, "round");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+const PROBES: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: ready-exec}
+spec:
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, 'sleep 1; touch /tmp/ready; sleep 5; rm /tmp/ready; sleep 1000']
+    readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 1, failureThreshold: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: ready-net}
+spec:
+  containers:
+  - name: http
+    image: IMAGE
+    command: [sh, -c, 'mkdir /www; echo hello > /www/index.html; exec httpd -f -p 8080 -h /www']
+    ports: [{name: web, containerPort: 8080}]
+    readinessProbe: {httpGet: {port: web, path: /}, periodSeconds: 1}
+    livenessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
+  - name: tcp
+    image: IMAGE
+    command: [httpd, -f, -p, '8081']
+    readinessProbe: {tcpSocket: {port: 8081}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: live}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: exec
+    image: IMAGE
+    command: [sleep, '1000']
+    livenessProbe: {exec: {command: [sh, -c, 'echo not well; exit 1']}, periodSeconds: 1, failureThreshold: 1}
+  - name: http
+    image: IMAGE
+    command: [httpd, -f, -p, '8080', -h, /etc]
+    livenessProbe: {httpGet: {port: 8080, path: /missing}, initialDelaySeconds: 1, periodSeconds: 1, failureThreshold: 1}
+  - name: tcp
+    image: IMAGE
+    command: [sleep, '1000']
+    livenessProbe: {tcpSocket: {port: 8082}, periodSeconds: 1, failureThreshold: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: startup}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: slow
+    image: IMAGE
+    command: [sh, -c, 'sleep 4; touch /tmp/up; exec sleep 1000']
+    startupProbe: {exec: {command: [test, -e, /tmp/up]}, periodSeconds: 1, failureThreshold: 60}
+    livenessProbe: {exec: {command: [test, -e, /tmp/up]}, periodSeconds: 1, failureThreshold: 1}
+  - name: never
+    image: IMAGE
+    command: [sleep, '1000']
+    startupProbe: {exec: {command: ['false']}, periodSeconds: 1, failureThreshold: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: hooks}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: good
+    image: IMAGE
+    command: [sh, -c, 'until test -e /tmp/post; do sleep 0.1; done; echo hook was here; exec sleep 1000']
+    lifecycle: {postStart: {exec: {command: [touch, /tmp/post]}}}
+  - name: bad
+    image: IMAGE
+    command: [sleep, '1000']
+    lifecycle: {postStart: {exec: {command: [sh, -c, 'echo no good; exit 9']}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: gate}
+spec:
+  readinessGates: [{conditionType: example.org/gate}]
+  containers: [{name: c, image: IMAGE, command: [sleep, '1000'], resources: {limits: {cpu: 10m, memory: 8Mi}}}]
+"#;
+
+#[test]
+fn probes_hooks_and_gates_decide_about_readiness_and_restarts() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, PROBES);
+
+    cluster.wait_for("ready-exec", "condition=Ready");
+    cluster.wait_for("ready-exec", "condition=Ready=False");
+    cluster.event("ready-exec", "Warning Unhealthy Readiness probe failed: ");
+    let pod = cluster.pod("ready-exec");
+    assert_eq!(container(&pod, "c")["restartCount"], 0, "{pod:#}");
+
+    cluster.wait_for("ready-net", "condition=Ready");
+    let pod = cluster.pod("ready-net");
+    for kind in [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+    ] {
+        assert_eq!(condition(&pod, kind), "True", "{kind}: {pod:#}");
+    }
+    let status = &pod["status"];
+    assert_eq!(status["phase"], "Running");
+    assert_eq!(status["qosClass"], "BestEffort");
+    assert_eq!(status["podIP"], status["podIPs"][0]["ip"]);
+    assert!(
+        status["podIP"].as_str().unwrap().starts_with("100."),
+        "{status:#}"
+    );
+    assert!(
+        status["hostIP"].as_str().unwrap().starts_with("10.77.0."),
+        "{status:#}"
+    );
+    assert!(status["startTime"].is_string(), "{status:#}");
+    for name in ["http", "tcp"] {
+        assert_eq!(container(&pod, name)["started"], true, "{status:#}");
+        assert!(container(&pod, name)["state"]["running"]["startedAt"].is_string());
+    }
+
+    for (name, why) in [
+        ("exec", "Liveness probe failed: not well"),
+        (
+            "http",
+            "Liveness probe failed: HTTP probe failed with statuscode: 404",
+        ),
+        ("tcp", "Liveness probe failed: dial tcp "),
+    ] {
+        let restarted = |pod: &Value| container(pod, name)["restartCount"].as_u64() > Some(0);
+        let pod = cluster.pod_until("live", "restarted", restarted);
+        let last = &container(&pod, name)["lastState"]["terminated"];
+        // busybox's httpd and sleep are first processes, which TERM does not end.
+        assert_eq!(last["exitCode"], 137, "{name}: {pod:#}");
+        cluster.event("live", &format!("Warning Unhealthy {why}"));
+        cluster.event(
+            "live",
+            &format!("Normal Killing Container {name} failed liveness probe, will be restarted"),
+        );
+    }
+
+    let ready = |pod: &Value| container(pod, "slow")["ready"] == true;
+    let pod = cluster.pod_until("startup", "started", ready);
+    assert_eq!(container(&pod, "slow")["restartCount"], 0, "{pod:#}");
+    let again = |pod: &Value| container(pod, "never")["restartCount"].as_u64() > Some(0);
+    cluster.pod_until("startup", "restarted", again);
+    cluster.event("startup", "Warning Unhealthy Startup probe failed: ");
+    cluster.event(
+        "startup",
+        "Normal Killing Container never failed startup probe, will be restarted",
+    );
+
+    cluster.event("hooks", "Warning FailedPostStartHook PostStartHook failed");
+    let again = |pod: &Value| container(pod, "bad")["restartCount"].as_u64() > Some(0);
+    cluster.pod_until("hooks", "restarted", again);
+    assert_eq!(cluster.logs("hooks", "good"), "hook was here");
+
+    let pod = cluster.pod_until("gate", "all of it runs", |pod| {
+        condition(pod, "ContainersReady") == "True"
+    });
+    assert_eq!(condition(&pod, "Ready"), "False ReadinessGatesNotReady");
+    assert_eq!(pod["status"]["qosClass"], "Guaranteed");
+    cluster.ask(r#"kubectl patch pod gate --subresource=status --patch="{\"status\":{\"conditions\":[{\"type\":\"example.org/gate\",\"status\":\"True\"}]}}""#);
+    cluster.wait_for("gate", "condition=Ready");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+const REFUSED: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: too-big}
+spec:
+  nodeName: node1
+  containers: [{name: c, image: IMAGE, resources: {requests: {cpu: 1000}}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: elsewhere}
+spec:
+  nodeName: node1
+  nodeSelector: {kubernetes.io/hostname: node2}
+  containers: [{name: c, image: IMAGE}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: port-2}
+spec:
+  nodeName: node1
+  containers: [{name: c, image: IMAGE, command: [sleep, '1000'], ports: [{containerPort: 80, hostPort: 8999}]}]
+"#;
+
+const PORT: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: port-1}
+spec:
+  nodeName: node1
+  containers: [{name: c, image: IMAGE, command: [sleep, '1000'], ports: [{containerPort: 80, hostPort: 8999}]}]
+"#;
+
+#[test]
+fn a_node_refuses_what_it_cannot_run() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, PORT);
+    cluster.wait_for("port-1", "condition=Ready");
+    cluster.create(&lab, REFUSED);
+    for (name, reason) in [
+        ("too-big", "OutOfcpu"),
+        ("elsewhere", "NodeAffinity"),
+        ("port-2", "NodePorts"),
+    ] {
+        let pod = cluster.in_phase(name, "Failed");
+        assert_eq!(pod["status"]["reason"], reason, "{pod:#}");
+        let message = pod["status"]["message"].as_str().unwrap();
+        assert!(message.starts_with("Pod was rejected: "), "{message}");
+        assert_eq!(pod["status"]["containerStatuses"], Value::Null, "{pod:#}");
+        cluster.event(name, &format!("Warning {reason} "));
+    }
+    let first = cluster.pod("port-1");
+    assert_eq!(condition(&first, "Ready"), "True");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[track_caller]
+fn ended(pod: &Value, name: &str, code: i32, reason: &str) {
+    let ended = &container(pod, name)["state"]["terminated"];
+    assert_eq!(ended["exitCode"], code, "{name}: {:#}", pod["status"]);
+    assert_eq!(ended["reason"], reason, "{name}: {:#}", pod["status"]);
+    // One that never began is nobody.
+    if reason != "StartError" {
+        assert!(ended["containerID"].is_string(), "{name}: {ended:#}");
+    }
+}
