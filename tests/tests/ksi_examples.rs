@@ -166,7 +166,6 @@ fn the_api_is_used_by_curl() {
 }
 
 #[test]
-#[ignore = "needs pods: remove this line when they run"]
 fn a_job_is_created_and_its_logs_are_followed() {
     let lab = Lab::ready();
     load_images(&lab);
@@ -176,7 +175,6 @@ fn a_job_is_created_and_its_logs_are_followed() {
 }
 
 #[test]
-#[ignore = "needs pods: remove this line when they run"]
 fn a_pod_is_created_and_its_logs_are_followed() {
     let lab = Lab::ready();
     load_images(&lab);
@@ -186,7 +184,6 @@ fn a_pod_is_created_and_its_logs_are_followed() {
 }
 
 #[test]
-#[ignore = "needs pods: remove this line when they run"]
 fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
     let lab = Lab::ready();
     load_images(&lab);
@@ -201,7 +198,6 @@ fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
 }
 
 #[test]
-#[ignore = "needs pods: remove this line when they run"]
 fn a_job_leaves_its_results_in_the_users_directory() {
     let lab = Lab::ready();
     load_images(&lab);
@@ -215,7 +211,7 @@ fn a_job_leaves_its_results_in_the_users_directory() {
 }
 
 #[test]
-#[ignore = "needs pods and the API server's way to them: remove this line when they run"]
+#[ignore = "needs the API server's way to pods, which the pod network brings"]
 fn a_web_server_answers_until_it_is_deleted() {
     let lab = Lab::ready();
     load_images(&lab);
