@@ -103,6 +103,7 @@ func Recipes(from Sources) (map[string]Image, error) {
 	return recipes, k.failed
 }
 
+var errNoShell = errors.New("Debian's package has no /usr/bin/bash-static")
 var errNoBusybox = errors.New("Debian's package has no /bin/busybox")
 
 // kitchen makes trees and remembers the first thing that went wrong, so that
@@ -132,6 +133,14 @@ func (k *kitchen) busybox() *Layer {
 		tree.Link("bin/"+applet, "busybox")
 	}
 	tree.Link("usr/bin/env", "../../bin/busybox")
+	// The busybox of upstream's image is newer than Debian's, whose shell hides variables with names such as data-1 from
+	// the programs that it starts. Bash doesn't.
+	if shell, ok := debian["usr/bin/bash-static"]; ok {
+		tree["bin/bash"] = shell
+		tree.Link("bin/sh", "bash")
+	} else {
+		k.try(errNoShell)
+	}
 	return &Layer{Tree: tree}
 }
 
