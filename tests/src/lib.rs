@@ -8,7 +8,9 @@
 //! `CORACLE_LAB_DIR` chooses the lab, as it does for the commands of `lab/`.
 
 mod call;
+mod checks;
 mod cluster;
+mod crafted;
 mod images;
 mod lab;
 mod leftovers;
@@ -19,7 +21,9 @@ mod process;
 mod running;
 
 pub use call::Call;
+pub use checks::{looking, looking_pod, pod};
 pub use cluster::Cluster;
+pub use crafted::EMPTY_LAYER;
 pub use images::BUSYBOX;
 pub use lab::{HOSTS, Lab};
 pub use output::Output;

@@ -3,8 +3,10 @@
 //! Nothing of an image is trusted. Mounts are opened while the outside is visible and put in place after the container's
 //! root has become ours, so that links in it lead nowhere else.
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use linux::tree::{self, Tree};
@@ -47,10 +49,20 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
         .then(terminal::open)
         .transpose()
         .map_err(failed("opening a terminal"))?;
+    if let Some(master) = &master {
+        console(master).map_err(failed("mounting /dev/console"))?;
+    }
     if plan.root.read_only {
         tree::root_read_only().map_err(failed("making the root file system read-only"))?;
     }
     Ok(master)
+}
+
+/// The terminal of a container's first process is its console.
+fn console(master: &OwnedFd) -> std::io::Result<()> {
+    let name = rustix::pty::ptsname(master, Vec::new())?;
+    let tree = Tree::copy(Path::new(OsStr::from_bytes(name.to_bytes())), false)?;
+    put(&tree, Path::new("/dev/console"))
 }
 
 fn enter_root(plan: &RootPlan) -> Result<(), Failure> {

@@ -45,16 +45,22 @@ pub fn environment(
     variables.0
 }
 
+/// Those variables that the pod itself has, to which its other words may refer.
+pub fn own(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
+    let is_own = |name: &str| own.iter().any(|variable| variable.name == name);
+    let own = env.iter().filter(|(name, _)| is_own(name));
+    own.cloned().collect()
+}
+
 /// The program and its arguments: the pod's words where it has some, else the image's.
 pub fn command(
     image: &ImageDefaults,
     container: &Container,
-    env: &[(String, String)],
+    known: &HashMap<String, String>,
 ) -> Vec<String> {
-    let known: HashMap<String, String> = env.iter().cloned().collect();
     let words = |list: &Option<Vec<String>>| -> Vec<String> {
         let list = list.as_deref().unwrap_or_default();
-        list.iter().map(|word| expand(word, &known)).collect()
+        list.iter().map(|word| expand(word, known)).collect()
     };
     let (command, args) = (words(&container.command), words(&container.args));
     match (command.is_empty(), args.is_empty()) {
@@ -190,7 +196,7 @@ mod tests {
                 args: list(args),
                 ..Default::default()
             };
-            super::command(&image, &container, &[]).join(" ")
+            super::command(&image, &container, &HashMap::new()).join(" ")
         };
         assert_eq!(of(None, None), "e c");
         assert_eq!(of(None, Some("a")), "e a");

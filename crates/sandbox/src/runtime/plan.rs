@@ -80,13 +80,14 @@ pub fn container(
     let image = &request.image.config;
     let security = security(spec, &request.container, image, place.one_id)?;
     let env = env::environment(image, &request.input.env, place.hostname, place.addresses);
-    let args = env::command(image, &request.container, &env);
+    let known = env::own(&env, &request.input.env);
+    let args = env::command(image, &request.container, &known);
     if args.is_empty() {
         return Err(problem("CreateContainerError", "no command specified"));
     }
     let own_context = request.container.security_context.as_ref();
     let mut mounts = system_mounts(place, &security);
-    let mut user_mounts = volume_mounts(place, request, &env)?;
+    let mut user_mounts = volume_mounts(place, request, &known)?;
     let taken: Vec<PathBuf> = user_mounts
         .iter()
         .map(|mount| mount.target.clone())
@@ -193,7 +194,10 @@ fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
         },
         mount(MountSource::Tmpfs(options.into()), "/dev", Access::Write),
         mount(MountSource::Pts, "/dev/pts", Access::Write),
-        bind(place.shm, Path::new("/dev/shm")),
+        match spec.host_ipc {
+            Some(true) => bind(Path::new("/dev/shm"), Path::new("/dev/shm")),
+            _ => bind(place.shm, Path::new("/dev/shm")),
+        },
         match spec.host_network {
             // The host's network isn't ours, so neither is a view of its devices.
             Some(true) => mount(host("/sys"), "/sys", Access::ReadAll),
@@ -235,7 +239,7 @@ fn etc_mounts(place: &PodPlace<'_>) -> Vec<MountPlan> {
 fn volume_mounts(
     place: &PodPlace<'_>,
     request: &StartRequest,
-    env: &[(String, String)],
+    known: &HashMap<String, String>,
 ) -> Result<Vec<MountPlan>, Problem> {
     if request
         .container
@@ -255,7 +259,7 @@ fn volume_mounts(
         .unwrap_or_default();
     let mut mounts = wanted
         .iter()
-        .map(|wanted| volume_mount(place, wanted, env))
+        .map(|wanted| volume_mount(place, wanted, known))
         .collect::<Result<Vec<_>, _>>()?;
     mounts.sort_by_key(|mount| mount.target.components().count());
     Ok(mounts)
@@ -264,7 +268,7 @@ fn volume_mounts(
 fn volume_mount(
     place: &PodPlace<'_>,
     wanted: &VolumeMount,
-    env: &[(String, String)],
+    known: &HashMap<String, String>,
 ) -> Result<MountPlan, Problem> {
     let name = &wanted.name;
     let volume = place.volumes.get(name).ok_or_else(|| {
@@ -273,7 +277,7 @@ fn volume_mount(
             format!("cannot find volume \"{name}\" to mount into container"),
         )
     })?;
-    let sub_path = sub_path(wanted, env)?;
+    let sub_path = sub_path(wanted, known)?;
     let read_only = wanted.read_only == Some(true);
     let (source, read_only) = match volume {
         Volume::Directory {
@@ -314,12 +318,14 @@ fn volume_mount(
     })
 }
 
-fn sub_path(wanted: &VolumeMount, env: &[(String, String)]) -> Result<Option<PathBuf>, Problem> {
+fn sub_path(
+    wanted: &VolumeMount,
+    known: &HashMap<String, String>,
+) -> Result<Option<PathBuf>, Problem> {
     let text = match (&wanted.sub_path, &wanted.sub_path_expr) {
         (Some(path), _) if !path.is_empty() => path.clone(),
         (_, Some(expression)) if !expression.is_empty() => {
-            let known: HashMap<String, String> = env.iter().cloned().collect();
-            let path = env::expand(expression, &known);
+            let path = env::expand(expression, known);
             if path.is_empty() || path.contains("$(") {
                 let message = format!(
                     "failed to expand subPath for volumeMount \"{}\"",

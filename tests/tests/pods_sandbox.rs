@@ -1,0 +1,651 @@
+//! What a container finds around itself: file systems, rights, names, processes, its user, its network.
+
+use e2e::{Cluster, Lab, container, looking, looking_pod, pod, wait_until};
+use serde_json::{Value, json};
+
+/// One node is enough here.
+const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
+
+#[track_caller]
+fn cluster_of(lab: &Lab, user: &str) -> Cluster {
+    lab.load_busybox_for(user);
+    Cluster::start_as(lab, user, ONE)
+}
+
+/// Of any container that asks for nothing.
+const PLAIN: &str = r#"
+kind() { awk -v at="$1" '$2 == at { kind = $3 } END { print kind }' /proc/self/mounts; }
+access() { awk -v at="$1" '$2 == at { split($4, a, ",") } END { print a[1] }' /proc/self/mounts; }
+is /proc proc "$(kind /proc)"
+is /sys sysfs "$(kind /sys)"
+is "access to /sys" ro "$(access /sys)"
+is /dev tmpfs "$(kind /dev)"
+is /dev/shm tmpfs "$(kind /dev/shm)"
+is /dev/pts devpts "$(kind /dev/pts)"
+is /dev/mqueue mqueue "$(kind /dev/mqueue)"
+for device in null zero full random urandom tty ptmx; do works test -c /dev/$device; done
+works sh -c 'echo x > /dev/null && echo x > /dev/shm/x && rm /dev/shm/x'
+is zeros 0000 "$(head -c 2 /dev/zero | xxd -p)"
+fails sh -c 'echo x > /dev/full'
+is fd 0 "$(readlink /dev/stdin | grep -o '[0-9]$')"
+for path in /proc/kcore /proc/keys /proc/timer_list /proc/sched_debug; do
+  [ ! -e $path ] || is "$path, masked" '' "$(head -c 9 $path)"
+done
+[ ! -d /sys/firmware ] || is "/sys/firmware, masked" '' "$(ls /sys/firmware)"
+for path in /proc/sys/kernel/domainname /proc/sysrq-trigger /proc/irq/default_smp_affinity; do
+  if (echo 1 > $path) 2>/dev/null; then echo "$path can be written"; fi
+done
+is "pid" 1 "$(sh -c 'echo $PPID')"
+is processes 0 "$(ls /proc | grep -x '[0-9]*' | grep -vcx -e 1 -e "$(sh -c 'echo $PPID')" -e '[0-9][0-9]*' )"
+is user 0:0 "$(id -u):$(id -g)"
+is hostname plain "$(hostname)"
+is home /root "$HOME"
+is directory / "$(pwd)"
+is "no terminal" 'not a tty' "$(tty)"
+if read line; then echo "there is input: $line"; fi
+works touch /new /bin/new
+is umask 0022 "$(umask)"
+is "new privileges" 0 "$(awk '/^NoNewPrivs/ { print $2 }' /proc/self/status)"
+is "service account" default "$(cat /var/run/secrets/kubernetes.io/serviceaccount/namespace)"
+"#;
+
+/// What `capabilities`, `privileged` and so on make of a container.
+fn of_rights(all: &str) -> Vec<Value> {
+    let status = |field: &str, value: &str| {
+        format!("is {field} {value} \"$(awk '/^{field}:/ {{ print $2 }}' /proc/self/status)\"\n")
+    };
+    let case = |name: &str, context: Value, script: String| {
+        looking(name, json!({"securityContext": context}), &script)
+    };
+    let capabilities =
+        |add: &[&str], drop: &[&str]| json!({"capabilities": {"add": add, "drop": drop}});
+    let containers = [
+        case("usual", json!({}), status("CapEff", "00000000a80425fb") + &status("CapBnd", "00000000a80425fb")),
+        case("some", capabilities(&["NET_ADMIN", "SYS_PTRACE"], &["ALL"]), status("CapEff", "0000000000081000")),
+        case("fewer", capabilities(&[], &["CHOWN"]), status("CapBnd", "00000000a80425fa")),
+        case("most", capabilities(&["ALL"], &["KILL"]), format!("is CapEff {all} \"$(awk '/^CapEff:/ {{ print $2 }}' /proc/self/status | sed 's/df$/ff/')\"")),
+        case("user", json!({"runAsUser": 1000, "capabilities": {"add": ["NET_ADMIN"]}}),
+            status("CapEff", "0000000000000000") + &status("CapPrm", "0000000000000000") + &status("CapBnd", "00000000a80435fb")),
+        case("no-more", json!({"allowPrivilegeEscalation": false}), status("NoNewPrivs", "1")),
+        case("unconfined", json!({"seccompProfile": {"type": "Unconfined"}}), "works ls /".into()),
+        case("filtered", json!({"seccompProfile": {"type": "RuntimeDefault"}}),
+            status("Seccomp", "2") + "works ls /\nfails unshare -U true\nfails mount -t tmpfs none /tmp\nfails unshare -n true\n"),
+        case("read-only", json!({"readOnlyRootFilesystem": true}),
+            "fails touch /x\nfails touch /tmp/x\nfails touch /etc/x\nworks touch /dev/shm/x\nworks sh -c 'echo > /dev/null'\n".into()),
+        case("privileged", json!({"privileged": true}),
+            status("CapEff", all) + "works mount -t tmpfs none /tmp\nworks touch /tmp/x\nworks sysctl -w net.ipv4.ip_forward=1\nworks hostname other\n"),
+    ];
+    vec![pod("rights", json!({}), &containers)]
+}
+
+fn of_names() -> Vec<Value> {
+    let alias = json!([{"ip": "192.0.2.7", "hostnames": ["one.example", "two.example"]}]);
+    let resolver = json!({"nameservers": ["192.0.2.53"], "searches": ["one.example", "two.example"],
+        "options": [{"name": "ndots", "value": "3"}, {"name": "rotate"}]});
+    vec![
+        looking_pod(
+            "named",
+            json!({"hostname": "web", "subdomain": "site", "hostAliases": alias, "dnsPolicy": "None", "dnsConfig": resolver}),
+            json!({"env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}),
+            r#"
+is hostname web "$(hostname)"
+is /etc/hostname web "$(cat /etc/hostname)"
+is "full name" web.site.default.svc.cluster.local "$(awk -v ip="$IP" '$1 == ip { print $2 }' /etc/hosts)"
+is alias 'one.example two.example' "$(awk '$1 == "192.0.2.7" { print $2, $3 }' /etc/hosts)"
+is localhost localhost "$(awk '$1 == "127.0.0.1" { print $2 }' /etc/hosts)"
+is resolver 'search one.example two.example nameserver 192.0.2.53 options ndots:3 rotate' "$(echo $(cat /etc/resolv.conf))"
+works sh -c 'echo 192.0.2.8 added >> /etc/hosts'
+is "address of alias" 192.0.2.7 "$(ping -c1 -W1 one.example | grep -o '192[.0-9]*' | head -n1)"
+"#,
+        ),
+        looking_pod(
+            "full-name",
+            json!({"hostname": "web", "subdomain": "site", "setHostnameAsFQDN": true}),
+            json!({}),
+            "is hostname web.site.default.svc.cluster.local \"$(hostname)\"",
+        ),
+        looking_pod(
+            "sysctls",
+            json!({"securityContext": {"sysctls": [{"name": "net.ipv4.ip_local_port_range", "value": "40000 41000"},
+                {"name": "net/ipv4/tcp_syncookies", "value": "0"}, {"name": "kernel.shm_rmid_forced", "value": "1"}]}}),
+            json!({}),
+            r#"
+is ports '40000 41000' "$(echo $(cat /proc/sys/net/ipv4/ip_local_port_range))"
+is syncookies 0 "$(cat /proc/sys/net/ipv4/tcp_syncookies)"
+is shm_rmid_forced 1 "$(cat /proc/sys/kernel/shm_rmid_forced)"
+"#,
+        ),
+    ]
+}
+
+fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
+    let own = |namespace: &str, same: bool| {
+        let word = if same { "works" } else { "fails" };
+        let script = format!("readlink /proc/self/ns/{namespace}");
+        let host = lab.root("node1", &script).stdout;
+        format!("{word} test \"$({script})\" = '{}'\n", host.trim())
+    };
+    vec![
+        looking_pod(
+            "host-network",
+            json!({"hostNetwork": true}),
+            json!({}),
+            &(own("net", true)
+                + &own("ipc", false)
+                + &own("pid", false)
+                + &format!(
+                    "is hostname node1 \"$(hostname)\"\nworks sh -c 'ip address | grep -q {node_ip}/'\nworks grep -q node1 /etc/hosts\n"
+                )),
+        ),
+        looking_pod(
+            "host-pid",
+            json!({"hostPID": true}),
+            json!({}),
+            &(own("pid", true)
+                + &own("net", false)
+                + "works sh -c 'ps -o args | grep -q [s]lurmd'\n"),
+        ),
+        looking_pod(
+            "host-ipc",
+            json!({"hostIPC": true}),
+            json!({}),
+            &(own("ipc", true)
+                + &own("net", false)
+                + "is file hello \"$(cat /dev/shm/of-the-host)\"\n"),
+        ),
+        looking_pod(
+            "no-host",
+            json!({}),
+            json!({}),
+            &(own("ipc", false)
+                + &own("net", false)
+                + &own("pid", false)
+                + &own("uts", false)
+                + &own("mnt", false)
+                + &own("user", false)
+                + "fails test -e /dev/shm/of-the-host\n"),
+        ),
+    ]
+}
+
+/// What the commands of images and pods make of each other.
+fn of_commands() -> Vec<Value> {
+    let image = |name: &str, more: Value| {
+        let mut own = json!({"name": name, "image": "coracle.test/configured:1"});
+        own.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        own
+    };
+    vec![pod(
+        "commands",
+        json!({}),
+        &[
+            image("image", json!({})),
+            image(
+                "args",
+                json!({"args": ["x y", "$(OWN) $(UNKNOWN) $$(OWN)"], "env": [{"name": "OWN", "value": "mine"}]}),
+            ),
+            image(
+                "command",
+                json!({"command": ["sh", "-c", "echo \"$0 $1\"", "a"]}),
+            ),
+            image(
+                "both",
+                json!({"command": ["echo", "$(A)-$(OF_IMAGE)"], "args": ["$(B)"], "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}]}),
+            ),
+            image(
+                "directory",
+                json!({"command": ["pwd"], "workingDir": "/made/for/it"}),
+            ),
+            image(
+                "who",
+                json!({"command": ["sh", "-c", "id; echo $HOME $OF_IMAGE; pwd"]}),
+            ),
+            image(
+                "else",
+                json!({"command": ["id"], "securityContext": {"runAsUser": 7, "runAsGroup": 8}}),
+            ),
+        ],
+    )]
+}
+
+#[track_caller]
+fn commands_are_right(cluster: &mut Cluster) {
+    cluster.in_phase("commands", "Succeeded");
+    let mut wrong = Vec::new();
+    for (name, expected) in [
+        ("image", "entry: of cmd in /work"),
+        ("args", "entry: x y mine $(UNKNOWN) $(OWN) in /work"),
+        ("command", "a"),
+        ("both", "1-$(OF_IMAGE) 12"),
+        ("directory", "/made/for/it"),
+        (
+            "who",
+            "uid=1234(app) gid=1235(app) groups=44(video),1235(app)\n/home/app from the image\n/work",
+        ),
+        ("else", "uid=7 gid=8 groups=8"),
+    ] {
+        let said = cluster.logs("commands", name);
+        if said.trim_end() != expected {
+            wrong.push(format!("{name}: {said:?}, not {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn of_users() -> Vec<Value> {
+    vec![
+        looking_pod(
+            "ids",
+            json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 3000, "supplementalGroups": [4000, 5000]},
+                "volumes": [{"name": "v", "emptyDir": {}}]}),
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+            r#"
+is ids '1000 2000' "$(id -u) $(id -g)"
+is groups '2000 3000 4000 5000' "$(id -G | tr ' ' '\n' | sort -n | tr '\n' ' ' | sed 's/ $//')"
+works touch /v/x
+is "group of the volume" 3000 "$(stat -c %g /v)"
+is "file in the volume" 1000:3000 "$(stat -c %u:%g /v/x)"
+fails touch /x
+"#,
+        ),
+        looking_pod(
+            "other-container",
+            json!({"securityContext": {"runAsUser": 1000}}),
+            json!({"securityContext": {"runAsUser": 1001}}),
+            "is user 1001:0 \"$(id -u):$(id -g)\"\nis home / $HOME\n",
+        ),
+    ]
+}
+
+/// All that the kernel knows, as /proc shows it.
+fn all_capabilities(lab: &Lab) -> String {
+    let last = lab
+        .root("node1", "cat /proc/sys/kernel/cap_last_cap")
+        .stdout;
+    let last: u32 = last.trim().parse().unwrap();
+    format!("{:016x}", (1_u64 << (last + 1)) - 1)
+}
+
+#[test]
+fn a_container_finds_what_it_expects() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    let config = json!({"Entrypoint": ["/bin/sh", "-c", "echo \"entry: $* in $(pwd)\"", "entry"], "Cmd": ["of", "cmd"], "User": "app",
+        "WorkingDir": "/work", "Env": ["PATH=/bin", "OF_IMAGE=from the image"]});
+    lab.load_image(
+        "coracle.test/configured:1",
+        config,
+        "mkdir -p work home/app && tar --create work home",
+    );
+    let all = all_capabilities(&lab);
+    let mut objects = vec![looking_pod("plain", json!({}), json!({}), PLAIN)];
+    objects.extend(of_rights(&all));
+    objects.extend(of_names());
+    objects.extend(of_commands());
+    objects.extend(of_users());
+    cluster.create_objects(&objects);
+    cluster.find_all_right(&[
+        "plain",
+        "rights",
+        "named",
+        "full-name",
+        "sysctls",
+        "ids",
+        "other-container",
+    ]);
+    commands_are_right(&mut cluster);
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn namespaces_of_the_host_are_shared_on_demand() {
+    let lab = Lab::ready();
+    lab.sh("echo hello > /dev/shm/of-the-host")
+        .on("node1")
+        .run()
+        .succeeded();
+    for user in ["user1", "user2"] {
+        let mut cluster = cluster_of(&lab, user);
+        cluster.create_objects(&of_hosts(&lab, "10.77.0.11"));
+        cluster.find_all_right(&["host-network", "host-pid", "host-ipc", "no-host"]);
+        let status = cluster.pod("host-network")["status"].clone();
+        assert_eq!(status["podIP"], status["hostIP"], "{status:#}");
+        cluster.exit(0);
+    }
+    lab.root("node1", "rm /dev/shm/of-the-host");
+    lab.nothing_left();
+}
+
+#[test]
+fn containers_of_a_pod_share_processes_on_demand_and_zombies_are_reaped() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    let other = looking("other", json!({}), "exec sleep 1001");
+    let script = r#"
+sleep 0.5
+works sh -c 'ps -o args | grep -q "sleep [1]001"'
+if [ "$(sh -c 'echo $PPID')" = 1 ]; then echo 'is pid 1'; fi
+for i in 1 2 3; do sh -c 'sleep 0.2 &'; done
+sleep 1
+is zombies 0 "$(grep -l '^State:.Z' /proc/[0-9]*/status | wc -l)"
+pkill sleep || kill $(ps -o pid,args | awk '/sleep [1]001/ { print $1 }')
+"#;
+    let kept = r#"
+sleep 0.5
+fails sh -c 'ps -o args | grep -q "sleep [1]001"'
+is pid 1 "$(sh -c 'echo $PPID')"
+touch /v/end
+"#;
+    let volume = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+    let waiter = looking(
+        "other",
+        volume.clone(),
+        "sleep 1001 & until test -e /v/end; do sleep 0.1; done",
+    );
+    cluster.create_objects(&[
+        pod("shared", json!({"shareProcessNamespace": true}), &[looking("main", json!({}), script), other]),
+        pod("apart", json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &[looking("main", volume, kept), waiter]),
+        pod("terminal", json!({}), &[
+            looking("tty", json!({"tty": true, "stdin": true}), "works tty\ntest -t 0 && test -t 1 && test -t 2 || echo no terminal\nworks test -c /dev/console"),
+            looking("stdin", json!({"stdin": true}), "fails tty\nif timeout 1 cat 2> /dev/null; then echo 'input ended'; fi"),
+            looking("none", json!({}), "works timeout 1 cat"),
+        ]),
+    ]);
+    cluster.find_all_right(&["apart", "terminal"]);
+    let shared = cluster.pod_until("shared", "ended", |pod| {
+        !container(pod, "other")["state"]["terminated"].is_null()
+    });
+    assert_eq!(
+        container(&shared, "other")["state"]["terminated"]["exitCode"],
+        143,
+        "{shared:#}"
+    );
+    cluster.pod_until("shared", "ended", |pod| {
+        !container(pod, "main")["state"]["terminated"].is_null()
+    });
+    assert_eq!(cluster.logs("shared", "main"), "");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    lab.load_image(
+        "coracle.test/user:1",
+        json!({"User": "app", "Env": ["PATH=/bin"]}),
+        e2e::EMPTY_LAYER,
+    );
+    lab.load_image(
+        "coracle.test/nobody:1",
+        json!({"User": "stranger", "Env": ["PATH=/bin"]}),
+        e2e::EMPTY_LAYER,
+    );
+    let non_root = json!({"runAsNonRoot": true});
+    let with =
+        |name: &str, spec: Value, own: Value| pod(name, spec, &[looking("main", own, "true")]);
+    cluster.create_objects(&[
+        with("root", json!({"securityContext": non_root}), json!({})),
+        with("unknown-name", json!({"securityContext": non_root}), json!({"image": "coracle.test/user:1"})),
+        with("nobody", json!({}), json!({"image": "coracle.test/nobody:1"})),
+        with("localhost", json!({}), json!({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x.json"}}})),
+        with("capability", json!({}), json!({"securityContext": {"capabilities": {"add": ["FLY"]}}})),
+        with("program", json!({}), json!({"command": ["/no/such"]})),
+        with("not-a-program", json!({}), json!({"command": ["/etc/passwd"]})),
+        with("directory", json!({}), json!({"command": ["pwd"], "workingDir": "/etc/passwd"})),
+        with("sysctl", json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}), json!({})),
+        with("host-sysctl", json!({"securityContext": {"sysctls": [{"name": "kernel.hostname", "value": "x"}]}}), json!({})),
+    ]);
+    let mut wrong = Vec::new();
+    for (name, reason, words) in [
+        (
+            "root",
+            "CreateContainerConfigError",
+            "image will run as root",
+        ),
+        (
+            "unknown-name",
+            "CreateContainerConfigError",
+            "non-numeric user (app)",
+        ),
+        ("localhost", "CreateContainerConfigError", "Localhost"),
+        ("capability", "CreateContainerConfigError", "CAP_FLY"),
+        ("nobody", "StartError", "unable to find user stranger"),
+        ("program", "StartError", "no such file or directory"),
+        ("not-a-program", "StartError", "permission denied"),
+        ("directory", "StartError", "/etc/passwd"),
+    ] {
+        let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
+            let status = container(&cluster.pod(name), "main")["state"].to_string();
+            (status.contains(reason) && status.to_lowercase().contains(&words.to_lowercase()))
+                .then_some(())
+        });
+        if seen.is_none() {
+            wrong.push(format!(
+                "{name}: not {reason} {words}: {}",
+                cluster.pod(name)["status"]
+            ));
+        }
+    }
+    for name in ["sysctl", "host-sysctl"] {
+        let status = cluster.in_phase(name, "Failed")["status"].clone();
+        if status["reason"] != "SysctlForbidden" {
+            wrong.push(format!("{name}: {status:#}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    let server = |name: &str| {
+        let script =
+            format!("mkdir /www; echo {name} > /www/index.html; exec httpd -f -p 80 -h /www");
+        looking_pod(name, json!({}), json!({}), &script)
+    };
+    let names: Vec<String> = (0..5).map(|i| format!("web{i}")).collect();
+    let servers: Vec<Value> = names.iter().map(|name| server(name)).collect();
+    let address = |cluster: &mut Cluster, name: &str| {
+        let pod = cluster.pod_until(name, "has an address", |pod| {
+            pod["status"]["phase"] == "Running" && pod["status"]["podIP"].is_string()
+        });
+        assert_eq!(
+            pod["status"]["podIPs"][0]["ip"], pod["status"]["podIP"],
+            "{pod:#}"
+        );
+        pod["status"]["podIP"].as_str().unwrap().to_owned()
+    };
+    cluster.create_objects(&servers);
+    let addresses: Vec<String> = names
+        .iter()
+        .map(|name| address(&mut cluster, name))
+        .collect();
+    let unique: std::collections::HashSet<_> = addresses.iter().collect();
+    assert_eq!(unique.len(), names.len(), "{addresses:?}");
+
+    let mut script =
+        String::from("is loopback 127.0.0.1 \"$(ip -o address show lo | grep -o '127.0.0.1')\"\n");
+    for (name, ip) in names.iter().zip(&addresses) {
+        script += &format!(
+            "is 'page of {name}' {name} \"$(printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {ip} 80 | tail -n 1)\"\nworks ping -c 1 -W 5 {ip}\n"
+        );
+    }
+    // From port 80 on, anybody may listen on any port of the pod's own network.
+    script += "(echo hello | nc -l -p 90) & sleep 0.3; is own hello \"$(nc 127.0.0.1 90 < /dev/null)\"\nfails nc -w 2 127.0.0.1 80\n";
+    cluster.create_objects(&[looking_pod("client", json!({}), json!({}), &script)]);
+    cluster.find_all_right(&["client"]);
+    // Nobody outside of the node's own network namespace reaches them.
+    let outside = lab.sh(&format!(
+        "timeout 2 bash -c '</dev/tcp/{}/80'",
+        addresses[0]
+    ));
+    let outside = outside.user("user2").on("node1").run();
+    assert!(outside.code != 0, "{outside}");
+
+    cluster.ask("kubectl delete pods --all --wait=true --timeout=50s");
+    cluster.create_objects(&servers);
+    let again: std::collections::HashSet<String> = names
+        .iter()
+        .map(|name| address(&mut cluster, name))
+        .collect();
+    assert_eq!(again.len(), names.len(), "{again:?}");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn another_user_of_the_node_sees_nothing() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "secret-word"}});
+    let env = json!({"env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}}],
+        "volumeMounts": [{"name": "s", "mountPath": "/s"}, {"name": "v", "mountPath": "/v"}]});
+    let volumes = json!({"volumes": [{"name": "s", "secret": {"secretName": "s"}}, {"name": "v", "emptyDir": {}}]});
+    cluster.create_objects(&[
+        secret,
+        looking_pod(
+            "private",
+            volumes,
+            env,
+            "cp /s/key /v/; chmod 777 /v/key; exec sleep 1002",
+        ),
+    ]);
+    cluster.in_phase("private", "Running");
+    wait_until(10, "the pod's process is there", || {
+        !lab.marked("sleep 1002").is_empty()
+    });
+    let (host, process) = lab.marked("sleep 1002").remove(0);
+    assert_eq!(host, "node1");
+    let pid = process.pid;
+    // Root finds the word where it may be, so the questions are the right ones.
+    assert!(
+        lab.root("node1", &format!("tr '\\0' '\\n' < /proc/{pid}/environ"))
+            .stdout
+            .contains("secret-word")
+    );
+    let dirs = lab.root("node1", "ls -d /tmp/coracle-*").stdout;
+    assert!(!dirs.trim().is_empty(), "the node has a directory");
+    let other = |script: &str| lab.sh(script).user("user2").on("node1").run();
+    for script in [
+        "ls /tmp/coracle-*/".to_owned(),
+        "cat /tmp/coracle-*/kubelet.sock /tmp/coracle-*/hub.sock".to_owned(),
+        format!("cat /proc/{pid}/environ"),
+        format!("cat /proc/{pid}/mem"),
+        format!("ls /proc/{pid}/root/"),
+        format!("ls /proc/{pid}/cwd/"),
+        format!("ls -l /proc/{pid}/fd/"),
+        format!("readlink /proc/{pid}/ns/net"),
+        format!("nsenter --target {pid} --user true"),
+        format!("kill -0 {pid}"),
+        "grep -r secret-word /tmp/ /dev/shm/ /var/tmp/ 2>/dev/null".to_owned(),
+    ] {
+        let output = other(&script);
+        assert!(output.code != 0, "{script}{output}");
+    }
+    let socket = lab.root("node1", "ls /tmp/coracle-*/*.sock").stdout;
+    for path in socket.split_whitespace() {
+        let output = other(&format!(
+            "python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"{path}\")'"
+        ));
+        assert!(
+            output.code != 0 && output.stderr.contains("denied"),
+            "{path}{output}"
+        );
+    }
+    // Secrets are on no disk at all.
+    let disk = lab
+        .root(
+            "node1",
+            "grep -rl secret-word /tmp/ /var/tmp/ | grep -v '/v/key$\\|/volumes/v/\\|emptydir'",
+        )
+        .stdout;
+    assert_eq!(disk, "", "on the disk");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// What images do that believe themselves to be root with many ids.
+const PRETENDED: &str = r#"
+touch /tmp/x
+works chown 1000:1000 /tmp/x
+works chown -h nobody /tmp/x
+works chgrp 7 /tmp/x
+is owner 0:0 "$(stat -c %u:%g /tmp/x)"
+works mknod /tmp/device c 1 3
+works su -s /bin/sh nobody -c true
+works start-stop-daemon -S -c nobody -x /bin/true
+mkdir /tmp/a /tmp/b && touch /tmp/a/f
+works tar -C /tmp/a -cf /tmp/a.tar f
+works tar -C /tmp/b -xpf /tmp/a.tar
+works chmod 4755 /tmp/x
+is ids 0:0 "$(id -u):$(id -g)"
+is data hello "$(echo hello > /tmp/x; cat /tmp/x)"
+"#;
+
+#[test]
+fn with_a_single_id_pods_run_all_the_same() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user2");
+    let group = json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 3000, "supplementalGroups": [4000]},
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}]});
+    let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "m", "mountPath": "/m"}]});
+    let filtered = json!({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]}}});
+    let mut objects = vec![
+        looking_pod("plain", json!({}), json!({}), PLAIN),
+        looking_pod("pretended", json!({}), json!({}), PRETENDED),
+        looking_pod(
+            "filtered",
+            json!({}),
+            filtered,
+            "touch /tmp/x\nworks chown 5:5 /tmp/x\nis capabilities 0000000000000000 \"$(awk '/^CapEff/ { print $2 }' /proc/self/status)\"",
+        ),
+        looking_pod(
+            "as-1000",
+            group,
+            mounts,
+            r#"
+is ids 1000:2000 "$(id -u):$(id -g)"
+works touch /v/x /m/x /tmp/x
+works chown 5:5 /v/x
+is data hello "$(echo hello > /v/x; cat /v/x)"
+is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/status)"
+"#,
+        ),
+        looking_pod(
+            "read-only",
+            json!({}),
+            json!({"securityContext": {"readOnlyRootFilesystem": true}}),
+            "fails touch /x\nworks touch /dev/shm/x",
+        ),
+        looking_pod(
+            "privileged",
+            json!({}),
+            json!({"securityContext": {"privileged": true}}),
+            "works mount -t tmpfs none /tmp",
+        ),
+    ];
+    objects.extend(of_names());
+    cluster.create_objects(&objects);
+    cluster.find_all_right(&[
+        "plain",
+        "pretended",
+        "filtered",
+        "as-1000",
+        "read-only",
+        "privileged",
+        "named",
+        "full-name",
+        "sysctls",
+    ]);
+    cluster.exit(0);
+    lab.nothing_left();
+}

@@ -1,0 +1,498 @@
+//! Volumes of every kind as containers see them, and what variables say.
+
+use e2e::{Cluster, EMPTY_LAYER, Lab, looking, looking_pod, pod, wait_until};
+use serde_json::{Value, json};
+
+/// One node is enough here.
+const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
+
+#[track_caller]
+fn cluster_of(lab: &Lab, user: &str) -> Cluster {
+    lab.load_busybox_for(user);
+    Cluster::start_as(lab, user, ONE)
+}
+
+fn object(kind: &str, name: &str, more: Value) -> Value {
+    let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});
+    object
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    object
+}
+
+/// A pod with volumes and where they are mounted.
+fn mounting(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
+    looking_pod(
+        name,
+        json!({"volumes": volumes}),
+        json!({"volumeMounts": mounts}),
+        script,
+    )
+}
+
+fn of_api() -> Vec<Value> {
+    let config = json!({"data": {"one": "1", "two": "2"}, "binaryData": {"raw": "AAEC"}});
+    let items = json!([{"key": "one", "path": "deep/er/one", "mode": 0o400}]);
+    vec![
+        object("ConfigMap", "c", config),
+        object("Secret", "s", json!({"stringData": {"key": "word"}})),
+        mounting(
+            "config",
+            json!([{"name": "all", "configMap": {"name": "c"}}, {"name": "some", "configMap": {"name": "c", "items": items, "defaultMode": 0o440}},
+                {"name": "none", "configMap": {"name": "not-there", "optional": true}}, {"name": "no-item", "secret": {"secretName": "s", "optional": true, "items": [{"key": "x", "path": "x"}]}},
+                {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}}]),
+            json!([{"name": "all", "mountPath": "/all"}, {"name": "some", "mountPath": "/some"}, {"name": "none", "mountPath": "/none"}, {"name": "no-item", "mountPath": "/no-item"},
+                {"name": "secret", "mountPath": "/secret"}, {"name": "all", "mountPath": "/etc/one", "subPath": "one"}]),
+            r#"
+is files 'one raw two' "$(echo $(ls /all))"
+is one 1 "$(cat /all/one)"
+is raw 000102 "$(xxd -p /all/raw)"
+is mode 644 "$(stat -L -c %a /all/two)"
+is link ..data/one "$(readlink /all/one)"
+is "chosen files" deep "$(ls /some)"
+is "chosen file" 1 "$(cat /some/deep/er/one)"
+is "its mode" 400 "$(stat -L -c %a /some/deep/er/one)"
+is none '' "$(ls /none /no-item | grep -v ':$')"
+is secret word "$(cat /secret/key)"
+is "secret mode" 400 "$(stat -L -c %a /secret/key)"
+is subPath 1 "$(cat /etc/one)"
+fails touch /all/x /secret/x
+fails sh -c 'echo x > /all/one'
+is "secrets' file system" tmpfs "$(awk '$2 == "/secret" { print $3 }' /proc/self/mounts)"
+"#,
+        ),
+        looking_pod(
+            "projected",
+            json!({"securityContext": {"runAsUser": 1000, "fsGroup": 3000}, "volumes": [{"name": "p", "projected": {"defaultMode": 0o440, "sources": [
+                {"configMap": {"name": "c", "items": [{"key": "two", "path": "two"}]}}, {"secret": {"name": "s"}},
+                {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "cpu", "resourceFieldRef": {"containerName": "main", "resource": "requests.cpu", "divisor": "1m"}}]}},
+                {"serviceAccountToken": {"path": "token", "audience": "me", "expirationSeconds": 600}}]}}]}),
+            json!({"resources": {"requests": {"cpu": "250m"}}, "volumeMounts": [{"name": "p", "mountPath": "/p"}]}),
+            r#"
+is files 'cpu key labels token two' "$(echo $(ls /p))"
+is labels 'app="projected"' "$(cat /p/labels)"
+is cpu 250 "$(cat /p/cpu)"
+is audience '["me"]' "$(cut -d. -f2 /p/token | tr _- /+ | base64 -d 2>/dev/null | grep -o '"aud":[^]]*]' | cut -d: -f2)"
+is mode 440 "$(stat -L -c %a /p/key)"
+MANY is group 3000 "$(stat -L -c %g /p/key)"
+"#,
+        ),
+    ]
+}
+
+fn of_directories(lab_dir: &str) -> Vec<Value> {
+    vec![
+        looking_pod(
+            "empty",
+            json!({"securityContext": {"fsGroup": 3000}, "volumes": [{"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}}]}),
+            json!({"env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], "volumeMounts": [{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"},
+                {"name": "disk", "mountPath": "/sub", "subPath": "a/b"}, {"name": "disk", "mountPath": "/expr", "subPathExpr": "of-$(POD)"},
+                {"name": "disk", "mountPath": "/ro", "readOnly": true}, {"name": "memory", "mountPath": "/all-ro", "readOnly": true, "recursiveReadOnly": "Enabled"}]}),
+            r#"
+works touch /disk/x /memory/x
+is memory tmpfs "$(awk '$2 == "/memory" { print $3 }' /proc/self/mounts)"
+fails dd if=/dev/zero of=/memory/big bs=1M count=8
+works sh -c 'rm /memory/big; dd if=/dev/zero of=/memory/small bs=1M count=2'
+works touch /sub/y /expr/z
+works test -e /disk/a/b/y -a -e /disk/of-empty/z
+works cat /ro/x /all-ro/x
+fails touch /ro/w
+fails touch /all-ro/w
+MANY is group 3000 "$(stat -c %g /disk)"
+MANY is 'bits of the volume' 2777 "$(stat -c %a /disk)"
+"#,
+        ),
+        mounting(
+            "host",
+            json!([{"name": "dir", "hostPath": {"path": format!("{lab_dir}/data"), "type": "Directory"}}, {"name": "new", "hostPath": {"path": format!("{lab_dir}/new/er"), "type": "DirectoryOrCreate"}},
+                {"name": "file", "hostPath": {"path": format!("{lab_dir}/data/file"), "type": "File"}}, {"name": "new-file", "hostPath": {"path": format!("{lab_dir}/made"), "type": "FileOrCreate"}},
+                {"name": "null", "hostPath": {"path": "/dev/null", "type": "CharDevice"}}, {"name": "any", "hostPath": {"path": format!("{lab_dir}/data")}}]),
+            json!([{"name": "dir", "mountPath": "/dir"}, {"name": "new", "mountPath": "/new"}, {"name": "file", "mountPath": "/file", "readOnly": true}, {"name": "new-file", "mountPath": "/new-file"},
+                {"name": "null", "mountPath": "/null"}, {"name": "any", "mountPath": "/any", "mountPropagation": "HostToContainer"}]),
+            r#"
+is file content "$(cat /dir/file)"
+is 'same file' content "$(cat /file)"
+fails sh -c 'echo x > /file'
+works touch /dir/from-the-pod /new/x /any/x
+works sh -c 'echo x > /null; echo y > /new-file'
+"#,
+        ),
+        mounting(
+            "image",
+            json!([{"name": "i", "image": {"reference": "coracle.test/data:1"}}]),
+            json!([{"name": "i", "mountPath": "/i"}]),
+            "is data hello \"$(cat /i/data/file)\"\nfails touch /i/x\n",
+        ),
+    ]
+}
+
+/// What doesn't work, and the words of the event about it.
+const FAILING: &[(&str, &str, &str)] = &[
+    (
+        "no-config",
+        r#"{"configMap": {"name": "absent"}}"#,
+        r#"MountVolume.SetUp failed for volume "v" : configmap "absent" not found"#,
+    ),
+    (
+        "no-secret",
+        r#"{"secret": {"secretName": "absent"}}"#,
+        r#"MountVolume.SetUp failed for volume "v" : secret "absent" not found"#,
+    ),
+    (
+        "no-key",
+        r#"{"configMap": {"name": "c", "items": [{"key": "absent", "path": "x"}]}}"#,
+        "non-existent config key: absent",
+    ),
+    (
+        "not-a-dir",
+        r#"{"hostPath": {"path": "/dev/null", "type": "Directory"}}"#,
+        "hostPath type check failed: /dev/null is not a directory",
+    ),
+    (
+        "not-a-file",
+        r#"{"hostPath": {"path": "/dev/null", "type": "File"}}"#,
+        "hostPath type check failed: /dev/null is not a file",
+    ),
+    (
+        "not-a-socket",
+        r#"{"hostPath": {"path": "/tmp", "type": "Socket"}}"#,
+        "hostPath type check failed: /tmp is not a socket file",
+    ),
+    (
+        "not-a-device",
+        r#"{"hostPath": {"path": "/tmp", "type": "BlockDevice"}}"#,
+        "hostPath type check failed: /tmp is not a block device",
+    ),
+    (
+        "not-allowed",
+        r#"{"hostPath": {"path": "/etc/new/er", "type": "DirectoryOrCreate"}}"#,
+        "/etc/new",
+    ),
+    (
+        "no-nfs",
+        r#"{"nfs": {"server": "nas", "path": "/x"}}"#,
+        "nas:/x is not mounted on this node",
+    ),
+];
+
+#[test]
+fn volumes_are_what_the_api_says() {
+    let lab = Lab::ready();
+    for user in ["user1", "user2"] {
+        let mut cluster = cluster_of(&lab, user);
+        let many = if user == "user1" { "" } else { "#" };
+        let home = format!("/home/{user}/volumes");
+        lab.sh(&format!(
+            "mkdir -p {home}/data && echo content > {home}/data/file"
+        ))
+        .user(user)
+        .run()
+        .succeeded();
+        if user == "user1" {
+            lab.load_image(
+                "coracle.test/data:1",
+                json!({}),
+                "mkdir data && echo hello > data/file && tar --create data",
+            );
+        }
+        let mut objects = of_api();
+        objects.extend(
+            of_directories(&home)
+                .into_iter()
+                .filter(|pod| user == "user1" || pod["metadata"]["name"] != "image"),
+        );
+        for (name, source, _) in FAILING {
+            let mut volume: Value = serde_json::from_str(source).unwrap();
+            volume["name"] = json!("v");
+            objects.push(mounting(
+                name,
+                json!([volume]),
+                json!([{"name": "v", "mountPath": "/v"}]),
+                "true",
+            ));
+        }
+        let text = Value::from(objects).to_string().replace("MANY ", many);
+        let objects: Vec<Value> = serde_json::from_str(&text).unwrap();
+        cluster.create_objects(&objects);
+        let mut pods = vec!["config", "projected", "empty", "host"];
+        if user == "user1" {
+            pods.push("image");
+        }
+        cluster.find_all_right(&pods);
+        let there = lab
+            .sh(&format!("cd {home} && ls data new/er && cat made"))
+            .user(user)
+            .run()
+            .succeeded();
+        there.shows(&["from-the-pod", "y"]);
+        for (name, _, words) in FAILING {
+            cluster.event(name, words);
+            assert_eq!(cluster.pod(name)["status"]["phase"], "Pending", "{name}");
+        }
+        cluster.exit(0);
+        lab.sh(&format!("rm -r {home}"))
+            .user(user)
+            .run()
+            .succeeded();
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn changes_reach_running_pods_all_at_once() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    let script = r#"
+seen=
+while :; do
+  now="$(cat /c/one) $(cat /s/key) $(grep -o 'color=.*' /d/labels) $(cat /sub) $(cat /late/x 2>/dev/null)"
+  [ "$now" = "$seen" ] || echo "now: $now"
+  seen=$now
+  sleep 0.1
+done
+"#;
+    let mounts = json!([{"name": "c", "mountPath": "/c"}, {"name": "s", "mountPath": "/s"}, {"name": "d", "mountPath": "/d"},
+        {"name": "c", "mountPath": "/sub", "subPath": "one"}, {"name": "late", "mountPath": "/late"}]);
+    let volumes = json!([{"name": "c", "configMap": {"name": "c"}}, {"name": "s", "secret": {"secretName": "s"}}, {"name": "late", "configMap": {"name": "late", "optional": true}},
+        {"name": "d", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}}]);
+    cluster.create_objects(&[
+        object("ConfigMap", "c", json!({"data": {"one": "1", "two": "2"}})),
+        object("Secret", "s", json!({"stringData": {"key": "word"}})),
+        mounting("watcher", volumes, mounts, script),
+    ]);
+    cluster.in_phase("watcher", "Running");
+    let says = |cluster: &mut Cluster, command: &str, words: &str| {
+        if !command.is_empty() {
+            cluster.ask(command);
+        }
+        let mut last = String::new();
+        wait_until(30, words, || {
+            last = cluster.logs("watcher", "main");
+            last.contains(words)
+        });
+    };
+    says(&mut cluster, "", "now: 1 word  1");
+    says(
+        &mut cluster,
+        r#"kubectl patch configmap c --patch "{\"data\": {\"one\": \"changed\"}}""#,
+        "now: changed word  1",
+    );
+    says(
+        &mut cluster,
+        r#"kubectl patch secret s --patch "{\"stringData\": {\"key\": \"other\"}}""#,
+        "now: changed other  1",
+    );
+    says(
+        &mut cluster,
+        "kubectl label pod watcher color=blue",
+        "now: changed other color=\"blue\" 1",
+    );
+    says(
+        &mut cluster,
+        "kubectl create configmap late --from-literal=x=y",
+        "now: changed other color=\"blue\" 1 y",
+    );
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn variables_come_from_everywhere() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    cluster.create_objects(&[
+        object("ConfigMap", "c", json!({"data": {"ONE": "1", "not-a-name.x": "odd", "DEEP": "$(ONE)"}})),
+        object("Secret", "s", json!({"stringData": {"key": "word"}})),
+        object("Service", "my-web", json!({"spec": {"ports": [{"name": "http", "port": 80}, {"name": "other", "port": 81, "protocol": "UDP"}]}})),
+    ]);
+    let service = cluster.ask("kubectl get service my-web --output=jsonpath={.spec.clusterIP}");
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let resource = |name: &str| json!({"resourceFieldRef": {"resource": name}});
+    let env = json!([
+        {"name": "PLAIN", "value": "a"}, {"name": "TWICE", "value": "$(PLAIN)$(PLAIN)$(LATER)$$(PLAIN)"}, {"name": "LATER", "value": "x"},
+        {"name": "OF_CONFIG", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "ONE"}}}, {"name": "OF_SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}},
+        {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "absent", "optional": true}}},
+        {"name": "POD", "valueFrom": field("metadata.name")}, {"name": "SPACE", "valueFrom": field("metadata.namespace")}, {"name": "LABEL", "valueFrom": field("metadata.labels['app']")},
+        {"name": "NODE", "valueFrom": field("spec.nodeName")}, {"name": "ACCOUNT", "valueFrom": field("spec.serviceAccountName")},
+        {"name": "IP", "valueFrom": field("status.podIP")}, {"name": "HOST_IP", "valueFrom": field("status.hostIP")}, {"name": "POD_UID", "valueFrom": field("metadata.uid")},
+        {"name": "CPU", "valueFrom": resource("limits.cpu")}, {"name": "MEMORY", "valueFrom": resource("requests.memory")}, {"name": "PP_ONE", "value": "over"},
+    ]);
+    let more = json!({"env": env, "envFrom": [{"configMapRef": {"name": "c"}, "prefix": "PP_"}, {"secretRef": {"name": "absent", "optional": true}}],
+        "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}, "requests": {"memory": "32Mi", "cpu": "100m"}}});
+    let script = r#"
+is TWICE 'aa$(LATER)$(PLAIN)' "$TWICE"
+is OF_CONFIG 1 "$OF_CONFIG"
+is OF_SECRET word "$OF_SECRET"
+is NONE unset "${NONE-unset}"
+is POD 'variables default variables node1 default' "$POD $SPACE $LABEL $NODE $ACCOUNT"
+is IP "$IP" "$(ip -o -4 address show | grep -v ' lo ' | sed 's/.*inet \([0-9.]*\).*/\1/')"
+is HOST_IP 10.77.0.11 "$HOST_IP"
+works test ${#POD_UID} = 36
+is CPU 1 "$CPU"
+is MEMORY 33554432 "$MEMORY"
+is PP_ONE over "$PP_ONE"
+is PP_DEEP '$(ONE)' "$PP_DEEP"
+is odd 1 "$(tr '\0' '\n' < /proc/1/environ | grep -c '^PP_not-a-name.x=odd$')"
+is service SERVICE:80 "$MY_WEB_SERVICE_HOST:$MY_WEB_SERVICE_PORT"
+is port 81 "$MY_WEB_SERVICE_PORT_OTHER"
+is link udp://SERVICE:81 "$MY_WEB_PORT_81_UDP"
+is kubernetes 443 "$KUBERNETES_SERVICE_PORT"
+is HOSTNAME variables "$HOSTNAME"
+"#;
+    let without = looking(
+        "main",
+        json!({}),
+        "is none '' \"$(env | grep MY_WEB)\"\nis kubernetes 443 \"$KUBERNETES_SERVICE_PORT\"",
+    );
+    let missing = json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "x"}}}]});
+    cluster.create_objects(&[
+        pod("variables", json!({}), &[looking("main", more, &script.replace("SERVICE:", &format!("{service}:")))]),
+        pod("no-links", json!({"enableServiceLinks": false}), &[without]),
+        pod("no-secret", json!({}), &[looking("main", missing, "true")]),
+        pod("no-key", json!({}), &[looking("main", json!({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "absent"}}}]}), "true")]),
+    ]);
+    cluster.find_all_right(&["variables", "no-links"]);
+    for (name, words) in [
+        ("no-secret", "secret \"absent\" not found"),
+        ("no-key", "couldn't find key absent in ConfigMap default/c"),
+    ] {
+        let status = cluster.pod_until(name, "refused", |pod| {
+            e2e::container(pod, "main")["state"]["waiting"]["reason"]
+                == "CreateContainerConfigError"
+        });
+        assert_eq!(
+            e2e::container(&status, "main")["state"]["waiting"]["message"],
+            words
+        );
+    }
+    // What was missing comes, and the pod starts.
+    cluster.ask("kubectl create secret generic absent --from-literal=x=y");
+    cluster.in_phase("no-secret", "Succeeded");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn persistent_volumes_keep_data_from_pod_to_pod() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    lab.sh("mkdir -p pv/host pv/local").run().succeeded();
+    let claim = |name: &str, class: &str, volume: &str| {
+        let mut spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}, "volumeName": volume});
+        if class != "default" {
+            spec["storageClassName"] = json!(class);
+        }
+        object("PersistentVolumeClaim", name, json!({"spec": spec}))
+    };
+    let volume = |name: &str, source: Value| {
+        let mut spec = json!({"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "", "volumeMode": "Filesystem"});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(source.as_object().unwrap().clone());
+        object("PersistentVolume", name, json!({"spec": spec}))
+    };
+    let here = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1"]}]}]}});
+    let using = |name: &str, script: &str| {
+        let names = ["host", "local", "shared", "scratch"];
+        let volumes: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
+            .collect();
+        let mounts: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "mountPath": format!("/{name}")}))
+            .collect();
+        mounting(name, Value::from(volumes), Value::from(mounts), script)
+    };
+    cluster.create_objects(&[
+        volume("host", json!({"hostPath": {"path": "/home/user1/pv/host"}})),
+        volume(
+            "local",
+            json!({"local": {"path": "/home/user1/pv/local"}, "nodeAffinity": here}),
+        ),
+        claim("host", "", "host"),
+        claim("local", "", "local"),
+        claim("shared", "default", ""),
+        claim("scratch", "local", ""),
+        using(
+            "writer",
+            "for v in host local shared scratch; do works sh -c \"echo $v > /$v/file\"; done",
+        ),
+    ]);
+    cluster.find_all_right(&["writer"]);
+    cluster.create_objects(&[using(
+        "reader",
+        "for v in host local shared scratch; do is $v $v \"$(cat /$v/file)\"; done",
+    )]);
+    cluster.find_all_right(&["reader"]);
+    lab.sh("cat pv/*/file")
+        .run()
+        .succeeded()
+        .printed("host\nlocal");
+    let classes = cluster.ask("kubectl get pvc shared scratch --no-headers -o custom-columns=C:.spec.storageClassName,S:.status.phase");
+    assert_eq!(classes, "shared   Bound\nlocal    Bound");
+    let path = cluster.ask("kubectl get pv $(kubectl get pvc shared -o jsonpath={.spec.volumeName}) -o jsonpath={.spec.hostPath.path}{.spec.local.path}{.spec.nfs.path}");
+    assert!(
+        path.starts_with("/home/user1/.local/share/coracle/volumes/"),
+        "{path}"
+    );
+    lab.sh(&format!("ls {path}"))
+        .user("user2")
+        .run()
+        .ended_with(2);
+    cluster.ask("kubectl delete pod writer reader --wait --timeout=50s && kubectl delete pvc shared scratch --wait --timeout=50s");
+    wait_until(20, "the directory of a deleted claim is removed", || {
+        lab.sh(&format!("test -e {path}")).run().code != 0
+    });
+    wait_until(20, "its volume is removed", || {
+        cluster.ask("kubectl get pv -o name | sort")
+            == "persistentvolume/host\npersistentvolume/local"
+    });
+    cluster.exit(0);
+    lab.remove("pv");
+    lab.nothing_left();
+}
+
+#[test]
+fn what_a_volume_holds_cannot_lead_out_of_it() {
+    let lab = Lab::ready();
+    let mut cluster = cluster_of(&lab, "user1");
+    lab.load_image(
+        "coracle.test/links:1",
+        json!({"Env": ["PATH=/bin"]}),
+        EMPTY_LAYER,
+    );
+    let volumes = json!({"volumes": [{"name": "v", "emptyDir": {}}],
+        "initContainers": [looking("links", json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}), "ln -s /etc /v/absolute; ln -s ../../.. /v/up; mkdir /v/dir; ln -s dir /v/inside")]});
+    let through = |name: &str, sub: &str| {
+        looking_pod(
+            name,
+            volumes.clone(),
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/sub", "subPath": sub}]}),
+            "ls /sub",
+        )
+    };
+    cluster.create_objects(&[
+        through("absolute", "absolute"),
+        through("up", "up"),
+        through("below", "absolute/ssh"),
+    ]);
+    for name in ["absolute", "up", "below"] {
+        let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
+            let state = e2e::container(&cluster.pod(name), "main")["state"].to_string();
+            (state.contains("CreateContainerConfigError")
+                || state.contains("terminated")
+                || state.contains("CreateContainerError"))
+            .then_some(state)
+        });
+        let said = cluster.try_ask(&format!("kubectl logs {name} -c main")).1;
+        assert!(
+            !said.contains("passwd") && !said.contains("home"),
+            "{name}: {seen:?} {said}"
+        );
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
