@@ -260,7 +260,7 @@ fn an_agent_whose_clock_is_off_says_so() {
         .trim()
         .replace("coracle ", "");
     let script = format!(
-        r#"echo "{{\"version\":\"{version}\",\"leaders\":[],\"ca_pem\":\"\",\"token\":\"\",\"time\":$(($(date +%s) - 7200))}}" | coracle internal node"#
+        r#"echo "{{\"version\":\"{version}\",\"leaders\":[],\"ca_pem\":\"\",\"token\":\"\",\"secret\":\"\",\"time\":$(($(date +%s) - 7200))}}" | coracle internal node"#
     );
     let output = lab.sh(&script).on("node1").run();
     assert_ne!(output.code, 0, "{output}");
