@@ -1,14 +1,21 @@
 //! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use crate::hub_role::Start;
+
+/// What a killed process may take to be gone.
+const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
@@ -74,6 +81,20 @@ impl NodeHub {
     pub async fn end(&self) {
         if let Some(mut child) = self.running.lock().await.take() {
             let _ = child.kill().await;
+        } else if let Err(error) = end_inherited(&self.start.socket).await {
+            tracing::debug!(%error, "there is no hub of an agent before this one");
         }
     }
+}
+
+/// Ends the hub of an agent before us. If that agent's guard was killed too, the hub is nobody's child.
+async fn end_inherited(socket: &Path) -> io::Result<()> {
+    let mut hub = UnixStream::connect(socket).await?;
+    let pid = hub.peer_cred()?.pid().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("it has no process id here"))?;
+    kill_process(pid, Signal::KILL)?;
+    // It speaks only when asked: this returns when it is gone.
+    let gone = async { while let Ok(1..) = hub.read(&mut [0; 64]).await {} };
+    let _ = tokio::time::timeout(LAST_BREATH, gone).await;
+    Ok(())
 }

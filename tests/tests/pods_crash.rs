@@ -1,0 +1,246 @@
+//! `kill -9` beside pods and below them: pods outlive whoever looks after them, and what dies comes back by its policy.
+
+use e2e::{Cluster, Lab, Process, Role, container, wait_until};
+use serde_json::Value;
+
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: steady}
+spec:
+  nodeName: node2
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, 'trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done', mark-41001]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: ending}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  volumes: [{name: out, hostPath: {path: /home/user1/out, type: DirectoryOrCreate}}]
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, 'until test -e /out/go; do sleep 0.1; done; echo gone; exit 6']
+    volumeMounts: [{name: out, mountPath: /out}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: crashing}
+spec:
+  nodeName: node2
+  volumes: [{name: out, hostPath: {path: /home/user1/out, type: DirectoryOrCreate}}]
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, 'trap exit TERM; until test -e /out/go && test ! -e /out/gone; do sleep 0.1; done; touch /out/gone; exit 9']
+    volumeMounts: [{name: out, mountPath: /out}]
+"#;
+
+const LATER: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: later}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  containers: [{name: c, image: IMAGE, command: [echo, still at work]}]
+"#;
+
+/// Kills a part beside the pods: they go on, and the cluster learns what happened meanwhile.
+#[track_caller]
+fn pods_outlive(host: &str, role: Role) {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, PODS);
+    for pod in ["steady", "ending", "crashing"] {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    let before = cluster.pod("steady");
+    let process = the_marked(&lab, "mark-41001");
+
+    let killed = lab.find(host, role);
+    lab.kill(host, "KILL", &killed);
+    // Meanwhile one ends, and one crashes and comes again.
+    lab.sh("touch out/go").run().succeeded();
+    wait_until(30, "it was started again", || {
+        lab.find(host, role).pid != killed.pid
+    });
+    wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+
+    let ended = cluster.in_phase("ending", "Failed");
+    let state = &container(&ended, "c")["state"]["terminated"];
+    assert_eq!(state["exitCode"], 6, "{ended:#}");
+    assert_eq!(cluster.logs("ending", "c"), "gone");
+
+    let crashed = cluster.pod_until("crashing", "runs again", |pod| {
+        container(pod, "c")["state"]["running"].is_object()
+            && container(pod, "c")["restartCount"] == 1
+    });
+    let last = &container(&crashed, "c")["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], 9, "{crashed:#}");
+
+    let after = cluster.pod_until("steady", "is ready", |pod| {
+        container(pod, "c")["ready"] == true
+    });
+    let facts = |pod: &Value| {
+        let status = container(pod, "c");
+        let of_pod = ["podIP", "startTime", "phase"].map(|field| pod["status"][field].clone());
+        let of_container = ["containerID", "restartCount", "state", "lastState"]
+            .map(|field| status[field].clone());
+        (of_pod, of_container)
+    };
+    assert_eq!(facts(&before), facts(&after));
+    assert!(lab.is_alive("node2", &process), "{process:?}");
+
+    let ticks = cluster.logs("steady", "c").lines().count();
+    wait_until(20, "it goes on", || {
+        cluster.logs("steady", "c").lines().count() > ticks
+    });
+    let logs = cluster.logs("steady", "c");
+    assert!(logs.starts_with("tick 1\ntick 2\n"), "{logs}");
+
+    cluster.create(&lab, LATER);
+    cluster.in_phase("later", "Succeeded");
+    assert_eq!(cluster.logs("later", "c"), "still at work");
+    cluster.ask("kubectl delete pod steady ending crashing later");
+    assert!(!lab.is_alive("node2", &process), "{process:?}");
+    lab.remove("out");
+    cluster.run.write("exit 0\n");
+    let _ = cluster.ends_within(30);
+    lab.nothing_left();
+}
+
+#[test]
+fn pods_outlive_their_agent() {
+    pods_outlive("node2", Role::Agent);
+}
+
+#[test]
+fn pods_outlive_their_agents_guard() {
+    pods_outlive("node2", Role::AgentGuard);
+}
+
+#[test]
+fn pods_outlive_the_api_server() {
+    pods_outlive("node1", Role::Component("kube-apiserver"));
+}
+
+const BELOW: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: always-NAME}
+spec:
+  nodeName: node2
+  initContainers: [{name: init, image: IMAGE, command: ['true']}]
+  containers:
+  - {name: a, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done', mark-always-NAME-a]}
+  - {name: b, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done', mark-always-NAME-b]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: never-NAME}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  containers: [{name: a, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done', mark-never-NAME-a]}]
+---
+"#;
+
+#[test]
+fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    let kinds = ["process", "inner", "sandbox"];
+    for kind in kinds {
+        cluster.create(&lab, &BELOW.replace("NAME", kind));
+    }
+    for kind in kinds {
+        cluster.wait_for(&format!("always-{kind}"), "condition=Ready");
+        cluster.wait_for(&format!("never-{kind}"), "condition=Ready");
+    }
+
+    for kind in kinds {
+        let always = format!("always-{kind}");
+        let never = format!("never-{kind}");
+        let before = cluster.pod(&always);
+        let [a, b] = ["a", "b"].map(|name| the_marked(&lab, &format!("mark-{always}-{name}")));
+        let alone = the_marked(&lab, &format!("mark-{never}-a"));
+        for process in [&a, &alone] {
+            lab.kill("node2", "KILL", &victim(&lab, process, kind));
+        }
+
+        let begun_again = |name: &'static str| {
+            let id = container(&before, name)["containerID"].clone();
+            move |pod: &Value| {
+                let status = container(pod, name);
+                status["restartCount"] == 1
+                    && status["state"]["running"].is_object()
+                    && status["containerID"] != id
+            }
+        };
+        let after = cluster.pod_until(&always, "began again", begun_again("a"));
+        let last = &container(&after, "a")["lastState"]["terminated"];
+        assert_eq!(last["exitCode"], 137, "{kind}: {after:#}");
+        if kind == "process" {
+            // Only that container.
+            assert_eq!(container(&after, "b")["restartCount"], 0, "{after:#}");
+            assert!(lab.is_alive("node2", &b), "{b:?}");
+        } else {
+            cluster.pod_until(&always, "began again", begun_again("b"));
+            wait_until(5, "the old ones are gone", || {
+                !lab.is_alive("node2", &a) && !lab.is_alive("node2", &b)
+            });
+        }
+        cluster.wait_for(&always, "condition=Ready");
+
+        let failed = cluster.in_phase(&never, "Failed");
+        let state = &container(&failed, "a")["state"]["terminated"];
+        assert_eq!(state["exitCode"], 137, "{kind}: {failed:#}");
+        assert_eq!(container(&failed, "a")["restartCount"], 0, "{failed:#}");
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// The process of `node2` that has this mark as its last argument.
+#[track_caller]
+fn the_marked(lab: &Lab, mark: &str) -> Process {
+    let found: Vec<_> = lab
+        .processes("node2")
+        .into_iter()
+        .filter(|process| process.args.ends_with(mark) && process.args.starts_with("sh "))
+        .collect();
+    assert_eq!(found.len(), 1, "{mark}: {found:?}");
+    found[0].clone()
+}
+
+/// The container's process itself, the one that started it, or the pod's sandbox.
+#[track_caller]
+fn victim(lab: &Lab, process: &Process, kind: &str) -> Process {
+    let all = lab.processes("node2");
+    let parent = |process: &Process| {
+        let parent = all.iter().find(|other| other.pid == process.parent);
+        parent
+            .unwrap_or_else(|| panic!("{process:?} has no parent"))
+            .clone()
+    };
+    match kind {
+        "process" => process.clone(),
+        "inner" => parent(process),
+        _ => {
+            let mut sandbox = parent(process);
+            // Above it are the agent, or the agent's guard, and Slurm's.
+            while parent(&sandbox).args.contains("internal sandbox") {
+                sandbox = parent(&sandbox);
+            }
+            assert!(sandbox.args.contains("internal sandbox"), "{sandbox:?}");
+            sandbox
+        }
+    }
+}
