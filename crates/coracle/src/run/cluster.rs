@@ -308,7 +308,7 @@ impl Cluster {
         };
         let _ = tokio::time::timeout(self.grace.nodes, farewell).await;
         if let Some(storage) = self.storage.take() {
-            storage.end(self.grace.nodes).await;
+            storage.end(self.grace.nodes / 3).await;
         }
         let steps = std::mem::take(&mut self.steps);
         let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
