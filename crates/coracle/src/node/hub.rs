@@ -6,9 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
@@ -89,12 +88,13 @@ impl NodeHub {
 
 /// Ends the hub of an agent before us. If that agent's guard was killed too, the hub is nobody's child.
 async fn end_inherited(socket: &Path) -> io::Result<()> {
-    let mut hub = UnixStream::connect(socket).await?;
-    let pid = hub.peer_cred()?.pid().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("it has no process id here"))?;
-    kill_process(pid, Signal::KILL)?;
-    // It speaks only when asked: this returns when it is gone.
-    let gone = async { while let Ok(1..) = hub.read(&mut [0; 64]).await {} };
+    let hub = network::hub::process(socket)?;
+    rustix::process::pidfd_send_signal(&hub, Signal::KILL)?;
+    let gone = async {
+        while network::hub::is_there(socket) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
     let _ = tokio::time::timeout(LAST_BREATH, gone).await;
     Ok(())
 }

@@ -27,10 +27,17 @@ pub struct Place {
 
 /// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread.
 pub fn join(socket: &Path) -> io::Result<()> {
+    linux::fresh::join_user(process(socket)?)
+}
+
+/// The process of the hub at `socket`.
+pub fn process(socket: &Path) -> io::Result<OwnedFd> {
     let connection = connect(socket)?;
     let hub = rustix::net::sockopt::socket_peercred(&connection)?.pid;
-    let process = rustix::process::pidfd_open(hub, rustix::process::PidfdFlags::empty())?;
-    linux::fresh::join_user(process)
+    Ok(rustix::process::pidfd_open(
+        hub,
+        rustix::process::PidfdFlags::empty(),
+    )?)
 }
 
 /// Whether a hub listens at `socket`.

@@ -19,7 +19,7 @@ mod client;
 mod server;
 
 pub use addresses::Range;
-pub use client::{Place, is_there, join};
+pub use client::{Place, is_there, join, process};
 pub use server::{Hub, HubError};
 
 use std::net::IpAddr;
