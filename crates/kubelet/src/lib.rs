@@ -101,7 +101,11 @@ pub async fn run(
             lease::keep_renewed(&client, &config.name, presence.clone()),
         )
     };
-    let end = async { Instant::now() + shutdown.await };
+    let end = async {
+        // Counted from the moment of the word, so asked for first.
+        let grace = shutdown.await;
+        Instant::now() + grace
+    };
     // Dropped where they stand: each request is whole in itself, and the end of a job does not wait.
     tokio::select! {
         () = pods.run(listener, end) => {}
