@@ -139,7 +139,7 @@ fn the_program_alone_is_carried_where_that_is_enough() {
     let lab = lab("/run/coracle-lab-carry-agents");
     // The doctor's node doesn't see it.
     let output = lab.sh("./coracle doctor --json -p main").run().succeeded();
-    assert!(output.stdout.contains("\"node1\""), "{output}");
+    assert!(output.stdout.contains("\"host\": \"node"), "{output}");
     nothing_is_left(&lab);
     // The leader's node sees it, the other one doesn't.
     lab.root(
