@@ -30,7 +30,8 @@ pub fn looking_pod(name: &str, more: Value, container: Value, script: &str) -> V
     pod(name, more, &[looking("main", container, script)])
 }
 
-fn merged(mut into: Value, more: Value) -> Value {
+/// An object with the fields of another, which win.
+pub fn merged(mut into: Value, more: Value) -> Value {
     if let (Some(into), Value::Object(more)) = (into.as_object_mut(), more) {
         into.extend(more);
     }

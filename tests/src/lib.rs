@@ -18,10 +18,11 @@ mod output;
 mod patience;
 mod pods;
 mod process;
+mod registry;
 mod running;
 
 pub use call::Call;
-pub use checks::{looking, looking_pod, pod};
+pub use checks::{looking, looking_pod, merged, pod};
 pub use cluster::Cluster;
 pub use crafted::EMPTY_LAYER;
 pub use images::BUSYBOX;
@@ -30,4 +31,5 @@ pub use output::Output;
 pub use patience::{eventually, wait_until};
 pub use pods::{condition, container};
 pub use process::{Process, Role};
+pub use registry::{REGISTRY, Registry};
 pub use running::Running;

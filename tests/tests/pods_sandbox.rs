@@ -1,6 +1,6 @@
 //! What a container finds around itself: file systems, rights, names, processes, its user, its network.
 
-use e2e::{Cluster, Lab, container, looking, looking_pod, pod, wait_until};
+use e2e::{Cluster, Lab, container, looking, looking_pod, merged, pod, wait_until};
 use serde_json::{Value, json};
 
 /// One node is enough here.
@@ -171,11 +171,10 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
 /// What the commands of images and pods make of each other.
 fn of_commands() -> Vec<Value> {
     let image = |name: &str, more: Value| {
-        let mut own = json!({"name": name, "image": "coracle.test/configured:1"});
-        own.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
-        own
+        merged(
+            json!({"name": name, "image": "coracle.test/configured:1"}),
+            more,
+        )
     };
     vec![pod(
         "commands",
@@ -264,7 +263,7 @@ fn all_capabilities(lab: &Lab) -> String {
     let last = lab
         .root("node1", "cat /proc/sys/kernel/cap_last_cap")
         .stdout;
-    let last: u32 = last.trim().parse().unwrap();
+    let last: u32 = last.trim().parse().expect("a number");
     format!("{:016x}", (1_u64 << (last + 1)) - 1)
 }
 
@@ -331,7 +330,7 @@ if [ "$(sh -c 'echo $PPID')" = 1 ]; then echo 'is pid 1'; fi
 for i in 1 2 3; do sh -c 'sleep 0.2 &'; done
 sleep 1
 is zombies 0 "$(grep -l '^State:.Z' /proc/[0-9]*/status | wc -l)"
-pkill sleep || kill $(ps -o pid,args | awk '/sleep [1]001/ { print $1 }')
+kill $(ps -o pid,args | awk '/sleep [1]001/ { print $1 }')
 "#;
     let kept = r#"
 sleep 0.5

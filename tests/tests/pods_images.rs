@@ -1,0 +1,204 @@
+//! Where the images of pods come from, and what a pod says when one can't be had.
+
+use std::time::Duration;
+
+use e2e::{Cluster, EMPTY_LAYER, Lab, REGISTRY, container, eventually, merged};
+use serde_json::{Value, json};
+
+/// One node is enough here.
+const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
+
+fn pod(name: &str, image: &str, more: Value) -> Value {
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "main", "image": image}]});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": merged(spec, more)})
+}
+
+fn with_policy(name: &str, image: &str, policy: &str) -> Value {
+    let mut pod = pod(name, image, json!({}));
+    pod["spec"]["containers"][0]["imagePullPolicy"] = json!(policy);
+    pod
+}
+
+fn says(text: &str) -> Value {
+    json!({"Env": ["PATH=/bin"], "Cmd": ["echo", text]})
+}
+
+/// Waits until all of these pods wait for these reasons, with these words in the message.
+#[track_caller]
+fn wait_with(cluster: &mut Cluster, expected: &[(&str, &[&str], &str)]) {
+    let mut wrong = Vec::new();
+    for (name, reasons, words) in expected {
+        let mut last = Value::Null;
+        let seen = eventually(Duration::from_secs(30), || {
+            last = container(&cluster.pod(name), "main")["state"]["waiting"].clone();
+            let reason = last["reason"].as_str().unwrap_or_default();
+            let message = last["message"].as_str().unwrap_or_default();
+            (reasons.contains(&reason) && message.contains(words)).then_some(())
+        });
+        if seen.is_none() {
+            wrong.push(format!("{name}: not {reasons:?} with {words:?}: {last}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Either may be seen: the second follows the first at once.
+const PULL: &[&str] = &["ErrImagePull", "ImagePullBackOff"];
+
+#[test]
+fn images_come_from_registries_with_the_pods_secrets() {
+    let lab = Lab::ready();
+    let registry = lab.registry();
+    let image = registry.push("team/app", says("hello"), EMPTY_LAYER);
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    for (name, password) in [("right", "right"), ("wrong", "guess")] {
+        cluster.ask(&format!(
+            "kubectl create secret docker-registry {name} --docker-server={REGISTRY} --docker-username=user --docker-password={password}"
+        ));
+    }
+    let secret = |name: &str| json!({"imagePullSecrets": [{"name": name}]});
+    cluster.create_objects(&[
+        pod("nobody", &image, json!({})),
+        pod("stranger", &image, secret("wrong")),
+        pod("no-secret", &image, secret("absent")),
+        pod(
+            "absent",
+            &format!("{REGISTRY}/team/absent:1"),
+            secret("right"),
+        ),
+        pod("no-tag", &format!("{REGISTRY}/team/app:2"), secret("right")),
+        pod("unreachable", "login:5999/x:1", json!({})),
+        with_policy("never", "coracle.test/absent:1", "Never"),
+        pod("not-a-name", "Not A//Name", json!({})),
+    ]);
+    wait_with(
+        &mut cluster,
+        &[
+            ("nobody", PULL, "team/app:1"),
+            ("stranger", PULL, "team/app:1"),
+            ("no-secret", PULL, "team/app:1"),
+            ("absent", PULL, "team/absent:1"),
+            ("no-tag", PULL, "team/app:2"),
+            (
+                "unreachable",
+                &["RegistryUnavailable", "ErrImagePull", "ImagePullBackOff"],
+                "login:5999/x:1",
+            ),
+            (
+                "never",
+                &["ErrImageNeverPull"],
+                "Container image \"coracle.test/absent:1\" is not present with pull policy of Never",
+            ),
+            ("not-a-name", &["InvalidImageName"], "Not A//Name"),
+        ],
+    );
+    wait_with(
+        &mut cluster,
+        &[("absent", &["ImagePullBackOff"], "Back-off pulling image")],
+    );
+    for words in [
+        "Normal Pulling Pulling image",
+        "Warning Failed Failed to pull image",
+        "Normal BackOff Back-off pulling image",
+    ] {
+        cluster.event("absent", words);
+    }
+    assert_eq!(cluster.pod("absent")["status"]["phase"], "Pending");
+
+    cluster.create_objects(&[pod("friend", &image, secret("right"))]);
+    let ended = cluster.in_phase("friend", "Succeeded");
+    assert_eq!(cluster.logs("friend", "main"), "hello");
+    let status = container(&ended, "main");
+    assert_eq!(status["image"], image);
+    assert!(
+        status["imageID"]
+            .as_str()
+            .unwrap_or_default()
+            .contains("sha256:"),
+        "{status:#}"
+    );
+    cluster.event("friend", "Normal Pulled Successfully pulled image");
+
+    // What failed is tried again, and gets what has been pushed meanwhile.
+    registry.push("team/absent", says("at last"), EMPTY_LAYER);
+    cluster.in_phase("absent", "Succeeded");
+    // Now it is there; a pod that insists on pulling has to be let in all the same.
+    cluster.create_objects(&[
+        with_policy(
+            "present",
+            &format!("{REGISTRY}/team/absent:1"),
+            "IfNotPresent",
+        ),
+        with_policy("always", &format!("{REGISTRY}/team/absent:1"), "Always"),
+    ]);
+    cluster.in_phase("present", "Succeeded");
+    cluster.event("present", "already present on machine");
+    wait_with(&mut cluster, &[("always", PULL, "team/absent:1")]);
+    cluster.exit(0);
+    drop(registry);
+    lab.sh("coracle image rm login:5000/team/app:1 login:5000/team/absent:1")
+        .run()
+        .succeeded();
+    lab.nothing_left();
+}
+
+#[test]
+fn hostile_images_are_refused_at_the_pod() {
+    let lab = Lab::ready();
+    let hostile = [
+        (
+            "climbing",
+            "touch x && tar --absolute-names --transform='s,^x,../../escaped,' --create x",
+            "leads out of the layer",
+        ),
+        (
+            "linking",
+            "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,../../../../etc/passwd,' --create a b",
+            "the name it links to leads out of the layer",
+        ),
+        (
+            "rubbish",
+            "echo this is no archive",
+            "the layer can't be read",
+        ),
+    ];
+    for (name, layer, _) in &hostile {
+        lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
+    }
+    // Absolute names and links are those of the container.
+    let inside = "ln -s /outside link && mkdir dir && echo written > dir/file && tar --transform='s,^dir,link,' --create link dir/file";
+    lab.load_image(
+        "coracle.test/inside:1",
+        json!({"Env": ["PATH=/bin"], "Cmd": ["cat", "/outside/file"]}),
+        inside,
+    );
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut pods: Vec<Value> = hostile
+        .iter()
+        .map(|(name, ..)| pod(name, &format!("coracle.test/{name}:1"), json!({})))
+        .collect();
+    pods.push(pod("inside", "coracle.test/inside:1", json!({})));
+    cluster.create_objects(&pods);
+    let reasons = &[
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ImageInspectError",
+        "CreateContainerError",
+    ];
+    let expected: Vec<(&str, &[&str], &str)> = hostile
+        .iter()
+        .map(|(name, _, words)| (*name, &reasons[..], *words))
+        .collect();
+    wait_with(&mut cluster, &expected);
+    cluster.in_phase("inside", "Succeeded");
+    assert_eq!(cluster.logs("inside", "main"), "written");
+    for path in ["/tmp/escaped", "/outside", "/escaped"] {
+        assert_eq!(
+            lab.root("node1", &format!("ls -d {path} 2> /dev/null; true"))
+                .stdout,
+            ""
+        );
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
