@@ -202,3 +202,58 @@ fn hostile_images_are_refused_at_the_pod() {
     cluster.exit(0);
     lab.nothing_left();
 }
+
+#[test]
+fn images_of_unusual_shapes_run() {
+    let lab = Lab::ready();
+    // No /etc, no /tmp, and a directory whose old content is hidden.
+    lab.load_image(
+        "coracle.test/bare:1",
+        json!({"Entrypoint": ["/bin/sh", "-c", "ls / /opt; cat /etc/hostname; id -u; pwd"], "WorkingDir": "/new/place"}),
+        "mkdir opt && touch .wh.tmp opt/.wh..wh..opq opt/own && tar --create .wh.tmp opt/.wh..wh..opq opt/own",
+    );
+    lab.load_image(
+        "coracle.test/relative:1",
+        json!({"Cmd": ["./run", "it"], "WorkingDir": "/app", "User": "1234:44", "Env": ["PATH=/bin", "EMPTY=", "TWO=a=b"]}),
+        r#"mkdir app && printf '#!/bin/sh\necho "$1 $EMPTY $TWO $(id -u):$(id -g) $HOME"\n' > app/run && chmod 755 app/run && tar --create app"#,
+    );
+    lab.load_image("coracle.test/nothing:1", json!({}), EMPTY_LAYER);
+    lab.load_image(
+        "coracle.test/user:1",
+        json!({"Env": ["PATH=/bin"], "Cmd": ["id"], "User": "70000"}),
+        EMPTY_LAYER,
+    );
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    cluster.create_objects(&[
+        pod(
+            "bare",
+            "coracle.test/bare:1",
+            json!({"automountServiceAccountToken": false}),
+        ),
+        pod("relative", "coracle.test/relative:1", json!({})),
+        pod("nothing", "coracle.test/nothing:1", json!({})),
+        pod("user", "coracle.test/user:1", json!({})),
+    ]);
+    cluster.in_phase("bare", "Succeeded");
+    assert_eq!(
+        cluster.logs("bare", "main"),
+        "/:\nbin\ndev\netc\nnew\nopt\nproc\nsys\n\n/opt:\nown\nbare\n0\n/new/place"
+    );
+    cluster.in_phase("relative", "Succeeded");
+    assert_eq!(
+        cluster.logs("relative", "main"),
+        "it  a=b 1234:44 /home/app"
+    );
+    wait_with(
+        &mut cluster,
+        &[("nothing", &["CreateContainerError"], "no command specified")],
+    );
+    let user = cluster.in_phase("user", "Failed");
+    let ended = container(&user, "main")["state"]["terminated"]["message"].to_string();
+    assert!(
+        ended.contains("70000") && ended.contains("not among the ids"),
+        "{user:#}"
+    );
+    cluster.exit(0);
+    lab.nothing_left();
+}

@@ -487,3 +487,111 @@ fn what_a_volume_holds_cannot_lead_out_of_it() {
     cluster.exit(0);
     lab.nothing_left();
 }
+
+#[test]
+fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
+    let lab = Lab::ready();
+    for user in ["user1", "user2"] {
+        lab.load_busybox_for(user);
+        let mut cluster = Cluster::start_as(&lab, user, &["srun", "-N2", "coracle", "run"]);
+        let on = |name: &str, node: &str, source: Value, script: &str| {
+            let spec = json!({"nodeName": node, "volumes": [merged(json!({"name": "v"}), source)]});
+            let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+            looking_pod(name, spec, mounts, script)
+        };
+        let many = json!({"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}});
+        let claim = |read_only: bool| json!({"persistentVolumeClaim": {"claimName": "many", "readOnly": read_only}});
+        let template = json!({"ephemeral": {"volumeClaimTemplate": {"spec": many}}});
+        let small = json!({"emptyDir": {"sizeLimit": "1Mi"}});
+        cluster.create_objects(&[
+            object("PersistentVolumeClaim", "many", json!({"spec": many})),
+            on(
+                "first",
+                "node1",
+                claim(false),
+                "works sh -c 'echo hello > /v/file'",
+            ),
+            on("own", "node1", template, "works touch /v/x"),
+            on(
+                "full",
+                "node1",
+                small,
+                "dd if=/dev/zero of=/v/big bs=1M count=3 2> /dev/null; exec sleep 1003",
+            ),
+        ]);
+        cluster.find_all_right(&["first", "own"]);
+        cluster.create_objects(&[on(
+            "second",
+            "node2",
+            claim(true),
+            "is file hello \"$(cat /v/file)\"\nfails touch /v/x",
+        )]);
+        cluster.find_all_right(&["second"]);
+        let claimed = cluster
+            .ask("kubectl get pvc own-v --output=jsonpath={.metadata.ownerReferences[0].kind}");
+        assert_eq!(claimed, "Pod");
+        let full = cluster.in_phase("full", "Failed");
+        assert_eq!(full["status"]["reason"], "Evicted", "{full:#}");
+        let message = full["status"]["message"].as_str().unwrap_or_default();
+        assert!(
+            message.contains("EmptyDir volume \"v\" exceeds the limit \"1Mi\""),
+            "{message}"
+        );
+        cluster.exit(0);
+    }
+    // The directories of claims go with the cluster that made them.
+    lab.root(
+        "login",
+        "find /home/user?/.local/share/coracle/volumes/ -mindepth 1",
+    )
+    .printed("");
+    lab.nothing_left();
+}
+
+#[test]
+fn volumes_may_be_mounted_anywhere() {
+    let lab = Lab::ready();
+    // Many images have such a link, and every pod has a token below it.
+    lab.load_image(
+        "coracle.test/linked:1",
+        json!({"Env": ["PATH=/bin"]}),
+        "mkdir -p run var real etc && ln -s /run var/run && ln -s ../../../real etc/climbing && echo old > etc/file && tar --create run var real etc/climbing etc/file",
+    );
+    let mut cluster = cluster_of(&lab, "user1");
+    let volumes = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "c", "configMap": {"name": "c"}}]);
+    let mounts = json!([
+        {"name": "b", "mountPath": "/over/deep/er"}, {"name": "a", "mountPath": "/over"}, {"name": "m", "mountPath": "/dev/shm"},
+        {"name": "c", "mountPath": "/etc/hosts", "subPath": "hosts"}, {"name": "c", "mountPath": "/etc/file", "subPath": "file"},
+        {"name": "c", "mountPath": "/etc/new/file", "subPath": "file"}, {"name": "a", "mountPath": "/var/run/mine"},
+        {"name": "a", "mountPath": "/etc/climbing/in", "subPath": "sub"}, {"name": "c", "mountPath": "/tmp"},
+    ]);
+    let own = json!({"image": "coracle.test/linked:1", "volumeMounts": mounts, "securityContext": {"readOnlyRootFilesystem": true}});
+    let script = r#"
+works busybox touch /over/x /over/deep/er/y /dev/shm/z /var/run/mine/w /real/in/v
+works test -e /over/w -a -e /run/mine/x -a -e /over/sub/v
+is hosts '192.0.2.1 mine' "$(cat /etc/hosts)"
+is file new "$(cat /etc/file)"
+is 'new file' new "$(cat /etc/new/file)"
+is directory 'file hosts' "$(echo $(ls /tmp))"
+works test -s /run/secrets/kubernetes.io/serviceaccount/token
+works test -s /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+fails busybox touch /x
+"#;
+    cluster.create_objects(&[
+        object(
+            "ConfigMap",
+            "c",
+            json!({"data": {"hosts": "192.0.2.1 mine\n", "file": "new"}}),
+        ),
+        looking_pod("anywhere", json!({"volumes": volumes}), own, script),
+        looking_pod(
+            "no-token",
+            json!({"automountServiceAccountToken": false}),
+            json!({}),
+            "fails test -e /var/run/secrets/kubernetes.io",
+        ),
+    ]);
+    cluster.find_all_right(&["anywhere", "no-token"]);
+    cluster.exit(0);
+    lab.nothing_left();
+}
