@@ -117,9 +117,8 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
         }),
     };
     match end {
-        End::Failed(_) => {}
-        // The Node belongs to our successor, so it is not taken away.
-        End::Replaced => kubelet.abort(),
+        // The Node and its pods belong to our successor: neither is taken away.
+        End::Replaced | End::Failed(_) => kubelet.abort(),
         End::ByLeader | End::LeaderLost { .. } => {
             stop.cancel();
             let _ = kubelet.await;
