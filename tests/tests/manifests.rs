@@ -17,7 +17,7 @@ spec:
       containers: [{name: c, image: none}]
 "#;
 
-/// Pods are refused by this version of the node agent.
+/// Its pod is bound to a node that it does not select, and refused there.
 const REFUSED_JOB: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -27,6 +27,8 @@ spec:
   template:
     spec:
       restartPolicy: Never
+      nodeName: node1
+      nodeSelector: {example.org/no-such: label}
       containers: [{name: c, image: none}]
 "#;
 
@@ -99,12 +101,12 @@ fn a_job_is_waited_for() {
 fn a_job_that_fails_gives_1_and_says_why() {
     let lab = Lab::ready();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .call(&["srun", "-N1", "-wnode1", "coracle", "run", "-"])
         .stdin(REFUSED_JOB)
         .run();
     output
         .ended_with(1)
-        .says(&["job/refused failed", "ContainersNotSupported"]);
+        .says(&["job/refused failed", "NodeAffinity"]);
     lab.nothing_left();
 }
 
