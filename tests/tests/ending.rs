@@ -197,7 +197,7 @@ fn nodes_are_taken_away_and_components_stopped_in_reverse_order() {
 watch() { kubectl get "$@" --watch --output-watch-events --no-headers > "seen.$1" 2>&1 & }
 watch nodes
 watch leases --namespace kube-node-lease
-until kubectl get nodes -o yaml | grep -q podCIDR:; do sleep 0.1; done
+until pgrep -u user1 -f "^/tmp/programs/kube-controller-manager " >/dev/null; do sleep 0.1; done
 gone() { while [ -d "/proc/$2" ]; do :; done; echo "$1" >> seen.order; }
 for c in etcd kube-apiserver kube-scheduler kube-controller-manager; do
   gone "$c" "$(pgrep -u user1 -f "^/tmp/programs/$c ")" &

@@ -43,6 +43,7 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     match guard::split(Policy::Restart)? {
         Side::Guard(code) => {
             place.remove();
+            NodePlace::sweep();
             Ok(code)
         }
         Side::Worker => crate::block_on(agent::run(handover, kept, place)),

@@ -3,13 +3,20 @@
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kubelet::NodeKey;
 use linux::process::Fork;
 use rustix::process::WaitOptions;
 use rustix::thread::UnshareFlags;
 use sha2::{Digest, Sha256};
+
+/// What the names of nodes' directories begin with.
+const PREFIX: &str = "coracle-";
+/// Agents come back, and hubs end, long before.
+const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
 /// Where this node keeps its things, and the key to its pods.
 #[derive(Clone, Debug)]
@@ -29,7 +36,7 @@ impl NodePlace {
             .map(|byte| format!("{byte:02x}"))
             .collect();
         Self {
-            dir: scratch().join(format!("coracle-{name}")),
+            dir: scratch().join(format!("{PREFIX}{name}")),
             key: NodeKey(derive(secret, "key", node)),
         }
     }
@@ -51,6 +58,16 @@ impl NodePlace {
         }
     }
 
+    /// Removes the directories of this user's clusters of which everything on this node was killed at once. The calling
+    /// process must have a single thread.
+    pub fn sweep() {
+        for entry in std::fs::read_dir(scratch()).into_iter().flatten().flatten() {
+            if is_abandoned(&entry.path()) {
+                Self::remove_dir(&entry.path());
+            }
+        }
+    }
+
     /// The hub's socket.
     pub fn hub_socket(&self) -> PathBuf {
         self.dir.join("hub.sock")
@@ -59,10 +76,14 @@ impl NodePlace {
     /// Removes all of it. The calling process must have a single thread: files of containers belong to ids that only a
     /// process in a user namespace may touch.
     pub fn remove(&self) {
+        Self::remove_dir(&self.dir);
+    }
+
+    fn remove_dir(dir: &Path) {
         match linux::process::fork() {
             Ok(Fork::Child) => {
-                if let Err(error) = remove(&self.dir) {
-                    tracing::warn!(dir = %self.dir.display(), %error, "cannot remove the node's directory");
+                if let Err(error) = remove(dir) {
+                    tracing::warn!(dir = %dir.display(), %error, "cannot remove a node's directory");
                 }
                 std::process::exit(0)
             }
@@ -72,6 +93,25 @@ impl NodePlace {
             Err(error) => tracing::warn!(%error, "cannot remove the node's directory"),
         }
     }
+}
+
+/// Whether this is a node's directory of ours that nobody uses any more.
+fn is_abandoned(dir: &Path) -> bool {
+    let name = dir.file_name().and_then(|name| name.to_str());
+    let id = name.and_then(|name| name.strip_prefix(PREFIX));
+    let is_ours = id.is_some_and(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit()));
+    let Ok(found) = std::fs::symlink_metadata(dir) else {
+        return false;
+    };
+    let is_old = found
+        .modified()
+        .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED_AFTER));
+    is_ours
+        && is_old
+        && found.is_dir()
+        && found.uid() == rustix::process::geteuid().as_raw()
+        && UnixStream::connect(kubelet_socket(dir)).is_err()
+        && !network::hub::is_there(&dir.join("hub.sock"))
 }
 
 /// Removes a directory that containers have written to, in a user namespace that this process, which must have a single
