@@ -30,7 +30,7 @@ fn wait_with(cluster: &mut Cluster, expected: &[(&str, &[&str], &str)]) {
     for (name, reasons, words) in expected {
         let mut last = Value::Null;
         let seen = eventually(Duration::from_secs(30), || {
-            last = container(&cluster.pod(name), "main")["state"]["waiting"].clone();
+            last = cluster.pod(name)["status"]["containerStatuses"][0]["state"]["waiting"].clone();
             let reason = last["reason"].as_str().unwrap_or_default();
             let message = last["message"].as_str().unwrap_or_default();
             (reasons.contains(&reason) && message.contains(words)).then_some(())

@@ -355,7 +355,8 @@ touch /v/end
     ]);
     cluster.find_all_right(&["apart", "terminal"]);
     let shared = cluster.pod_until("shared", "ended", |pod| {
-        !container(pod, "other")["state"]["terminated"].is_null()
+        pod["status"]["containerStatuses"].is_array()
+            && !container(pod, "other")["state"]["terminated"].is_null()
     });
     assert_eq!(
         container(&shared, "other")["state"]["terminated"]["exitCode"],
@@ -419,7 +420,7 @@ fn what_cannot_be_is_refused_in_words() {
         ("directory", "StartError", "/etc/passwd"),
     ] {
         let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
-            let status = container(&cluster.pod(name), "main")["state"].to_string();
+            let status = cluster.pod(name)["status"]["containerStatuses"][0]["state"].to_string();
             (status.contains(reason) && status.to_lowercase().contains(&words.to_lowercase()))
                 .then_some(())
         });

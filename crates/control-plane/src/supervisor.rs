@@ -155,7 +155,6 @@ fn clients_in_turn(
         let _ = events.send(Event::ApiAnswers);
         scheduler.until_ok("/api/v1/pods?limit=1").await;
         let _ = tell.send(Component::KubeScheduler).await;
-        controllers.until_ok("/readyz").await;
         let _ = tell.send(Component::KubeControllerManager).await;
     };
     tokio::spawn(stop.run_until_cancelled_owned(ask));

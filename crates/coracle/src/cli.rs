@@ -103,6 +103,9 @@ pub struct RunOptions {
     /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]
     #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
+    /// Start the workload before the controllers (of Jobs, Deployments and the like) run, about a second sooner
+    #[arg(long)]
+    pub early: bool,
     /// The API server's port (default: any that is free)
     #[arg(
         long,

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
 /// Which side of a [`fork`] this is.
 #[derive(Debug)]
@@ -80,14 +80,15 @@ pub fn become_subreaper() -> io::Result<()> {
     Ok(())
 }
 
-/// Kills every child of this process and, since orphans come back to a subreaper, everything below
-/// them. Returns when none is left or `patience` is over.
+/// Kills every process below this one, children before their parents: a child may be there to act when its parent is
+/// killed, as that of `srun` is, which then kills the whole step. Orphans come back to a subreaper. Returns when none is
+/// left or `patience` is over.
 pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     let end = Instant::now() + patience;
     loop {
-        for child in children_of(rustix::process::getpid())? {
-            // A child that ended meanwhile is what we want.
-            let _ = rustix::process::kill_process(child, Signal::KILL);
+        let parents = parents()?;
+        for pid in deepest_first(rustix::process::getpid().as_raw_nonzero().get(), &parents) {
+            kill_child(pid, parents[&pid]);
         }
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
@@ -105,6 +106,34 @@ pub fn kill_all_below(patience: Duration) -> io::Result<()> {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Kills a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
+/// belong to another by now.
+fn kill_child(pid: i32, parent: i32) {
+    let Some(Ok(process)) =
+        Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
+    else {
+        return;
+    };
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    if stat.is_ok_and(|stat| parent_in_stat(&stat) == Some(parent)) {
+        let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+    }
+}
+
+/// The processes below `root`, given every one's parent; those that are furthest from it come first.
+fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        let children = parents.iter().filter(|(_, p)| **p == parent);
+        found.extend(children.map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found.remove(0);
+    found.reverse();
+    found
 }
 
 /// Kills every process of this user that carries `variable` (`NAME=value`) in its environment, ourselves
@@ -180,6 +209,16 @@ fn parent_in_stat(stat: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn children_come_before_their_parents() {
+        let parents = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 5), (7, 9), (9, 0)]);
+        let order = deepest_first(1, &parents);
+        let place = |pid| order.iter().position(|found| *found == pid).unwrap();
+        assert_eq!(order.len(), 5);
+        assert!(place(4) < place(3) && place(3) < place(2) && place(6) < place(5));
+        assert_eq!(deepest_first(4, &parents), []);
+    }
 
     #[test]
     fn the_parent_is_found_behind_an_awkward_name() {

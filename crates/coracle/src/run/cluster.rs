@@ -213,15 +213,16 @@ impl Cluster {
         })
     }
 
-    /// Waits until all nodes are Ready and pods could be created.
+    /// Waits until all nodes are Ready, Pods could be created and, if wanted, the controllers of Jobs and the like run.
     pub async fn until_ready(
         &mut self,
         patience: Duration,
+        controllers: bool,
         progress: &mut Progress,
     ) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         progress.phase("control plane answers");
-        match tokio::time::timeout(patience, self.settle(progress)).await {
+        match tokio::time::timeout(patience, self.settle(controllers, progress)).await {
             Ok(result) => result?,
             Err(_) => return Err(self.too_slow(patience).into()),
         }
@@ -234,7 +235,7 @@ impl Cluster {
         Ok(())
     }
 
-    async fn settle(&mut self, progress: &mut Progress) -> anyhow::Result<()> {
+    async fn settle(&mut self, controllers: bool, progress: &mut Progress) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         let mut answers = false;
         while !(answers && self.waiting_for.is_empty()) {
@@ -260,7 +261,12 @@ impl Cluster {
         if !self.seeded {
             objects::add_standing(&self.client).await?;
         }
-        objects::settle(&self.client, self.pki.cluster.cert_pem()).await
+        objects::settle(&self.client, self.pki.cluster.cert_pem()).await?;
+        if controllers {
+            progress.phase("controllers run");
+            objects::controllers(&self.client).await;
+        }
+        Ok(())
     }
 
     /// Keeps the cluster whole while the workload runs; returns only when it can't.

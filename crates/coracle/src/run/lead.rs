@@ -52,8 +52,10 @@ pub async fn lead(
     let mark = cluster.mark.clone();
 
     let patience = Duration::from_secs(settings.options.start_timeout);
+    // Scripts create a Job and wait for its Pods in the next line, which fails where there are none yet.
+    let controllers = matches!(workload, Workload::Program { .. }) && !settings.options.early;
     let started = tokio::select! {
-        started = cluster.until_ready(patience, &mut progress) => started.map(|()| None),
+        started = cluster.until_ready(patience, controllers, &mut progress) => started.map(|()| None),
         signal = told.next() => Ok(Some(signal)),
     };
     let ended = match started {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{DeleteParams, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 /// Between attempts while the API server is not complete.
@@ -27,6 +27,22 @@ pub async fn settle(client: &Client, ca_pem: &str) -> anyhow::Result<()> {
     let (published, ()) = tokio::join!(futures::future::try_join_all(publish), forget);
     published?;
     Ok(())
+}
+
+/// Waits until the controllers run. They say so nowhere, but the first thing that they do is to annotate each Node.
+pub async fn controllers(client: &Client) {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let annotated = |node: &Node| {
+        node.annotations()
+            .contains_key("node.alpha.kubernetes.io/ttl")
+    };
+    while !nodes
+        .list(&ListParams::default())
+        .await
+        .is_ok_and(|nodes| nodes.iter().all(annotated))
+    {
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 /// The API server adds its authorities to those that it finds, and in a seed it finds those of the

@@ -73,6 +73,9 @@ impl Settings {
         if o.verbose {
             words.push("--verbose".to_owned());
         }
+        if o.early {
+            words.push("--early".to_owned());
+        }
         for (name, dir) in [("logs", &o.logs), ("kubernetes", &o.kubernetes)] {
             if let Some(dir) = dir {
                 words.push(format!("--{name}={}", dir.display()));
@@ -93,6 +96,7 @@ impl Settings {
 fn merge(options: &mut RunOptions, late: RunOptions) {
     let default = defaults();
     options.verbose |= late.verbose;
+    options.early |= late.early;
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());
     if late.api_port != default.api_port {
@@ -193,7 +197,8 @@ const OURS_WITH_VALUE: [&str; 6] = [
 ];
 
 fn is_ours(word: &str) -> bool {
-    matches!(word, "-v" | "--verbose" | "-h" | "--help") || OURS_WITH_VALUE.contains(&name_of(word))
+    matches!(word, "-v" | "--verbose" | "--early" | "-h" | "--help")
+        || OURS_WITH_VALUE.contains(&name_of(word))
 }
 
 fn ours_takes_value(word: &str) -> bool {
