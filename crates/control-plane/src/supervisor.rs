@@ -138,10 +138,9 @@ fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
 
 /// Tells, one by one, which client of the API server may be started now.
 ///
-/// A client whose first list is refused waits more than a second before the next, and the
-/// controller-manager gives up after ten. So each starts when its first request will be answered: the
-/// scheduler when its role is known, the controllers when the server is complete. They would also take
-/// from the server one of few cores.
+/// A client whose first list is refused waits more than a second before the next, and would take from the server one of
+/// few cores. So the scheduler starts when its first request will be answered. The controllers ask for `/healthz` first,
+/// once a second. The server says yes a second after it first answers, so they can as well start when it does.
 fn clients_in_turn(
     shared: &Arc<Shared>,
     stop: CancellationToken,
