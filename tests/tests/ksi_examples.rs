@@ -58,6 +58,7 @@ kubectl logs -f sysbench-cpu -n bench --context "$K8S_CLUSTER_NAME"
 kubectl delete --context "$K8S_CLUSTER_NAME" namespace bench
 "#;
 
+/// Theirs ends at once, and whether it is then seen to be ready is luck, on any cluster.
 const MANIFEST_FILE: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -70,7 +71,7 @@ spec:
       containers:
       - name: hello
         image: alpine
-        command: ['echo', 'hello world']
+        command: ['sh', '-c', 'echo hello world; sleep 3']
         volumeMounts: [{name: project-vol, mountPath: /app}]
       volumes:
       - name: project-vol

@@ -54,6 +54,8 @@ pub enum InternalCommand {
     Node,
     /// The owner of the namespaces of a node's pods
     Hub,
+    /// Removes a node's directory when everybody else was killed
+    Janitor,
     /// One pod
     Sandbox,
     /// Removes a directory that containers have written to

@@ -16,6 +16,7 @@ mod guard;
 mod handover;
 mod hub_role;
 mod image;
+mod janitor_role;
 mod kubernetes;
 mod node;
 mod progress;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
         Command::Internal(InternalCommand::Hub) => hub_role::main(),
+        Command::Internal(InternalCommand::Janitor) => janitor_role::main(),
         Command::Internal(InternalCommand::Sandbox) => sandbox_role::main(),
         Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
             .map(|()| ExitCode::SUCCESS)

@@ -20,6 +20,7 @@ use crate::carried;
 use crate::exit::Code;
 use crate::guard::{self, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
+use crate::janitor_role;
 use crate::say::say;
 use place::NodePlace;
 
@@ -40,6 +41,9 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
     let place = NodePlace::new(&handover.secret, &name());
+    // Known to guard and worker alike, until their ends.
+    let _janitor = janitor_role::start(&place.dir)
+        .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
         Side::Guard(code) => {
             place.remove();

@@ -37,7 +37,7 @@ struct Inner {
     running: HashMap<Pid, u64>,
     /// Those of containers, by serial.
     pidfds: HashMap<u64, OwnedFd>,
-    /// Ends of processes that were still starting.
+    /// Ends of processes that nobody has asked about, kept while some are starting.
     unclaimed: HashMap<Pid, WaitStatus>,
 }
 
@@ -172,13 +172,13 @@ impl Inner {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if let Some(serial) = self.running.remove(&pid) {
                 self.tell_end(serial, status);
-            } else if self
-                .starting
-                .iter()
-                .any(|starting| matches!(&starting.process, Some((own, _)) if *own == pid))
-            {
+            } else {
+                // Perhaps one that is starting: it may end before we hear that it is the one that counts.
                 self.unclaimed.insert(pid, status);
             }
+        }
+        if self.starting.is_empty() {
+            self.unclaimed.clear();
         }
     }
 
