@@ -9,6 +9,7 @@ VERSION := v1.37.1
 RELEASE := $(DIST)/lib/coracle/kubernetes/$(VERSION)
 BUILT   := target/x86_64-unknown-linux-gnu/release/coracle
 NODES   ?= 3
+SECOND_LAB := /run/coracle-lab-2
 
 .PHONY: help
 help: ## Show this list
@@ -25,8 +26,10 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 
 .PHONY: test
 test: tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
-	lab/down && lab/up 3
-	trap 'lab/down' EXIT; cargo nextest run --workspace --no-fail-fast
+	@# Two labs, so that two end-to-end tests run at a time.
+	lab/down && CORACLE_LAB_DIR=$(SECOND_LAB) lab/down
+	trap 'lab/down; CORACLE_LAB_DIR=$(SECOND_LAB) lab/down' EXIT; \
+	lab/up 3 && CORACLE_LAB_DIR=$(SECOND_LAB) lab/up 3 && cargo nextest run --workspace --no-fail-fast
 
 .PHONY: lint
 lint: tools

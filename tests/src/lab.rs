@@ -16,6 +16,21 @@ const SLURM_PATIENCE: Duration = Duration::from_secs(20);
 /// What may take a moment longer than the command of which it was a part.
 const LAST_MOMENT: Duration = Duration::from_secs(3);
 
+/// Where a lab that tests share is. There may be a second one, for the second of two tests that run at the same time.
+fn common_dir() -> PathBuf {
+    let first = std::env::var_os("CORACLE_LAB_DIR")
+        .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
+    let second = std::env::var("NEXTEST_TEST_GROUP_SLOT").is_ok_and(|slot| slot == "1");
+    let mut name = first.clone().into_os_string();
+    name.push("-2");
+    let other = PathBuf::from(name);
+    if second && other.join("ready").exists() {
+        other
+    } else {
+        first
+    }
+}
+
 /// A lab, and what was in it at first.
 #[derive(Debug)]
 pub struct Lab {
@@ -24,7 +39,7 @@ pub struct Lab {
     before: State,
     /// Of a lab that the test made itself, and takes down.
     made: bool,
-    /// Held for the whole test: there is one lab, and `cargo test` starts tests at the same time.
+    /// Held for the whole test: the lab may be that of other tests too, which are started at the same time.
     _turn: Option<File>,
 }
 
@@ -32,8 +47,7 @@ impl Lab {
     /// Waits for its turn, and takes the lab when it is clean.
     #[track_caller]
     pub fn ready() -> Self {
-        let dir = std::env::var_os("CORACLE_LAB_DIR")
-            .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
+        let dir = common_dir();
         let turn = File::create(dir.with_extension("e2e.lock")).expect("tests run as root");
         turn.lock().expect("a turn can be waited for");
         let mut lab = Self {
