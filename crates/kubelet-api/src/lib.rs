@@ -21,7 +21,11 @@ mod tls;
 
 pub use error::ApiError;
 pub use peer::{Peer, peer_of};
-pub use seam::{LogBytes, LogOptions, LogStream, NoLogs, PodSource};
+pub use seam::{
+    AttachOptions, ByteReader, ByteWriter, Connection, Duplex, ExecOptions, Exit, LogBytes,
+    LogOptions, LogStream, NoLogs, NoSession, NoSessionClass, PodSource, Session, Streams,
+    TerminalSize,
+};
 pub use server::serve;
 pub use tls::ServerIdentity;
 
