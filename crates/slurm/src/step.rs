@@ -83,7 +83,7 @@ impl AgentStep<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn slurm() -> Slurm {
@@ -174,7 +174,17 @@ mod tests {
         };
         let env = ["HOME", "SLURM_NTASKS"];
         insta::assert_snapshot!(submission.invocation(&slurm(), env).display(),
-            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --input=0 -N4 --job-name=mine /c run app.yaml");
+            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --input=0 --overlap -N4 --job-name=mine /c run app.yaml");
+        for exclusive in ["--exclusive", "--exclusive=user", "--exclusi"] {
+            let whole_nodes = crate::Submission {
+                options: &[exclusive.to_owned()],
+                ..submission.clone()
+            };
+            let words = whole_nodes.invocation(&slurm(), env).display();
+            assert!(!words.contains("--overlap"), "{words}");
+        }
+        let words = submission.invocation(&slurm(), ["SLURM_EXCLUSIVE"]);
+        assert!(!words.display().contains("--overlap"));
         submission.options = &[];
         submission.within = Some((7, "node1"));
         submission.terminal = true;

@@ -50,6 +50,11 @@ impl Submission<'_> {
             // Only the first task leads, so only it may read what the user pipes in.
             "--input=0".into()
         });
+        // The leader's step takes nothing away from steps that are started later, by the workload or for pods.
+        let env: Vec<&str> = env.into_iter().collect();
+        if self.within.is_none() && !self.is_exclusive(&env) {
+            args.push("--overlap".into());
+        }
         if let Some((job, node)) = self.within {
             args.extend([
                 format!("--jobid={job}").into(),
@@ -80,5 +85,12 @@ impl Submission<'_> {
             },
             env_set: Vec::new(),
         }
+    }
+
+    /// A job of whole nodes can't be combined with a step that shares, and needn't: there `srun` takes one CPU for each
+    /// task and leaves the rest. (As `srun` reads it, the option may be shortened as long as it is not `--exclude`.)
+    fn is_exclusive(&self, env: &[&str]) -> bool {
+        let by_option = |option: &String| option.starts_with("--exclus");
+        self.options.iter().any(by_option) || env.contains(&"SLURM_EXCLUSIVE")
     }
 }
