@@ -13,6 +13,8 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
+use crate::stats::NodeSource;
+
 /// Where this API learns which pods the node has, and what they wrote: the seam to the kubelet.
 pub trait PodSource: Send + Sync {
     /// The pods bound to this node, each with the newest status that the kubelet knows, written to the API or not.
@@ -23,6 +25,11 @@ pub trait PodSource: Send + Sync {
     /// Asked only for containers that [`pods`](Self::pods) shows as started. The stream ends with the log, and with
     /// `follow` when the container has ended. An error becomes the answer's text.
     fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>>;
+
+    /// What the node and its pods use; `None` where nobody measures.
+    fn node(&self) -> Option<Arc<dyn NodeSource>> {
+        None
+    }
 
     /// Runs a command in a running container of the pod with this uid.
     fn exec(

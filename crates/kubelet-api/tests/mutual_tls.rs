@@ -16,7 +16,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    API_SERVER_CLIENT, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
+    API_SERVER_CLIENT, Access, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -345,7 +345,7 @@ async fn the_api_server_is_served() {
     assert_eq!(list["kind"], "PodList");
     assert_eq!(list["items"][0]["metadata"]["name"], "hello");
 
-    let nothing = server.get_as_api_server("/exec/default/hello/main").await;
+    let nothing = server.get_as_api_server("/run/default/hello/main").await;
     assert!(nothing.starts_with("HTTP/1.1 404"), "{nothing}");
     assert!(nothing.ends_with("404 page not found\n"), "{nothing}");
 }
@@ -413,7 +413,7 @@ async fn a_broken_identity_is_named() {
     let refused = serve(
         listener,
         identity,
-        [],
+        Access::only([]),
         Arc::new(OnePod),
         CancellationToken::new(),
     )
