@@ -131,6 +131,11 @@ impl Tree {
         )
     }
 
+    /// Its device files are without effect.
+    pub fn without_devices(&self) -> io::Result<()> {
+        set_attributes(&self.0, libc::MOUNT_ATTR_NODEV, false)
+    }
+
     /// Puts the tree on `place`.
     pub fn put(&self, place: &Path) -> io::Result<()> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
