@@ -16,4 +16,6 @@ pub mod probe;
 pub mod protocol;
 pub mod runtime;
 pub mod seams;
+pub mod streams;
 mod terminal;
+pub mod usage;
