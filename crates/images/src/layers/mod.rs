@@ -17,7 +17,7 @@ mod tree;
 mod unpack;
 
 use std::ffi::CString;
-use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -173,6 +173,15 @@ impl Layers {
     ) -> Result<PathBuf, LayerError> {
         let target = self.layer_path(diff_id);
         let lock = self.lock_file(&Self::name(diff_id))?;
+        if self.has(diff_id) {
+            // Shared, with those who use it already; what is just being removed is gone by then.
+            lock.lock_shared().map_err(io_error("lock", &target))?;
+            if self.has(diff_id) {
+                self.touch(&lock);
+                return Ok(target);
+            }
+            lock.unlock().map_err(io_error("unlock", &target))?;
+        }
         lock.lock().map_err(io_error("lock", &target))?;
         if self.has(diff_id) {
             self.touch(&lock);
@@ -236,7 +245,16 @@ impl Layers {
 
     /// Removes layers that nobody holds and that were not used for `unused`. Says how many went.
     pub fn prune(&self, unused: Duration) -> Result<usize, LayerError> {
-        let mut gone = 0;
+        self.free(unused, || false)
+    }
+
+    /// The same, the least recently used first, and only until there is `enough` room.
+    pub fn free(
+        &self,
+        unused: Duration,
+        mut enough: impl FnMut() -> bool,
+    ) -> Result<usize, LayerError> {
+        let mut idle = Vec::new();
         let list = fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))?;
         for entry in list.flatten() {
             let name = entry.file_name();
@@ -244,15 +262,26 @@ impl Layers {
                 continue;
             };
             let lock = self.lock_file(name)?;
-            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+            if lock.try_lock().is_err() {
+                // In use until now, at least.
+                self.touch(&lock);
                 continue;
             }
             let used = lock.metadata().and_then(|found| found.modified());
-            let age = used.ok().and_then(|used| used.elapsed().ok());
-            if age.is_some_and(|age| age >= unused) {
-                remove(&self.dir, name)?;
-                gone += 1;
+            idle.extend(used.ok().map(|used| (used, name.to_owned())));
+        }
+        idle.sort();
+        let mut gone = 0;
+        for (used, name) in idle {
+            if used.elapsed().is_ok_and(|age| age < unused) || enough() {
+                break;
             }
+            let lock = self.lock_file(&name)?;
+            if lock.try_lock().is_err() {
+                continue;
+            }
+            remove(&self.dir, &name)?;
+            gone += 1;
         }
         Ok(gone)
     }
