@@ -68,7 +68,7 @@ impl Forwarder {
     async fn until(&mut self, enough: impl Fn(&[Received]) -> bool) {
         let mut buffer = [0; 4096];
         while !enough(&self.received) {
-            let read = timeout(Duration::from_secs(20), self.io.read(&mut buffer));
+            let read = timeout(Duration::from_secs(60), self.io.read(&mut buffer));
             let count = read.await.unwrap().unwrap();
             assert_ne!(count, 0, "the connection ended: {:?}", self.received);
             self.received.extend(self.client.receive(&buffer[..count]));

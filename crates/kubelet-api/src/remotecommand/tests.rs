@@ -363,7 +363,10 @@ async fn websocket_version_5_closes_the_input() {
     client.send(0x89, b"alive?").await;
     client.send(0x82, &[255, 0]).await;
     let frames = client.frames().await;
-    assert_eq!(frames[0], (0x82, vec![1]), "the connection stands");
+    assert!(
+        frames.contains(&(0x82, vec![1])),
+        "told that the connection stands"
+    );
     assert!(frames.contains(&(0x8a, b"alive?".to_vec())));
     assert!(frames.contains(&(0x82, b"\x01hello".to_vec())));
     let (first, last) = frames.last().unwrap();

@@ -105,7 +105,7 @@ impl Connection {
         events: &mut Vec<Event>,
     ) -> Result<(), SpdyError> {
         let headers = self.reader.read(block)?;
-        if stream % 2 == 0 || stream <= self.last_stream {
+        if stream.is_multiple_of(2) || stream <= self.last_stream {
             frame::reset(&mut self.output, stream, ResetStatus::ProtocolError);
             return Ok(());
         }

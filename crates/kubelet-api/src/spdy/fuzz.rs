@@ -23,6 +23,53 @@ fn data(stream: u32, bytes: &'static [u8]) -> Event {
     Event::Data { stream, bytes }
 }
 
+/// What spdystream 0.5.1 writes for three streams of an exec, one of a port-forward, data with its end, a reset, a ping
+/// and a goodbye.
+const RECORDED: &[&str] = &[
+    "80030001000000290000000100000000000078f9e3c6a7c26260606004a7b392a2d4c45c6851c29a0a0a6800000000ffff",
+    "800300010000001700000003000000000000c22e555c92929907000000ffff",
+    "800300010000001900000005000000000000c22ac5565c92925f5a02000000ffff",
+    "800300010000002f000000070000000000000225630c3950e1940829e78bc059cac2c0c280818181b308922e3241f985d11c000000ffff",
+    "000000030000000568656c6c6f",
+    "0000000301000000",
+    "80030003000000080000000700000005",
+    "800300060000000400000001",
+    "80030007000000080000000000000000",
+];
+
+#[test]
+fn spdystream_is_understood() {
+    let hex = RECORDED.concat();
+    let digits = (0..hex.len()).step_by(2);
+    let bytes: Vec<_> = digits
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+        .collect();
+    let (mut connection, mut client) = (Connection::new(), Client::new());
+    let events = receive(&mut connection, &bytes).unwrap();
+    let opened: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Opened { stream, headers } => Some((*stream, headers.get("streamType")?)),
+            _ => None,
+        })
+        .collect();
+    let expected = [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "data")];
+    assert_eq!(opened, expected);
+    let Event::Opened { headers, .. } = &events[3] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(headers.get("port"), Some("8080"));
+    assert_eq!(headers.get("requestID"), Some("7"));
+    let rest = [
+        data(3, b"hello"),
+        Event::Finished(3),
+        Event::Reset(7),
+        Event::Closed,
+    ];
+    assert_eq!(events[4..], rest);
+    assert_eq!(answers(&mut connection, &mut client), [Received::Ping(1)]);
+}
+
 #[test]
 fn a_stream_lives_and_ends() {
     let (mut client, mut connection) = (Client::new(), Connection::new());
