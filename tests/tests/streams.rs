@@ -62,33 +62,76 @@ fn commands_run_in_containers() {
         &[
             simple("p", WAITS, env),
             simple("q", WAITS, other),
-            pod("two", json!({"shareProcessNamespace": true}), &[runs("a", WAITS, json!({})), runs("b", WAITS, json!({}))]),
+            pod(
+                "two",
+                json!({"shareProcessNamespace": true}),
+                &[runs("a", WAITS, json!({})), runs("b", WAITS, json!({}))],
+            ),
         ],
     );
 
     // Streams, codes, words.
     let asked = [
         ("kubectl exec p -- echo hello", 0, "hello"),
-        ("kubectl exec p -- sh -c 'echo $MINE $HOME; pwd'", 0, "yes /root\n/var"),
-        ("kubectl exec p -- sh -c 'exit 7' 2>&1", 7, "command terminated with exit code 7"),
-        ("kubectl exec p -- sh -c 'kill -TERM $$' 2>&1", 143, "command terminated with exit code 143"),
-        ("kubectl exec p -- sh -c 'echo out; echo err >&2' 2>/dev/null", 0, "out"),
-        ("kubectl exec p -- sh -c 'echo out; echo err >&2' 2>&1 >/dev/null", 0, "err"),
+        (
+            "kubectl exec p -- sh -c 'echo $MINE $HOME; pwd'",
+            0,
+            "yes /root\n/var",
+        ),
+        (
+            "kubectl exec p -- sh -c 'exit 7' 2>&1",
+            7,
+            "command terminated with exit code 7",
+        ),
+        (
+            "kubectl exec p -- sh -c 'kill -TERM $$' 2>&1",
+            143,
+            "command terminated with exit code 143",
+        ),
+        (
+            "kubectl exec p -- sh -c 'echo out; echo err >&2' 2>/dev/null",
+            0,
+            "out",
+        ),
+        (
+            "kubectl exec p -- sh -c 'echo out; echo err >&2' 2>&1 >/dev/null",
+            0,
+            "err",
+        ),
         ("echo text | kubectl exec -i p -- cat", 0, "text"),
         ("echo text | kubectl exec p -- cat", 0, ""),
         ("printf 'b\\na\\n' | kubectl exec -i p -- sort", 0, "a\nb"),
         ("kubectl exec p -- sh -c 'sleep 100 & echo done'", 0, "done"),
-        ("kubectl exec q -- sh -c 'id -u; id -g; echo again > /dev/stdout; grep NoNewPrivs /proc/self/status'", 0, "1000\n2000\nagain\nNoNewPrivs:\t1"),
-        ("kubectl exec two -c b -- sh -c 'ps | grep -c \"[s]leep 1000\"'", 0, "2"),
-        ("kubectl exec deploy/none -- true 2>&1 | grep -c NotFound", 0, "1"),
+        (
+            "kubectl exec q -- sh -c 'id -u; id -g; echo again > /dev/stdout; grep NoNewPrivs /proc/self/status'",
+            0,
+            "1000\n2000\nagain\nNoNewPrivs:\t1",
+        ),
+        (
+            "kubectl exec two -c b -- sh -c 'ps | grep -c \"[s]leep 1000\"'",
+            0,
+            "2",
+        ),
+        (
+            "kubectl exec deploy/none -- true 2>&1 | grep -c NotFound",
+            0,
+            "1",
+        ),
     ];
     for (command, code, text) in asked {
-        assert_eq!(cluster.try_ask(command), (code, text.to_owned()), "{command}");
+        assert_eq!(
+            cluster.try_ask(command),
+            (code, text.to_owned()),
+            "{command}"
+        );
     }
     let (code, text) = cluster.try_ask("kubectl exec p -- nope");
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("Internal error occurred"), "{text}");
-    assert!(text.contains(r#"exec: "nope": executable file not found in $PATH"#), "{text}");
+    assert!(
+        text.contains(r#"exec: "nope": executable file not found in $PATH"#),
+        "{text}"
+    );
     let (code, text) = cluster.try_ask("kubectl exec p -c other -- true");
     assert_eq!(code, 1, "{text}");
     end(&lab, cluster);
@@ -99,7 +142,9 @@ fn large_streams_arrive_whole() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     create(&mut cluster, &[simple("p", WAITS, json!({}))]);
-    let sum = cluster.ask(&here("head -c 67108864 /dev/urandom > file && sha256sum < file"));
+    let sum = cluster.ask(&here(
+        "head -c 67108864 /dev/urandom > file && sha256sum < file",
+    ));
     for way in [
         "kubectl exec -i p -- sh -c 'cat > /tmp/file; sha256sum < /tmp/file' < file",
         "kubectl exec p -- cat /tmp/file | sha256sum",
@@ -111,7 +156,9 @@ fn large_streams_arrive_whole() {
         let (code, text) = cluster.try_ask(&here(&format!("{way} 2> errors || cat errors")));
         assert_eq!((code, text), (0, sum.clone()), "{way}");
     }
-    cluster.ask(&here("mkdir -p dir/sub && echo x > dir/sub/x && ln -s sub dir/link && kubectl cp dir p:/tmp/"));
+    cluster.ask(&here(
+        "mkdir -p dir/sub && echo x > dir/sub/x && ln -s sub dir/link && kubectl cp dir p:/tmp/",
+    ));
     let copied = cluster.ask("kubectl exec p -- sh -c 'cat /tmp/dir/sub/x'");
     assert_eq!(copied, "x");
     end(&lab, cluster);
@@ -121,14 +168,22 @@ fn large_streams_arrive_whole() {
 fn many_commands_and_clients_and_containers_that_end() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
-    create(&mut cluster, &[simple("p", WAITS, json!({})), simple("dies", WAITS, json!({}))]);
+    create(
+        &mut cluster,
+        &[
+            simple("p", WAITS, json!({})),
+            simple("dies", WAITS, json!({})),
+        ],
+    );
     let counted = cluster.ask(
         "for i in $(seq 50); do kubectl exec p -- sh -c \"sleep 2; echo $i\" & done | sort -n | uniq | wc -l; wait",
     );
     assert_eq!(counted, "50");
 
     // Without a terminal, a command goes on when its client is gone.
-    cluster.try_ask("timeout --signal=KILL 2 kubectl exec p -- sh -c 'sleep 4; echo much; touch /tmp/went-on'");
+    cluster.try_ask(
+        "timeout --signal=KILL 2 kubectl exec p -- sh -c 'sleep 4; echo much; touch /tmp/went-on'",
+    );
     wait_until("the command went on", || {
         cluster.try_ask("kubectl exec p -- test -e /tmp/went-on").0 == 0
     });
@@ -141,7 +196,10 @@ fn many_commands_and_clients_and_containers_that_end() {
          kubectl exec dies -- kill 1; wait $!; code=$?; cat out; exit $code",
     ));
     assert_eq!(code, 137, "{text}");
-    assert!(text.contains("command terminated with exit code 137"), "{text}");
+    assert!(
+        text.contains("command terminated with exit code 137"),
+        "{text}"
+    );
     let (code, text) = cluster.try_ask("kubectl exec dies -- true");
     assert_eq!(code, 1, "{text}");
     end(&lab, cluster);
@@ -188,11 +246,16 @@ fn terminals_work_as_terminals_do() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let other = json!({"securityContext": {"runAsUser": 1000}});
-    create(&mut cluster, &[simple("p", WAITS, json!({})), simple("q", WAITS, other)]);
+    create(
+        &mut cluster,
+        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
+    );
     let mut screen = Screen::new(&mut cluster, "kubectl exec -it p -- sh");
     screen.keys("'stty size; tty; echo $TERM' Enter");
     screen.shows("30 100\n/dev/pts/0\nxterm");
-    screen.cluster.ask(&format!("{TMUX} resize-window -x 120 -y 40"));
+    screen
+        .cluster
+        .ask(&format!("{TMUX} resize-window -x 120 -y 40"));
     screen.keys("'sleep 0.5; stty size' Enter");
     screen.shows("40 120");
     // ^C ends what runs, and not the shell.
@@ -300,7 +363,9 @@ fn terminals_of_pods_and_of_kubectl_run() {
     screen.shows("#");
     screen.keys("'echo $((40 + 2))' Enter");
     screen.shows("\n42\n");
-    screen.cluster.ask(&format!("{TMUX} resize-window -x 90 -y 20"));
+    screen
+        .cluster
+        .ask(&format!("{TMUX} resize-window -x 90 -y 20"));
     screen.keys("'sleep 0.5; stty size' Enter");
     screen.shows("20 90");
     screen.keys("'exit' Enter");
@@ -317,7 +382,10 @@ fn ports_are_forwarded() {
         nc -lk -p 9000 -e sh -c 'wc -c' & httpd -f -p 127.0.0.1:8080 -h /www";
     create(&mut cluster, &[simple("p", serves, json!({}))]);
     wait_until("it serves", || {
-        cluster.try_ask("kubectl exec p -- wget -qO- http://127.0.0.1:8080/sum").0 == 0
+        cluster
+            .try_ask("kubectl exec p -- wget -qO- http://127.0.0.1:8080/sum")
+            .0
+            == 0
     });
     let with_port = |port: u16, script: &str| {
         here(&format!(
@@ -343,7 +411,10 @@ fn ports_are_forwarded() {
         "head -c 30000000 /dev/zero | socat -t 20 - TCP:127.0.0.1:$port",
     ));
     assert!(code == 0 && text.contains("30000000"), "{text}");
-    let (_, text) = cluster.try_ask(&with_port(81, "curl -sS http://127.0.0.1:$port/; sleep 1; cat errors"));
+    let (_, text) = cluster.try_ask(&with_port(
+        81,
+        "curl -sS http://127.0.0.1:$port/; sleep 1; cat errors",
+    ));
     assert!(text.contains("connection refused"), "{text}");
     end(&lab, cluster);
 }
@@ -361,7 +432,8 @@ fn pods_and_nodes_are_debugged() {
     for expected in ["sleep 5678", "/proc/1/root/bin/busybox", "\np"] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    let names = cluster.ask("kubectl get pod p --output=jsonpath={.status.ephemeralContainerStatuses[*].state}");
+    let names = cluster
+        .ask("kubectl get pod p --output=jsonpath={.status.ephemeralContainerStatuses[*].state}");
     assert!(names.contains("exitCode\":0"), "{names}");
 
     let run = format!("kubectl debug p -it --image={BUSYBOX} --target=main -- sh");
@@ -390,14 +462,23 @@ fn with_one_id_streams_work_too() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user2");
     let other = json!({"securityContext": {"runAsUser": 1000}});
-    create(&mut cluster, &[simple("p", WAITS, json!({})), simple("q", WAITS, other)]);
+    create(
+        &mut cluster,
+        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
+    );
     let asked = [
         ("kubectl exec p -- id -u", "0"),
         ("kubectl exec q -- id -u", "1000"),
         ("echo text | kubectl exec -i q -- cat", "text"),
         ("kubectl exec q -- sh -c 'echo x > /dev/stdout'", "x"),
-        ("script --quiet --return --command 'kubectl exec -it q -- sh -c tty' /dev/null", "/dev/pts/0"),
-        ("script --quiet --return --command 'kubectl exec -it p -- sh -c tty' /dev/null", "/dev/pts/0"),
+        (
+            "script --quiet --return --command 'kubectl exec -it q -- sh -c tty' /dev/null",
+            "/dev/pts/0",
+        ),
+        (
+            "script --quiet --return --command 'kubectl exec -it p -- sh -c tty' /dev/null",
+            "/dev/pts/0",
+        ),
     ];
     for (command, text) in asked {
         let (code, said) = cluster.try_ask(command);

@@ -12,8 +12,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use futures::stream::{self, BoxStream};
 use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use kubelet_api::{
     AttachOptions, Connection, ExecOptions, Exit, NoSession, Session, Streams, TerminalSize,
 };
@@ -100,10 +100,7 @@ impl Ends {
         // However the input ended: a client that is gone is known by more than that.
         let input = input.map(|pieces| received(pieces).chain(end_of_input()));
         let sizes = sizes.map(|sizes| received(sizes).map(size_frame));
-        let frames = stream::select(
-            stream::iter(input).flatten(),
-            stream::iter(sizes).flatten(),
-        );
+        let frames = stream::select(stream::iter(input).flatten(), stream::iter(sizes).flatten());
         (Self { stdin, resize }, frames.boxed())
     }
 

@@ -237,7 +237,11 @@ impl SandboxClient {
         self.ask(call, method, path, body).await.map(|_| ())
     }
 
-    pub(super) fn encode(&self, call: &'static str, what: &impl Serialize) -> Result<Bytes, ConnectionError> {
+    pub(super) fn encode(
+        &self,
+        call: &'static str,
+        what: &impl Serialize,
+    ) -> Result<Bytes, ConnectionError> {
         match serde_json::to_vec(what) {
             Ok(body) => Ok(body.into()),
             Err(error) => Err(self.nonsense(call, error.into())),
@@ -264,8 +268,13 @@ impl SandboxClient {
         body: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<Response<Incoming>, ConnectionError> {
         let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
-        self.ask_with(call, Method::POST, path, Either::Right(StreamBody::new(frames)))
-            .await
+        self.ask_with(
+            call,
+            Method::POST,
+            path,
+            Either::Right(StreamBody::new(frames)),
+        )
+        .await
     }
 
     async fn ask_with(

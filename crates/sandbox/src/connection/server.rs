@@ -295,12 +295,7 @@ impl<P: Pod> Desk<P> {
         }
     }
 
-    async fn find(
-        self,
-        method: &Method,
-        path: &str,
-        body: Incoming,
-    ) -> Result<Answer, Refusal> {
+    async fn find(self, method: &Method, path: &str, body: Incoming) -> Result<Answer, Refusal> {
         if let Some(port) = path.strip_prefix("/v1/port-forward/") {
             return sessions::port_forward(&*self.pod, port, body).await;
         }

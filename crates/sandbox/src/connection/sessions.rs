@@ -51,7 +51,10 @@ async fn question<T: DeserializeOwned>(body: Incoming) -> Result<(T, Words), Ref
 fn begin(session: Result<Session, Problem>, words: Words) -> Result<Answer, Refusal> {
     let session = session.map_err(refused)?;
     let frames = streams::run(session, words);
-    Ok(streamed(futures::StreamExt::map(received(frames), io::Result::Ok)))
+    Ok(streamed(futures::StreamExt::map(
+        received(frames),
+        io::Result::Ok,
+    )))
 }
 
 fn received<T>(receiver: mpsc::Receiver<T>) -> impl Stream<Item = T> {

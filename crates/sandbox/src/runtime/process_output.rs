@@ -234,7 +234,10 @@ mod tests {
         assert_eq!((&*output, &*errors), ("good", "bad\n"));
         assert_eq!(end, Some(Ending::Code(3)));
         let killed = start("kill -TERM $$");
-        assert_eq!(all(killed.command.frames()).await.2, Some(Ending::Code(143)));
+        assert_eq!(
+            all(killed.command.frames()).await.2,
+            Some(Ending::Code(143))
+        );
     }
 
     #[tokio::test]

@@ -41,14 +41,19 @@ impl<W: World> LinuxRuntime<W> {
         let (container, mut process, container_end) = {
             let containers = self.containers.borrow();
             let running = find(&containers, &query.container)?;
-            (running.serial, running.plan.clone(), running.alive.subscribe())
+            (
+                running.serial,
+                running.plan.clone(),
+                running.alive.subscribe(),
+            )
         };
         process.args = query.command;
         process.terminal = query.tty;
         if query.tty {
             env::set_default(&mut process.env, "TERM", "xterm");
         }
-        let failed = |error: io::Error| problem("InternalError", format!("streams for a command: {error}"));
+        let failed =
+            |error: io::Error| problem("InternalError", format!("streams for a command: {error}"));
         let pipes = Pipes::new(query.tty, query.stdin).map_err(failed)?;
         let request = Request::Exec {
             container,
@@ -59,10 +64,15 @@ impl<W: World> LinuxRuntime<W> {
             descriptors, end, ..
         } = started.map_err(not_started)?;
         let mut descriptors = descriptors.into_iter();
-        let process = descriptors
-            .next()
-            .ok_or_else(|| problem("InternalError", "the inner process told of no process".to_owned()))?;
-        let ends = pipes.open(descriptors.next(), query.stdin).map_err(failed)?;
+        let process = descriptors.next().ok_or_else(|| {
+            problem(
+                "InternalError",
+                "the inner process told of no process".to_owned(),
+            )
+        })?;
+        let ends = pipes
+            .open(descriptors.next(), query.stdin)
+            .map_err(failed)?;
         let wanted = |wanted: bool| move |from| Source { from, wanted };
         let command = ProcessOutput {
             output: ends.output.map(wanted(query.stdout)),
@@ -192,10 +202,7 @@ fn attached(tapped: Tapped, detached: Option<oneshot::Receiver<()>>) -> Frames {
     .boxed_local()
 }
 
-fn find<'a>(
-    containers: &'a HashMap<String, Running>,
-    name: &str,
-) -> Result<&'a Running, Problem> {
+fn find<'a>(containers: &'a HashMap<String, Running>, name: &str) -> Result<&'a Running, Problem> {
     let found = containers.values().find(|running| running.name == name);
     found.ok_or_else(|| problem("NotFound", format!("container not found ({name:?})")))
 }

@@ -98,7 +98,8 @@ impl Taps {
 
     fn is_crowded(&self) -> bool {
         let taps = self.taps.borrow();
-        taps.iter().any(|tap| tap.shared.waiting.get() > RING / 2 && !tap.frames.is_closed())
+        taps.iter()
+            .any(|tap| tap.shared.waiting.get() > RING / 2 && !tap.frames.is_closed())
     }
 }
 
@@ -216,9 +217,16 @@ mod tests {
         let started = Instant::now();
         let read = drain(Tee::new(source, Kind::Output, taps.clone())).await;
         assert_eq!(read as u64, all);
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            started.elapsed()
+        );
         assert!(stuck.was_too_slow());
-        let kept: usize = stuck.map(|frame| frame.len()).fold(0, |a, b| async move { a + b }).await;
+        let kept: usize = stuck
+            .map(|frame| frame.len())
+            .fold(0, |a, b| async move { a + b })
+            .await;
         assert!(kept <= RING);
     }
 

@@ -136,7 +136,11 @@ pub fn plain(kind: Kind, payload: &[u8]) -> Bytes {
 }
 
 /// A frame whose payload `fill` puts behind what is there already. `None` if it put nothing.
-pub fn frame<T>(kind: Kind, room: usize, fill: impl FnOnce(&mut BytesMut) -> T) -> (T, Option<Bytes>) {
+pub fn frame<T>(
+    kind: Kind,
+    room: usize,
+    fill: impl FnOnce(&mut BytesMut) -> T,
+) -> (T, Option<Bytes>) {
     let mut bytes = BytesMut::with_capacity(HEAD + room);
     bytes.put_bytes(0, HEAD);
     let filled = fill(&mut bytes);

@@ -116,7 +116,10 @@ async fn a_command_hears_its_input_and_its_end() {
         let (sender, stream) = input(8);
         let conversation = client.exec(&query(&["cat"]), stream).await.unwrap();
         for word in ["one ", "two"] {
-            sender.send(plain(Kind::Input, word.as_bytes())).await.unwrap();
+            sender
+                .send(plain(Kind::Input, word.as_bytes()))
+                .await
+                .unwrap();
         }
         let size = Size {
             columns: 80,
@@ -144,11 +147,18 @@ async fn large_streams_go_both_ways_at_once() {
                 bytes.into()
             })
             .collect();
-        let frames: Vec<Bytes> = blocks.iter().map(|block| plain(Kind::Input, block)).collect();
+        let frames: Vec<Bytes> = blocks
+            .iter()
+            .map(|block| plain(Kind::Input, block))
+            .collect();
         // Its end is the end of the body.
         let conversation = client.exec(&query(&["cat"]), stream::iter(frames)).await;
         let (output, ending) = all(conversation.unwrap()).await.unwrap();
-        assert!(output == blocks.concat(), "{} bytes came back", output.len());
+        assert!(
+            output == blocks.concat(),
+            "{} bytes came back",
+            output.len()
+        );
         assert_eq!(ending, Some(Ending::Code(7)));
     })
     .await;
@@ -159,7 +169,10 @@ async fn who_does_not_read_holds_up_only_what_he_asked() {
     local(async {
         let pod = Told::new();
         let client = connected(&pod).await;
-        let held = client.exec(&query(&["endless"]), stream::empty()).await.unwrap();
+        let held = client
+            .exec(&query(&["endless"]), stream::empty())
+            .await
+            .unwrap();
         let mut deaf = Vec::new();
         for _ in 0..20 {
             let frame = plain(Kind::Input, &[0; BLOCK]);
@@ -200,7 +213,9 @@ async fn a_client_that_is_gone_is_noticed() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), noticed).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(5), noticed)
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -209,8 +224,14 @@ async fn a_client_that_is_gone_is_noticed() {
 async fn refusals_have_their_words() {
     local(async {
         let client = connected(&Told::new()).await;
-        let refused = client.exec(&query(&["nope"]), stream::empty()).await.unwrap_err();
-        assert!(refused.to_string().contains("executable file not found"), "{refused}");
+        let refused = client
+            .exec(&query(&["nope"]), stream::empty())
+            .await
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains("executable file not found"),
+            "{refused}"
+        );
         let refused = client
             .attach(&AttachQuery::default(), stream::empty())
             .await
@@ -219,7 +240,10 @@ async fn refusals_have_their_words() {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let refused = client.port_forward(port, stream::empty()).await.unwrap_err();
+        let refused = client
+            .port_forward(port, stream::empty())
+            .await
+            .unwrap_err();
         assert!(refused.to_string().contains("refused"), "{refused}");
     })
     .await;
@@ -236,7 +260,10 @@ async fn a_port_has_two_ways_with_an_end_each() {
             let mut all = Vec::new();
             connection.read_to_end(&mut all).await.unwrap();
             // After the client's end.
-            connection.write_all(format!("{} bytes", all.len()).as_bytes()).await.unwrap();
+            connection
+                .write_all(format!("{} bytes", all.len()).as_bytes())
+                .await
+                .unwrap();
         });
         let blocks = stream::iter(vec![Bytes::from(vec![1; 1 << 20]); 16]);
         let mut forwarded = client.port_forward(port, blocks).await.unwrap();
@@ -259,7 +286,10 @@ async fn hundreds_of_commands_at_once() {
             // All are open at once.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let text = serial.to_string();
-            sender.send(plain(Kind::Input, text.as_bytes())).await.unwrap();
+            sender
+                .send(plain(Kind::Input, text.as_bytes()))
+                .await
+                .unwrap();
             drop(sender);
             let (output, _) = all(conversation).await.unwrap();
             assert_eq!(output, text.as_bytes());
