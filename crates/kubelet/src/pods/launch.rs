@@ -1,8 +1,10 @@
 //! The seam between the kubelet and whoever starts sandboxes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::ContainerImage;
 use sha2::{Digest, Sha256};
 
 /// Starts sandboxes: by a fork on this node, as a step, or as a job.
@@ -15,6 +17,46 @@ pub trait Launcher: Send + Sync {
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
         Box::pin(tokio::fs::remove_dir_all(dir))
     }
+
+    /// The images that sandboxes find without a registry, for the Node's status.
+    fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
+        Box::pin(std::future::ready(Vec::new()))
+    }
+}
+
+/// The annotation by which a pod says how it wants to be started.
+pub const LAUNCHER_ANNOTATION: &str = "coracle.dev/launcher";
+
+/// How a sandbox is started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// As a process of the node's agent.
+    #[default]
+    Fork,
+    /// Through the batch system, with a share of the node that is the pod's own for as long as its sandbox runs.
+    Step,
+}
+
+impl Way {
+    /// The way that a value of [`LAUNCHER_ANNOTATION`] names.
+    pub(crate) fn named(value: &str) -> Option<Self> {
+        match value {
+            "fork" => Some(Self::Fork),
+            "step" => Some(Self::Step),
+            _ => None,
+        }
+    }
+}
+
+/// What a pod asks for, and all of its containers together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Thousandths of CPUs, as requested.
+    pub cpu_millis: u64,
+    /// Memory in bytes that it may use: its limit or, where it has none, what it requests.
+    pub memory_bytes: u64,
+    /// Extended resources by name, such as `nvidia.com/gpu`.
+    pub extended: BTreeMap<String, u64>,
 }
 
 /// What a sandbox is started with; all else it learns over its connection.
@@ -28,6 +70,10 @@ pub struct Launch {
     pub name: String,
     /// The pod shares the host's process namespace, which is decided when its first process is born.
     pub host_pid: bool,
+    /// How it is to be started.
+    pub way: Way,
+    /// What the pod asks for.
+    pub needs: Needs,
     /// What the sandbox shows to its kubelet. A secret: it must not be on a command line.
     pub token: String,
 }
@@ -36,6 +82,11 @@ pub struct Launch {
 pub trait Handle: Send {
     /// Waits until the sandbox's process is gone and says how it ended. May be dropped and asked again.
     fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// Its end is found out by looking again and again, which is worth it only when its connection has ended.
+    fn must_be_asked(&self) -> bool {
+        false
+    }
 
     /// Kills it, and with it all of the pod.
     fn kill(&mut self);
