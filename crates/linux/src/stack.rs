@@ -50,6 +50,20 @@ pub fn copy(layers: &[impl AsRef<Path>], target: &Path) -> io::Result<u64> {
     Ok(copier.taken)
 }
 
+/// Copies what is in the directory `from` into the directory `target`, which becomes like it.
+pub fn copy_directory(from: OwnedFd, target: &Path) -> io::Result<u64> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut copier = Copier {
+        target: rustix::fs::openat(CWD, target, flags, Mode::empty())?,
+        layers: vec![from],
+        links: HashMap::new(),
+        buffer: vec![0; BUFFER],
+        taken: 0,
+    };
+    copier.all()?;
+    Ok(copier.taken)
+}
+
 struct Copier {
     /// The uppermost first.
     layers: Vec<OwnedFd>,

@@ -17,7 +17,7 @@ use super::failure::{Failure, failed};
 use super::message::{
     Access, ContainerPlan, MountPlan, MountSource, Propagation, RootKind, RootPlan,
 };
-use super::terminal;
+use super::{image_volume, terminal};
 
 const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
@@ -33,7 +33,14 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
         .iter()
         .map(|mount| open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display()))))
         .collect::<Result<Vec<_>, Failure>>()?;
+    let volumes = image_volume::open(&plan.image_volumes)?;
+    // What we do from here on in our copy of the outside is not to be seen there, where mounts may be shared.
+    linux::mount::follow_outside().map_err(failed("mounts that stay our own"))?;
     enter_root(&plan.root, beside, &place)?;
+    if plan.process.user.one_id {
+        keep_apt_from_changing_users();
+    }
+    image_volume::put(&volumes)?;
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
         put(tree, &mount.target).map_err(failed(format!("mounting {}", mount.target.display())))?;
     }
@@ -61,6 +68,17 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
         tree::root_read_only().map_err(failed("making the root file system read-only"))?;
     }
     Ok(master)
+}
+
+/// apt makes sure that it has become another user before it fetches anything, which nobody can with a single id. Images
+/// that have it are told not to try. Before volumes are there: this file is the container's own.
+fn keep_apt_from_changing_users() {
+    let dir = Path::new("/etc/apt/apt.conf.d");
+    if dir.is_dir() {
+        let text = "// This container has one user id only.\nAPT::Sandbox::User \"root\";\n";
+        // A container that can do without apt goes on without this.
+        let _ = std::fs::write(dir.join("99-single-id"), text);
+    }
 }
 
 /// The terminal of a container's first process is its console.
@@ -134,7 +152,8 @@ fn open(mount: &MountPlan, place: &Path) -> std::io::Result<Tree> {
     match mount.propagation {
         Propagation::None => tree.propagate(tree::Propagation::Private)?,
         Propagation::HostToContainer => tree.propagate(tree::Propagation::Slave)?,
-        // Only as far as the namespace allows: ours gets what comes from outside, and gives nothing back.
+        // Between the containers of the pod, whose runtime has made the volume one that is shared. The host gives, and
+        // gets nothing back: its mounts are not ours to change.
         Propagation::Bidirectional => tree.propagate(tree::Propagation::Shared)?,
     }
     match mount.access {
@@ -181,7 +200,7 @@ fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
 }
 
 /// Puts a tree in its place, which is made if it is missing.
-fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
+pub(super) fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
     if std::fs::metadata(target).is_err() {
         if tree.is_directory()? {
             std::fs::create_dir_all(target)?;

@@ -113,6 +113,8 @@ pub struct ContainerPlan {
     pub root: RootPlan,
     /// Its mounts, in order.
     pub mounts: Vec<MountPlan>,
+    /// Before them, what the image declares as volumes.
+    pub image_volumes: Vec<ImageVolume>,
     /// Symbolic links to make: from, to.
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Paths that show nothing.
@@ -158,6 +160,15 @@ pub enum RootKind {
     At(PathBuf),
     /// They are copied to `root`, beside the place for changes. How many bytes that took is written to `copied`, there too.
     Copy,
+}
+
+/// A directory that the image declares as a volume; it begins with what the image has there.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct ImageVolume {
+    /// Where it is kept.
+    pub dir: PathBuf,
+    /// Where in the container.
+    pub target: PathBuf,
 }
 
 /// One mount.

@@ -20,6 +20,7 @@ mod stacking;
 mod streams;
 mod taps;
 mod usage;
+mod volumes;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerUser, LinuxContainerUser, PodSpec};
+use k8s_openapi::api::core::v1::{Container, ContainerUser, LinuxContainerUser, PodSpec};
 use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::Group;
 use linux::kin::Kin;
@@ -89,6 +90,9 @@ pub struct LinuxRuntime<W> {
     is_ending: Cell<bool>,
     meter: Meter,
     volumes: RefCell<BTreeMap<String, Volume>>,
+    making_volume: tokio::sync::Mutex<()>,
+    /// Those of them in which mounts travel.
+    shared: RefCell<Vec<PathBuf>>,
     containers: Rc<RefCell<HashMap<String, Running>>>,
 }
 
@@ -133,6 +137,8 @@ impl<W: World> LinuxRuntime<W> {
             is_ending: Cell::new(false),
             meter: Meter::default(),
             volumes: RefCell::default(),
+            making_volume: tokio::sync::Mutex::default(),
+            shared: RefCell::default(),
             containers: Rc::default(),
         })
     }
@@ -273,22 +279,49 @@ impl<W: World> LinuxRuntime<W> {
         Ok(())
     }
 
-    async fn make_volumes(&self, bundle: &Bundle) -> Result<(), Problem> {
-        let fs_group = fs_group(bundle);
-        for (name, source) in &bundle.volumes {
-            if self.volumes.borrow().contains_key(name) {
-                continue;
+    /// Makes the volumes but those that are images, which only those containers wait for that mount them.
+    async fn make_volumes(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        let names = bundle.volumes.keys();
+        for name in names.filter(|name| volumes::image(spec, name).is_none()) {
+            self.make_volume(bundle, name).await?;
+            if volumes::is_shared(spec, name) {
+                self.share_volume(name)?;
             }
-            let volume = self
-                .world
-                .volume(name, source, fs_group, &bundle.pull_credentials)
-                .await?;
-            let volume = self.one_directory(name, volume).await.map_err(|error| Problem {
-                reason: "FailedMount".to_owned(),
-                message: format!("MountVolume.SetUp failed for volume \"{name}\" : {error}"),
-            })?;
-            self.volumes.borrow_mut().insert(name.clone(), volume);
         }
+        Ok(())
+    }
+
+    /// Makes a volume if it is not there yet.
+    async fn make_volume(&self, bundle: &Bundle, name: &str) -> Result<(), Problem> {
+        let Some(source) = bundle.volumes.get(name) else {
+            return Ok(());
+        };
+        // Several containers may wait for one.
+        let _making = self.making_volume.lock().await;
+        if self.volumes.borrow().contains_key(name) {
+            return Ok(());
+        }
+        let volume = self
+            .world
+            .volume(name, source, fs_group(bundle), &bundle.pull_credentials)
+            .await?;
+        let volume = self.one_directory(name, volume).await;
+        let volume = volume.map_err(|error| volumes::failed(name, &error))?;
+        self.volumes.borrow_mut().insert(name.to_owned(), volume);
+        Ok(())
+    }
+
+    /// Lets what containers mount in a volume travel to the others.
+    fn share_volume(&self, name: &str) -> Result<(), Problem> {
+        let path = match self.volumes.borrow().get(name) {
+            Some(Volume::Directory { path, .. }) => path.clone(),
+            Some(Volume::Layers(_)) | None => return Ok(()),
+        };
+        if self.shared.borrow().contains(&path) {
+            return Ok(());
+        }
+        linux::tree::share(&path).map_err(|error| volumes::failed(name, &error))?;
+        self.shared.borrow_mut().push(path);
         Ok(())
     }
 
@@ -484,7 +517,7 @@ impl<W: World> Runtime for LinuxRuntime<W> {
             })
         })?;
         self.join_network(&bundle, &spec).await?;
-        self.make_volumes(&bundle).await?;
+        self.make_volumes(&bundle, &spec).await?;
         self.write_etc(&bundle).map_err(|error| {
             sandbox_problem(Refusal {
                 message: format!("the pod's files below /etc: {error}"),
@@ -503,7 +536,19 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         self.world.image(request, &bundle.pull_credentials).await
     }
 
+    fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
+        let spec = self.spec();
+        let mounts = container.volume_mounts.iter().flatten();
+        mounts
+            .filter_map(|mount| volumes::image(&spec, &mount.name))
+            .collect()
+    }
+
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        for mount in request.container.volume_mounts.iter().flatten() {
+            self.make_volume(&bundle, &mount.name).await?;
+        }
         let mut plan = self.plan(request)?;
         let dir = self.container_dir(request);
         make_container_dir(&dir).map_err(|error| Problem {
@@ -685,6 +730,11 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         let shown: Vec<PathBuf> = self.shown.borrow().keys().cloned().collect();
         for place in shown {
             hide(&self.shown, &place).await;
+        }
+        for path in self.shared.take().iter().rev() {
+            if let Err(error) = linux::mount::detach(path) {
+                tracing::warn!(path = %path.display(), %error, "cannot unmount a volume");
+            }
         }
         self.world.leave().await;
         for dir in ["containers", "images"] {
