@@ -36,20 +36,14 @@ pub trait PodSource: Send + Sync {
         &self,
         uid: &str,
         options: ExecOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
-        let _ = options;
-        refused(uid)
-    }
+    ) -> BoxFuture<'static, Result<Session, NoSession>>;
 
     /// Connects to the streams of a running container's own program.
     fn attach(
         &self,
         uid: &str,
         options: AttachOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
-        let _ = options;
-        refused(uid)
-    }
+    ) -> BoxFuture<'static, Result<Session, NoSession>>;
 
     /// One TCP connection to a port of the pod, made in the pod's network to its loopback address.
     ///
@@ -58,16 +52,7 @@ pub trait PodSource: Send + Sync {
         &self,
         uid: &str,
         port: u16,
-    ) -> BoxFuture<'static, Result<Connection, NoSession>> {
-        let _ = port;
-        refused(uid)
-    }
-}
-
-/// The answer of a source that has only lists and logs.
-fn refused<T>(uid: &str) -> BoxFuture<'static, Result<T, NoSession>> {
-    let words = format!("pod {uid} has no streams on this node");
-    Box::pin(async move { Err(NoSession::internal(words)) })
+    ) -> BoxFuture<'static, Result<Connection, NoSession>>;
 }
 
 /// A log, as it comes.

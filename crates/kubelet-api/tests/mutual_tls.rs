@@ -16,7 +16,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    API_SERVER_CLIENT, Access, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
+    API_SERVER_CLIENT, Access, AttachOptions, Connection, ExecOptions, LogBytes, LogOptions,
+    NoLogs, NoSession, PodSource, ServerIdentity, Session, serve,
 };
 use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::{Value, json};
@@ -73,6 +74,22 @@ impl PodSource for OnePod {
         }
         .boxed()
     }
+
+    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        no_streams()
+    }
+
+    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        no_streams()
+    }
+
+    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
+        no_streams()
+    }
+}
+
+fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, NoSession>> {
+    async { Err(NoSession::internal("this pod only writes")) }.boxed()
 }
 
 /// How many logs of the silent container are being followed.
