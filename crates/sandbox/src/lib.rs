@@ -9,6 +9,7 @@
 //! Start reading at [`protocol`] and [`seams`].
 
 pub mod connection;
+mod id;
 pub mod inner;
 pub mod life;
 pub mod logs;

@@ -62,7 +62,8 @@ pub struct Bundle {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerInput {
     /// Its variables in order, service variables and envFrom first. Every one has a plain `value`, still with
-    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`: only the sandbox knows.
+    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
+    /// for `fileKeyRef`s: only the sandbox knows.
     pub env: Vec<EnvVar>,
     /// Why it can't be started now, such as a missing config map; it is tried again when a new bundle says otherwise.
     pub problem: Option<Problem>,
@@ -88,6 +89,9 @@ pub struct NodeFacts {
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
     pub cluster_domain: String,
+    /// Memory that pods may use on it, in bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
 }
 
 /// The whole state of a pod.

@@ -152,7 +152,15 @@ pub async fn run<R: Runtime>(
         Err(problem) if start_error(&problem) => {
             report.event(false, "Created", "Container created");
             report.event(true, "Failed", format!("Error: {}", problem.message));
+            let id = crate::id::new();
+            report.send(Fact::Created {
+                id: id.clone(),
+                at: Timestamp::now(),
+                image: Box::new(request.image.clone()),
+                user: Box::new(None),
+            });
             ContainerStateTerminated {
+                container_id: Some(full_id(&id)),
                 exit_code: 128,
                 reason: Some("StartError".to_owned()),
                 message: Some(problem.message),

@@ -4,12 +4,14 @@
 //! What belongs to other parts of Coracle (images, volumes, addresses) comes from a [`World`].
 
 mod env;
+mod env_files;
 mod etc;
 mod groups;
 mod inside;
 mod last_words;
 mod limits;
 mod oom;
+mod oom_score;
 mod output;
 mod plan;
 mod process_output;
@@ -438,7 +440,11 @@ impl<W: World> LinuxRuntime<W> {
         let none = Addresses::default();
         let place = plan::PodPlace {
             spec: &spec,
-            oom_score_adj: oom_score_adj(&bundle),
+            oom_score_adj: oom_score::adjustment(
+                &bundle.pod,
+                &request.container,
+                bundle.node.memory_bytes,
+            ),
             hostname: &hostname,
             etc: &self.places.memory.join("etc"),
             shm: &self.places.memory.join("shm"),
@@ -448,7 +454,9 @@ impl<W: World> LinuxRuntime<W> {
             has_group: self.group.get().is_some(),
             root: self.root_kind(request),
         };
-        plan::container(&place, request, &self.container_dir(request), target)
+        let mut request = request.clone();
+        request.input.env = env_files::put_in(&request.input.env, place.volumes)?;
+        plan::container(&place, &request, &self.container_dir(&request), target)
     }
 
     fn serial_of(&self, name: &str) -> Result<u64, Problem> {
@@ -622,7 +630,7 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         })?;
         let (attachable, copying) =
             streams::connect(pipes, descriptors.next(), &request.container, log);
-        let id = new_id();
+        let id = crate::id::new();
         let running = Running {
             name: request.container.name.clone(),
             attempt: request.attempt,
@@ -770,16 +778,6 @@ fn fs_group(bundle: &Bundle) -> Option<i64> {
     spec.security_context.as_ref()?.fs_group
 }
 
-/// As upstream: those who asked for nothing go first, those who asked for much last.
-fn oom_score_adj(bundle: &Bundle) -> i32 {
-    let status = bundle.pod.status.as_ref();
-    match status.and_then(|status| status.qos_class.as_deref()) {
-        Some("Guaranteed") => -997,
-        Some("Burstable") => 500,
-        _ => 1000,
-    }
-}
-
 fn container_user(identity: Identity) -> ContainerUser {
     let groups = identity.groups.into_iter().map(i64::from).collect();
     ContainerUser {
@@ -826,11 +824,4 @@ fn start_problem(refusal: Refusal) -> Problem {
         reason: reason.to_owned(),
         message: refusal.message,
     }
-}
-
-fn new_id() -> String {
-    let mut bytes = [0u8; 32];
-    // The kernel's random numbers are always there once it has booted; an id need not be secret.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
