@@ -14,8 +14,8 @@ use sandbox::logs::LogDir;
 use sandbox::protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
 use sandbox::runtime::{LinuxRuntime, Places};
 use sandbox::streams::Session;
-use tokio::net::TcpStream;
 use sandbox::usage::PodUsage;
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::world::NodeWorld;
