@@ -33,7 +33,7 @@ fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
     let left = fs::read_dir(layers.path()).unwrap().flatten();
     let left: Vec<_> = left
         .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|name| !name.starts_with(".lock-"))
+        .filter(|name| !name.starts_with(".lock-") && !name.starts_with(".use-"))
         .collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(
