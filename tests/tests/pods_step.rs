@@ -96,6 +96,22 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     assert_eq!(step(&lab, "default/beside"), None);
+    // What it has can't grow.
+    for (cpu, name) in [("2500m", "one"), ("200m", "beside")] {
+        let patch = format!(
+            r#"{{"spec":{{"containers":[{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#
+        );
+        cluster.ask(&format!(
+            "kubectl patch pod {name} --subresource=resize --patch='{patch}'"
+        ));
+    }
+    cluster.pod_until("one", "is refused more", |pod| {
+        e2e::condition(pod, "PodResizePending") == "True Infeasible"
+    });
+    assert_eq!(
+        e2e::condition(&cluster.pod("beside"), "PodResizePending"),
+        ""
+    );
     let [one, beside] = ["one", "beside"].map(|name| above(&lab, &format!("mark-{name}")));
     assert!(
         one.contains("slurmstepd") && !one.contains("internal node"),
@@ -227,6 +243,35 @@ fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
     cluster.run.write("exit 0\n");
     let _ = cluster.ends_within(30);
     lab.nothing_left();
+}
+
+#[test]
+fn a_sandbox_that_hangs_is_ended_with_the_cluster() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &["--pods-as-steps"]);
+    cluster.create(&lab, &pod("stuck", "", "cpu: 1", TICKS));
+    cluster.wait_for("stuck", "condition=Ready");
+    // Neither a word nor a signal but the last one reaches it.
+    for (host, process) in lab.marked("internal sandbox") {
+        lab.kill(&host, "STOP", &process);
+    }
+    cluster.run.write("exit 0\n");
+    let _ = cluster.ends_within(30);
+    lab.nothing_left();
+}
+
+#[test]
+fn whole_nodes_leave_room_for_steps() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let words = ["coracle", "run", "--pods-as-steps", "-N2", "--exclusive"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    cluster.create(&lab, &pod("large", "", "cpu: 7", "echo large"));
+    cluster.in_phase("large", "Succeeded");
+    assert_eq!(cluster.logs("large", "c"), "large");
+    cluster.exit(0);
+    lab.nothing_left();
+    is_accounted(&lab, "default/large", "COMPLETED|0:0|7");
 }
 
 #[test]

@@ -59,6 +59,16 @@ pub struct Needs {
     pub extended: BTreeMap<String, u64>,
 }
 
+impl Needs {
+    /// Whether those of `share` are enough.
+    pub(crate) fn fit_in(&self, share: &Self) -> bool {
+        // Without a request it may use all memory that there is.
+        let memory = share.memory_bytes == 0
+            || (self.memory_bytes > 0 && self.memory_bytes <= share.memory_bytes);
+        memory && self.cpu_millis <= share.cpu_millis && self.extended == share.extended
+    }
+}
+
 /// What a sandbox is started with; all else it learns over its connection.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -159,6 +169,20 @@ mod tests {
             hex,
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
         );
+    }
+
+    #[test]
+    fn a_share_is_enough_for_what_is_no_more() {
+        let needs = |cpu_millis, memory_bytes| Needs {
+            cpu_millis,
+            memory_bytes,
+            ..Needs::default()
+        };
+        assert!(needs(500, 10).fit_in(&needs(500, 10)));
+        assert!(needs(100, 99).fit_in(&needs(500, 0)));
+        assert!(!needs(501, 10).fit_in(&needs(500, 10)));
+        assert!(!needs(500, 11).fit_in(&needs(500, 10)));
+        assert!(!needs(500, 0).fit_in(&needs(500, 10)));
     }
 
     #[test]

@@ -127,6 +127,17 @@ impl Shared {
         named.unwrap_or(self.config.way)
     }
 
+    /// A share of its own was measured when the pod was started, and can't grow.
+    fn keeps_to_its_share(&self, pod: &Pod, has: &Pod) -> Result<(), Problem> {
+        if self.way(pod) == Way::Fork || admission::needs(pod).fit_in(&admission::needs(has)) {
+            return Ok(());
+        }
+        Err(Problem {
+            reason: "OutOfShare".to_owned(),
+            message: "the pod is a step of the job, and a step's share can't grow".to_owned(),
+        })
+    }
+
     /// Takes a pod, or says why not; `others` use the node already.
     fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
         let node = self.node.borrow().clone();

@@ -239,6 +239,7 @@ impl Manager {
     /// What a worker sees of a pod that may want other resources than those of `has`.
     fn settle(&self, pod: &Arc<Pod>, has: &Pod) -> Seen {
         let (settled, resize) = resize::settle(pod, has, |pod, beside| {
+            self.shared.keeps_to_its_share(pod, has)?;
             let others = if beside { self.others(pod) } else { vec![] };
             self.shared.has_room(pod, &others)
         });
