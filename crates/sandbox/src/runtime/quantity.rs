@@ -4,13 +4,16 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Whole units, such as bytes, rounded up. `None` for nothing, and for what is no quantity: neither is a limit.
 pub fn whole(quantity: Option<&Quantity>) -> Option<u64> {
-    milli(quantity).map(|milli| milli.div_ceil(1000))
+    some(parse(&quantity?.0)?.div_ceil(1000))
 }
 
 /// Thousandths, rounded up; `None` as above.
 pub fn milli(quantity: Option<&Quantity>) -> Option<u64> {
-    let milli = parse(&quantity?.0)?;
-    (milli > 0).then(|| u64::try_from(milli).unwrap_or(u64::MAX))
+    some(parse(&quantity?.0)?)
+}
+
+fn some(number: u128) -> Option<u64> {
+    (number > 0).then(|| u64::try_from(number).unwrap_or(u64::MAX))
 }
 
 /// Thousandths. The API server has made sure that it is a quantity, so no word is lost about one that isn't.
