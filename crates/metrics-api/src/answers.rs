@@ -31,9 +31,20 @@ pub(crate) fn router<S: Source>(usages: Arc<Usages<S>>) -> Router {
         .route(&below("/nodes"), get(list_nodes::<S>))
         .route(&below("/nodes/{name}"), get(get_node::<S>))
         .route(&below("/pods"), get(list_pods::<S>))
-        .route(&below("/namespaces/{namespace}/pods"), get(list_namespace::<S>))
-        .route(&below("/namespaces/{namespace}/pods/{name}"), get(get_pod::<S>))
-        .fallback(|| async { status(StatusCode::NOT_FOUND, "the server could not find the requested resource") })
+        .route(
+            &below("/namespaces/{namespace}/pods"),
+            get(list_namespace::<S>),
+        )
+        .route(
+            &below("/namespaces/{namespace}/pods/{name}"),
+            get(get_pod::<S>),
+        )
+        .fallback(|| async {
+            status(
+                StatusCode::NOT_FOUND,
+                "the server could not find the requested resource",
+            )
+        })
         .with_state(usages)
 }
 
@@ -310,21 +321,35 @@ mod tests {
         assert_eq!(resources["resources"][1]["kind"], "PodMetrics");
         let (_, nodes) = ask(&format!("{base}/nodes")).await;
         insta::assert_json_snapshot!(nodes["items"][0]);
-        let (_, pods) = ask(&format!("{base}/namespaces/default/pods?labelSelector=app%3Dweb")).await;
+        let (_, pods) = ask(&format!(
+            "{base}/namespaces/default/pods?labelSelector=app%3Dweb"
+        ))
+        .await;
         insta::assert_json_snapshot!(pods["items"][0]);
         let (_, none) = ask(&format!("{base}/pods?labelSelector=app%3Dother")).await;
         assert_eq!(none["items"], json!([]));
         let (code, pod) = ask(&format!("{base}/namespaces/default/pods/web")).await;
         assert_eq!((code, &pod["kind"]), (StatusCode::OK, &json!("PodMetrics")));
         let (code, missing) = ask(&format!("{base}/namespaces/other/pods/web")).await;
-        assert_eq!((code, &missing["reason"]), (StatusCode::NOT_FOUND, &json!("NotFound")));
-        assert_eq!(usages.source().looks.load(Ordering::Relaxed), 2, "asked once");
+        assert_eq!(
+            (code, &missing["reason"]),
+            (StatusCode::NOT_FOUND, &json!("NotFound"))
+        );
+        assert_eq!(
+            usages.source().looks.load(Ordering::Relaxed),
+            2,
+            "asked once"
+        );
 
         tokio::time::advance(std::time::Duration::from_secs(20)).await;
         ask(&format!("{base}/nodes")).await;
         assert_eq!(usages.source().looks.load(Ordering::Relaxed), 3);
         tokio::time::advance(std::time::Duration::from_secs(3600)).await;
         ask(&format!("{base}/nodes")).await;
-        assert_eq!(usages.source().looks.load(Ordering::Relaxed), 5, "two fresh looks");
+        assert_eq!(
+            usages.source().looks.load(Ordering::Relaxed),
+            5,
+            "two fresh looks"
+        );
     }
 }

@@ -28,9 +28,7 @@ pub(crate) async fn group() -> Json<Value> {
 
 /// `GET /apis/metrics.k8s.io/v1beta1`
 pub(crate) async fn resources() -> Json<Value> {
-    let resource = |name: &str, namespaced: bool, kind: &str| {
-        json!({"name": name, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": ["get", "list"]})
-    };
+    let resource = |name: &str, namespaced: bool, kind: &str| json!({"name": name, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": ["get", "list"]});
     Json(json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",

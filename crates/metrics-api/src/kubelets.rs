@@ -57,14 +57,16 @@ impl Kubelets {
         Self { client }
     }
 
-    async fn summary(&self, node: &str) -> Result<Summary, Box<dyn std::error::Error + Send + Sync>> {
+    async fn summary(
+        &self,
+        node: &str,
+    ) -> Result<Summary, Box<dyn std::error::Error + Send + Sync>> {
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary?only_cpu_and_memory=true");
         let request = http::Request::get(path).body(Vec::new())?;
         let text = self.client.request_text(request).await?;
         Ok(serde_json::from_str(&text)?)
     }
 }
-
 
 impl Source for Kubelets {
     fn summaries(&self) -> BoxFuture<'_, Vec<Summary>> {

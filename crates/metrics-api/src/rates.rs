@@ -139,7 +139,8 @@ pub(crate) mod tests {
     #[test]
     fn rates_come_from_two_looks() {
         const SECOND: u64 = 1_000_000_000;
-        let now = look(30, 60 * SECOND, 5, 20 * SECOND).since(&look(20, 40 * SECOND, 5, 15 * SECOND));
+        let now =
+            look(30, 60 * SECOND, 5, 20 * SECOND).since(&look(20, 40 * SECOND, 5, 15 * SECOND));
         let node = now.nodes["node1"];
         assert_eq!((node.nano_cores, node.memory), (2 * SECOND, 2048));
         let (name, main) = &now.pods[0].containers[0];

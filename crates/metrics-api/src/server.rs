@@ -121,9 +121,8 @@ async fn connected(
 impl Identity {
     fn tls(&self) -> Result<ServerConfig, ServeError> {
         let pem = |what| move |source| ServeError::Pem { what, source };
-        let certificate = |what, text: &str| {
-            CertificateDer::from_pem_slice(text.as_bytes()).map_err(pem(what))
-        };
+        let certificate =
+            |what, text: &str| CertificateDer::from_pem_slice(text.as_bytes()).map_err(pem(what));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = RootCertStore::empty();
         roots.add(certificate("client CA", &self.client_ca_pem)?)?;

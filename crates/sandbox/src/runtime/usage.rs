@@ -73,7 +73,10 @@ fn volume_subject(spec: &VolumeSpec, made: &Volume) -> Option<VolumeSubject> {
     let in_memory = |medium: Option<&str>| medium.is_some_and(|medium| medium != "");
     let whole = if let Some(source) = &spec.empty_dir {
         in_memory(source.medium.as_deref())
-    } else if spec.persistent_volume_claim.is_some() || spec.ephemeral.is_some() || spec.nfs.is_some() {
+    } else if spec.persistent_volume_claim.is_some()
+        || spec.ephemeral.is_some()
+        || spec.nfs.is_some()
+    {
         // These may be large, and may be others' too: as upstream, their file system is told of.
         true
     } else if spec.config_map.is_some()
@@ -116,7 +119,10 @@ mod tests {
             volume_subject(&spec, &made).map(|subject| subject.whole)
         };
         assert_eq!(subject(json!({"emptyDir": {}})), Some(false));
-        assert_eq!(subject(json!({"emptyDir": {"medium": "Memory"}})), Some(true));
+        assert_eq!(
+            subject(json!({"emptyDir": {"medium": "Memory"}})),
+            Some(true)
+        );
         assert_eq!(subject(json!({"configMap": {"name": "c"}})), Some(false));
         let claim = json!({"persistentVolumeClaim": {"claimName": "c"}});
         assert_eq!(subject(claim), Some(true));

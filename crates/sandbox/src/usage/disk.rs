@@ -41,9 +41,12 @@ impl Disk {
     /// What a directory takes, by the newest walk. Waits a little for the first.
     pub async fn usage(&self, dir: &Path) -> Option<DiskUsage> {
         let mut walked = self.walk_if_due(dir);
-        let first = self.0.known.borrow().get(dir).is_none_or(|known| {
-            known.usage.is_none() && known.due.is_none()
-        });
+        let first = self
+            .0
+            .known
+            .borrow()
+            .get(dir)
+            .is_none_or(|known| known.usage.is_none() && known.due.is_none());
         if first {
             // The sender is dropped when the walk is done.
             let _ = tokio::time::timeout(FIRST_PATIENCE, walked.changed()).await;

@@ -183,7 +183,10 @@ mod tests {
         local
             .run_until(async {
                 let home = tempfile::tempdir().unwrap();
-                let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+                let mut process = std::process::Command::new("sleep")
+                    .arg("60")
+                    .spawn()
+                    .unwrap();
                 let first = process.id() as i32;
                 let subject = Subject {
                     name: "main".to_owned(),
@@ -201,7 +204,13 @@ mod tests {
                 };
                 let meter = Meter::default();
                 let usage = meter
-                    .measure(first, None, false, &[subject], std::slice::from_ref(&volume))
+                    .measure(
+                        first,
+                        None,
+                        false,
+                        &[subject],
+                        std::slice::from_ref(&volume),
+                    )
                     .await;
                 process.kill().unwrap();
                 process.wait().unwrap();

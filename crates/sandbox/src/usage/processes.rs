@@ -57,7 +57,10 @@ impl PodProcesses {
             cpu: self.table.cpu(pids),
             ..Together::default()
         };
-        for (pid, sample) in pids.iter().filter_map(|pid| Some((pid, self.table.get(*pid)?))) {
+        for (pid, sample) in pids
+            .iter()
+            .filter_map(|pid| Some((pid, self.table.get(*pid)?)))
+        {
             let memory = Memory::of(*pid, sample);
             sum.memory.usage += memory.all;
             sum.memory.working_set += memory.all;
@@ -128,6 +131,9 @@ mod tests {
         }
         shell.wait().unwrap();
         assert!(used >= 50_000_000, "{used}");
-        assert!(last.memory.working_set > 0 && last.processes > 0, "{last:?}");
+        assert!(
+            last.memory.working_set > 0 && last.processes > 0,
+            "{last:?}"
+        );
     }
 }
