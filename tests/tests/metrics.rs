@@ -74,8 +74,12 @@ fn raw(cluster: &mut Cluster, node: &str, path: &str) -> String {
 }
 
 fn summary(cluster: &mut Cluster, node: &str, query: &str) -> Value {
-    let text = raw(cluster, node, &format!("stats/summary{query}"));
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    json(cluster, node, &format!("stats/summary{query}"))
+}
+
+fn json(cluster: &mut Cluster, node: &str, path: &str) -> Value {
+    let text = raw(cluster, node, path);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
 }
 
 fn number(value: &Value) -> u64 {
@@ -250,9 +254,9 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     for check in ["healthz", "healthz/ping", "healthz/syncloop"] {
         assert_eq!(raw(cluster, &node, check), "ok", "{check}");
     }
-    let config: Value = serde_json::from_str(&raw(cluster, &node, "configz")).unwrap();
+    let config = json(cluster, &node, "configz");
     assert_eq!(config["kubeletconfig"]["kind"], "KubeletConfiguration");
-    let pods: Value = serde_json::from_str(&raw(cluster, &node, "pods")).unwrap();
+    let pods = json(cluster, &node, "pods");
     find(&pods["items"], |pod| pod["metadata"]["name"] == "busy");
     let checkpoint = format!(
         "kubectl create --raw /api/v1/nodes/{node}/proxy/checkpoint/default/busy/works --filename=/dev/null"

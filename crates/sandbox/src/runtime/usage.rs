@@ -70,7 +70,7 @@ fn volume_subject(spec: &VolumeSpec, made: &Volume) -> Option<VolumeSubject> {
     let Volume::Directory { path, .. } = made else {
         return None;
     };
-    let in_memory = |medium: Option<&str>| medium.is_some_and(|medium| medium != "");
+    let in_memory = |medium: Option<&str>| medium.is_some_and(|medium| !medium.is_empty());
     let whole = if let Some(source) = &spec.empty_dir {
         in_memory(source.medium.as_deref())
     } else if spec.persistent_volume_claim.is_some()
