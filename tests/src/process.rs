@@ -34,6 +34,10 @@ pub enum Role {
     AgentGuard,
     /// `coracle internal node` below its guard.
     Agent,
+    /// `coracle internal hub`, the process that the agent started.
+    HubGuard,
+    /// `coracle internal hub` below its guard.
+    Hub,
 }
 
 impl Lab {
@@ -111,6 +115,8 @@ impl Role {
             }),
             Self::AgentGuard => pair("internal node", false),
             Self::Agent => pair("internal node", true),
+            Self::HubGuard => pair("internal hub", false),
+            Self::Hub => pair("internal hub", true),
         };
         found.cloned()
     }

@@ -12,7 +12,7 @@ spec:
   containers:
   - name: c
     image: IMAGE
-    command: [sh, -c, 'trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done', mark-41001]
+    command: [sh, -c, 'trap exit TERM; httpd -p 8080 -h /etc; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done', mark-41001]
 ---
 apiVersion: v1
 kind: Pod
@@ -47,7 +47,7 @@ metadata: {name: later}
 spec:
   nodeName: node2
   restartPolicy: Never
-  containers: [{name: c, image: IMAGE, command: [echo, still at work]}]
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo still at work']}]
 "#;
 
 /// Kills a part beside the pods: they go on, and the cluster learns what happened meanwhile.
@@ -104,7 +104,8 @@ fn pods_outlive(host: &str, role: Role) {
     let logs = cluster.logs("steady", "c");
     assert!(logs.starts_with("tick 1\ntick 2\n"), "{logs}");
 
-    cluster.create(&lab, LATER);
+    let address = before["status"]["podIP"].as_str().unwrap_or_default();
+    cluster.create(&lab, &LATER.replace("ADDRESS", address));
     cluster.in_phase("later", "Succeeded");
     assert_eq!(cluster.logs("later", "c"), "still at work");
     cluster.ask("kubectl delete pod steady ending crashing later");
@@ -123,6 +124,16 @@ fn pods_outlive_their_agent() {
 #[test]
 fn pods_outlive_their_agents_guard() {
     pods_outlive("node2", Role::AgentGuard);
+}
+
+#[test]
+fn pods_keep_their_network_without_their_hub() {
+    pods_outlive("node2", Role::Hub);
+}
+
+#[test]
+fn pods_keep_their_network_without_their_hubs_guard() {
+    pods_outlive("node2", Role::HubGuard);
 }
 
 #[test]

@@ -122,18 +122,30 @@ fn images_come_from_registries_with_the_pods_secrets() {
     // What failed is tried again, and gets what has been pushed meanwhile.
     registry.push("team/absent", says("at last"), EMPTY_LAYER);
     cluster.in_phase("absent", "Succeeded");
-    // Now it is there; a pod that insists on pulling has to be let in all the same.
+    // Now it is there, but only for pods that could have pulled it.
+    let absent = format!("{REGISTRY}/team/absent:1");
+    let mut present = with_policy("present", &absent, "IfNotPresent");
+    present["spec"]["imagePullSecrets"] = json!([{"name": "right"}]);
     cluster.create_objects(&[
-        with_policy(
-            "present",
-            &format!("{REGISTRY}/team/absent:1"),
-            "IfNotPresent",
-        ),
-        with_policy("always", &format!("{REGISTRY}/team/absent:1"), "Always"),
+        present,
+        with_policy("without", &absent, "IfNotPresent"),
+        with_policy("hidden", &absent, "Never"),
+        with_policy("always", &absent, "Always"),
     ]);
     cluster.in_phase("present", "Succeeded");
     cluster.event("present", "already present on machine");
-    wait_with(&mut cluster, &[("always", PULL, "team/absent:1")]);
+    wait_with(
+        &mut cluster,
+        &[
+            ("without", PULL, "team/absent:1"),
+            (
+                "hidden",
+                &["ErrImageNeverPull"],
+                "is not present with pull policy of Never",
+            ),
+            ("always", PULL, "team/absent:1"),
+        ],
+    );
     cluster.exit(0);
     drop(registry);
     lab.sh("coracle image rm login:5000/team/app:1 login:5000/team/absent:1")

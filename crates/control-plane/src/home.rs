@@ -20,6 +20,8 @@ const KUBECONFIG: &str = "kubeconfig";
 const PROGRAMS: &str = "programs";
 /// The directory with the workload, if it was brought here.
 const WORKLOAD: &str = "workload";
+/// The directory with the components' logs.
+const LOGS: &str = "logs";
 /// The store's directory.
 const STORE: &str = "store";
 /// More than the store's own limit of 2 GiB with its log; memory is used only as it fills.
@@ -102,7 +104,7 @@ impl Home {
 
     /// The directory with the components' logs.
     pub fn logs(&self) -> PathBuf {
-        self.root.join("logs")
+        self.root.join(LOGS)
     }
 
     /// The store's directory.
@@ -149,6 +151,11 @@ impl Outside {
     /// The store's directory.
     pub fn store(&self) -> PathBuf {
         self.0.join(STORE)
+    }
+
+    /// The directory with the components' logs.
+    pub fn logs(&self) -> PathBuf {
+        self.0.join(LOGS)
     }
 
     /// A directory for caches that vanish with the cluster.

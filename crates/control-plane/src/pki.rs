@@ -19,7 +19,8 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
 /// The common name that the API server shows to kubelets.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
+/// The common name that the API server shows to aggregated APIs.
+pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
 /// A certificate could not be made.
 #[derive(Debug, thiserror::Error)]

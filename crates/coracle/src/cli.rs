@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::doctor::DoctorArgs;
 use crate::image::ImageCommand;
 use crate::kubernetes::KubernetesCommand;
+use crate::logs::LogsArgs;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]
@@ -25,7 +26,8 @@ const AFTER_HELP: &str = "\
 Examples:
   coracle doctor                          what this host offers
   srun -N2 coracle run kubectl get nodes  a cluster on two nodes, for one command
-  coracle run -N4 -p long app.yaml        the same, asking Slurm itself, for manifests";
+  coracle run -N4 -p long app.yaml        the same, asking Slurm itself, for manifests
+  coracle logs kube-apiserver             what a part of a running cluster logs";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -40,6 +42,8 @@ pub enum Command {
     /// Pull container images, load and save them, and make room
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Show what the parts of a running cluster log
+    Logs(LogsArgs),
     /// Parts of Coracle that it starts itself
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
@@ -62,6 +66,15 @@ pub enum InternalCommand {
     Remove {
         /// Which one
         dir: PathBuf,
+    },
+    /// Removes unpacked layers that nobody uses
+    FreeLayers {
+        /// Where they are
+        dir: PathBuf,
+        /// Until the disk is filled to so many percent
+        low: u64,
+        /// Only those not used for so many seconds
+        age: u64,
     },
     /// Takes what is carried to a node that sees none of it
     Receive {
@@ -108,6 +121,10 @@ pub struct RunOptions {
     /// Start the workload before the controllers (of Jobs, Deployments and the like) run, about a second sooner
     #[arg(long)]
     pub early: bool,
+    /// Run each pod as a Slurm step with the CPUs, memory and GPUs that it asks for (a pod's annotation coracle.dev/launcher,
+    /// fork or step, says otherwise)
+    #[arg(long)]
+    pub pods_as_steps: bool,
     /// The API server's port (default: any that is free)
     #[arg(
         long,

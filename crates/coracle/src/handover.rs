@@ -104,6 +104,8 @@ pub struct Welcome {
     pub pod_cidr: String,
     /// How long pods have to end when the cluster does.
     pub pods_grace: Duration,
+    /// Pods are steps of the job unless they say otherwise.
+    pub pods_as_steps: bool,
 }
 
 /// What the leader tells an agent.

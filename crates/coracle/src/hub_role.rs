@@ -1,7 +1,8 @@
-//! `coracle internal hub`: the process that owns the user and network namespace of a node's pods.
+//! `coracle internal hub`: two processes that own the user and network namespace of a node's pods.
 //!
-//! It outlives the agent that started it, and the next one finds it at its socket. If no agent comes for a while, it removes
-//! what is left of the node and ends.
+//! One serves, the other is its guard. Whichever is killed, the other has the namespaces still and replaces it, so that pods
+//! keep their network. They outlive the agent that started them, and the next one finds them at their socket. If no agent
+//! comes for a while, they remove what is left of the node and end.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -9,12 +10,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::PidfdFlags;
 use linux::signal::Held;
 use network::hub::Hub;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
+use crate::guard::{self, Policy, Side};
 use crate::node::place;
 
 /// How often it looks whether there still is an agent, and how often it must have been missing in a row.
@@ -56,24 +59,57 @@ pub fn main() -> anyhow::Result<ExitCode> {
     writeln!(out, "{answer}")?;
     out.flush()?;
     drop(out);
-    match hub {
-        Some(hub) => crate::block_on(serve(hub, start)),
-        None => Ok(ExitCode::FAILURE),
+    let Some(mut hub) = hub else {
+        return Ok(ExitCode::FAILURE);
+    };
+    loop {
+        if let Side::Guard(code) = guard::split(Policy::Restart)? {
+            return Ok(code);
+        }
+        match crate::block_on(serve(&hub, &start))? {
+            End::Served => return Ok(ExitCode::SUCCESS),
+            // With the next turn we are the guard of a new one.
+            End::Unguarded => hub.listen_again()?,
+        }
     }
 }
 
-async fn serve(hub: Hub, start: Start) -> anyhow::Result<ExitCode> {
+/// Why a process serves no longer.
+enum End {
+    /// The node ends.
+    Served,
+    /// Its guard was killed.
+    Unguarded,
+}
+
+async fn serve(hub: &Hub, start: &Start) -> anyhow::Result<End> {
     let local = tokio::task::LocalSet::new();
-    let serving = local.run_until(hub.serve());
     tokio::select! {
-        served = serving => served?,
-        () = forsaken(&start) => {
+        served = local.run_until(hub.serve()) => {
+            served?;
+            Ok(End::Served)
+        }
+        gone = guard_is_gone() => {
+            gone?;
+            Ok(End::Unguarded)
+        }
+        () = forsaken(start) => {
             if let Err(error) = place::remove_as_root(&start.dir) {
                 tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
             }
+            Ok(End::Served)
         }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+async fn guard_is_gone() -> std::io::Result<()> {
+    let Some(guard) = rustix::process::getppid() else {
+        return Ok(());
+    };
+    match rustix::process::pidfd_open(guard, PidfdFlags::NONBLOCK) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        guard => crate::ended(guard?).await,
+    }
 }
 
 /// Returns when there has been no agent for a while.

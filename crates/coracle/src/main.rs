@@ -1,7 +1,7 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary holds every role. Users call `coracle run`, `coracle doctor`, `coracle image` and
-//! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate resolves the
+//! One binary holds every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs`
+//! and `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate resolves the
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
@@ -18,6 +18,8 @@ mod hub_role;
 mod image;
 mod janitor_role;
 mod kubernetes;
+mod log;
+mod logs;
 mod node;
 mod progress;
 mod run;
@@ -27,6 +29,7 @@ mod seed;
 mod token;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -37,7 +40,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    log_to_stderr();
+    // A node is asked for its log.
+    log::start(matches!(
+        cli.command,
+        Command::Internal(InternalCommand::Node)
+    ));
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     // Every role decides by itself when it starts threads: some fork before.
     let ended = match cli.command {
@@ -47,6 +54,7 @@ fn main() -> ExitCode {
             block_on(kubernetes::run(command)).map(|()| ExitCode::SUCCESS)
         }
         Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
+        Command::Logs(args) => block_on(logs::run(args)),
         Command::Internal(InternalCommand::ImagePull) => block_on(image::role::main()),
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
@@ -56,12 +64,21 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
+        Command::Internal(InternalCommand::FreeLayers { dir, low, age }) => {
+            node::image_gc::free(&dir, low, Duration::from_secs(age))
+        }
         Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))
         }
     };
     ended.unwrap_or_else(|error| exit::report(&error))
+}
+
+/// Waits for the end of a process, given its descriptor, which is readable from then on. (A pipe by name only: it is never read.)
+async fn ended(process: std::os::fd::OwnedFd) -> std::io::Result<()> {
+    let process = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(process)?;
+    process.readable().await
 }
 
 /// Runs asynchronous work on this thread alone. Children that die with us watch the thread that
@@ -84,19 +101,4 @@ fn usage(error: &clap::Error) -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
-}
-
-/// `CORACLE_LOG` chooses what is logged, in the form of `RUST_LOG`; warnings by default. The client library
-/// would report every attempt to connect while the API server is not there yet.
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("CORACLE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kube_client=off"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        // A terminal that is gone must not take us with it.
-        .log_internal_errors(false)
-        .init();
 }

@@ -99,24 +99,46 @@ async fn get(
         sources: (request.policy != PullPolicy::Never).then_some(&sources),
         progress,
     };
+    let known = job.present(&reference).map_err(inspecting)?;
+    let marks: Vec<Digest> = request
+        .credentials
+        .iter()
+        .map(|credential| credential.secret.mark(&reference.name()))
+        .collect();
+    let is_open = match &known {
+        Some(known) => store
+            .is_open(&reference, known, &marks)
+            .map_err(inspecting)?,
+        None => false,
+    };
     if request.policy != PullPolicy::Always
-        && let Some(stored) = job.present(&reference).map_err(inspecting)?
+        && is_open
+        && let Some(stored) = &known
     {
-        let paths = job.layers(&stored, false).await.map_err(pulling)?;
+        let paths = job.layers(stored, false).await.map_err(pulling)?;
         store.touch(&reference);
-        return Ok(image(&reference, &stored, paths, false));
+        return Ok(image(&reference, stored, paths, false));
     }
+    // That an image is here which it may not have is nothing that a pod should learn.
     let Some(sources) = job.sources else {
         return Err(ImageError::NeverPull(request.reference.clone()));
     };
-    let known = job.present(&reference).map_err(inspecting)?;
     let stored = match known {
-        Some(known) if sources.is_still(known.top.digest).await => known,
+        Some(known) if sources.is_still(known.top.digest, is_open).await => known,
         _ => job.documents(sources).await.map_err(pulling)?,
     };
     let paths = job.layers(&stored, true).await.map_err(pulling)?;
     store
         .name(&reference, &stored.top)
+        .map_err(|error| pulling(error.into()))?;
+    // What the user brings into the store by hand is for all of the user's pods.
+    let key = match layers {
+        Some(_) => sources.key().await,
+        None => None,
+    };
+    let mark = key.map(|secret| secret.mark(&reference.name()));
+    store
+        .open_to(&reference, &stored, mark)
         .map_err(|error| pulling(error.into()))?;
     Ok(image(&reference, &stored, paths, true))
 }

@@ -874,3 +874,108 @@ async fn a_layer_that_appears_twice_is_stacked_once() {
     assert_eq!(pulled.layers.len(), 2);
     assert!(pulled.layers[1].join("a").exists());
 }
+
+#[tokio::test]
+async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
+    let (place, recorder) = (Place::new(), Recorder::default());
+    let pinned = format!("{}/app@{}", fake.address, image.digest());
+    let get = async |reference: &str, policy, password: Option<&str>| {
+        let mut request = request(reference, policy);
+        request
+            .credentials
+            .extend(password.map(|password| Credential {
+                pattern: fake.address.to_string(),
+                secret: Secret::Password {
+                    username: "user".into(),
+                    password: password.into(),
+                },
+            }));
+        let config = RegistryConfig::default();
+        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+    };
+    let app = fake.reference();
+    let asked = || std::mem::take(&mut fake.behaviour.lock().unwrap().requests).len();
+    assert!(
+        get(&app, PullPolicy::IfNotPresent, Some("right"))
+            .await
+            .unwrap()
+            .pulled
+    );
+    asked();
+    // Who has it need not ask.
+    for reference in [&app, &pinned] {
+        for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
+            let same = get(reference, policy, Some("right")).await.unwrap();
+            assert!(!same.pulled);
+        }
+    }
+    assert_eq!(asked(), 0);
+    // Who hasn't is not let in, and is not told that it is here.
+    for reference in [&app, &pinned] {
+        for password in [None, Some("guess")] {
+            let refused = get(reference, PullPolicy::Never, password)
+                .await
+                .unwrap_err();
+            assert_eq!(refused.reason(), "ErrImageNeverPull");
+            assert_eq!(asked(), 0);
+            for policy in [PullPolicy::IfNotPresent, PullPolicy::Always] {
+                let refused = get(reference, policy, password).await.unwrap_err();
+                assert_eq!(refused.reason(), "ErrImagePull");
+                assert!(asked() > 0);
+            }
+        }
+    }
+    // One more secret that the registry knows; nothing is downloaded twice.
+    let before = downloads(&recorder);
+    fake.set(|b| b.basic = Some(("user".to_owned(), "new".to_owned())));
+    assert!(
+        get(&pinned, PullPolicy::IfNotPresent, Some("new"))
+            .await
+            .unwrap()
+            .pulled
+    );
+    assert!(
+        !get(&app, PullPolicy::Never, Some("new"))
+            .await
+            .unwrap()
+            .pulled
+    );
+    assert!(
+        !get(&app, PullPolicy::Never, Some("right"))
+            .await
+            .unwrap()
+            .pulled
+    );
+    assert_eq!(downloads(&recorder), before);
+    // And what needed none is everybody's.
+    fake.set(|b| b.basic = None);
+    assert!(
+        get(&app, PullPolicy::IfNotPresent, None)
+            .await
+            .unwrap()
+            .pulled
+    );
+    assert!(
+        !get(&app, PullPolicy::Never, Some("guess"))
+            .await
+            .unwrap()
+            .pulled
+    );
+    // Another repository is another question, also for the same image.
+    let elsewhere = format!("{}/other@{}", fake.address, image.digest());
+    assert!(
+        get(&elsewhere, PullPolicy::Never, Some("right"))
+            .await
+            .is_err()
+    );
+    fake.add("other", "1", &image);
+    assert!(
+        get(&elsewhere, PullPolicy::IfNotPresent, None)
+            .await
+            .unwrap()
+            .pulled
+    );
+}

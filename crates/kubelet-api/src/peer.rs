@@ -10,6 +10,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 pub struct Peer {
     /// The certificate's common name, which Kubernetes takes for the user name.
     pub common_name: String,
+    /// The certificate's organisations, which Kubernetes takes for the user's groups.
+    pub groups: Vec<String>,
 }
 
 impl fmt::Display for Peer {
@@ -25,7 +27,14 @@ pub fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let mut names = parsed.subject().iter_common_name();
     let common_name = names.next()?.as_str().ok()?.to_owned();
-    (names.next().is_none() && !common_name.is_empty()).then_some(Peer { common_name })
+    let organisations = parsed.subject().iter_organization();
+    let groups = organisations
+        .filter_map(|name| name.as_str().ok().map(str::to_owned))
+        .collect();
+    (names.next().is_none() && !common_name.is_empty()).then_some(Peer {
+        common_name,
+        groups,
+    })
 }
 
 #[cfg(test)]
@@ -40,6 +49,9 @@ mod tests {
                 .distinguished_name
                 .push(rcgen::DnType::CommonName, *name);
         }
+        params
+            .distinguished_name
+            .push(rcgen::DnType::OrganizationName, "system:masters");
         let key = rcgen::KeyPair::generate().unwrap();
         params.self_signed(&key).unwrap().der().clone()
     }
@@ -48,6 +60,7 @@ mod tests {
     fn names_the_common_name() {
         let peer = peer_of(&certificate(&["kube-apiserver-kubelet-client"])).unwrap();
         assert_eq!(peer.common_name, "kube-apiserver-kubelet-client");
+        assert_eq!(peer.groups, ["system:masters"]);
     }
 
     #[test]

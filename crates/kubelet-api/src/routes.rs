@@ -1,54 +1,74 @@
-//! The endpoints, and the rule who may call them.
+//! The endpoints.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{FromRef, State};
 use axum::http::StatusCode;
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Extension, Json, Router};
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::Peer;
+use crate::auth::{Access, guard};
 use crate::logs::container_logs;
+use crate::portforward::port_forward;
+use crate::remotecommand::{attach, exec};
 use crate::seam::PodSource;
+use crate::streams::Limits;
+use crate::upgrade::Upgrades;
+use crate::{about, metrics, node_logs, stats};
 
-/// Every endpoint, behind the allow-list; the accept loop adds the [`Peer`] per connection.
-pub(crate) fn router(allowed_clients: BTreeSet<String>, pods: Arc<dyn PodSource>) -> Router {
+/// What the endpoints need.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) pods: Arc<dyn PodSource>,
+    pub(crate) limits: Limits,
+    pub(crate) upgrades: Upgrades,
+}
+
+impl FromRef<Api> for Arc<dyn PodSource> {
+    fn from_ref(api: &Api) -> Self {
+        Arc::clone(&api.pods)
+    }
+}
+
+/// Every endpoint, behind the guard; the accept loop adds the peer per connection.
+pub(crate) fn router(access: Access, api: Api) -> Router {
+    // GET and POST, with and without the pod's uid: whatever a client of any age asks.
+    let exec = || get(exec).post(exec);
+    let attach = || get(attach).post(attach);
+    let port_forward = || get(port_forward).post(port_forward);
     Router::new()
         .route("/healthz", get(healthz))
+        .route("/healthz/{check}", get(about::health_check))
+        .route("/configz", get(about::configz))
+        .route(
+            "/checkpoint/{namespace}/{pod}/{container}",
+            post(about::checkpoint),
+        )
+        .route("/stats/summary", get(stats::summary))
+        .route("/metrics", get(metrics::own))
+        .route("/metrics/resource", get(metrics::resource))
+        .route("/metrics/cadvisor", get(metrics::cadvisor))
+        .route("/logs/", get(node_logs::list))
+        .route("/logs/{*path}", get(node_logs::file))
         .route("/pods", get(list_pods))
         .route("/runningpods/", get(list_running_pods))
         .route(
             "/containerLogs/{namespace}/{pod}/{container}",
             get(container_logs),
         )
+        .route("/exec/{namespace}/{pod}/{container}", exec())
+        .route("/exec/{namespace}/{pod}/{uid}/{container}", exec())
+        .route("/attach/{namespace}/{pod}/{container}", attach())
+        .route("/attach/{namespace}/{pod}/{uid}/{container}", attach())
+        .route("/portForward/{namespace}/{pod}", port_forward())
+        .route("/portForward/{namespace}/{pod}/{uid}", port_forward())
         .fallback(not_found)
-        .with_state(pods)
+        .with_state(api)
         // After the fallback, so that strangers can't even learn which paths exist.
-        .layer(from_fn_with_state(Arc::new(allowed_clients), authorise))
-}
-
-/// Lets a request pass if its peer is on the allow-list: being *a* user of the cluster is not enough to read its pods.
-async fn authorise(
-    State(allowed): State<Arc<BTreeSet<String>>>,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if allowed.contains(&peer.common_name) {
-        return next.run(request).await;
-    }
-    tracing::warn!(peer = %peer, path = request.uri().path(), "refused a caller of the kubelet API");
-    let text = format!(
-        "Forbidden (user={peer}, method={}, path={})\n",
-        request.method(),
-        request.uri().path()
-    );
-    (StatusCode::FORBIDDEN, text).into_response()
+        .layer(from_fn_with_state(Arc::new(access), guard))
 }
 
 async fn healthz() -> &'static str {

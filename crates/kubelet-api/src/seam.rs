@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,6 +10,10 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+
+use crate::stats::NodeSource;
 
 /// Where this API learns which pods the node has, and what they wrote: the seam to the kubelet.
 pub trait PodSource: Send + Sync {
@@ -20,6 +25,34 @@ pub trait PodSource: Send + Sync {
     /// Asked only for containers that [`pods`](Self::pods) shows as started. The stream ends with the log, and with
     /// `follow` when the container has ended. An error becomes the answer's text.
     fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>>;
+
+    /// What the node and its pods use; `None` where nobody measures.
+    fn node(&self) -> Option<Arc<dyn NodeSource>> {
+        None
+    }
+
+    /// Runs a command in a running container of the pod with this uid.
+    fn exec(
+        &self,
+        uid: &str,
+        options: ExecOptions,
+    ) -> BoxFuture<'static, Result<Session, NoSession>>;
+
+    /// Connects to the streams of a running container's own program.
+    fn attach(
+        &self,
+        uid: &str,
+        options: AttachOptions,
+    ) -> BoxFuture<'static, Result<Session, NoSession>>;
+
+    /// One TCP connection to a port of the pod, made in the pod's network to its loopback address.
+    ///
+    /// `shutdown` of the stream closes that direction only. Dropping it ends the connection.
+    fn port_forward(
+        &self,
+        uid: &str,
+        port: u16,
+    ) -> BoxFuture<'static, Result<Connection, NoSession>>;
 }
 
 /// A log, as it comes.
@@ -59,4 +92,130 @@ pub enum LogStream {
     Stdout,
     /// Standard error.
     Stderr,
+}
+
+/// A command for a running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// The container, of any kind.
+    pub container: String,
+    /// The program and its arguments; never empty.
+    pub command: Vec<String>,
+    /// Which streams the client wants.
+    pub streams: Streams,
+}
+
+/// Which container to attach to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// The container, of any kind.
+    pub container: String,
+    /// Which streams the client wants.
+    pub streams: Streams,
+}
+
+/// Which streams a client wants; at least one of the first three.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Standard input.
+    pub stdin: bool,
+    /// Standard output.
+    pub stdout: bool,
+    /// Standard error; never together with a terminal.
+    pub stderr: bool,
+    /// A terminal. For `attach` this says what the client expects: its pod's spec says what there is.
+    pub tty: bool,
+}
+
+/// Streams to and from a process in a container.
+///
+/// All streams are bounded: a reader that is not read holds the process up, a writer that is full is not ready.
+/// Dropping a session before [`exit`](Self::exit) is done means that the client is gone.
+pub struct Session {
+    /// Present if asked for. `shutdown` is the end of the input, and leaves everything else open.
+    pub stdin: Option<ByteWriter>,
+    /// Present if asked for; with a terminal, all of its output.
+    pub stdout: Option<ByteReader>,
+    /// Present if asked for, and there is no terminal.
+    pub stderr: Option<ByteReader>,
+    /// New sizes of the terminal; the newest counts. Absent without a terminal.
+    pub resize: Option<mpsc::Sender<TerminalSize>>,
+    /// How it ended. Done when the process is, even if what the process wrote is not read yet.
+    pub exit: BoxFuture<'static, Exit>,
+}
+
+/// What a process in a container writes.
+pub type ByteReader = Pin<Box<dyn AsyncRead + Send>>;
+
+/// What a process in a container reads.
+pub type ByteWriter = Pin<Box<dyn AsyncWrite + Send>>;
+
+/// Bytes both ways.
+pub trait Duplex: AsyncRead + AsyncWrite + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
+
+/// A connection to a port of a pod.
+pub type Connection = Pin<Box<dyn Duplex>>;
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    /// Characters in a line.
+    pub columns: u16,
+    /// Lines.
+    pub rows: u16,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The process ended by itself or by a signal, which counts as 128 and its number. For `attach`, where the
+    /// client's streams have ended, always 0.
+    Code(i32),
+    /// Nobody knows how: the words say why.
+    Failed(String),
+}
+
+/// Why there is no session: a class that becomes the status code, and words for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{words}")]
+pub struct NoSession {
+    /// Whose fault it is.
+    pub class: NoSessionClass,
+    /// What the user reads.
+    pub words: String,
+}
+
+/// Whose fault it is that there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSessionClass {
+    /// There is no such pod or container (404).
+    NotFound,
+    /// It can't be done like that (400).
+    BadRequest,
+    /// It should have worked (500).
+    Internal,
+}
+
+impl NoSession {
+    /// There is no such pod or container.
+    pub fn not_found(words: impl Into<String>) -> Self {
+        Self::new(NoSessionClass::NotFound, words)
+    }
+
+    /// It can't be done like that.
+    pub fn bad_request(words: impl Into<String>) -> Self {
+        Self::new(NoSessionClass::BadRequest, words)
+    }
+
+    /// It should have worked.
+    pub fn internal(words: impl Into<String>) -> Self {
+        Self::new(NoSessionClass::Internal, words)
+    }
+
+    fn new(class: NoSessionClass, words: impl Into<String>) -> Self {
+        let words = words.into();
+        Self { class, words }
+    }
 }

@@ -16,9 +16,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::peer::peer_of;
-use crate::routes::router;
+use crate::routes::{Api, router};
 use crate::seam::PodSource;
-use crate::{ApiError, Peer, ServerIdentity};
+use crate::streams::Limits;
+use crate::upgrade::Upgrades;
+use crate::{Access, ApiError, Peer, ServerIdentity};
 
 /// How long a client may take to prove who it is.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,20 +31,28 @@ const MAX_HANDSHAKES: usize = 256;
 /// How long to leave the socket alone when accepting fails, as it does when descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves the kubelet's API until `shutdown`, to peers of `client_ca_pem` whose common name is in `allowed_clients`.
+/// Serves the kubelet's API until `shutdown`, to those who have `access`: peers of `client_ca_pem` by their common
+/// names, and others if there is an authority to judge them.
 ///
 /// One connection's failure is that connection's alone; an `Err` means that nothing could be served at all.
 pub async fn serve(
     listener: TcpListener,
     identity: ServerIdentity,
-    allowed_clients: impl IntoIterator<Item = String>,
+    access: impl Into<Access>,
     pods: Arc<dyn PodSource>,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
-    let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config()?));
+    let access = access.into();
+    let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config(access.takes_tokens())?));
     // The key has moved into the TLS configuration: no second copy stays around.
     drop(identity);
-    let router = router(allowed_clients.into_iter().collect(), pods);
+    let upgrades = Upgrades::new(shutdown.clone());
+    let api = Api {
+        pods,
+        limits: Limits::default(),
+        upgrades: upgrades.clone(),
+    };
+    let router = router(access, api);
     let address = listener.local_addr().map_err(ApiError::Listener)?;
     tracing::debug!(%address, "serving the kubelet API");
 
@@ -72,6 +82,7 @@ pub async fn serve(
     drop(listener);
     let drained = tokio::time::timeout(DRAIN_TIMEOUT, async {
         while connections.join_next().await.is_some() {}
+        upgrades.drained().await;
     });
     if drained.await.is_err() {
         tracing::debug!(
@@ -123,12 +134,14 @@ impl Connection {
             .1
             .peer_certificates()
             .and_then(|chain| chain.first());
-        let Some(peer) = certificate.and_then(peer_of) else {
+        let peer = certificate.and_then(peer_of);
+        if certificate.is_some() && peer.is_none() {
             tracing::debug!("a client's certificate names nobody");
             return;
-        };
+        }
 
-        let service = TowerToHyperService::new(self.router.layer(Extension::<Peer>(peer)));
+        let router = self.router.layer(Extension::<Option<Peer>>(peer));
+        let service = TowerToHyperService::new(router);
         let server = auto::Builder::new(TokioExecutor::new());
         let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);

@@ -23,8 +23,9 @@ pub struct ServerIdentity {
 }
 
 impl ServerIdentity {
-    /// A TLS configuration that turns away every client without a certificate of `client_ca_pem`.
-    pub(crate) fn tls_config(&self) -> Result<ServerConfig, ApiError> {
+    /// A TLS configuration that turns away every client with a certificate that is not of `client_ca_pem`, and every
+    /// client with none unless it may show a token instead.
+    pub(crate) fn tls_config(&self, takes_tokens: bool) -> Result<ServerConfig, ApiError> {
         // The provider is named here and not taken from the process, which may not have chosen one yet.
         let provider = Arc::new(aws_lc_rs::default_provider());
 
@@ -32,10 +33,12 @@ impl ServerIdentity {
         for ca in certificates("client CA", &self.client_ca_pem)? {
             roots.add(ca)?;
         }
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-                .build()
-                .map_err(ApiError::ClientCa)?;
+        let mut verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        if takes_tokens {
+            verifier = verifier.allow_unauthenticated();
+        }
+        let verifier = verifier.build().map_err(ApiError::ClientCa)?;
 
         let chain = certificates("certificate chain", &self.cert_chain_pem)?;
         let key = PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes()).map_err(|source| {

@@ -16,23 +16,20 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    API_SERVER_CLIENT, LogBytes, LogOptions, NoLogs, PodSource, ServerIdentity, serve,
+    API_SERVER_CLIENT, Access, AttachOptions, Connection, ExecOptions, LogBytes, LogOptions,
+    NoLogs, NoSession, PodSource, ServerIdentity, Session, serve,
 };
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
+
+mod common;
+
+use common::Ca;
 
 struct OnePod;
 
@@ -77,6 +74,22 @@ impl PodSource for OnePod {
         }
         .boxed()
     }
+
+    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        no_streams()
+    }
+
+    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        no_streams()
+    }
+
+    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
+        no_streams()
+    }
+}
+
+fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, NoSession>> {
+    async { Err(NoSession::internal("this pod only writes")) }.boxed()
 }
 
 /// How many logs of the silent container are being followed.
@@ -103,45 +116,6 @@ impl Stream for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         FOLLOWED.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// A CA, and the certificates it signs.
-struct Ca {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Ca {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            pem,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    fn sign(&self, common_name: &str, usage: ExtendedKeyUsagePurpose) -> (String, String) {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, common_name);
-        params.extended_key_usages = vec![usage];
-        let key = KeyPair::generate().unwrap();
-        (
-            params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key.serialize_pem(),
-        )
-    }
-
-    fn client(&self, common_name: &str) -> (String, String) {
-        self.sign(common_name, ExtendedKeyUsagePurpose::ClientAuth)
     }
 }
 
@@ -196,28 +170,7 @@ impl Server {
         path: &str,
         client: Option<(String, String)>,
     ) -> io::Result<TlsStream<TcpStream>> {
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_slice(self.ca.pem.as_bytes()).unwrap())
-            .unwrap();
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = match client {
-            None => builder.with_no_client_auth(),
-            Some((certificate, key)) => builder
-                .with_client_auth_cert(
-                    vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
-                    PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
-                )
-                .unwrap(),
-        };
-        let stream = TcpStream::connect(self.address).await?;
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        let mut stream = TlsConnector::from(Arc::new(config))
-            .connect(name, stream)
-            .await?;
+        let mut stream = self.ca.connect(self.address, client).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         Ok(stream)
@@ -345,7 +298,7 @@ async fn the_api_server_is_served() {
     assert_eq!(list["kind"], "PodList");
     assert_eq!(list["items"][0]["metadata"]["name"], "hello");
 
-    let nothing = server.get_as_api_server("/exec/default/hello/main").await;
+    let nothing = server.get_as_api_server("/run/default/hello/main").await;
     assert!(nothing.starts_with("HTTP/1.1 404"), "{nothing}");
     assert!(nothing.ends_with("404 page not found\n"), "{nothing}");
 }
@@ -413,7 +366,7 @@ async fn a_broken_identity_is_named() {
     let refused = serve(
         listener,
         identity,
-        [],
+        Access::only([]),
         Arc::new(OnePod),
         CancellationToken::new(),
     )

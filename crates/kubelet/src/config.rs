@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use crate::NodeKey;
+use crate::{NodeKey, Way};
 
 /// Everything the kubelet is told; what it can find out alone is in [`SystemFacts`](crate::SystemFacts).
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct NodeConfig {
     pub node_dir: PathBuf,
     /// Makes the tokens of pods' sandboxes. Survives the agent, so that the next one knows them too.
     pub node_key: NodeKey,
+    /// How pods are started that don't say.
+    pub way: Way,
     /// The ranges of the node's pods' addresses, at most one per family.
     pub pod_cidrs: Vec<String>,
     /// The cluster's name servers, if it has any.

@@ -13,14 +13,17 @@
 //! NodeRestriction allow such a user. The one thing they don't is removing the own Node: see `farewell.rs`.
 
 mod api;
+mod authority;
 mod backoff;
 mod conditions;
 mod config;
 mod error;
 mod events;
 mod farewell;
+mod image_list;
 mod lease;
 mod local_volumes;
+mod measure;
 mod node;
 mod pods;
 mod pressure;
@@ -39,10 +42,14 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 pub use api::CallError;
+pub use authority::ApiAuthority;
 pub use config::{Capacity, NodeConfig};
 pub use error::KubeletError;
 pub use node::node_object;
-pub use pods::{Handle, KnownPods, Launch, LaunchError, Launcher, NodeKey};
+pub use pods::{
+    Handle, KnownPods, LAUNCHER_ANNOTATION, Launch, LaunchError, Launcher, Needs, NodeKey, OwnLog,
+    Process, Way,
+};
 pub use pressure::Pressures;
 pub use system::SystemFacts;
 
@@ -73,11 +80,12 @@ pub async fn run(
             Timestamp::now(),
         )
     };
+    pods.measure_with(Arc::new(measure::Meter::new(&config, &facts, &pods)));
     let (show_node, node_shown) = watch::channel(None);
     let pods = Pods {
         client: client.clone(),
         config: config.clone(),
-        launcher,
+        launcher: Arc::clone(&launcher),
         known: pods,
         node: node_shown,
     };
@@ -95,10 +103,12 @@ pub async fn run(
     // `status` watches the Node and tells `lease` which one to own: none while somebody has deleted it.
     let (present, presence) = watch::channel(node.metadata.uid.clone());
     show_node.send_replace(Some(Arc::new(node)));
+    let (lister, node_listed) = (launcher, pods.node.clone());
     let duties = async {
         tokio::join!(
             status::keep_true(&client, &config, present, show_node),
             lease::keep_renewed(&client, &config.name, presence.clone()),
+            image_list::keep_listed(&client, &config.name, lister, node_listed),
         )
     };
     let end = async {

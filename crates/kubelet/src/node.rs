@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo,
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use volumes::provisioner::{REMOVE, SCRATCH};
 
 use crate::conditions::{Readiness, conditions, keep_transitions, with_foreign};
+use crate::pods::HANDLER;
 use crate::{Capacity, NodeConfig, Pressures, SystemFacts, local_volumes, quantity};
 
 /// The container runtime as Nodes name it; the runtime is this program.
@@ -22,8 +24,9 @@ const OWN_PREFIX: &str = "coracle.dev/";
 
 /// `status.declaredFeatures`: what this kubelet can do of the things that not every kubelet of its version can.
 ///
-/// Upstream's registry (component-helpers/nodedeclaredfeatures) knows these names in 1.37, and none is true here yet:
-/// - `ExtendWebSocketsToKubelet`: exec, attach and port-forward aren't served yet. To be declared with them.
+/// - `ExtendWebSocketsToKubelet`: the API server hands WebSockets of exec, attach and port-forward on as they are.
+///
+/// Upstream's registry (component-helpers/nodedeclaredfeatures) knows more names in 1.37, which are not true here yet:
 /// - `RestartAllContainersOnContainerExits`, `UserNamespacesHostNetworkSupport`, `VolumeBindMountOptions`: the scheduler
 ///   sends pods that use these only to nodes that declare them. To be declared, each when it works.
 /// - `InPlacePodLevelResourcesVerticalScaling`, `InPlacePodVerticalScalingInitContainers`,
@@ -31,7 +34,7 @@ const OWN_PREFIX: &str = "coracle.dev/";
 /// - `DRANodeAllocatableResources`, `DRAOptionalNodeOperations`: dynamic resource allocation.
 ///
 /// Must be sorted: the API server's validation refuses the Node otherwise.
-const DECLARED_FEATURES: &[&str] = &[];
+const DECLARED_FEATURES: &[&str] = &["ExtendWebSocketsToKubelet"];
 
 /// The Node as it is created: with its whole status, so that it is Ready from the first moment.
 pub fn node_object(
@@ -81,6 +84,11 @@ pub fn node_object(
                     .map(|&name| name.to_owned())
                     .collect()
             }),
+            features: Some(NodeFeatures {
+                supplemental_groups_policy: Some(true),
+            }),
+            // By name, and for pods that name none.
+            runtime_handlers: Some(["", HANDLER].map(runtime_handler).into()),
             node_info: Some(NodeSystemInfo {
                 architecture: facts.architecture.clone(),
                 boot_id: facts.boot_id.clone(),
@@ -97,6 +105,17 @@ pub fn node_object(
                 system_uuid: facts.system_uuid.clone(),
             }),
             ..Default::default()
+        }),
+    }
+}
+
+/// What containers can have of a runtime. All of ours run in a user namespace, whether they ask for it or not.
+fn runtime_handler(name: &str) -> NodeRuntimeHandler {
+    NodeRuntimeHandler {
+        name: Some(name.to_owned()),
+        features: Some(NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(true),
+            user_namespaces: Some(true),
         }),
     }
 }
@@ -201,6 +220,7 @@ pub(crate) mod tests {
             scratch_dir: "/tmp".into(),
             node_dir: "/tmp/node".into(),
             node_key: crate::NodeKey([0; 32]),
+            way: Default::default(),
             pod_cidrs: vec!["100.64.3.0/24".to_owned()],
             cluster_dns: vec![],
             cluster_domain: "cluster.local".to_owned(),

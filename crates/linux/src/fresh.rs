@@ -1,10 +1,15 @@
 //! New processes in new namespaces, and entering those of others, without threads.
 
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
 use rustix::thread::ThreadNameSpaceType;
+
+use crate::cgroup::Group;
+
+/// Of linux/sched.h; too large for the type that the C library gives it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// Which namespaces a new process gets for itself; it shares the others with its parent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +24,6 @@ pub struct Fresh {
     pub ipc: bool,
     /// Host name.
     pub uts: bool,
-    /// The view of control groups.
-    pub cgroup: bool,
 }
 
 impl Fresh {
@@ -31,7 +34,6 @@ impl Fresh {
             (self.net, libc::CLONE_NEWNET),
             (self.ipc, libc::CLONE_NEWIPC),
             (self.uts, libc::CLONE_NEWUTS),
-            (self.cgroup, libc::CLONE_NEWCGROUP),
         ]
         .into_iter()
         .filter_map(|(wanted, flag)| wanted.then_some(flag))
@@ -52,6 +54,46 @@ pub enum Forked {
 pub fn fork_into(fresh: Fresh) -> io::Result<Forked> {
     one_thread()?;
     fork_raw(fresh.flags())
+}
+
+/// The same, and the new process is born into a control group.
+///
+/// Moving a process that runs makes the kernel wait for all others on the machine, being born there costs nothing.
+pub fn fork_into_group(fresh: Fresh, group: &Group) -> io::Result<Forked> {
+    one_thread()?;
+    let dir = group.open()?;
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: every field of this structure is a number, for which zero is a value, and means that the thing isn't wanted.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = fresh.flags() as u64 | libc::CLONE_PIDFD as u64 | CLONE_INTO_CGROUP;
+    args.pidfd = (&raw mut pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.cgroup = dir.as_raw_fd() as u64;
+    // SAFETY: without CLONE_VM and with no stack this is a fork of a process with one thread (checked above). The kernel reads
+    // `args`, whose size is told, and writes one descriptor into `pidfd`; both outlive the call.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+    match forked(pid, &pidfd) {
+        Err(error) if is_not_known(&error) => fork_from_group(fresh, group),
+        forked => forked,
+    }
+}
+
+/// On a kernel before 5.7, or under a filter that doesn't know the call: we are in the group ourselves for a moment.
+fn fork_from_group(fresh: Fresh, group: &Group) -> io::Result<Forked> {
+    let home = Group::own().ok_or_else(|| io::Error::other("no control group is ours"))?;
+    group.enter()?;
+    let forked = fork_raw(fresh.flags());
+    if !matches!(forked, Ok(Forked::Child)) {
+        home.enter()?;
+    }
+    forked
+}
+
+fn is_not_known(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)
+    )
 }
 
 /// Forks a child whose parent is *our* parent, so that it is told of the child's end and not we. For a process that entered
@@ -85,11 +127,16 @@ fn fork_raw(flags: libc::c_int) -> io::Result<Forked> {
     // (checked by the callers), so that no lock is held by a thread that the child lacks. The kernel writes one descriptor
     // into `pidfd`, which outlives the call.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0) };
+    forked(pid, &pidfd)
+}
+
+/// What a call of the clone family returned; `pidfd` is where it was told to put the child's descriptor.
+fn forked(pid: libc::c_long, pidfd: &libc::c_int) -> io::Result<Forked> {
     match i32::try_from(pid) {
         Ok(0) => Ok(Forked::Child),
         Ok(pid) if pid > 0 => {
             // SAFETY: the kernel has just made this descriptor for us.
-            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            let pidfd = unsafe { OwnedFd::from_raw_fd(*pidfd) };
             let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("clone gave no id"))?;
             Ok(Forked::Parent(pid, pidfd))
         }

@@ -8,9 +8,12 @@
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 
 pub mod address;
+pub mod cgroup;
 pub mod credentials;
 pub mod fresh;
+pub mod kin;
 pub mod mount;
+pub mod mounted;
 pub mod namespace;
 mod netlink;
 pub mod packet;
@@ -19,6 +22,8 @@ pub mod process;
 pub mod route;
 pub mod seccomp;
 pub mod signal;
+pub mod stack;
 pub mod subpath;
 pub mod tmpfs;
 pub mod tree;
+pub mod usage;

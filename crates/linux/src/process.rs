@@ -108,6 +108,17 @@ pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     }
 }
 
+/// Kills a child of ours and every process below it, those first: what they are there to do when their parent dies is not
+/// done. The child is still to be waited for.
+pub fn kill_from_below(child: Pid) -> io::Result<()> {
+    let parents = parents()?;
+    for pid in deepest_first(child.as_raw_nonzero().get(), &parents) {
+        kill_child(pid, parents[&pid]);
+    }
+    rustix::process::kill_process(child, Signal::KILL)?;
+    Ok(())
+}
+
 /// Kills a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
 /// belong to another by now.
 fn kill_child(pid: i32, parent: i32) {
@@ -218,6 +229,28 @@ mod tests {
         assert_eq!(order.len(), 5);
         assert!(place(4) < place(3) && place(3) < place(2) && place(6) < place(5));
         assert_eq!(deepest_first(4, &parents), []);
+    }
+
+    #[test]
+    fn what_waits_for_its_parents_death_is_killed_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = dir.path().join("told");
+        // The inner shell acts when its input ends.
+        let script = r#"exec 4<&0; (read x <&4; touch "$0") & echo; sleep 60"#;
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .arg(&told)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut begun = [0];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut begun).unwrap();
+        kill_from_below(Pid::from_child(&child)).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!told.exists());
     }
 
     #[test]

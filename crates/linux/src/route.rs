@@ -143,6 +143,11 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
+    /// Whether there is an interface of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.index(name).is_ok()
+    }
+
     fn index(&self, name: &str) -> io::Result<u32> {
         Ok(rustix::net::netdevice::name_to_index(
             self.names.as_fd(),

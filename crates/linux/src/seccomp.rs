@@ -1,101 +1,20 @@
 //! Filters on system calls: what a container may not ask of the kernel, and what it is told to have happened.
+//!
+//! They hold for programs of 32 bits as for those of 64.
+
+mod calls;
+mod program;
 
 use std::io;
 
-/// What a filter answers to a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// This error, without doing anything. Zero is success.
-    Error(i32),
-}
-
-/// When it answers so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
-    Always,
-    /// The argument of this index, masked, is not zero.
-    AnyBit(u8, u32),
-    /// The argument of this index, masked, is this.
-    Equals(u8, u32, u32),
-    /// The argument of this index is none of these.
-    NotIn(u8, &'static [u32]),
-}
-
-struct Rule(libc::c_long, When, Answer);
+use self::calls::{
+    CLONE, CLONE3, MKNOD, MKNODAT, PERSONALITY, PRETENDED, REFUSED, REFUSED_I386, SOCKET,
+};
+use self::program::{Answer, Rule, When, program};
 
 const NO: Answer = Answer::Error(libc::EPERM);
 const UNKNOWN: Answer = Answer::Error(libc::ENOSYS);
 const DONE: Answer = Answer::Error(0);
-
-/// Calls that the default profiles of container runtimes refuse to those without special capabilities.
-const REFUSED: &[libc::c_long] = &[
-    libc::SYS_acct,
-    libc::SYS_add_key,
-    libc::SYS_bpf,
-    libc::SYS_clock_adjtime,
-    libc::SYS_clock_settime,
-    libc::SYS_delete_module,
-    libc::SYS_finit_module,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fsopen,
-    libc::SYS_fspick,
-    libc::SYS_init_module,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
-    libc::SYS_ioperm,
-    libc::SYS_iopl,
-    libc::SYS_kexec_file_load,
-    libc::SYS_kexec_load,
-    libc::SYS_keyctl,
-    libc::SYS_lookup_dcookie,
-    libc::SYS_mount,
-    libc::SYS_mount_setattr,
-    libc::SYS_move_mount,
-    libc::SYS_move_pages,
-    libc::SYS_nfsservctl,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_open_tree,
-    libc::SYS_perf_event_open,
-    libc::SYS_pivot_root,
-    libc::SYS_quotactl,
-    libc::SYS_quotactl_fd,
-    libc::SYS_reboot,
-    libc::SYS_request_key,
-    libc::SYS_setdomainname,
-    libc::SYS_sethostname,
-    libc::SYS_setns,
-    libc::SYS_settimeofday,
-    libc::SYS_swapoff,
-    libc::SYS_swapon,
-    libc::SYS_sysfs,
-    libc::SYS__sysctl,
-    libc::SYS_syslog,
-    libc::SYS_umount2,
-    libc::SYS_unshare,
-    libc::SYS_uselib,
-    libc::SYS_userfaultfd,
-    libc::SYS_ustat,
-    libc::SYS_vhangup,
-];
-
-/// What a process with one id is told to have done, as if it were root among many.
-const PRETENDED: &[libc::c_long] = &[
-    libc::SYS_chown,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_lchown,
-    libc::SYS_setfsgid,
-    libc::SYS_setfsuid,
-    libc::SYS_setgid,
-    libc::SYS_setgroups,
-    libc::SYS_setregid,
-    libc::SYS_setresgid,
-    libc::SYS_setresuid,
-    libc::SYS_setreuid,
-    libc::SYS_setuid,
-];
 
 /// Personalities that change nothing dangerous: Linux, its 32-bit form, with and without UNAME26, and "which one is it?".
 const HARMLESS_PERSONALITIES: &[u32] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
@@ -104,6 +23,7 @@ const HARMLESS_PERSONALITIES: &[u32] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_f
 pub fn install_default() -> io::Result<()> {
     let mut rules: Vec<Rule> = REFUSED
         .iter()
+        .chain([&REFUSED_I386])
         .map(|call| Rule(*call, When::Always, NO))
         .collect();
     let namespaces = libc::CLONE_NEWNS
@@ -113,24 +33,17 @@ pub fn install_default() -> io::Result<()> {
         | libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
-    rules.push(Rule(
-        libc::SYS_clone,
-        When::AnyBit(0, namespaces as u32),
-        NO,
-    ));
+    rules.push(Rule(CLONE, When::AnyBit(0, namespaces as u32), NO));
     // Its flags are in memory, where a filter can't look; the C library then falls back to clone.
-    rules.push(Rule(libc::SYS_clone3, When::Always, UNKNOWN));
+    rules.push(Rule(CLONE3, When::Always, UNKNOWN));
     rules.push(Rule(
-        libc::SYS_personality,
+        PERSONALITY,
         When::NotIn(0, HARMLESS_PERSONALITIES),
         NO,
     ));
     // AF_VSOCK talks past every network namespace.
-    rules.push(Rule(
-        libc::SYS_socket,
-        When::Equals(0, u32::MAX, libc::AF_VSOCK as u32),
-        NO,
-    ));
+    let vsock = libc::AF_VSOCK as u32;
+    rules.push(Rule(SOCKET, When::Equals(0, u32::MAX, vsock), NO));
     install(&rules)
 }
 
@@ -141,98 +54,12 @@ pub fn install_pretence() -> io::Result<()> {
         .iter()
         .map(|call| Rule(*call, When::Always, DONE))
         .collect();
-    for (call, argument) in [(libc::SYS_mknod, 1), (libc::SYS_mknodat, 2)] {
+    for (call, argument) in [(MKNOD, 1), (MKNODAT, 2)] {
         for kind in [libc::S_IFCHR, libc::S_IFBLK] {
             rules.push(Rule(call, When::Equals(argument, libc::S_IFMT, kind), DONE));
         }
     }
     install(&rules)
-}
-
-// Offsets into struct seccomp_data.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const ARGUMENTS: u32 = 16;
-/// From linux/audit.h.
-const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-/// Calls of the x32 kind have this bit, and would pass by a filter that doesn't know them.
-const X32: u32 = 0x4000_0000;
-
-fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    }
-}
-
-fn jump(code: u32, k: u32, yes: u8, no: u8) -> libc::sock_filter {
-    libc::sock_filter {
-        code: (libc::BPF_JMP | code | libc::BPF_K) as u16,
-        jt: yes,
-        jf: no,
-        k,
-    }
-}
-
-const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-
-fn answer(answer: Answer) -> libc::sock_filter {
-    let Answer::Error(number) = answer;
-    statement(RETURN, libc::SECCOMP_RET_ERRNO | number as u32)
-}
-
-fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
-    let mut code = vec![
-        statement(LOAD, ARCHITECTURE),
-        jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0),
-        answer(UNKNOWN),
-        statement(LOAD, NUMBER),
-        jump(libc::BPF_JGE, X32, 0, 1),
-        answer(UNKNOWN),
-    ];
-    for Rule(call, when, then) in rules {
-        let check = condition(*when, *then);
-        // Jumps are relative and short; every condition is.
-        code.push(jump(libc::BPF_JEQ, *call as u32, 0, check.len() as u8));
-        code.extend(check);
-    }
-    code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW));
-    code
-}
-
-/// Answers if `when` holds, else goes on behind itself with the call's number loaded again.
-fn condition(when: When, then: Answer) -> Vec<libc::sock_filter> {
-    let argument = |index: u8| statement(LOAD, ARGUMENTS + 8 * u32::from(index));
-    let mask = |mask| statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, mask);
-    let again = statement(LOAD, NUMBER);
-    match when {
-        When::Always => vec![answer(then)],
-        When::AnyBit(index, bits) => vec![
-            argument(index),
-            jump(libc::BPF_JSET, bits, 0, 1),
-            answer(then),
-            again,
-        ],
-        When::Equals(index, bits, value) => vec![
-            argument(index),
-            mask(bits),
-            jump(libc::BPF_JEQ, value, 0, 1),
-            answer(then),
-            again,
-        ],
-        When::NotIn(index, values) => {
-            let mut code = vec![argument(index)];
-            for (at, value) in values.iter().enumerate() {
-                code.push(jump(libc::BPF_JEQ, *value, (values.len() - at) as u8, 0));
-            }
-            code.push(answer(then));
-            code.push(again);
-            code
-        }
-    }
 }
 
 fn install(rules: &[Rule]) -> io::Result<()> {
@@ -267,6 +94,33 @@ mod tests {
         std::thread::spawn(work).join().unwrap()
     }
 
+    /// A call as a program of 32 bits makes it: the answer, or an error as a negative number. `None` on a kernel that
+    /// runs no such programs.
+    fn call_of_32_bits(number: u32, arguments: [u32; 3]) -> Option<i32> {
+        // What such programs are given is settled there.
+        std::fs::metadata("/proc/sys/abi/vsyscall32").ok()?;
+        let [first, second, third] = arguments.map(u64::from);
+        let answer: u64;
+        // SAFETY: the calls that tests make read and write no memory; the first argument's register, which the compiler keeps for
+        // itself, is put back, and those that old kernels clear are told.
+        unsafe {
+            std::arch::asm!(
+                "xchg rbx, {first}",
+                "int 0x80",
+                "xchg rbx, {first}",
+                first = inout(reg) first => _,
+                inlateout("rax") u64::from(number) => answer,
+                in("rcx") second,
+                in("rdx") third,
+                out("r8") _,
+                out("r9") _,
+                out("r10") _,
+                out("r11") _,
+            );
+        }
+        Some(answer as u32 as i32)
+    }
+
     #[test]
     fn the_default_profile_refuses_namespaces_and_lets_programs_run() {
         in_a_thread(|| {
@@ -295,6 +149,58 @@ mod tests {
             let made = rustix::fs::mknodat(rustix::fs::CWD, &device, kind, 0o600.into(), 0x103);
             made.unwrap();
             assert!(!device.exists());
+        });
+    }
+
+    const GETPID: u32 = 20;
+    const MOUNT: u32 = 21;
+    const SETUID: u32 = 23;
+    const CHOWN32: u32 = 212;
+    const SETRESUID32: u32 = 208;
+    const MKNOD_I386: u32 = 14;
+    const CLONE_I386: u32 = 120;
+    const SOCKET_I386: u32 = 359;
+
+    #[test]
+    fn programs_of_32_bits_have_the_same_profile() {
+        in_a_thread(|| {
+            crate::credentials::no_new_privileges().unwrap();
+            install_default().unwrap();
+            let Some(pid) = call_of_32_bits(GETPID, [0; 3]) else {
+                return;
+            };
+            assert_eq!(pid, std::process::id() as i32);
+            let vsock = libc::AF_VSOCK as u32;
+            for (number, arguments) in [
+                (MOUNT, [0; 3]),
+                (CLONE_I386, [libc::CLONE_NEWUSER as u32, 0, 0]),
+                (SOCKET_I386, [vsock, 1, 0]),
+            ] {
+                let refused = call_of_32_bits(number, arguments);
+                assert_eq!(refused, Some(-libc::EPERM), "{number}");
+            }
+        });
+    }
+
+    #[test]
+    fn programs_of_32_bits_pretend_the_same() {
+        in_a_thread(|| {
+            crate::credentials::no_new_privileges().unwrap();
+            install_pretence().unwrap();
+            if call_of_32_bits(GETPID, [0; 3]).is_none() {
+                return;
+            }
+            // There is no file at the address 0, so that nothing but a filter lets these succeed.
+            for (number, arguments) in [
+                (CHOWN32, [0, 5, 5]),
+                (SETUID, [4711, 0, 0]),
+                (SETRESUID32, [4711, 4711, 4711]),
+                (MKNOD_I386, [0, libc::S_IFCHR | 0o600, 0x103]),
+            ] {
+                assert_eq!(call_of_32_bits(number, arguments), Some(0), "{number}");
+            }
+            let pipe = [0, libc::S_IFIFO | 0o600, 0];
+            assert_eq!(call_of_32_bits(MKNOD_I386, pipe), Some(-libc::EFAULT));
         });
     }
 }

@@ -76,17 +76,18 @@ impl Tree {
             rustix::mount::fsconfig_set_string(context.as_fd(), name, value)
         };
         rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
-        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there.
+        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there. Older ones take any word and refuse
+        // at the end.
         let one_by_one = lower
             .iter()
             .rev()
-            .try_for_each(|layer| set("lowerdir+", layer.as_ref()));
+            .try_for_each(|layer| set("lowerdir+", layer.as_ref()))
+            .and_then(|()| set("upperdir", upper))
+            .and_then(|()| set("workdir", work))
+            .and_then(|()| rustix::mount::fsconfig_create(context.as_fd()));
         if one_by_one.is_err() {
             return legacy_overlay(lower, upper, work);
         }
-        set("upperdir", upper)?;
-        set("workdir", work)?;
-        rustix::mount::fsconfig_create(context.as_fd())?;
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;
         Ok(Self(rustix::mount::fsmount(
             context.as_fd(),
@@ -102,12 +103,25 @@ impl Tree {
             tree.read_only(false)?;
             return Ok(tree);
         }
-        let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let open = || rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC);
+        let mut context = open()?;
+        let set = |context: &OwnedFd, name: &str, value: &Path| {
+            rustix::mount::fsconfig_set_string(context.as_fd(), name, value)
+        };
         rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
-        for layer in lower.iter().rev() {
-            rustix::mount::fsconfig_set_string(context.as_fd(), "lowerdir+", layer.as_ref())?;
+        let one_by_one = lower
+            .iter()
+            .rev()
+            .try_for_each(|layer| set(&context, "lowerdir+", layer.as_ref()))
+            .and_then(|()| rustix::mount::fsconfig_create(context.as_fd()));
+        if one_by_one.is_err() {
+            // As below; of these short names fourteen fit.
+            let (_open, names) = short_names(lower)?;
+            context = open()?;
+            rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
+            set(&context, "lowerdir", Path::new(&names))?;
+            rustix::mount::fsconfig_create(context.as_fd())?;
         }
-        rustix::mount::fsconfig_create(context.as_fd())?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_RDONLY;
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;
         Ok(Self(rustix::mount::fsmount(
@@ -131,11 +145,23 @@ impl Tree {
         )
     }
 
+    /// Its device files are without effect.
+    pub fn without_devices(&self) -> io::Result<()> {
+        set_attributes(&self.0, libc::MOUNT_ATTR_NODEV, false)
+    }
+
     /// Puts the tree on `place`.
     pub fn put(&self, place: &Path) -> io::Result<()> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         rustix::mount::move_mount(self.0.as_fd(), "", CWD, place, flags)?;
         Ok(())
+    }
+
+    /// Opens its top, a directory, to be read.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.0, ".", flags, Mode::empty())?)
     }
 
     /// Whether its top is a directory.
@@ -167,6 +193,25 @@ fn copy_flags(recursive: bool) -> OpenTreeFlags {
 /// For kernels before 6.5: one mount call, whose options must fit in a page, with the layers as open descriptors because
 /// their names are long.
 fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::Result<Tree> {
+    let (_open, names) = short_names(lower)?;
+    let options = format!(
+        "userxattr,lowerdir={names},upperdir={},workdir={}",
+        upper.display(),
+        work.display()
+    );
+    let options = std::ffi::CString::new(options)?;
+    // It needs a place for a moment: the work directory's own parent is ours alone.
+    let place = work.with_file_name("merged");
+    std::fs::create_dir_all(&place)?;
+    let flags = rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("overlay", &place, "overlay", flags, options.as_c_str())?;
+    let tree = Tree::copy(&place, false);
+    rustix::mount::unmount(&place, UnmountFlags::DETACH)?;
+    tree
+}
+
+/// Layers as open descriptors, and the list of their names, the highest first.
+fn short_names(lower: &[impl AsRef<Path>]) -> io::Result<(Vec<OwnedFd>, String)> {
     let open = |path: &Path| {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
         rustix::fs::open(path, flags, rustix::fs::Mode::empty())
@@ -180,21 +225,15 @@ fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::
         .iter()
         .map(|layer| format!("/proc/self/fd/{}", layer.as_raw_fd()))
         .collect();
-    let options = format!(
-        "userxattr,lowerdir={},upperdir={},workdir={}",
-        names.join(":"),
-        upper.display(),
-        work.display()
-    );
-    let options = std::ffi::CString::new(options)?;
-    // It needs a place for a moment: the work directory's own parent is ours alone.
-    let place = work.with_file_name("merged");
-    std::fs::create_dir_all(&place)?;
-    let flags = rustix::mount::MountFlags::NODEV;
-    rustix::mount::mount("overlay", &place, "overlay", flags, options.as_c_str())?;
-    let tree = Tree::copy(&place, false);
-    rustix::mount::unmount(&place, UnmountFlags::DETACH)?;
-    tree
+    Ok((layers, names.join(":")))
+}
+
+/// Makes what is at `path`, with all that is mounted below, a mount of its own whose later mounts travel to all copies that
+/// are taken of it, and from those that stay shared.
+pub fn share(path: &Path) -> io::Result<()> {
+    let tree = Tree::copy(path, true)?;
+    tree.propagate(Propagation::Shared)?;
+    tree.put(path)
 }
 
 /// Makes `root` the root directory of this process and of its mount namespace, and lets go of all other mounts.

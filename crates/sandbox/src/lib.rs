@@ -9,6 +9,7 @@
 //! Start reading at [`protocol`] and [`seams`].
 
 pub mod connection;
+mod id;
 pub mod inner;
 pub mod life;
 pub mod logs;
@@ -16,4 +17,6 @@ pub mod probe;
 pub mod protocol;
 pub mod runtime;
 pub mod seams;
+pub mod streams;
 mod terminal;
+pub mod usage;

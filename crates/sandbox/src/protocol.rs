@@ -7,8 +7,16 @@
 //!   GET  /v1/state              PodState, whole, as one line of JSON per change, until the connection ends
 //!   POST /v1/stop     Stop      end the pod
 //!   POST /v1/dismiss            the pod has finished and its end is recorded: the sandbox cleans up and exits
+//!   POST /v1/retire             the same, but the logs stay where they are: others than the sandbox show them
 //!   POST /v1/logs     LogQuery  a container's log, as a stream of bytes
+//!   GET  /v1/usage              PodUsage: what the pod uses now
+//!   POST /v1/exec     frames, the first an ExecQuery: runs a command in a container
+//!   POST /v1/attach   frames, the first an AttachQuery: a container's own streams, from now on
+//!   POST /v1/port-forward/PORT  bytes both ways, to a port of the pod
 //! ```
+//!
+//! Frames are those of [`crate::streams`]. The answer to one of the last three begins when the command runs, or the
+//! connection is made; from then on both bodies flow at once, and resetting the stream means that the client is gone.
 //!
 //! Everything is level-triggered: after a break of the connection, or the death of the kubelet, the sandbox dials
 //! again, is sent the bundle again, and answers with its whole state. Nothing here assumes that the two share a file
@@ -54,7 +62,8 @@ pub struct Bundle {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerInput {
     /// Its variables in order, service variables and envFrom first. Every one has a plain `value`, still with
-    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`: only the sandbox knows.
+    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
+    /// for `fileKeyRef`s: only the sandbox knows.
     pub env: Vec<EnvVar>,
     /// Why it can't be started now, such as a missing config map; it is tried again when a new bundle says otherwise.
     pub problem: Option<Problem>,
@@ -80,6 +89,9 @@ pub struct NodeFacts {
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
     pub cluster_domain: String,
+    /// Memory that pods may use on it, in bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
 }
 
 /// The whole state of a pod.
@@ -127,6 +139,36 @@ pub struct Stop {
     pub grace_seconds: i64,
     /// Why, if the pod as a whole has failed by it (eviction, node shutdown).
     pub failure: Option<Problem>,
+}
+
+/// A command to run in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecQuery {
+    /// The container.
+    pub container: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// It is given input; otherwise it reads an end at once.
+    pub stdin: bool,
+    /// Its output is wanted.
+    pub stdout: bool,
+    /// Its errors are wanted; with a terminal they are part of the output.
+    pub stderr: bool,
+    /// It has a terminal.
+    pub tty: bool,
+}
+
+/// Which of a container's own streams to be connected to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachQuery {
+    /// The container.
+    pub container: String,
+    /// Its input, if it has one.
+    pub stdin: bool,
+    /// Its output.
+    pub stdout: bool,
+    /// Its errors, if it has no terminal.
+    pub stderr: bool,
 }
 
 /// Which part of which log.

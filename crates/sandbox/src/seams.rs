@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, ContainerUser};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
@@ -26,6 +26,9 @@ pub trait Runtime: 'static {
     /// Makes sure that an image is there, pulling it if `policy` says so.
     async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem>;
 
+    /// The images that a container mounts as volumes.
+    fn image_volumes(&self, container: &Container) -> Vec<ImageRequest>;
+
     /// Starts a container. Its output goes to the log of this attempt.
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem>;
 
@@ -43,7 +46,7 @@ pub trait Runtime: 'static {
     /// Connects from within the pod's network.
     async fn connect(&self, address: IpAddr, port: u16) -> std::io::Result<TcpStream>;
 
-    /// The termination message of a container that has ended: the file at `terminationMessagePath` (at most 4096 bytes), or
+    /// The termination message of a container that has ended: the end of the file at `terminationMessagePath` (4096 bytes), or
     /// the log's end (80 lines, 2048 bytes) where the policy is FallbackToLogsOnError, the file is empty and it failed.
     async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String>;
 
@@ -99,6 +102,8 @@ pub struct ImageDefaults {
     pub working_dir: String,
     /// STOPSIGNAL
     pub stop_signal: Option<String>,
+    /// VOLUME
+    pub volumes: Vec<String>,
 }
 
 /// A container to start.
@@ -127,6 +132,8 @@ pub struct Started {
     pub exit: oneshot::Receiver<Exit>,
     /// The signal with which it wants to be stopped (STOPSIGNAL, or SIGTERM).
     pub stop_signal: i32,
+    /// Who its first process is.
+    pub user: Option<ContainerUser>,
 }
 
 /// How a container ended.
@@ -164,12 +171,13 @@ pub trait World: 'static {
         credentials: &[serde_json::Value],
     ) -> Result<PodImage, Problem>;
 
-    /// Makes a volume, or brings the content of one that is there up to date.
+    /// Makes a volume, or brings the content of one that is there up to date. `credentials` are for images.
     async fn volume(
         &self,
         name: &str,
         source: &serde_json::Value,
         fs_group: Option<i64>,
+        credentials: &[serde_json::Value],
     ) -> Result<Volume, Problem>;
 
     /// Connects a network namespace to the pod network. The place is kept until [`World::leave`], or our end.

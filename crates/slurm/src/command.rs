@@ -152,6 +152,14 @@ impl Slurm {
         Ok(())
     }
 
+    /// Our own running jobs that have a step of this name.
+    pub async fn jobs_with_step(&self, name: &str) -> Result<Vec<u32>, SlurmError> {
+        let answer = ask(&self.squeue, crate::steps::ARGS)
+            .await?
+            .success(&self.squeue)?;
+        Ok(crate::steps::jobs_with_step(&answer, name))
+    }
+
     /// The partitions that we may see.
     pub async fn partitions(&self) -> Result<Vec<Partition>, SlurmError> {
         let answer = ask(&self.sinfo, crate::partitions::ARGS)

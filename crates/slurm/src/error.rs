@@ -154,7 +154,11 @@ impl SlurmError {
 /// Slurm says what it refused, but not where to look up what it would accept.
 fn refusal_hint(words: &str) -> Option<&'static str> {
     let has = |needle: &str| words.to_ascii_lowercase().contains(needle);
-    if has("partition") {
+    if has("requested nodes are busy") {
+        Some(
+            "other steps of the job hold it (`squeue -s` lists them); one that is started with `srun --overlap` holds nothing",
+        )
+    } else if has("partition") {
         Some("`sinfo -s` lists the partitions")
     } else if has("account") || has("qos") || has("association") {
         Some("`sacctmgr show associations user=$USER` lists your accounts and QOS")

@@ -8,7 +8,7 @@
 //! parser here is a pure, bounded function that ignores what it does not understand and never panics.
 //!
 //! Start reading at [`Allocation`] (where are we?), then [`AgentStep`] (one process on every node of a running job),
-//! [`Submission`] (a new job) and [`Slurm`] (the questions we ask: version, ping, job details, partitions).
+//! [`ShareStep`] (one process with a share of a running job), [`Submission`] (a new job) and [`Slurm`] (the questions we ask: version, ping, job details, partitions).
 
 mod allocation;
 mod classify;
@@ -19,7 +19,9 @@ mod invocation;
 mod job;
 pub mod options;
 mod partitions;
+mod share;
 mod step;
+mod steps;
 mod submission;
 mod version;
 
@@ -31,6 +33,7 @@ pub use hostlist::HostlistError;
 pub use invocation::{Invocation, is_kept_in_steps};
 pub use job::{Gres, JobDetail, NodeShare, parse_gres, parse_job_detail};
 pub use partitions::{Partition, parse_partitions};
+pub use share::ShareStep;
 pub use step::AgentStep;
 pub use submission::Submission;
 pub use version::Version;

@@ -83,7 +83,7 @@ impl AgentStep<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn slurm() -> Slurm {
@@ -174,7 +174,37 @@ mod tests {
         };
         let env = ["HOME", "SLURM_NTASKS"];
         insta::assert_snapshot!(submission.invocation(&slurm(), env).display(),
-            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --input=0 -N4 --job-name=mine /c run app.yaml");
+            @"/usr/bin/srun --job-name=coracle --disable-status --kill-on-bad-exit=0 --wait=0 --mpi=none --input=0 --overlap -N4 --job-name=mine /c run app.yaml");
+        let with = |options: &[&str], env: &[&'static str]| {
+            let options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
+            let submission = crate::Submission {
+                options: &options,
+                ..submission.clone()
+            };
+            let words = submission.invocation(&slurm(), env.iter().copied());
+            let words = words.display();
+            let ours = words.split(" --input=0 ").nth(1).unwrap();
+            ours.strip_suffix(" /c run app.yaml").unwrap().to_owned()
+        };
+        let exclusive = "--exclusive=user";
+        assert_eq!(
+            with(&["-N2", "--exclude=a"], &[]),
+            "--overlap -N2 --exclude=a"
+        );
+        assert_eq!(
+            with(&[exclusive], &[]),
+            "--ntasks-per-node=1 --exclusive=user"
+        );
+        assert_eq!(
+            with(&["-N2"], &["SLURM_EXCLUSIVE"]),
+            "--ntasks-per-node=1 -N2"
+        );
+        for tasks in ["-n4", "--ntasks=4", "--ntasks-per-node=2"] {
+            assert_eq!(
+                with(&[exclusive, tasks], &[]),
+                format!("{exclusive} {tasks}")
+            );
+        }
         submission.options = &[];
         submission.within = Some((7, "node1"));
         submission.terminal = true;

@@ -50,6 +50,11 @@ impl Submission<'_> {
             // Only the first task leads, so only it may read what the user pipes in.
             "--input=0".into()
         });
+        // The leader's step takes as little as can be from steps that are started later, by the workload or for pods.
+        let env: Vec<&str> = env.into_iter().collect();
+        if self.within.is_none() {
+            args.extend(self.modesty(&env).map(OsString::from));
+        }
         if let Some((job, node)) = self.within {
             args.extend([
                 format!("--jobid={job}").into(),
@@ -79,6 +84,24 @@ impl Submission<'_> {
                 None => Vec::new(),
             },
             env_set: Vec::new(),
+        }
+    }
+
+    /// The option that makes a job's first step leave its resources to others.
+    ///
+    /// It can't share those of whole nodes. There it takes a CPU for each task, but only if their number is given.
+    /// (As `srun` reads it, `--exclusive` may be shortened as long as it is not `--exclude`.)
+    fn modesty(&self, env: &[&str]) -> Option<&'static str> {
+        let given = |names: &[&str], variables: &[&str]| {
+            let by_option = |option: &String| names.iter().any(|name| option.starts_with(name));
+            self.options.iter().any(by_option) || env.iter().any(|name| variables.contains(name))
+        };
+        if !given(&["--exclus"], &["SLURM_EXCLUSIVE"]) {
+            Some("--overlap")
+        } else if !given(&["-n", "--ntasks"], &["SLURM_NTASKS", "SLURM_NPROCS"]) {
+            Some("--ntasks-per-node=1")
+        } else {
+            None
         }
     }
 }

@@ -6,7 +6,7 @@
 mod findings;
 mod remote;
 mod report;
-mod survey;
+pub mod survey;
 
 use std::process::ExitCode;
 

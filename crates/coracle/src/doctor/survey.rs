@@ -9,6 +9,8 @@ use linux::probe::host::{self, Cgroup, FileSystem, Kernel};
 use linux::probe::subid::{self, Helper, Ranges};
 use slurm::{Allocation, Partition, Slurm, SlurmError};
 
+use crate::node::stacking;
+
 /// How long one probe may take. They take milliseconds; a hanging file system must not hang the doctor.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -90,6 +92,10 @@ pub struct Survey {
     pub scratch: Vec<Directory>,
     /// Whether overlayfs works on the first writable one of these.
     pub overlay_on_scratch: Option<Result<String, String>>,
+    /// fuse-overlayfs, if it is on PATH.
+    pub fuse_overlayfs: Option<PathBuf>,
+    /// What the user wants instead of the best (`CORACLE_ROOTFS`).
+    pub wanted_stacking: Option<String>,
     /// What Slurm said.
     pub slurm: SlurmAnswers,
 }
@@ -123,6 +129,10 @@ pub async fn take() -> Survey {
             .and_then(|exe| Some(directory("this program", exe.parent()?.to_owned()))),
         scratch,
         overlay_on_scratch,
+        fuse_overlayfs: stacking::program(),
+        wanted_stacking: std::env::var(stacking::VARIABLE)
+            .ok()
+            .filter(|wanted| !wanted.is_empty()),
         slurm,
     }
 }
@@ -162,26 +172,27 @@ async fn run_probes() -> BTreeMap<&'static str, Result<String, String>> {
         .collect()
 }
 
-/// Tries overlayfs with its upper layer in the directory that would hold it, and cleans up after itself.
 async fn overlay_on(candidates: &[Directory]) -> Option<Result<String, String>> {
     let dir = candidates.iter().find(|dir| dir.writable)?;
-    let made = tempfile::Builder::new()
+    Some(overlay_in(&dir.path).await)
+}
+
+/// Tries overlayfs with its upper layer in the directory that would hold it, and cleans up after itself.
+pub async fn overlay_in(dir: &Path) -> Result<String, String> {
+    let upper = tempfile::Builder::new()
         .prefix("coracle-doctor-")
-        .tempdir_in(&dir.path);
-    let upper = match made {
-        Ok(upper) => upper,
-        Err(error) => return Some(Err(format!("{}: {error}", dir.path.display()))),
-    };
+        .tempdir_in(dir)
+        .map_err(|error| format!("{}: {error}", dir.display()))?;
     let answer = probe(&format!("overlay={}", upper.path().display())).await;
     // Overlayfs leaves a directory without any permission in its work directory, which would stop the removal.
     use std::os::unix::fs::PermissionsExt as _;
     let locked = upper.path().join("work/work");
     let _ = std::fs::set_permissions(locked, std::fs::Permissions::from_mode(0o700));
-    Some(answer)
+    answer
 }
 
 /// Runs this program again as one probe. (A process that tries namespaces can't be used for anything else.)
-async fn probe(name: &str) -> Result<String, String> {
+pub async fn probe(name: &str) -> Result<String, String> {
     let mut command = tokio::process::Command::new("/proc/self/exe");
     command
         .args(["internal", "probe", name])

@@ -1,14 +1,15 @@
 //! The agent's story: report to the leader, be a kubelet, go away cleanly.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use control_plane::pki::{Identity, KUBELET_CLIENT};
-use kubelet::{Capacity, KnownPods, NodeConfig};
-use kubelet_api::ServerIdentity;
+use kubelet::{Capacity, KnownPods, NodeConfig, Way};
+use kubelet_api::{Access, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -17,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::hub::NodeHub;
 use super::identity::{Kept, NodeIdentity};
-use super::launch::Fork;
+use super::image_gc;
+use super::image_list::ImageList;
+use super::launch::Launchers;
 use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
 use super::place::{self, NodePlace};
 use crate::handover::{Handover, ToLeader, ToNode};
@@ -48,7 +51,14 @@ enum End {
 }
 
 /// Is this node's agent until the end.
-pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Result<ExitCode> {
+///
+/// `groups` is the control group in which those of pods are made, if there is one.
+pub async fn run(
+    handover: Handover,
+    kept: Kept,
+    place: NodePlace,
+    groups: Option<PathBuf>,
+) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
     let node = super::name();
     let Admitted {
@@ -68,12 +78,17 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
     let port = listener.local_addr()?.port();
     let config = node_config(&node, &identity, addresses, port, &place)?;
     let hub = node_hub(&identity, &place);
-    let launcher = Arc::new(Fork {
+    let launcher = Arc::new(Launchers {
         place: place.clone(),
         hub: hub.clone(),
         store: images::Store::default_path()
             .context("neither XDG_DATA_HOME nor HOME says where images are")?,
+        groups,
+        images: ImageList::default(),
+        stacking: tokio::sync::OnceCell::new(),
         mark: mark(&identity),
+        job: identity.welcome.job.0,
+        node: node.clone(),
     });
     let api = SocketAddr::new(leader, identity.welcome.api_port);
     let login = Identity {
@@ -82,11 +97,13 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
     };
     let client = crate::client::connect(api, &identity.welcome.cluster_ca_pem, &login).await?;
     let pods = Arc::new(KnownPods::default());
+    pods.log_with(Box::new(crate::log::remembered));
     let stop = CancellationToken::new();
+    let authority = kubelet::ApiAuthority::new(client.clone(), node.clone());
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
-        vec![KUBELET_CLIENT.to_owned()],
+        Access::only([KUBELET_CLIENT.to_owned()]).or_as_judged_by(Arc::new(authority)),
         pods.clone(),
         stop.clone(),
     ));
@@ -95,7 +112,7 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
     let mut kubelet = tokio::spawn(kubelet::run(
         client,
         config,
-        launcher,
+        launcher.clone(),
         pods,
         tell_registered,
         async move {
@@ -104,11 +121,13 @@ pub async fn run(handover: Handover, kept: Kept, place: NodePlace) -> anyhow::Re
         },
     ));
     // While the node registers; a problem with it is one of the pods that need it.
-    if let Err(error) = hub.ready().await {
+    let (hub_ready, stacking) = tokio::join!(hub.ready(), launcher.stacking());
+    for error in [hub_ready.err(), stacking.err()].into_iter().flatten() {
         tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
     }
 
     let end = tokio::select! {
+        () = image_gc::look_after(place.dir.clone()) => End::Failed(anyhow::anyhow!("nobody looks after images")),
         end = stay(&mut line, &handover, &node, &kept, registered, &mut told) => end,
         ended = &mut kubelet => End::Failed(match ended {
             Ok(Ok(())) => anyhow::anyhow!("the kubelet ended by itself"),
@@ -330,6 +349,10 @@ fn node_config(
         scratch_dir,
         node_dir: place.dir.clone(),
         node_key: place.key.clone(),
+        way: match welcome.pods_as_steps {
+            true => Way::Step,
+            false => Way::Fork,
+        },
         pod_cidrs: vec![welcome.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),

@@ -1,19 +1,17 @@
 //! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use crate::hub_role::Start;
 
-/// What a killed process may take to be gone.
+/// What it may take to be gone.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// The node's hub, which there is as soon as somebody needs it.
@@ -76,25 +74,19 @@ impl NodeHub {
         }
     }
 
-    /// Ends it, and with it the pods' network.
+    /// Ends it, and with it the pods' network. It may be that of an agent before us.
     pub async fn end(&self) {
+        let socket = &self.start.socket;
+        let gone = async {
+            while network::hub::end(socket).is_ok() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(LAST_BREATH, gone).await.is_err() {
+            tracing::warn!("the node's hub does not end");
+        }
         if let Some(mut child) = self.running.lock().await.take() {
-            let _ = child.kill().await;
-        } else if let Err(error) = end_inherited(&self.start.socket).await {
-            tracing::debug!(%error, "there is no hub of an agent before this one");
+            let _ = tokio::time::timeout(LAST_BREATH, child.wait()).await;
         }
     }
-}
-
-/// Ends the hub of an agent before us. If that agent's guard was killed too, the hub is nobody's child.
-async fn end_inherited(socket: &Path) -> io::Result<()> {
-    let hub = network::hub::process(socket)?;
-    rustix::process::pidfd_send_signal(&hub, Signal::KILL)?;
-    let gone = async {
-        while network::hub::is_there(socket) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let _ = tokio::time::timeout(LAST_BREATH, gone).await;
-    Ok(())
 }

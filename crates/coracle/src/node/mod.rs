@@ -5,11 +5,15 @@
 //! survive its own death is in memory that its guard holds ([`identity`]).
 
 mod agent;
+pub mod cgroup;
 mod hub;
 mod identity;
+pub mod image_gc;
+mod image_list;
 mod launch;
 mod line;
 pub mod place;
+pub mod stacking;
 
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -41,16 +45,25 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
     let place = NodePlace::new(&handover.secret, &name());
+    let groups = cgroup::set_up();
     // Known to guard and worker alike, until their ends.
-    let _janitor = janitor_role::start(&place.dir)
+    let janitor = janitor_role::start(&place.dir)
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
         Side::Guard(code) => {
+            launch::end_steps(&place);
             place.remove();
             NodePlace::sweep();
+            drop(janitor);
+            if let Some(groups) = groups {
+                groups.end();
+            }
             Ok(code)
         }
-        Side::Worker => crate::block_on(agent::run(handover, kept, place)),
+        Side::Worker => {
+            let groups = groups.map(|groups| groups.theirs().path().to_owned());
+            crate::block_on(agent::run(handover, kept, place, groups))
+        }
     }
 }
 

@@ -145,6 +145,11 @@ pub fn kubelet_socket(dir: &Path) -> PathBuf {
     dir.join("kubelet.sock")
 }
 
+/// Where unpacked layers are, in a node's directory.
+pub fn layers(dir: &Path) -> PathBuf {
+    dir.join("layers")
+}
+
 /// Removes a directory with what containers left in it. Directories may have been made unreadable even for their owner.
 pub fn remove_as_root(dir: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(dir) {

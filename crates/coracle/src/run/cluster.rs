@@ -18,6 +18,7 @@ use super::agents::{Starter, Step, StepFailure};
 use super::control_plane::ControlPlane;
 use super::grace::Grace;
 use super::join::{Common, Door, NodeEvent};
+use super::metrics::{self, Metrics};
 use super::objects;
 use super::plan::plans;
 use super::storage::{self, Storage};
@@ -90,6 +91,7 @@ pub struct Cluster {
     /// Those of them for which a new agent is about to be started.
     restarting: BTreeSet<String>,
     storage: Option<Storage>,
+    metrics: Option<Metrics>,
     restarts: (
         mpsc::UnboundedSender<String>,
         mpsc::UnboundedReceiver<String>,
@@ -173,6 +175,7 @@ impl Cluster {
             mark: format!("{MARK}={mark}"),
             secret: crate::token::new()?,
             pods_grace: grace.pods(),
+            pods_as_steps: options.pods_as_steps,
         };
         let plans = plans(allocation, &detail, &name, &options.pod_cidr)?;
         let door = Door::new(common, plans, tell_node)?;
@@ -209,6 +212,7 @@ impl Cluster {
             restarting: BTreeSet::new(),
             restarts: mpsc::unbounded_channel(),
             storage: None,
+            metrics: None,
             _api_port: api_port,
         })
     }
@@ -227,6 +231,7 @@ impl Cluster {
             Err(_) => return Err(self.too_slow(patience).into()),
         }
         self.storage = storage::start(self.client.clone());
+        self.metrics = self.serve_metrics().await;
         progress.ready(&format!(
             "cluster {} with {} is ready",
             self.name,
@@ -269,6 +274,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// A cluster without figures is still one.
+    async fn serve_metrics(&self) -> Option<Metrics> {
+        let host = self.leaders.first()?.ip();
+        match metrics::start(self.client.clone(), &self.pki, host).await {
+            Ok(metrics) => Some(metrics),
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "metrics.k8s.io is not served");
+                None
+            }
+        }
+    }
+
     /// Keeps the cluster whole while the workload runs; returns only when it can't.
     pub async fn watch(&mut self) -> Ended {
         loop {
@@ -304,6 +321,7 @@ impl Cluster {
 
     /// Ends everything in order: nodes first, while the API server is there to take their Nodes away.
     pub async fn stop(mut self) {
+        self.metrics = None;
         self.door.end();
         let farewell = async {
             while !self.door.inside().is_empty() {

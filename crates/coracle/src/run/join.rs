@@ -63,6 +63,8 @@ pub struct Common {
     pub secret: String,
     /// How long pods have to end when the cluster does.
     pub pods_grace: Duration,
+    /// Pods are steps of the job unless they say otherwise.
+    pub pods_as_steps: bool,
 }
 
 /// The leader's door.
@@ -257,6 +259,7 @@ impl Door {
             mark: self.common.mark.clone(),
             pod_cidr: plan.pod_cidr.clone(),
             pods_grace: self.common.pods_grace,
+            pods_as_steps: self.common.pods_as_steps,
         })
     }
 
@@ -327,6 +330,7 @@ mod tests {
             mark: String::new(),
             secret: String::new(),
             pods_grace: Duration::ZERO,
+            pods_as_steps: false,
         };
         let plans = ["node1", "node2"].map(|node| (node.to_owned(), NodePlan::default()));
         Door::new(common, plans.into(), mpsc::unbounded_channel().0).unwrap()

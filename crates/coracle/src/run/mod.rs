@@ -14,6 +14,7 @@ mod join;
 mod lead;
 mod look;
 mod manifests;
+mod metrics;
 pub mod objects;
 mod plan;
 mod settings;

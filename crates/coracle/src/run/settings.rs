@@ -76,6 +76,9 @@ impl Settings {
         if o.early {
             words.push("--early".to_owned());
         }
+        if o.pods_as_steps {
+            words.push("--pods-as-steps".to_owned());
+        }
         for (name, dir) in [("logs", &o.logs), ("kubernetes", &o.kubernetes)] {
             if let Some(dir) = dir {
                 words.push(format!("--{name}={}", dir.display()));
@@ -97,6 +100,7 @@ fn merge(options: &mut RunOptions, late: RunOptions) {
     let default = defaults();
     options.verbose |= late.verbose;
     options.early |= late.early;
+    options.pods_as_steps |= late.pods_as_steps;
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());
     if late.api_port != default.api_port {
@@ -197,8 +201,10 @@ const OURS_WITH_VALUE: [&str; 6] = [
 ];
 
 fn is_ours(word: &str) -> bool {
-    matches!(word, "-v" | "--verbose" | "--early" | "-h" | "--help")
-        || OURS_WITH_VALUE.contains(&name_of(word))
+    matches!(
+        word,
+        "-v" | "--verbose" | "--early" | "--pods-as-steps" | "-h" | "--help"
+    ) || OURS_WITH_VALUE.contains(&name_of(word))
 }
 
 fn ours_takes_value(word: &str) -> bool {
@@ -248,6 +254,8 @@ mod tests {
         insta::assert_debug_snapshot!(words(
             "-N 2 -pmain --time=10 --logs /x -v --mem 4G --exclusive app.sh -v --time 3"
         ));
+        let ours = words("--pods-as-steps -N2 --early app.sh").ours;
+        assert_eq!(ours, ["--pods-as-steps", "--early"]);
         assert_eq!(words("-N2 -").workload, Some("-".into()));
         assert_eq!(words("-- -odd").workload, Some("-odd".into()));
         assert_eq!(words("-N2").workload, None);

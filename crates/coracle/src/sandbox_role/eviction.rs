@@ -158,7 +158,10 @@ impl Dirs {
         Usage {
             volumes: volumes.map(|(name, dir)| (name, taken(&dir))).collect(),
             containers: containers
-                .map(|(name, dirs)| (name, dirs.iter().map(|dir| taken(dir)).sum()))
+                .map(|(name, dirs)| {
+                    let all: u64 = dirs.iter().map(|dir| taken(dir)).sum();
+                    (name, all.saturating_sub(copied(&dirs[0])))
+                })
                 .collect(),
         }
     }
@@ -167,6 +170,20 @@ impl Dirs {
 /// The disk that a directory takes.
 fn taken(dir: &Path) -> u64 {
     volumes::dirs::disk_usage(dir)
+}
+
+/// What of a container's directory is a copy of its image, which is not the container's doing. Each run of it that copied
+/// has said so in a file.
+fn copied(container: &Path) -> u64 {
+    let runs = std::fs::read_dir(container).into_iter().flatten().flatten();
+    runs.filter_map(|run| {
+        std::fs::read_to_string(run.path().join("copied"))
+            .ok()?
+            .parse()
+            .ok()
+    })
+    .map(|bytes: u64| bytes)
+    .sum()
 }
 
 /// Containers that stay: those of the pod, and native sidecars.
@@ -254,6 +271,7 @@ mod tests {
         let places = Places {
             disk: home.path().to_owned(),
             memory: home.path().join("memory"),
+            groups: None,
             logs: home.path().join("logs"),
         };
         let volume = home.path().join("volumes/v");

@@ -5,15 +5,17 @@
 //!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
 //! ```
 //!
+//! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
+//!
 //! It outlives the agent that started it. If no agent comes for a while it ends the pod and itself.
 
 mod eviction;
 mod pod;
 mod world;
 
-use std::io::BufRead;
+use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,18 +25,27 @@ use linux::fresh::{Forked, Fresh};
 use linux::signal::Held;
 use rustix::process::{DumpableBehavior, Pid, Signal};
 use rustix::thread::UnshareFlags;
-use sandbox::connection::stay_connected;
-use sandbox::protocol::{Hello, VERSION};
-use sandbox::runtime::Places;
+use sandbox::connection::{Pod, stay_connected};
+use sandbox::protocol::{Hello, PodState, VERSION};
+use sandbox::runtime::{Places, Stacking};
 use serde::{Deserialize, Serialize};
 
 use self::pod::SandboxPod;
-use crate::node::place;
+use crate::node::{cgroup, place};
 
 /// How long it waits for an agent.
 const PATIENCE: Duration = Duration::from_secs(45);
+/// Where the pod's logs are, in its directory.
+const LOGS: &str = "logs";
+/// A process that doesn't even end when it is killed waits for a disk or a server.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
 /// Of memory for secrets, config maps and their kin.
 const MEMORY_BYTES: u64 = 1 << 30;
+
+/// What a sandbox says when it runs, if it says so; the number of its process follows.
+pub const RUNNING: &str = "coracle-sandbox runs: ";
+/// What it says when it can't run, if it says so; the reason follows.
+pub const FAILED: &str = "coracle-sandbox failed: ";
 
 /// What it is told on its standard input.
 #[derive(Clone, Serialize, Deserialize)]
@@ -45,10 +56,16 @@ pub struct Start {
     pub token: String,
     /// The pod shares the host's process namespace.
     pub host_pid: bool,
+    /// Whoever started it isn't its parent, and waits for its word on standard output.
+    pub announces: bool,
     /// The node's directory.
     pub node_dir: PathBuf,
     /// Where images are.
     pub store: PathBuf,
+    /// The control group in which those of pods are made, if there is one.
+    pub groups: Option<PathBuf>,
+    /// How their layers become one file system on this node.
+    pub stacking: Stacking,
 }
 
 impl Start {
@@ -56,7 +73,8 @@ impl Start {
         let pod = self.pod_dir();
         Places {
             memory: pod.join("memory"),
-            logs: pod.join("logs"),
+            logs: pod.join(LOGS),
+            groups: self.groups.clone(),
             disk: pod,
         }
     }
@@ -76,14 +94,42 @@ pub fn main() -> anyhow::Result<ExitCode> {
         Signal::USR1,
         Signal::USR2,
     ])?;
-    let start = read_start()?;
+    let mut start = read_start()?;
+    // A step has a control group of its own.
+    let division = start.announces.then(cgroup::set_up).flatten();
+    if let Some(division) = &division {
+        start.groups = Some(division.theirs().path().to_owned());
+    }
     let places = start.places();
-    move_in(&start, &places).with_context(|| format!("the sandbox of pod {}", start.uid))?;
-    let (inner, socket) = fork_inner(start.host_pid)?;
-    crate::block_on(async {
+    let begun = begin(&start, &places);
+    if start.announces {
+        announce(begun.as_ref().err())?;
+    }
+    let (inner, socket) = begun?;
+    let ended = crate::block_on(async {
         let local = tokio::task::LocalSet::new();
         local.run_until(live(start, places, inner, socket)).await
-    })
+    });
+    if let Some(division) = division {
+        division.end();
+    }
+    ended
+}
+
+/// All that must be done while there is one thread.
+fn begin(start: &Start, places: &Places) -> anyhow::Result<(Pid, OwnedFd)> {
+    move_in(start, places).with_context(|| format!("the sandbox of pod {}", start.uid))?;
+    fork_inner(start.host_pid)
+}
+
+/// One line to whoever waits for it.
+fn announce(problem: Option<&anyhow::Error>) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match problem {
+        None => writeln!(out, "{RUNNING}{}", std::process::id())?,
+        Some(problem) => writeln!(out, "{FAILED}{}", format!("{problem:#}").replace('\n', " "))?,
+    }
+    out.flush()
 }
 
 fn read_start() -> anyhow::Result<Start> {
@@ -123,16 +169,32 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
         pid: !host_pid,
         ..Default::default()
     };
+    if host_pid {
+        // What the inner process leaves if it is killed comes to us.
+        linux::process::become_subreaper()?;
+    }
     match linux::fresh::fork_into(fresh).context("cannot fork the inner process")? {
         Forked::Parent(pid, _) => Ok((pid, ours)),
         Forked::Child => {
             drop(ours);
-            let served = rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-                .map_err(Into::into)
-                .and_then(|()| sandbox::inner::run(theirs));
+            let served = match host_pid {
+                true => serve_among_all(theirs),
+                false => rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+                    .map_err(Into::into)
+                    .and_then(|()| sandbox::inner::run(theirs)),
+            };
             std::process::exit(i32::from(served.is_err()))
         }
     }
+}
+
+/// In the host's process namespace nothing ends with the inner process but its own children. So it is not killed when the
+/// sandbox dies, but hears of it, and kills all that descends from it.
+fn serve_among_all(socket: OwnedFd) -> std::io::Result<()> {
+    linux::process::become_subreaper()?;
+    let served = sandbox::inner::run(socket);
+    let killed = linux::process::kill_all_below(KILL_PATIENCE);
+    served.and(killed)
 }
 
 async fn live(
@@ -152,14 +214,84 @@ async fn live(
     let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, pod.dismissed()).await;
     tracing::debug!(?parting, "the sandbox ends");
     pod.end().await;
+    let code = exit_code(&pod.state().borrow());
     // A directory on which something is mounted can't be removed.
     if let Err(error) = linux::mount::detach(&memory) {
         tracing::debug!(%error, "the pod's memory is not mounted");
     }
-    if let Err(error) = place::remove_as_root(&dir)
+    let removed = match pod.keeps_logs() {
+        true => remove_but_logs(&dir),
+        false => place::remove_as_root(&dir),
+    };
+    if let Err(error) = removed
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// What a pod has on disk beside its logs is of no use once it is over.
+fn remove_but_logs(dir: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name() == LOGS {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            place::remove_as_root(&entry.path())?;
+        } else {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// How the pod ended, for Slurm's accounts: with the first of its containers' exit codes that isn't 0.
+fn exit_code(state: &PodState) -> ExitCode {
+    let containers = state.init_containers.iter().chain(&state.containers);
+    let failed = containers.filter_map(|container| {
+        let states = [container.state.as_ref(), container.last_state.as_ref()];
+        let ended = states.into_iter().flatten().find_map(|state| state.terminated.as_ref());
+        ended.map(|ended| ended.exit_code).filter(|code| *code != 0)
+    });
+    let code = failed.map(|code| u8::try_from(code).unwrap_or(1)).next();
+    ExitCode::from(code.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_logs_of_a_retired_pod_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["logs/c", "volumes/v", "containers/c/0"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("logs/c/0.log"), "text").unwrap();
+        std::fs::write(dir.path().join("note"), "text").unwrap();
+        remove_but_logs(dir.path()).unwrap();
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert!(dir.path().join("logs/c/0.log").exists());
+    }
+
+    #[test]
+    fn a_pod_ends_like_the_first_container_that_failed() {
+        let ended = |code: i32| serde_json::json!({"terminated": {"exitCode": code}});
+        let container = |name: &str, state: serde_json::Value, last: serde_json::Value| {
+            let status = serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": state, "lastState": last});
+            serde_json::from_value(status).unwrap()
+        };
+        let mut state = PodState::default();
+        assert_eq!(exit_code(&state), ExitCode::SUCCESS);
+        state.containers = vec![container("a", ended(0), ended(9))];
+        assert_eq!(exit_code(&state), ExitCode::SUCCESS);
+        let waiting = serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        state.containers.push(container("b", waiting, ended(6)));
+        state.containers.push(container("c", ended(7), ended(0)));
+        assert_eq!(exit_code(&state), ExitCode::from(6));
+    }
 }

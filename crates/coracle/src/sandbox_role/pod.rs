@@ -1,34 +1,54 @@
 //! The pod, as its kubelet speaks with it: the life, once there is a bundle, and the logs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures::StreamExt;
 use rustix::process::Pid;
 use sandbox::connection::{LogBytes, Pod};
 use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
-use sandbox::protocol::{Bundle, LogQuery, PodState, Problem, Stop};
+use sandbox::protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
 use sandbox::runtime::{LinuxRuntime, Places};
+use sandbox::streams::Session;
+use sandbox::usage::PodUsage;
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::world::NodeWorld;
 use super::{Start, eviction};
 
+/// How long those who read a log may go on when the sandbox is to leave, and how often it is looked whether they do.
+const READERS_PATIENCE: Duration = Duration::from_secs(60);
+const READERS_PAUSE: Duration = Duration::from_millis(50);
+
 /// One pod.
 pub struct SandboxPod {
     logs: LogDir,
     stage: RefCell<Stage>,
+    /// Its containers, once it lives.
+    runtime: OnceCell<Rc<LinuxRuntime<NodeWorld>>>,
     /// What the kubelet sees: the life's state, once there is one.
     shown: watch::Sender<PodState>,
     dismissed: Rc<Notify>,
+    /// Others show the pod's logs when this is gone.
+    keeps_logs: Cell<bool>,
+    /// Everybody who reads a log has a copy of it.
+    readers: Arc<()>,
 }
 
 enum Stage {
     /// Nothing is known but that there is a pod.
     Waiting(Box<Waiting>),
     /// It lives.
-    Living(LifeHandle, mpsc::UnboundedSender<Bundle>),
+    Living(
+        LifeHandle,
+        mpsc::UnboundedSender<Bundle>,
+        Rc<LinuxRuntime<NodeWorld>>,
+    ),
     /// There is nothing to live with.
     Broken,
 }
@@ -54,8 +74,11 @@ impl SandboxPod {
                 socket,
                 stop: None,
             }))),
+            runtime: OnceCell::new(),
             shown: watch::Sender::new(PodState::default()),
             dismissed: Rc::default(),
+            keeps_logs: Cell::new(false),
+            readers: Arc::default(),
         }
     }
 
@@ -65,10 +88,15 @@ impl SandboxPod {
         async move { dismissed.notified().await }
     }
 
+    /// Whether the pod's logs are to stay.
+    pub fn keeps_logs(&self) -> bool {
+        self.keeps_logs.get()
+    }
+
     /// Ends what still runs, at once.
     pub async fn end(&self) {
         let life = match &*self.stage.borrow() {
-            Stage::Living(life, _) => life.clone(),
+            Stage::Living(life, ..) => life.clone(),
             Stage::Waiting(_) | Stage::Broken => return,
         };
         life.stop(Stop {
@@ -76,6 +104,17 @@ impl SandboxPod {
             failure: None,
         });
         life.finished().await;
+    }
+
+    /// What runs the containers, once there is something.
+    fn runtime(&self) -> Result<Rc<LinuxRuntime<NodeWorld>>, Problem> {
+        match &*self.stage.borrow() {
+            Stage::Living(_, _, runtime) => Ok(runtime.clone()),
+            Stage::Waiting(_) | Stage::Broken => Err(Problem {
+                reason: "NotFound".to_owned(),
+                message: "the pod does not run".to_owned(),
+            }),
+        }
     }
 
     fn begin(&self, waiting: Waiting, bundle: Bundle) -> std::io::Result<Stage> {
@@ -87,6 +126,7 @@ impl SandboxPod {
             stop,
         } = waiting;
         let world = NodeWorld::new(&start, &places);
+        let stacking = start.stacking.clone();
         let (pod, looked_at) = (bundle.pod.clone(), places.clone());
         let runtime = LinuxRuntime::new(
             world,
@@ -95,8 +135,10 @@ impl SandboxPod {
             inner,
             socket,
             bundle.clone(),
+            stacking,
         )?;
         let runtime = Rc::new(runtime);
+        let _ = self.runtime.set(runtime.clone());
         let life = life::start(runtime.clone(), bundle);
         if let Some(stop) = stop {
             life.stop(stop);
@@ -124,18 +166,20 @@ impl SandboxPod {
             watched.inner_died().await;
             // The kubelet sees it and starts another sandbox, which goes on by the pod's policy.
             tracing::error!("the pod's inner process was killed");
+            // In the host's process namespace what it has started lives on.
+            let _ = linux::process::kill_all_below(Duration::from_secs(2));
             std::process::exit(1);
         });
         // One after the other: bringing volumes up to date takes a while, and the newest bundle must win.
         let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
-        let teller = life.clone();
+        let (teller, lived) = (life.clone(), runtime.clone());
         tokio::task::spawn_local(async move {
             while let Some(bundle) = given.recv().await {
                 runtime.put_bundle(bundle.clone()).await;
                 teller.put_bundle(bundle);
             }
         });
-        Ok(Stage::Living(life, bundles))
+        Ok(Stage::Living(life, bundles, lived))
     }
 }
 
@@ -148,9 +192,11 @@ impl Pod for SandboxPod {
                 self.dismissed.notify_one();
                 Stage::Broken
             }),
-            Stage::Living(life, bundles) => {
-                let _ = bundles.send(bundle);
-                Stage::Living(life, bundles)
+            living @ Stage::Living(..) => {
+                if let Stage::Living(_, bundles, _) = &living {
+                    let _ = bundles.send(bundle);
+                }
+                living
             }
             Stage::Broken => Stage::Broken,
         };
@@ -160,7 +206,7 @@ impl Pod for SandboxPod {
     fn stop(&self, stop: Stop) {
         match &mut *self.stage.borrow_mut() {
             Stage::Waiting(waiting) => waiting.stop = Some(stop),
-            Stage::Living(life, _) => life.stop(stop),
+            Stage::Living(life, ..) => life.stop(stop),
             Stage::Broken => {}
         }
     }
@@ -169,11 +215,43 @@ impl Pod for SandboxPod {
         self.dismissed.notify_one();
     }
 
+    fn retire(&self) {
+        self.keeps_logs.set(true);
+        let (dismissed, readers) = (self.dismissed.clone(), Arc::downgrade(&self.readers));
+        tokio::task::spawn_local(async move {
+            let patience = tokio::time::Instant::now() + READERS_PATIENCE;
+            // Nobody begins to read any more: the kubelet does it itself.
+            while readers.strong_count() > 1 && tokio::time::Instant::now() < patience {
+                tokio::time::sleep(READERS_PAUSE).await;
+            }
+            dismissed.notify_one();
+        });
+    }
+
     fn state(&self) -> watch::Receiver<PodState> {
         self.shown.subscribe()
     }
 
     async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
-        self.logs.read(&query).await
+        let log = self.logs.read(&query).await?;
+        let reader = self.readers.clone();
+        Ok(log.inspect(move |_| _ = &reader).boxed())
+    }
+
+    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem> {
+        self.runtime()?.open_exec(query).await
+    }
+
+    async fn attach(&self, query: AttachQuery) -> Result<Session, Problem> {
+        self.runtime()?.open_attach(&query)
+    }
+
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+        self.runtime()?.open_port(port).await
+    }
+
+    async fn usage(&self) -> Option<PodUsage> {
+        let runtime = self.runtime.get().cloned()?;
+        Some(runtime.usage().await)
     }
 }

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::Context;
 use images::protocol::{Command as Pull, Line};
-use images::{PullPolicy, PullRequest};
+use images::{Held, Layers, PullPolicy, PullRequest};
 use network::hub::{Attach, Place};
 use sandbox::protocol::Problem;
 use sandbox::runtime::Places;
@@ -16,9 +17,14 @@ use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, 
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
+use tokio_util::task::AbortOnDropHandle;
 use volumes::{Source, Volumes};
 
 use super::Start;
+use crate::node::place;
+
+/// Between attempts to get a place back from a hub that was started again.
+const CLAIM_PAUSE: Duration = Duration::from_millis(200);
 
 /// This node, for one pod.
 pub struct NodeWorld {
@@ -27,9 +33,12 @@ pub struct NodeWorld {
     store: PathBuf,
     layers: PathBuf,
     volumes: Volumes,
-    place: RefCell<Option<Place>>,
+    /// Keeps the pod's place in the network.
+    place: RefCell<Option<AbortOnDropHandle<()>>>,
     /// Images that are there, by reference: a container that is started again need not ask.
     present: RefCell<HashMap<String, PodImage>>,
+    /// And whose layers nobody may remove.
+    held: RefCell<HashMap<String, Held>>,
 }
 
 impl NodeWorld {
@@ -39,10 +48,21 @@ impl NodeWorld {
             uid: start.uid.clone(),
             hub: start.node_dir.join("hub.sock"),
             store: start.store.clone(),
-            layers: start.node_dir.join("layers"),
+            layers: place::layers(&start.node_dir),
             volumes: Volumes::new(places.disk.join("volumes"), places.memory.join("volumes")),
             place: RefCell::new(None),
             present: RefCell::default(),
+            held: RefCell::default(),
+        }
+    }
+
+    /// Keeps layers from being removed while the pod lives. May wait for somebody who is just removing one.
+    async fn hold(&self, layers: Vec<PathBuf>) -> Result<Held, String> {
+        let dir = self.layers.clone();
+        let held = tokio::task::spawn_blocking(move || Layers::open(&dir)?.hold(&layers)).await;
+        match held {
+            Ok(held) => held.map_err(|error| images::causes(&error)),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -106,13 +126,23 @@ impl World for NodeWorld {
             credentials,
         };
         let name = request.reference.clone();
-        let image = match self.pull(request).await {
-            Ok(Line::Done(image)) => image,
-            Ok(Line::Failed { reason, message }) => return Err(wrong(&reason, message)),
-            Ok(Line::Progress(_)) => {
-                return Err(wrong("ErrImagePull", "it did not end".to_owned()));
+        let mut attempts = 3;
+        let (image, held) = loop {
+            let image = match self.pull(request.clone()).await {
+                Ok(Line::Done(image)) => image,
+                Ok(Line::Failed { reason, message }) => return Err(wrong(&reason, message)),
+                Ok(Line::Progress(_)) => {
+                    return Err(wrong("ErrImagePull", "it did not end".to_owned()));
+                }
+                Err(error) => return Err(wrong("ErrImagePull", format!("{error:#}"))),
+            };
+            attempts -= 1;
+            match self.hold(image.layers.clone()).await {
+                Ok(held) => break (image, held),
+                // Removed in just this moment, by somebody who makes room.
+                Err(error) if attempts > 0 => tracing::debug!(error, "unpacking it again"),
+                Err(error) => return Err(wrong("ErrImagePull", error)),
             }
-            Err(error) => return Err(wrong("ErrImagePull", format!("{error:#}"))),
         };
         let config = image.config;
         let image = PodImage {
@@ -128,10 +158,12 @@ impl World for NodeWorld {
                 user: config.user,
                 working_dir: config.working_dir,
                 stop_signal: config.stop_signal,
+                volumes: config.volumes,
             },
         };
         let mut again = image.clone();
         again.pulled = false;
+        self.held.borrow_mut().insert(name.clone(), held);
         self.present.borrow_mut().insert(name, again);
         Ok(image)
     }
@@ -141,6 +173,7 @@ impl World for NodeWorld {
         name: &str,
         source: &Value,
         fs_group: Option<i64>,
+        credentials: &[Value],
     ) -> Result<Volume, Problem> {
         let failed = |message: String| Problem {
             reason: "FailedMount".to_owned(),
@@ -157,9 +190,7 @@ impl World for NodeWorld {
                 reference,
                 policy: pull_policy,
             };
-            // The pod's pull secrets hold for its image volumes as they do for its containers; those that need them are
-            // rare, and are pulled by a container of the same image or by the user's own credentials.
-            let image = self.image(&request, &[]).await?;
+            let image = self.image(&request, credentials).await?;
             return Ok(Volume::Layers(image.layers));
         }
         let prepared = self
@@ -177,19 +208,22 @@ impl World for NodeWorld {
             uid: self.uid.clone(),
             claim: None,
         };
-        let place = Place::ask(&self.hub, &request, network)
+        let failed = |error: std::io::Error| Problem {
+            reason: "FailedCreatePodSandBox".to_owned(),
+            message: format!("failed to setup network for sandbox: {error}"),
+        };
+        let place = Place::ask(&self.hub, &request, &network)
             .await
-            .map_err(|error| Problem {
-                reason: "FailedCreatePodSandBox".to_owned(),
-                message: format!("failed to setup network for sandbox: {error}"),
-            })?;
+            .map_err(failed)?;
         let attachment = Attachment {
             interface: network::hub::INTERFACE.to_owned(),
             address: place.address,
             prefix: place.prefix,
             gateway: place.gateway,
         };
-        self.place.replace(Some(place));
+        let keep = keep_place(self.hub.clone(), request, place, network);
+        let task = tokio::task::spawn_local(keep);
+        self.place.replace(Some(AbortOnDropHandle::new(task)));
         Ok(attachment)
     }
 
@@ -197,6 +231,24 @@ impl World for NodeWorld {
         self.place.replace(None);
         if let Err(error) = self.volumes.remove_all() {
             tracing::warn!(%error, "cannot remove a volume");
+        }
+    }
+}
+
+/// Keeps a pod's place for as long as this runs: if the hub's process ends, the next one is asked for the same place.
+async fn keep_place(hub: PathBuf, mut request: Attach, mut place: Place, network: OwnedFd) {
+    request.claim = Some(place.address);
+    loop {
+        place.lost().await;
+        place = loop {
+            match Place::ask(&hub, &request, &network).await {
+                Ok(place) => break place,
+                Err(error) => tracing::debug!(%error, "cannot claim the pod's address yet"),
+            }
+            tokio::time::sleep(CLAIM_PAUSE).await;
+        };
+        if Some(place.address) != request.claim {
+            tracing::warn!(address = %place.address, "the pod's address was given to another");
         }
     }
 }

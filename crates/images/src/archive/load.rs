@@ -324,6 +324,9 @@ impl<'a> Files<'a> {
         for (descriptor, names) in loaded {
             for name in &names {
                 self.store.name(name, &descriptor)?;
+                if let Some(image) = self.store.image(&descriptor)? {
+                    self.store.open_to_all(name, &image)?;
+                }
             }
             let digest = descriptor.digest;
             match names.is_empty() {

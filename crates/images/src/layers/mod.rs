@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! DIR/0123456789abcdef0123456789abcdef   a layer, by the first half of its diff id; appears by one rename
-//! DIR/.lock-0123…                        held alone to unpack or remove it, shared by whoever uses it;
-//!                                        its modification time is when it was last used
+//! DIR/.lock-0123…                        held alone to unpack or remove it, for as long as that takes
+//! DIR/.use-0123…                         shared by whoever uses it, held alone to remove it; its modification
+//!                                        time is when it was last used
 //! DIR/.new-0123…                         being unpacked by whoever holds the lock
 //! ```
 //!
@@ -17,7 +18,7 @@ mod tree;
 mod unpack;
 
 use std::ffi::CString;
-use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -174,8 +175,9 @@ impl Layers {
         let target = self.layer_path(diff_id);
         let lock = self.lock_file(&Self::name(diff_id))?;
         lock.lock().map_err(io_error("lock", &target))?;
+        // From now on it is young, so that nobody removes it before it is held.
+        self.touch(&self.use_file(&Self::name(diff_id))?);
         if self.has(diff_id) {
-            self.touch(&lock);
             return Ok(target);
         }
         let staging = Staging::new(self, diff_id)?;
@@ -200,12 +202,20 @@ impl Layers {
             });
         }
         staging.publish(&target)?;
-        self.touch(&lock);
+        self.touch(&self.use_file(&Self::name(diff_id))?);
         Ok(target)
     }
 
     fn lock_file(&self, name: &str) -> Result<File, LayerError> {
-        let path = self.dir.join(format!(".lock-{name}"));
+        self.file_beside(&format!(".lock-{name}"))
+    }
+
+    fn use_file(&self, name: &str) -> Result<File, LayerError> {
+        self.file_beside(&format!(".use-{name}"))
+    }
+
+    fn file_beside(&self, name: &str) -> Result<File, LayerError> {
+        let path = self.dir.join(name);
         OpenOptions::new()
             .read(true)
             .write(true)
@@ -216,8 +226,8 @@ impl Layers {
             .map_err(io_error("open", &path))
     }
 
-    fn touch(&self, lock: &File) {
-        let _ = lock.set_times(FileTimes::new().set_modified(SystemTime::now()));
+    fn touch(&self, used: &File) {
+        let _ = used.set_times(FileTimes::new().set_modified(SystemTime::now()));
     }
 
     /// Keeps these layers from being pruned, as long as the result lives. Fails if one isn't there.
@@ -225,34 +235,54 @@ impl Layers {
         let mut locks = Vec::new();
         for layer in layers {
             let name = layer.file_name().unwrap_or_default().to_string_lossy();
-            let lock = self.lock_file(&name)?;
-            lock.lock_shared().map_err(io_error("lock", layer))?;
+            let used = self.use_file(&name)?;
+            used.lock_shared().map_err(io_error("lock", layer))?;
             fs::metadata(layer).map_err(io_error("find the layer", layer))?;
-            self.touch(&lock);
-            locks.push(lock);
+            self.touch(&used);
+            locks.push(used);
         }
         Ok(Held { _locks: locks })
     }
 
     /// Removes layers that nobody holds and that were not used for `unused`. Says how many went.
     pub fn prune(&self, unused: Duration) -> Result<usize, LayerError> {
-        let mut gone = 0;
+        self.free(unused, || false)
+    }
+
+    /// The same, the least recently used first, and only until there is `enough` room.
+    pub fn free(
+        &self,
+        unused: Duration,
+        mut enough: impl FnMut() -> bool,
+    ) -> Result<usize, LayerError> {
+        let mut idle = Vec::new();
         let list = fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))?;
         for entry in list.flatten() {
             let name = entry.file_name();
             let Some(name) = name.to_str().filter(|name| is_layer(name)) else {
                 continue;
             };
-            let lock = self.lock_file(name)?;
-            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+            let used = self.use_file(name)?;
+            if used.try_lock().is_err() {
+                // In use until now, at least.
+                self.touch(&used);
                 continue;
             }
-            let used = lock.metadata().and_then(|found| found.modified());
-            let age = used.ok().and_then(|used| used.elapsed().ok());
-            if age.is_some_and(|age| age >= unused) {
-                remove(&self.dir, name)?;
-                gone += 1;
+            let last = used.metadata().and_then(|found| found.modified());
+            idle.extend(last.ok().map(|last| (last, name.to_owned())));
+        }
+        idle.sort();
+        let mut gone = 0;
+        for (used, name) in idle {
+            if used.elapsed().is_ok_and(|age| age < unused) || enough() {
+                break;
             }
+            let (lock, used) = (self.lock_file(&name)?, self.use_file(&name)?);
+            if lock.try_lock().is_err() || used.try_lock().is_err() {
+                continue;
+            }
+            remove(&self.dir, &name)?;
+            gone += 1;
         }
         Ok(gone)
     }

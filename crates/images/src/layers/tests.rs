@@ -33,7 +33,7 @@ fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
     let left = fs::read_dir(layers.path()).unwrap().flatten();
     let left: Vec<_> = left
         .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|name| !name.starts_with(".lock-"))
+        .filter(|name| !name.starts_with(".lock-") && !name.starts_with(".use-"))
         .collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(
@@ -588,7 +588,11 @@ fn unpacked_once_and_held() {
     layers.unpack(&blob, digest, digest, &allowance).unwrap();
     let held = layers.hold(&paths[..1]).unwrap();
     assert_eq!(layers.prune(Duration::ZERO).unwrap(), 0);
+    // Others may use it beside us.
+    let allowance = Allowance::new(Limits::default());
+    layers.unpack(&blob, digest, digest, &allowance).unwrap();
     drop(held);
+    assert_eq!(layers.free(Duration::ZERO, || true).unwrap(), 0);
     assert_eq!(layers.prune(Duration::from_secs(60)).unwrap(), 0);
     assert_eq!(layers.prune(Duration::ZERO).unwrap(), 1);
     assert!(layers.hold(&paths[..1]).is_err());

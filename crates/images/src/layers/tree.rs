@@ -1,10 +1,9 @@
 //! The directory that a layer is unpacked into. Every name is resolved by the kernel as if that
 //! directory were the root (openat2), so that no symlink in it, however made, leads out.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, XattrFlags, fchmod, fsetxattr, fstat,
@@ -19,6 +18,11 @@ const MOST_LINKS: usize = 40;
 
 /// Tells overlayfs, mounted with `userxattr`, that a directory hides those below it.
 const OPAQUE: &str = "user.overlay.opaque";
+
+/// The same marks as image archives make them, for file systems that can hold no others. overlayfs doesn't know them, but
+/// it can't use such a file system for a root anyway; fuse-overlayfs and `linux::stack` do. No file of a layer has such a name.
+const OPAQUE_FILE: &[u8] = b".wh..wh..opq";
+const WHITEOUT: &[u8] = b".wh.";
 
 /// A directory to unpack into.
 #[derive(Debug)]
@@ -180,6 +184,7 @@ pub fn clear(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
 pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match mkdirat(dir, name, Mode::RWXU) {
         Err(Errno::EXIST) => {}
+        Ok(()) if take_mark(dir, name)? => return make_opaque(open(dir, name)?.as_fd()),
         done => return Ok(done?),
     }
     match stat(dir, name)? {
@@ -201,33 +206,51 @@ pub fn open(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
     Ok(openat(dir, name, flags, Mode::empty())?)
 }
 
-/// Hides `name` of the layers below. What this layer itself has there stays.
-pub fn white_out(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+/// Hides `name` of the layers below. What this layer itself has there stays. Says whether it took a file to do so.
+pub fn white_out(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
     match stat(dir, name)? {
         Some(found) if kind(&found) == FileType::Directory => {
-            return make_opaque(open(dir, name)?.as_fd());
+            make_opaque(open(dir, name)?.as_fd())?;
+            return Ok(false);
         }
-        Some(_) => return Ok(()),
+        Some(_) => return Ok(false),
         None => {}
     }
-    // Everybody may make this one device, since Linux 5.8.
-    mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0).map_err(|error| {
-        let name = OsStr::from_bytes(name).display();
-        io::Error::new(
-            io::Error::from(error).kind(),
-            format!("this file system can't hold the mark that {name} was deleted: {error}"),
-        )
-    })
+    // Everybody may make this one device, since Linux 5.8, on file systems that know devices.
+    match mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0) {
+        Ok(()) => Ok(false),
+        Err(error) if can_not(error) => make_mark(dir, &[WHITEOUT, name].concat()).map(|()| true),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Hides the whole content that the layers below have in this directory.
 pub fn make_opaque(dir: BorrowedFd<'_>) -> io::Result<()> {
-    fsetxattr(dir, OPAQUE, b"y", XattrFlags::empty()).map_err(|error| {
-        io::Error::new(
-            io::Error::from(error).kind(),
-            format!(
-                "this file system can't hold the mark that a directory was replaced (the attribute {OPAQUE}): {error}"
-            ),
-        )
-    })
+    match fsetxattr(dir, OPAQUE, b"y", XattrFlags::empty()) {
+        Err(error) if can_not(error) => make_mark(dir, OPAQUE_FILE),
+        done => Ok(done?),
+    }
+}
+
+/// Takes the file away that hides `name`, where there is something new now. Says whether there was one.
+pub fn take_mark(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+    match unlinkat(dir, [WHITEOUT, name].concat(), AtFlags::empty()) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether this is how a file system says that it has no such thing, rather than that it is full or broken.
+fn can_not(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS
+    )
+}
+
+fn make_mark(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(dir, name, flags, Mode::RUSR)?;
+    Ok(())
 }

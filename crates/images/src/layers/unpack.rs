@@ -89,6 +89,8 @@ struct Unpacking<'a> {
     ids: &'a Ids,
     /// False as soon as the system refused to change an owner.
     may_chown: bool,
+    /// Some deletions are marked by files, which go where something new comes.
+    marks_by_files: bool,
     pending: HashMap<(u64, u64), Pending>,
     buffer: Vec<u8>,
 }
@@ -108,6 +110,7 @@ pub fn unpack(
         tree: Tree::new(root),
         ids,
         may_chown: true,
+        marks_by_files: false,
         pending: HashMap::new(),
         buffer: vec![0; 128 << 10],
     };
@@ -161,7 +164,8 @@ impl Unpacking<'_> {
                 return Err(refused("it hides a name that no file has"));
             }
             let dir = self.tree.directory(parents).map_err(failed)?;
-            return tree::white_out(dir, hidden).map_err(failed);
+            self.marks_by_files |= tree::white_out(dir, hidden).map_err(failed)?;
+            return Ok(());
         }
         match entry.kind {
             Kind::File => self.file(&path, entry, data),
@@ -339,6 +343,9 @@ impl Unpacking<'_> {
             return Err(Errno::ISDIR.into());
         };
         let dir = self.tree.directory(parents)?;
+        if self.marks_by_files {
+            tree::take_mark(dir, name)?;
+        }
         match make(dir, name) {
             Err(Errno::EXIST) => {}
             done => return Ok(done?),

@@ -9,6 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
+
 /// A way into some repositories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credential {
@@ -33,6 +35,20 @@ pub enum Secret {
     IdentityToken(String),
     /// A token for the registry itself.
     RegistryToken(String),
+}
+
+impl Secret {
+    /// By this the store knows again who was let into a repository, without knowing the secret.
+    pub fn mark(&self, repository: &str) -> Digest {
+        let words: &[&str] = match self {
+            Secret::Password { username, password } => &["password", username, password],
+            Secret::IdentityToken(token) => &["identity-token", token],
+            Secret::RegistryToken(token) => &["registry-token", token],
+        };
+        // No name of a repository, of a user or of a kind holds a zero byte.
+        let text = [&[repository], words].concat().join("\0");
+        Digest::of(text.as_bytes())
+    }
 }
 
 impl fmt::Debug for Secret {

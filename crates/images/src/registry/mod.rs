@@ -55,14 +55,20 @@ impl Sources {
         }
     }
 
-    /// Whether the reference still stands for `digest`, as far as the first place tells.
-    pub async fn is_still(&self, digest: Digest) -> bool {
+    /// Whether the reference still stands for `digest`, as far as the first place tells. A digest can't stand for
+    /// anything else, so that nobody needs to be asked if the image `is_open` to who wants it.
+    pub async fn is_still(&self, digest: Digest, is_open: bool) -> bool {
         match (self.reference.digest(), self.all.first()) {
-            // It can't stand for anything else.
-            (Some(own), _) => own == digest,
-            (None, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),
-            (None, None) => false,
+            (Some(own), _) if own != digest || is_open => own == digest,
+            (_, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),
+            (_, None) => false,
         }
+    }
+
+    /// The secret of the request's own that was needed to get in, if one was.
+    pub async fn key(&self) -> Option<Secret> {
+        let source = self.all.get(self.best.load(Relaxed))?;
+        source.key().await
     }
 
     /// The manifest or index that the reference stands for, or one by its digest.

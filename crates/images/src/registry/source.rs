@@ -296,6 +296,13 @@ impl Source {
         }
     }
 
+    /// The pod's own secret that opened the door, if it needed one and it wasn't the user's.
+    pub async fn key(&self) -> Option<Secret> {
+        let door = self.door.lock().await;
+        door.header.as_ref()?;
+        self.secrets.get(door.at).cloned()
+    }
+
     /// The pod's own secrets, then the user's, then none at all.
     async fn ways(&self) -> Result<Vec<Option<Secret>>, RegistryError> {
         let mut ways: Vec<_> = self.secrets.iter().cloned().map(Some).collect();

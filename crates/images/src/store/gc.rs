@@ -75,6 +75,7 @@ impl Store {
             collected.bytes += size;
         }
         if !what.dry_run {
+            self.forget_access(&needed);
             collected.bytes += self.sweep_partial(alone.certain());
         }
         collected.references.sort();

@@ -5,6 +5,8 @@
 //! DIR/blobs/sha256/HEX           layers, configurations, manifests; each appears by one rename, verified
 //! DIR/references/HASH.json       one reference: its name and the descriptor it stands for; its
 //!                                modification time is when it was last used
+//! DIR/access/HEX.json            who was let into the repositories of the image whose configuration is HEX: everybody,
+//!                                or marks of secrets; an image that wasn't pulled has none, and is for everybody
 //! DIR/partial/HEX                a download under way; whoever downloads holds its lock
 //! DIR/partial/.new-XXXXXX        a file being written
 //! DIR/use.lock                   shared by all who pull, load or unpack; held alone to collect garbage
@@ -13,6 +15,7 @@
 //! Nothing in the store is ever changed in place, and everything in it is checked against its name when it is
 //! used, so that several nodes, and processes that die at any moment, can do no harm.
 
+mod access;
 mod blob;
 mod gc;
 mod lock;
@@ -151,6 +154,10 @@ impl Store {
 
     fn references(&self) -> PathBuf {
         self.root.join("references")
+    }
+
+    fn access(&self) -> PathBuf {
+        self.root.join("access")
     }
 
     fn partial(&self) -> PathBuf {

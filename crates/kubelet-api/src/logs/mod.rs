@@ -13,8 +13,8 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
+use crate::lookup::{find_pod, has_container};
 use crate::seam::PodSource;
 
 /// Why a request for a log is answered with an error.
@@ -77,13 +77,10 @@ struct Wanted {
 impl Wanted {
     async fn answer(self, source: &dyn PodSource) -> Result<Response, Refusal> {
         let mut options = options::parse(&self.container, &self.query, Timestamp::now())?;
-        let pods = source.pods();
-        let pod = pods
-            .into_iter()
-            .find(|pod| self.names(pod))
-            .ok_or_else(|| Refusal::NoPod {
-                pod: self.pod.clone(),
-            })?;
+        let pod = find_pod(source, &self.namespace, &self.pod);
+        let pod = pod.ok_or_else(|| Refusal::NoPod {
+            pod: self.pod.clone(),
+        })?;
         if !has_container(&pod, &self.container) {
             return Err(Refusal::NoContainer {
                 container: self.container,
@@ -101,21 +98,6 @@ impl Wanted {
         let plain = [(header::CONTENT_TYPE, "text/plain")];
         Ok((plain, Body::from_stream(log)).into_response())
     }
-
-    fn names(&self, pod: &Pod) -> bool {
-        pod.metadata.name.as_deref() == Some(&self.pod)
-            && pod.metadata.namespace.as_deref() == Some(&self.namespace)
-    }
-}
-
-/// A pod has a container if its spec names one, of whatever kind.
-fn has_container(pod: &Pod, name: &str) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let init = spec.init_containers.iter().flatten();
-    let ephemeral = spec.ephemeral_containers.iter().flatten();
-    spec.containers.iter().any(|c| c.name == name)
-        || init.into_iter().any(|c| c.name == name)
-        || ephemeral.into_iter().any(|c| c.name == name)
 }
 
 fn with_sources(error: &dyn std::error::Error) -> String {

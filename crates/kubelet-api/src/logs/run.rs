@@ -1,6 +1,8 @@
 //! Which run of a container a request for its log means, judged by the container's status.
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
+
+use crate::lookup::status_of;
 
 /// Why a container has no log to show, in upstream's words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,16 +90,6 @@ fn ran(terminated: &ContainerStateTerminated) -> bool {
         .container_id
         .as_deref()
         .is_some_and(|id| !id.is_empty())
-}
-
-fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
-    let status = pod.status.as_ref()?;
-    let main = status.container_statuses.iter().flatten();
-    let init = status.init_container_statuses.iter().flatten();
-    let ephemeral = status.ephemeral_container_statuses.iter().flatten();
-    main.chain(init)
-        .chain(ephemeral)
-        .find(|status| status.name == container)
 }
 
 #[cfg(test)]

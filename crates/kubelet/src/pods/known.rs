@@ -2,18 +2,49 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kubelet_api::{LogBytes, LogOptions, LogStream, NoLogs, PodSource};
+use kubelet_api::stats::{LogLine, NodeSource};
+use kubelet_api::{
+    AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, LogStream, NoLogs, NoSession,
+    PodSource, Session,
+};
 use sandbox::connection::SandboxClient;
+use sandbox::logs::LogDir;
 use sandbox::protocol::LogQuery;
+
+use super::streams;
 
 /// The pods bound to this node, each with its newest status and the way to its sandbox.
 #[derive(Default)]
-pub struct KnownPods(Mutex<HashMap<String, Entry>>);
+pub struct KnownPods {
+    pods: Mutex<HashMap<String, Entry>>,
+    /// Has a directory for each pod, by uid, in which its logs are.
+    dir: OnceLock<PathBuf>,
+    /// Measures the node.
+    node: OnceLock<Arc<dyn NodeSource>>,
+    /// What this process has logged.
+    log: OnceLock<OwnLog>,
+    /// The API server's word on pods is followed.
+    followed: AtomicBool,
+}
+
+/// What this process has logged lately, oldest first.
+pub type OwnLog = Box<dyn Fn() -> Vec<LogLine> + Send + Sync>;
+
+/// Says that pods are followed, as long as it lives.
+pub(super) struct Followed(Arc<KnownPods>);
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.0.followed.store(false, Ordering::Relaxed);
+    }
+}
 
 struct Entry {
     /// As the API server last showed it, with the kubelet's status if that is newer.
@@ -30,7 +61,47 @@ impl KnownPods {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The logs of pods whose sandbox is gone are in this directory, by uid.
+    pub(crate) fn find_logs_in(&self, dir: PathBuf) {
+        let _ = self.dir.set(dir);
+    }
+
+    /// Where the log of this process is to be had.
+    pub fn log_with(&self, log: OwnLog) {
+        let _ = self.log.set(log);
+    }
+
+    /// Who measures the node.
+    pub(crate) fn measure_with(&self, node: Arc<dyn NodeSource>) {
+        let _ = self.node.set(node);
+    }
+
+    /// From now on pods are followed.
+    pub(super) fn follow(self: &Arc<Self>) -> Followed {
+        self.followed.store(true, Ordering::Relaxed);
+        Followed(Arc::clone(self))
+    }
+
+    /// Whether pods are followed.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.followed.load(Ordering::Relaxed)
+    }
+
+    /// What this process has logged lately.
+    pub(crate) fn own_log(&self) -> Vec<LogLine> {
+        self.log.get().map(|log| log()).unwrap_or_default()
+    }
+
+    /// All pods, with the sandboxes of those that can be asked.
+    pub(crate) fn sandboxes(&self) -> Vec<(Arc<Pod>, Option<SandboxClient>)> {
+        let open = |entry: &Entry| entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
+        let pods = self.lock();
+        pods.values()
+            .map(|entry| (Arc::clone(&entry.pod), open(entry)))
+            .collect()
     }
 
     /// The API server shows a pod.
@@ -69,6 +140,25 @@ impl KnownPods {
         }
     }
 
+    /// A pod as the API server last showed it.
+    pub(crate) fn shown(&self, uid: &str) -> Option<Arc<Pod>> {
+        let pods = self.lock();
+        pods.get(uid).map(|entry| Arc::clone(&entry.pod))
+    }
+
+    /// A pod, and its sandbox if that can be asked.
+    fn reach(&self, uid: &str) -> Result<(Arc<Pod>, SandboxClient), NoSession> {
+        let pods = self.lock();
+        let entry = pods.get(uid);
+        let entry = entry.ok_or_else(|| NoSession::not_found("pod does not exist"))?;
+        let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
+        let sandbox = sandbox.ok_or_else(|| {
+            let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
+            NoSession::internal(format!("pod {name:?} has no sandbox that runs"))
+        })?;
+        Ok((Arc::clone(&entry.pod), sandbox))
+    }
+
     /// Its sandbox can't be asked any more.
     pub(crate) fn disconnected(&self, uid: &str) {
         if let Some(entry) = self.lock().get_mut(uid) {
@@ -96,6 +186,10 @@ fn with_status(pod: &Arc<Pod>, status: Option<&PodStatus>) -> Arc<Pod> {
 }
 
 impl PodSource for KnownPods {
+    fn node(&self) -> Option<Arc<dyn NodeSource>> {
+        self.node.get().cloned()
+    }
+
     fn pods(&self) -> Vec<Arc<Pod>> {
         self.lock()
             .values()
@@ -105,13 +199,67 @@ impl PodSource for KnownPods {
 
     fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
         let pods = self.lock();
-        let sandbox = pods.get(uid).and_then(|entry| entry.sandbox.clone());
+        let entry = pods.get(uid);
+        let sandbox = entry.and_then(|entry| entry.sandbox.clone());
+        let left = entry.and_then(|_| Some(self.dir.get()?.join(uid).join("logs")));
         Box::pin(async move {
-            let sandbox = sandbox.ok_or("the pod's sandbox is gone, and its logs with it")?;
-            let log = sandbox.logs(&query(options)).await?;
-            Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed())
+            if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
+                let log = sandbox.logs(&query(options)).await?;
+                return Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed());
+            }
+            // Nothing is written to them any more.
+            let left = left
+                .filter(|dir| dir.exists())
+                .ok_or("the pod's sandbox is gone, and its logs with it")?;
+            let log = LogDir::new(left).read(&query(options)).await;
+            Ok(log.map_err(|problem| problem.message)?)
         })
     }
+
+    fn exec(
+        &self,
+        uid: &str,
+        options: ExecOptions,
+    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+        let found = self.reach(uid);
+        Box::pin(async move { streams::exec(found?.1, options).await })
+    }
+
+    fn attach(
+        &self,
+        uid: &str,
+        options: AttachOptions,
+    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+        let found = self.reach(uid);
+        Box::pin(async move {
+            let (pod, sandbox) = found?;
+            let terminal = has_terminal(&pod, &options.container);
+            streams::attach(sandbox, options, terminal).await
+        })
+    }
+
+    fn port_forward(
+        &self,
+        uid: &str,
+        port: u16,
+    ) -> BoxFuture<'static, Result<Connection, NoSession>> {
+        let found = self.reach(uid);
+        Box::pin(async move { streams::port_forward(found?.1, port).await })
+    }
+}
+
+/// Whether the spec gives a container, of any kind, a terminal.
+fn has_terminal(pod: &Pod, container: &str) -> bool {
+    let Some(spec) = &pod.spec else {
+        return false;
+    };
+    let usual = spec.containers.iter();
+    let usual = usual.chain(spec.init_containers.iter().flatten());
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    usual
+        .map(|found| (&found.name, found.tty))
+        .chain(ephemeral.map(|found| (&found.name, found.tty)))
+        .any(|(name, tty)| name == container && tty == Some(true))
 }
 
 fn query(options: LogOptions) -> LogQuery {

@@ -1,8 +1,10 @@
 //! The seam between the kubelet and whoever starts sandboxes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::ContainerImage;
 use sha2::{Digest, Sha256};
 
 /// Starts sandboxes: by a fork on this node, as a step, or as a job.
@@ -14,6 +16,56 @@ pub trait Launcher: Send + Sync {
     /// able to remove files of all of them.
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
         Box::pin(tokio::fs::remove_dir_all(dir))
+    }
+
+    /// The images that sandboxes find without a registry, for the Node's status.
+    fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
+        Box::pin(std::future::ready(Vec::new()))
+    }
+}
+
+/// The annotation by which a pod says how it wants to be started.
+pub const LAUNCHER_ANNOTATION: &str = "coracle.dev/launcher";
+
+/// How a sandbox is started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// As a process of the node's agent.
+    #[default]
+    Fork,
+    /// Through the batch system, with a share of the node that is the pod's own for as long as its sandbox runs.
+    Step,
+}
+
+impl Way {
+    /// The way that a value of [`LAUNCHER_ANNOTATION`] names.
+    pub(crate) fn named(value: &str) -> Option<Self> {
+        match value {
+            "fork" => Some(Self::Fork),
+            "step" => Some(Self::Step),
+            _ => None,
+        }
+    }
+}
+
+/// What a pod asks for, and all of its containers together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Thousandths of CPUs, as requested.
+    pub cpu_millis: u64,
+    /// Memory in bytes that it may use: its limit or, where it has none, what it requests.
+    pub memory_bytes: u64,
+    /// Extended resources by name, such as `nvidia.com/gpu`.
+    pub extended: BTreeMap<String, u64>,
+}
+
+impl Needs {
+    /// Whether those of `share` are enough.
+    pub(crate) fn fit_in(&self, share: &Self) -> bool {
+        // Without a request it may use all memory that there is.
+        let memory = share.memory_bytes == 0
+            || (self.memory_bytes > 0 && self.memory_bytes <= share.memory_bytes);
+        memory && self.cpu_millis <= share.cpu_millis && self.extended == share.extended
     }
 }
 
@@ -28,6 +80,10 @@ pub struct Launch {
     pub name: String,
     /// The pod shares the host's process namespace, which is decided when its first process is born.
     pub host_pid: bool,
+    /// How it is to be started.
+    pub way: Way,
+    /// What the pod asks for.
+    pub needs: Needs,
     /// What the sandbox shows to its kubelet. A secret: it must not be on a command line.
     pub token: String,
 }
@@ -36,6 +92,11 @@ pub struct Launch {
 pub trait Handle: Send {
     /// Waits until the sandbox's process is gone and says how it ended. May be dropped and asked again.
     fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// Its end is found out by looking again and again, which is worth it only when its connection has ended.
+    fn must_be_asked(&self) -> bool {
+        false
+    }
 
     /// Kills it, and with it all of the pod.
     fn kill(&mut self);
@@ -108,6 +169,20 @@ mod tests {
             hex,
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
         );
+    }
+
+    #[test]
+    fn a_share_is_enough_for_what_is_no_more() {
+        let needs = |cpu_millis, memory_bytes| Needs {
+            cpu_millis,
+            memory_bytes,
+            ..Needs::default()
+        };
+        assert!(needs(500, 10).fit_in(&needs(500, 10)));
+        assert!(needs(100, 99).fit_in(&needs(500, 0)));
+        assert!(!needs(501, 10).fit_in(&needs(500, 10)));
+        assert!(!needs(500, 11).fit_in(&needs(500, 10)));
+        assert!(!needs(500, 0).fit_in(&needs(500, 10)));
     }
 
     #[test]

@@ -16,10 +16,13 @@ mod known;
 mod launch;
 mod manager;
 mod process;
+mod resize;
+mod runtime_class;
 #[cfg(test)]
 mod simulation;
 mod spec;
 mod status;
+mod streams;
 mod switchboard;
 mod worker;
 mod writer;
@@ -34,10 +37,13 @@ use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
-pub use known::KnownPods;
-pub use launch::{Handle, Launch, LaunchError, Launcher, NodeKey};
+pub use known::{KnownPods, OwnLog};
+pub use launch::{Handle, LAUNCHER_ANNOTATION, Launch, LaunchError, Launcher, Needs, NodeKey, Way};
+pub use process::Process;
+pub(crate) use runtime_class::HANDLER;
 
 use self::admission::Space;
+use self::spec::launcher;
 use crate::api::call;
 use crate::events::Recorder;
 use crate::local_volumes;
@@ -82,8 +88,10 @@ impl Pods {
     /// Looks after the pods of this node until `shutdown`, which says until when they have to be gone.
     pub(crate) async fn run(self, listener: UnixListener, shutdown: impl Future<Output = Instant>) {
         let (recorder, recording) = Recorder::new(self.client.clone(), self.config.name.clone());
+        let _followed = self.known.follow();
         let (dialled, sandboxes) = mpsc::unbounded_channel();
         let key = self.config.node_key.clone();
+        self.known.find_logs_in(self.config.node_dir.join("pods"));
         let host_ips = one_per_family(&self.config.internal_ips);
         let resolver = Arc::new(Resolver::new(self.client.clone(), &self.config));
         let shared = Arc::new(Shared {
@@ -113,11 +121,34 @@ impl Pods {
 }
 
 impl Shared {
+    /// How a pod is started: as it says, else as the node does it.
+    fn way(&self, pod: &Pod) -> Way {
+        let named = launcher(pod).and_then(Way::named);
+        named.unwrap_or(self.config.way)
+    }
+
+    /// A share of its own was measured when the pod was started, and can't grow.
+    fn keeps_to_its_share(&self, pod: &Pod, has: &Pod) -> Result<(), Problem> {
+        if self.way(pod) == Way::Fork || admission::needs(pod).fit_in(&admission::needs(has)) {
+            return Ok(());
+        }
+        Err(Problem {
+            reason: "OutOfShare".to_owned(),
+            message: "the pod is a step of the job, and a step's share can't grow".to_owned(),
+        })
+    }
+
     /// Takes a pod, or says why not; `others` use the node already.
     fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
         let node = self.node.borrow().clone();
         let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
         admission::admit(pod, &self.space(node.as_deref(), &others))
+    }
+
+    /// Whether what a pod asks for is free beside what `others` use.
+    fn has_room(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
+        let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
+        admission::has_room(pod, &self.space(None, &others))
     }
 
     /// Whether the pod's node selector fits the Node as it is now: its labels may have changed just before the pod came.

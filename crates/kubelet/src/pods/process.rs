@@ -16,13 +16,22 @@ use super::launch::Handle;
 /// How often it is looked at. That is done only after its connection broke, which is how its end is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The process at the other end of a socket, whatever becomes of its process id.
-pub(super) struct Process(OwnedFd);
+/// A sandbox's process that is nobody's child here, whatever becomes of its process id.
+pub struct Process(OwnedFd);
 
 impl Process {
     /// The process that has dialled; an error if it is gone already, or can't be seen from here.
     pub(super) fn behind(stream: &UnixStream) -> io::Result<Self> {
         let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw);
+        Self::open(pid)
+    }
+
+    /// The process with this id, of which the caller knows that it is there.
+    pub fn with_id(id: i32) -> io::Result<Self> {
+        Self::open(Pid::from_raw(id))
+    }
+
+    fn open(pid: Option<Pid>) -> io::Result<Self> {
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
     }
@@ -43,6 +52,10 @@ impl Handle for Process {
             "it has ended".to_owned()
         }
         .boxed()
+    }
+
+    fn must_be_asked(&self) -> bool {
+        true
     }
 
     fn kill(&mut self) {

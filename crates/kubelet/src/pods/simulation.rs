@@ -14,8 +14,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::client::Body;
 use sandbox::connection::{LogBytes, accept, serve};
-use sandbox::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop, VERSION};
+use sandbox::protocol::{
+    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+};
+use sandbox::streams::Session;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tower::service_fn;
 
@@ -73,6 +77,14 @@ impl Api {
                 let list = json!({ "metadata": { "resourceVersion": "100" }, "items": items });
                 (StatusCode::OK, list)
             }
+            (&Method::GET, "/apis/node.k8s.io/v1/runtimeclasses/theirs") => {
+                let class = json!({ "metadata": { "name": "theirs" }, "handler": "kata" });
+                (StatusCode::OK, class)
+            }
+            (&Method::GET, "/apis/node.k8s.io/v1/runtimeclasses/ours") => {
+                let class = json!({ "metadata": { "name": "ours" }, "handler": "coracle" });
+                (StatusCode::OK, class)
+            }
             (&Method::GET, "/api/v1/nodes/node1") => (StatusCode::OK, self.node.clone()),
             _ => (StatusCode::NOT_FOUND, status(404, "not found")),
         }
@@ -84,7 +96,11 @@ impl Api {
         self.pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
         if let Some(seen) = &self.seen {
             let pod = Arc::new(self.pod());
-            seen.send_replace(Seen { pod, gone });
+            seen.send_replace(Seen {
+                pod,
+                gone,
+                resize: None,
+            });
         }
     }
 
@@ -143,6 +159,7 @@ impl World {
         let (show, seen) = watch::channel(Seen {
             pod: Arc::new(serde_json::from_value(pod.clone()).unwrap()),
             gone: false,
+            resize: None,
         });
         let api = Arc::new(Mutex::new(Api {
             pod,
@@ -304,6 +321,7 @@ fn config(node_dir: &Path) -> NodeConfig {
         scratch_dir: "/tmp".into(),
         node_dir: node_dir.to_owned(),
         node_key: NodeKey([1; 32]),
+        way: Default::default(),
         pod_cidrs: vec![],
         cluster_dns: vec![],
         cluster_domain: "cluster.local".to_owned(),
@@ -341,6 +359,7 @@ impl Sandboxes {
             bundles: Mutex::default(),
             stops: Mutex::default(),
             dismissed: Mutex::default(),
+            retired: Mutex::default(),
             killed: Mutex::default(),
             state: watch::channel(PodState::default()).0,
             exit: Mutex::new((Some(exit), Some(exited))),
@@ -391,6 +410,8 @@ pub(super) struct Sandbox {
     pub bundles: Mutex<Vec<Bundle>>,
     pub stops: Mutex<Vec<Stop>>,
     pub dismissed: Mutex<bool>,
+    /// It was let go, and its logs stayed.
+    pub retired: Mutex<bool>,
     pub killed: Mutex<bool>,
     state: watch::Sender<PodState>,
     exit: Mutex<Exit>,
@@ -435,6 +456,11 @@ impl sandbox::connection::Pod for Serving {
         self.0.changed.notify_waiters();
     }
 
+    fn retire(&self) {
+        *self.0.retired.lock().unwrap() = true;
+        self.0.die();
+    }
+
     fn dismiss(&self) {
         *self.0.dismissed.lock().unwrap() = true;
         self.0.die();
@@ -446,6 +472,26 @@ impl sandbox::connection::Pod for Serving {
 
     async fn logs(&self, _: LogQuery) -> Result<LogBytes, Problem> {
         Ok(Box::pin(futures::stream::empty()))
+    }
+
+    async fn exec(&self, _: ExecQuery) -> Result<Session, Problem> {
+        Err(refused())
+    }
+
+    async fn attach(&self, _: AttachQuery) -> Result<Session, Problem> {
+        Err(refused())
+    }
+
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+        Err(refused())
+    }
+}
+
+/// Nothing runs in a simulated sandbox.
+fn refused() -> Problem {
+    Problem {
+        reason: "BadRequest".to_owned(),
+        message: "nothing runs here".to_owned(),
     }
 }
 

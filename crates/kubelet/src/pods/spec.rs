@@ -2,6 +2,8 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
+use super::launch::LAUNCHER_ANNOTATION;
+
 /// No pod is killed without a moment to react, as upstream.
 const LEAST_GRACE: i64 = 1;
 /// What the API server fills in for pods that don't say.
@@ -45,6 +47,12 @@ pub(crate) fn uses_host_network(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|spec| spec.host_network)
         .unwrap_or(false)
+}
+
+/// How the pod wants to be started, in its own words.
+pub(crate) fn launcher(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations.get(LAUNCHER_ANNOTATION).map(String::as_str)
 }
 
 /// Containers that run before the others: init containers and native sidecars.

@@ -121,9 +121,11 @@ fn from_source(
         };
     }
     if from.file_key_ref.is_some() {
-        return Err(format!(
-            "variable {name:?}: fileKeyRef is not supported by Coracle"
-        ));
+        return Ok(Some(EnvVar {
+            name: name.to_owned(),
+            value: None,
+            value_from: Some(from.clone()),
+        }));
     }
     Ok(Some(literal(name, "")))
 }

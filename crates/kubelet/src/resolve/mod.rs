@@ -105,6 +105,7 @@ impl Resolver {
                     .collect(),
                 cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
                 cluster_domain: config.cluster_domain.clone(),
+                memory_bytes: config.capacity.memory_bytes,
             },
             allocatable: resources(&config.capacity),
             config_maps: Objects::new(client.clone(), "configmap"),

@@ -83,6 +83,7 @@ fn variables_in_order() {
             { "name": "NODE", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } },
             { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
             { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
+            { "name": "FILE", "valueFrom": { "fileKeyRef": { "volumeName": "v", "path": "p", "key": "k" } } },
             { "name": "CPU", "valueFrom": { "resourceFieldRef": { "resource": "requests.cpu", "divisor": "1m" } } },
             { "name": "CPUS", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } },
             { "name": "KEY", "valueFrom": { "configMapKeyRef": { "name": "config", "key": "color" } } },
@@ -115,7 +116,6 @@ fn problems_of_containers() {
         by(json!({ "secretKeyRef": { "name": "keys", "key": "k" } })),
         by(json!({ "secretKeyRef": { "name": "binary", "key": "zero" } })),
         by(json!({ "fieldRef": { "fieldPath": "spec.nothing" } })),
-        by(json!({ "fileKeyRef": { "volumeName": "v", "path": "p", "key": "k" } })),
         all_of(json!({ "configMapRef": { "name": "none" } })),
         all_of(json!({ "secretRef": { "name": "none" } })),
     ]);

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::cgroup::Group;
+
 /// The kernel's release, and its version as far as it can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
@@ -142,38 +144,24 @@ pub struct Cgroup {
     pub path: PathBuf,
     /// The controllers that it may hand on.
     pub controllers: Vec<String>,
-    /// Whether a group below it can be made: tried.
+    /// Whether it is ours to divide: groups below it can be made (tried), processes moved, controllers handed on.
     pub delegated: bool,
 }
 
 /// Finds it; `None` where the host has version 1 only.
 pub fn cgroup() -> Option<Cgroup> {
-    let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let path = cgroup_path(&membership, &mountinfo)?;
-    let controllers = std::fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
-    let child = path.join(format!("coracle-probe-{}", std::process::id()));
-    let delegated = std::fs::create_dir(&child).is_ok();
+    let group = Group::own()?;
+    let child = group.below(&format!("coracle-probe-{}", std::process::id()));
+    // Moving processes and handing controllers on can't be tried while we are in it ourselves; whether we may can be asked.
+    let delegated = group.is_ours() && child.make().is_ok();
     if delegated {
-        let _ = std::fs::remove_dir(&child);
+        let _ = child.remove();
     }
     Some(Cgroup {
-        path,
-        controllers: controllers.split_whitespace().map(str::to_owned).collect(),
+        path: group.path().to_owned(),
+        controllers: group.controllers(),
         delegated,
     })
-}
-
-fn cgroup_path(membership: &str, mountinfo: &str) -> Option<PathBuf> {
-    let own = membership
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?;
-    let mount = mountinfo.lines().find_map(|line| {
-        let (fields, kind) = line.split_once(" - ")?;
-        kind.starts_with("cgroup2 ")
-            .then(|| fields.split(' ').nth(4))?
-    })?;
-    Some(Path::new(mount).join(own.trim_start_matches('/')))
 }
 
 #[cfg(test)]
@@ -197,20 +185,6 @@ mod tests {
         );
         assert_eq!(parse_hidepid(&line("hidepid=off")), None);
         assert_eq!(parse_hidepid("garbage\n"), None);
-    }
-
-    #[test]
-    fn cgroups_of_version_two() {
-        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-        let path = cgroup_path("0::/system.slice/slurmstepd.scope/job_7\n", mounts);
-        assert_eq!(
-            path,
-            Some("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7".into())
-        );
-        assert_eq!(
-            cgroup_path("4:memory:/\n", "31 23 0:27 / /c rw - cgroup cgroup rw\n"),
-            None
-        );
     }
 
     #[test]

@@ -33,6 +33,17 @@ impl Range {
         there.then_some(Self { first, prefix })
     }
 
+    /// The addresses that pods can have.
+    pub fn usable(self) -> impl Iterator<Item = Ipv4Addr> {
+        self.offsets()
+            .map(move |offset| Ipv4Addr::from(self.first + offset))
+    }
+
+    /// Not the range's name, nor the gateway's, nor that of all.
+    fn offsets(self) -> std::ops::Range<u32> {
+        2..self.size().saturating_sub(1)
+    }
+
     fn size(self) -> u32 {
         1u32.checked_shl(32 - u32::from(self.prefix))
             .unwrap_or(u32::MAX)
@@ -86,7 +97,7 @@ impl Addresses {
 
     /// Takes an address: the one that is claimed, if it is free and of this range, else the next.
     pub fn take(&mut self, claim: Option<Ipv4Addr>) -> Option<Ipv4Addr> {
-        let usable = 2..self.range.size().saturating_sub(1);
+        let usable = self.range.offsets();
         let claimed = claim
             .and_then(|claim| u32::from(claim).checked_sub(self.range.first))
             .filter(|offset| usable.contains(offset) && !self.taken.contains(offset));

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use super::{Attach, Attached};
+use super::{Attach, Attached, Request};
 
 /// A place in the pod network, kept until this is dropped.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Place {
     /// Where everything else goes.
     pub gateway: IpAddr,
     /// It lasts as long as this is open.
-    _connection: UnixStream,
+    connection: UnixStream,
 }
 
 /// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread.
@@ -47,12 +47,12 @@ pub fn is_there(socket: &Path) -> bool {
 
 impl Place {
     /// Asks the hub at `socket` for a place for a pod's network namespace.
-    pub async fn ask(socket: &Path, request: &Attach, namespace: OwnedFd) -> io::Result<Self> {
+    pub async fn ask(socket: &Path, request: &Attach, namespace: &OwnedFd) -> io::Result<Self> {
         let connection = connect(socket)?;
         rustix::io::ioctl_fionbio(&connection, true)?;
         // A stream by name only: packets keep their boundaries, and we never read it as a stream.
         let connection = UnixStream::from_std(connection.into())?;
-        let text = serde_json::to_vec(request)?;
+        let text = serde_json::to_vec(&Request::Attach(request.clone()))?;
         connection
             .async_io(Interest::WRITABLE, || {
                 packet::send(&connection, &text, &[namespace.as_fd()])
@@ -71,11 +71,23 @@ impl Place {
                 address,
                 prefix,
                 gateway,
-                _connection: connection,
+                connection,
             }),
             Attached::Refused(reason) => Err(io::Error::other(reason)),
         }
     }
+
+    /// Returns when the hub's process has ended. The pod still has its network, but must claim it from the next one.
+    pub async fn lost(&self) {
+        let receive = || packet::receive(&self.connection);
+        while let Ok(Some(_)) = self.connection.async_io(Interest::READABLE, receive).await {}
+    }
+}
+
+/// Ends the hub at `socket`; it is on its way when this returns.
+pub fn end(socket: &Path) -> io::Result<()> {
+    let connection = connect(socket)?;
+    packet::send(&connection, &serde_json::to_vec(&Request::End)?, &[])
 }
 
 fn connect(path: &Path) -> io::Result<OwnedFd> {

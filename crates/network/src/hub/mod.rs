@@ -9,8 +9,9 @@
 //! ```
 //!
 //! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
-//! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. When the hub is
-//! started anew, sandboxes connect again and claim what they had.
+//! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. The process that serves may
+//! die and be replaced by another in the same namespaces, in which the cables still are: sandboxes connect again and claim
+//! what they had.
 //!
 //! Links between hubs, services, names and the way out are not here yet.
 
@@ -19,7 +20,7 @@ mod client;
 mod server;
 
 pub use addresses::Range;
-pub use client::{Place, is_there, join, process};
+pub use client::{Place, end, is_there, join, process};
 pub use server::{Hub, HubError};
 
 use std::net::IpAddr;
@@ -29,8 +30,17 @@ use serde::{Deserialize, Serialize};
 /// A pod's interface, in its own namespace.
 pub const INTERFACE: &str = "eth0";
 
-/// What a sandbox asks; its network namespace is beside it.
+/// What the hub is asked.
 #[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// By a sandbox; its network namespace is beside it.
+    Attach(Attach),
+    /// By the node's agent: the node ends.
+    End,
+}
+
+/// A place that a sandbox wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attach {
     /// The pod.
     pub uid: String,

@@ -1,11 +1,13 @@
 //! The hub itself: its namespaces, its bridge, and the socket at which sandboxes get their place.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use linux::namespace::Ids;
 use linux::packet;
@@ -15,13 +17,16 @@ use rustix::thread::UnshareFlags;
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 
 use super::addresses::{Addresses, Range};
-use super::{Attach, Attached, INTERFACE};
+use super::{Attach, Attached, INTERFACE, Request};
 
 const BRIDGE: &str = "pods";
 /// More sandboxes than a node has pods.
 const BACKLOG: i32 = 1024;
+/// Sandboxes claim what they had within this.
+const CLAIMS: Duration = Duration::from_secs(60);
 
 /// Why there is no hub.
 #[derive(Debug, Error)]
@@ -49,8 +54,8 @@ pub enum HubError {
 
 /// A hub that is set up.
 pub struct Hub {
+    socket: PathBuf,
     listener: OwnedFd,
-    route: Route,
     range: Range,
     /// How many ids pods can have.
     pub ids: Ids,
@@ -69,7 +74,7 @@ impl Hub {
         // Sandboxes, which are the same user, join our user namespace by our process.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)
             .map_err(|error| HubError::Namespaces(error.into()))?;
-        let set_up = || -> io::Result<Route> {
+        let set_up = || -> io::Result<()> {
             let route = Route::open()?;
             route.set_up("lo")?;
             route.add_bridge(BRIDGE)?;
@@ -78,29 +83,38 @@ impl Hub {
                 length: range.prefix(),
             };
             route.add_address(BRIDGE, gateway)?;
-            route.set_up(BRIDGE)?;
-            Ok(route)
+            route.set_up(BRIDGE)
         };
-        let route = set_up().map_err(|source| HubError::Network { range, source })?;
+        set_up().map_err(|source| HubError::Network { range, source })?;
         Ok(Self {
+            socket: socket.to_owned(),
             listener,
-            route,
             range,
             ids,
         })
     }
 
-    /// Gives sandboxes their places, for ever. Must be called within a `LocalSet`.
-    pub async fn serve(self) -> io::Result<()> {
-        let places = Rc::new(Places {
-            route: self.route,
-            range: self.range,
-            addresses: RefCell::new(Addresses::new(self.range)),
+    /// Listens anew: sandboxes join the namespaces of the process that listens, and that one is gone.
+    pub fn listen_again(&mut self) -> io::Result<()> {
+        self.listener = listen(&self.socket)?;
+        Ok(())
+    }
+
+    /// Gives sandboxes their places until it is told to end. Must be called within a `LocalSet`.
+    pub async fn serve(&self) -> io::Result<()> {
+        let places = Rc::new(Places::find(self.range)?);
+        let unclaimed = places.clone();
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(CLAIMS).await;
+            unclaimed.detach_unclaimed();
         });
         // Streams by name only: packets keep their boundaries, and nobody reads them as a stream.
-        let listener = UnixListener::from_std(self.listener.into())?;
+        let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
-            let (accepted, _) = listener.accept().await?;
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted?.0,
+                () = places.end.notified() => return Ok(()),
+            };
             let places = places.clone();
             tokio::task::spawn_local(async move {
                 if let Err(error) = places.keep(accepted).await {
@@ -115,9 +129,39 @@ struct Places {
     route: Route,
     range: Range,
     addresses: RefCell<Addresses>,
+    /// Of those taken: cables that were there before us, whose sandboxes have not come back yet.
+    unclaimed: RefCell<HashSet<Ipv4Addr>>,
+    /// Told when we are to end.
+    end: Notify,
 }
 
 impl Places {
+    /// The places of this network namespace, with those that a process before us has given.
+    fn find(range: Range) -> io::Result<Self> {
+        let route = Route::open()?;
+        let mut addresses = Addresses::new(range);
+        let given: HashSet<_> = range
+            .usable()
+            .filter(|address| route.has(&interface(*address)))
+            .collect();
+        for address in &given {
+            addresses.take(Some(*address));
+        }
+        Ok(Self {
+            route,
+            range,
+            addresses: RefCell::new(addresses),
+            unclaimed: RefCell::new(given),
+            end: Notify::new(),
+        })
+    }
+
+    fn detach_unclaimed(&self) {
+        for address in self.unclaimed.take() {
+            self.detach(address);
+        }
+    }
+
     /// Gives one sandbox its place and keeps it until the sandbox ends.
     async fn keep(&self, connection: UnixStream) -> io::Result<()> {
         let receive = || connection.async_io(Interest::READABLE, || packet::receive(&connection));
@@ -125,7 +169,13 @@ impl Places {
         let Some((text, mut descriptors)) = receive().await? else {
             return Ok(());
         };
-        let request: Attach = serde_json::from_slice(&text)?;
+        let request = match serde_json::from_slice(&text)? {
+            Request::Attach(request) => request,
+            Request::End => {
+                self.end.notify_one();
+                return Ok(());
+            }
+        };
         let answer = match descriptors.pop() {
             Some(namespace) => self.attach(&request, &namespace),
             None => Err(io::Error::other(
@@ -164,6 +214,11 @@ impl Places {
             IpAddr::V4(claim) => Some(claim),
             IpAddr::V6(_) => None,
         });
+        if let Some(claim) = claim
+            && self.unclaimed.borrow_mut().remove(&claim)
+        {
+            return Ok(claim);
+        }
         let address = self.addresses.borrow_mut().take(claim).ok_or_else(|| {
             io::Error::other(format!(
                 "all addresses of this node's range {} are taken",

@@ -1,15 +1,16 @@
 //! The kubelet's side: lets a sandbox in, and asks it.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::stream::{self, Stream};
-use futures::{FutureExt, TryStreamExt};
+use futures::stream::{self, BoxStream, Stream};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use http::{Method, Request, Response};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Either, Full, Limited, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use serde::Serialize;
@@ -20,9 +21,14 @@ use super::{
     ANSWER_WINDOW, CONNECTION_WINDOW, FRAME, HelloError, PING_EVERY, PING_PATIENCE, hello,
 };
 use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
+use crate::usage::PodUsage;
 
 /// How long a sandbox may take to begin an answer. It does nothing long before it does.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
+/// How much of what is sent on one stream waits in here.
+const SEND_BUFFER: usize = 64 * 1024;
+/// How large the figures of a pod may be.
+const LARGEST_USAGE: usize = 4 * 1024 * 1024;
 /// How large the text of a refusal may be.
 const LARGEST_REFUSAL: usize = 64 * 1024;
 
@@ -92,6 +98,7 @@ where
         .initial_stream_window_size(ANSWER_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_PATIENCE)
         .keep_alive_while_idle(true)
@@ -117,12 +124,15 @@ where
     Ok((hello, SandboxClient { pod, requests }))
 }
 
+/// What is asked is there as a whole, or comes while the answer does.
+type Body = Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
+
 /// A sandbox that is connected. Clones ask over the same connection, which ends when the last of them is dropped and
 /// the last stream has ended.
 #[derive(Clone, Debug)]
 pub struct SandboxClient {
     pod: Arc<str>,
-    requests: SendRequest<Full<Bytes>>,
+    requests: SendRequest<Body>,
 }
 
 impl SandboxClient {
@@ -141,6 +151,12 @@ impl SandboxClient {
     /// Lets the sandbox of a finished pod go.
     pub async fn dismiss(&self) -> Result<(), ConnectionError> {
         self.tell("clean up", Method::POST, "/v1/dismiss", &())
+            .await
+    }
+
+    /// Lets the sandbox of a finished pod go, and leave the pod's logs where they are.
+    pub async fn retire(&self) -> Result<(), ConnectionError> {
+        self.tell("leave the logs and go", Method::POST, "/v1/retire", &())
             .await
     }
 
@@ -189,6 +205,22 @@ impl SandboxClient {
             }))
     }
 
+    /// What the pod uses now.
+    pub async fn usage(&self) -> Result<PodUsage, ConnectionError> {
+        let call = "tell what its pod uses";
+        let asked = self.ask(call, Method::GET, "/v1/usage", Bytes::new());
+        let body = Limited::new(asked.await?.into_body(), LARGEST_USAGE);
+        let text = tokio::time::timeout(ANSWER_PATIENCE, body.collect())
+            .await
+            .map_err(|_| ConnectionError::Silent {
+                pod: Arc::clone(&self.pod),
+                call,
+            })?
+            .map_err(|error| self.nonsense(call, io::Error::other(error)))?
+            .to_bytes();
+        serde_json::from_slice(&text).map_err(|error| self.nonsense(call, error.into()))
+    }
+
     /// Whether the connection has ended, so that no call can succeed.
     pub fn is_closed(&self) -> bool {
         self.requests.is_closed()
@@ -205,7 +237,11 @@ impl SandboxClient {
         self.ask(call, method, path, body).await.map(|_| ())
     }
 
-    fn encode(&self, call: &'static str, what: &impl Serialize) -> Result<Bytes, ConnectionError> {
+    pub(super) fn encode(
+        &self,
+        call: &'static str,
+        what: &impl Serialize,
+    ) -> Result<Bytes, ConnectionError> {
         match serde_json::to_vec(what) {
             Ok(body) => Ok(body.into()),
             Err(error) => Err(self.nonsense(call, error.into())),
@@ -219,6 +255,34 @@ impl SandboxClient {
         method: Method,
         path: &str,
         body: Bytes,
+    ) -> Result<Response<Incoming>, ConnectionError> {
+        self.ask_with(call, method, path, Either::Left(Full::new(body)))
+            .await
+    }
+
+    /// Asks with a body that goes on while the answer comes.
+    pub(super) async fn converse(
+        &self,
+        call: &'static str,
+        path: &str,
+        body: impl Stream<Item = Bytes> + Send + 'static,
+    ) -> Result<Response<Incoming>, ConnectionError> {
+        let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
+        self.ask_with(
+            call,
+            Method::POST,
+            path,
+            Either::Right(StreamBody::new(frames)),
+        )
+        .await
+    }
+
+    async fn ask_with(
+        &self,
+        call: &'static str,
+        method: Method,
+        path: &str,
+        body: Body,
     ) -> Result<Response<Incoming>, ConnectionError> {
         let asked = self.ask_in_time(call, method, path, body);
         match tokio::time::timeout(ANSWER_PATIENCE, asked).await {
@@ -235,12 +299,12 @@ impl SandboxClient {
         call: &'static str,
         method: Method,
         path: &str,
-        body: Bytes,
+        body: Body,
     ) -> Result<Response<Incoming>, ConnectionError> {
         let request = Request::builder()
             .method(method)
             .uri(format!("http://sandbox{path}"))
-            .body(Full::new(body))
+            .body(body)
             .map_err(|error| self.nonsense(call, io::Error::other(error)))?;
         let answer = self.requests.clone().send_request(request).await;
         let answer = answer.map_err(|source| ConnectionError::Lost {

@@ -8,18 +8,21 @@
 //!   sandbox: server.rs                           kubelet: client.rs
 //!   stay_connected ── dial ───────────────────►  (its own listener)
 //!   serve          ── Hello, one line ────────►  accept ── who is it? ──► SandboxClient
-//!   Pod            ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, states, logs
+//!   Pod            ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, retire, states, logs, exec, attach, port_forward
 //! ```
 //!
-//! `hello.rs` is the line, `state_lines.rs` the framing of states, `lingering.rs` the end. A sandbox is everything on one thread and may use
+//! `hello.rs` is the line, `state_lines.rs` the framing of states, `lingering.rs` the end, `sessions.rs` the calls that speak
+//! both ways at once. A sandbox is everything on one thread and may use
 //! two megabytes in all, hence the small buffers on its side; an agent is many tasks on many threads.
 //!
 //! [`Hello`]: crate::protocol::Hello
 
 mod client;
+mod client_sessions;
 mod hello;
 mod lingering;
 mod server;
+mod sessions;
 mod state_lines;
 #[cfg(test)]
 mod tests;
@@ -27,11 +30,12 @@ mod tests;
 use std::time::Duration;
 
 pub use client::{ConnectionError, SandboxClient, accept};
+pub use client_sessions::{Conversation, Forwarded};
 pub use hello::HelloError;
 pub use server::{Ended, LogBytes, Parting, Pod, serve, stay_connected};
 
-/// How many calls may be under way at once on one connection.
-const MAX_STREAMS: u32 = 128;
+/// How many calls may be under way at once on one connection; people run hundreds of commands in one pod.
+const MAX_STREAMS: u32 = 512;
 /// How much of one answer the kubelet takes in before its reader has read it: enough for a fast log, and no more.
 const ANSWER_WINDOW: u32 = 256 * 1024;
 /// Together they never fill the connection: a reader of logs who dawdles does not hold up the pod's state.

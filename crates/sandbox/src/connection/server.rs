@@ -9,23 +9,26 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::FutureExt;
-use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{self, BoxStream, LocalBoxStream, StreamExt, TryStreamExt};
+use futures::{FutureExt, Stream};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either, Full, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::lingering::Lingering;
-use super::{MAX_STREAMS, PING_EVERY, PING_PATIENCE, hello, state_lines};
-use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
+use super::{FRAME, MAX_STREAMS, PING_EVERY, PING_PATIENCE, hello, sessions, state_lines};
+use crate::protocol::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop};
+use crate::streams::Session;
+use crate::usage::PodUsage;
 
 /// How long to wait before the kubelet is dialled again, at first and at most.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
@@ -36,7 +39,7 @@ const FIRST_WORD_PATIENCE: Duration = Duration::from_secs(10);
 const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// How large a request may be: a bundle, with the content of all its volumes.
 const LARGEST_REQUEST: usize = 64 * 1024 * 1024;
-/// Requests are rare and small, so little is set aside for what is not read yet, or not sent.
+/// Most requests are rare and small, so little is set aside for what is not read yet, or not sent.
 const REQUEST_WINDOW: u32 = 64 * 1024;
 const SEND_BUFFER: usize = 64 * 1024;
 
@@ -55,11 +58,28 @@ pub trait Pod: 'static {
     /// The pod's end is recorded: clean up and exit.
     fn dismiss(&self);
 
+    /// The same, but the pod's logs stay where they are.
+    fn retire(&self);
+
     /// The pod's state, whole, each time it changes.
     fn state(&self) -> watch::Receiver<PodState>;
 
     /// A part of a container's log.
     async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem>;
+
+    /// What the pod uses now; `None` while there is nothing of it.
+    async fn usage(&self) -> Option<PodUsage> {
+        None
+    }
+
+    /// Runs a command in a container.
+    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem>;
+
+    /// A container's own streams.
+    async fn attach(&self, query: AttachQuery) -> Result<Session, Problem>;
+
+    /// A connection to a port of the pod.
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem>;
 }
 
 /// A log, as it is read.
@@ -195,7 +215,9 @@ where
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(REQUEST_WINDOW)
-        .initial_connection_window_size(4 * REQUEST_WINDOW)
+        // All streams together never fill it: a command that does not read its input holds up nobody else.
+        .initial_connection_window_size(MAX_STREAMS * REQUEST_WINDOW)
+        .max_frame_size(FRAME)
         .max_concurrent_streams(MAX_STREAMS)
         .max_send_buf_size(SEND_BUFFER)
         .auto_date_header(false)
@@ -240,8 +262,10 @@ impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for LocalExecu
     }
 }
 
-type Answer =
-    Response<Either<Full<Bytes>, StreamBody<BoxStream<'static, io::Result<Frame<Bytes>>>>>>;
+pub(super) type Answer =
+    Response<Either<Full<Bytes>, StreamBody<LocalBoxStream<'static, io::Result<Frame<Bytes>>>>>>;
+/// The answer to what can't be done.
+pub(super) type Refusal = (StatusCode, Problem);
 
 /// Where requests are answered.
 struct Desk<P> {
@@ -271,24 +295,24 @@ impl<P: Pod> Desk<P> {
         }
     }
 
-    async fn find(
-        self,
-        method: &Method,
-        path: &str,
-        body: Incoming,
-    ) -> Result<Answer, (StatusCode, Problem)> {
+    async fn find(self, method: &Method, path: &str, body: Incoming) -> Result<Answer, Refusal> {
+        if let Some(port) = path.strip_prefix("/v1/port-forward/") {
+            return sessions::port_forward(&*self.pod, port, body).await;
+        }
         match (method.as_str(), path) {
             ("PUT", "/v1/pod") => self.pod.put_bundle(read(body).await?),
             ("POST", "/v1/stop") => self.pod.stop(read(body).await?),
             ("POST", "/v1/dismiss") => self.pod.dismiss(),
+            ("POST", "/v1/retire") => self.pod.retire(),
             ("GET", "/v1/state") => return Ok(streamed(states(self.pod.state(), self.closing))),
+            ("GET", "/v1/usage") => return told(self.pod.usage().await.as_ref()),
             ("POST", "/v1/logs") => {
                 let query = read(body).await?;
                 let log = self.pod.logs(query).await;
-                return log
-                    .map(streamed)
-                    .map_err(|problem| (StatusCode::UNPROCESSABLE_ENTITY, problem));
+                return log.map(streamed).map_err(refused);
             }
+            ("POST", "/v1/exec") => return sessions::exec(&*self.pod, body).await,
+            ("POST", "/v1/attach") => return sessions::attach(&*self.pod, body).await,
             _ => {
                 return Err((
                     StatusCode::NOT_FOUND,
@@ -320,11 +344,20 @@ fn states(
     .boxed()
 }
 
-async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, (StatusCode, Problem)> {
-    let bad = |why: String| (StatusCode::BAD_REQUEST, problem("BadRequest", why));
+async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, Refusal> {
     let body = Limited::new(body, LARGEST_REQUEST).collect().await;
     let bytes = body.map_err(|error| bad(error.to_string()))?.to_bytes();
     serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))
+}
+
+/// What was asked makes no sense.
+pub(super) fn bad(why: String) -> Refusal {
+    (StatusCode::BAD_REQUEST, problem("BadRequest", why))
+}
+
+/// The pod won't, or can't.
+pub(super) fn refused(problem: Problem) -> Refusal {
+    (StatusCode::UNPROCESSABLE_ENTITY, problem)
 }
 
 fn problem(reason: &str, message: String) -> Problem {
@@ -334,15 +367,26 @@ fn problem(reason: &str, message: String) -> Problem {
     }
 }
 
-fn streamed(bytes: BoxStream<'static, io::Result<Bytes>>) -> Answer {
+pub(super) fn streamed(bytes: impl Stream<Item = io::Result<Bytes>> + 'static) -> Answer {
     Response::new(Either::Right(StreamBody::new(
-        bytes.map_ok(Frame::data).boxed(),
+        bytes.map_ok(Frame::data).boxed_local(),
     )))
 }
 
 fn refusal(code: StatusCode, problem: &Problem) -> Answer {
     // Two strings: nothing in them can fail to be JSON.
     whole(code, serde_json::to_vec(problem).unwrap_or_default().into())
+}
+
+/// An answer that may not be there.
+fn told(what: Option<&impl Serialize>) -> Result<Answer, (StatusCode, Problem)> {
+    let missing = || problem("NotFound", "the pod has not begun".to_owned());
+    let what = what.ok_or_else(|| (StatusCode::NOT_FOUND, missing()))?;
+    let text = serde_json::to_vec(what).map_err(|error| {
+        let problem = problem("Internal", error.to_string());
+        (StatusCode::INTERNAL_SERVER_ERROR, problem)
+    })?;
+    Ok(whole(StatusCode::OK, text.into()))
 }
 
 fn whole(code: StatusCode, bytes: Bytes) -> Answer {

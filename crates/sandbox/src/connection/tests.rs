@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::future::pending;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
@@ -10,14 +11,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 use super::*;
 use crate::logs::LogDir;
-use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop, VERSION};
+use crate::protocol::{
+    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+};
+use crate::streams::Session;
+
+mod sessions;
 
 /// A pod that remembers what it was told.
 struct Told {
@@ -61,6 +67,10 @@ impl Pod for Told {
         self.note("dismiss");
     }
 
+    fn retire(&self) {
+        self.note("retire");
+    }
+
     fn state(&self) -> watch::Receiver<PodState> {
         self.state.subscribe()
     }
@@ -90,6 +100,26 @@ impl Pod for Told {
                 message: format!("container {other:?} has no log"),
             }),
         }
+    }
+
+    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem> {
+        sessions::run(query)
+    }
+
+    async fn attach(&self, _: AttachQuery) -> Result<Session, Problem> {
+        Err(Problem {
+            reason: "NotFound".to_owned(),
+            message: "nothing to attach to".to_owned(),
+        })
+    }
+
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+            .await
+            .map_err(|error| Problem {
+                reason: "PortForwardError".to_owned(),
+                message: error.to_string(),
+            })
     }
 }
 
@@ -151,10 +181,11 @@ async fn a_pod_hears_what_its_kubelet_says() {
             failure: None,
         };
         client.stop(&stop).await.unwrap();
+        client.retire().await.unwrap();
         client.dismiss().await.unwrap();
         assert_eq!(
             *pod.calls.borrow(),
-            ["bundle for node1", "stop in 30", "dismiss"]
+            ["bundle for node1", "stop in 30", "retire", "dismiss"]
         );
     })
     .await;

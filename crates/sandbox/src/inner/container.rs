@@ -14,8 +14,10 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
 use super::failure::{Failure, failed};
-use super::message::{Access, ContainerPlan, MountPlan, MountSource, Propagation, RootPlan};
-use super::terminal;
+use super::message::{
+    Access, ContainerPlan, MountPlan, MountSource, Propagation, RootKind, RootPlan,
+};
+use super::{image_volume, terminal};
 
 const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
@@ -23,12 +25,22 @@ const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
 
 /// Builds the container's file system and moves into it. If it has a terminal, opens that and gives back its master side.
 pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
+    let beside = plan.root.upper.parent().unwrap_or(Path::new("/"));
+    let place = beside.join("root");
+    std::fs::create_dir_all(&place).map_err(failed(format!("making {}", place.display())))?;
     let trees = plan
         .mounts
         .iter()
-        .map(|mount| open(mount).map_err(failed(format!("mounting {}", mount.target.display()))))
+        .map(|mount| open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display()))))
         .collect::<Result<Vec<_>, Failure>>()?;
-    enter_root(&plan.root)?;
+    let volumes = image_volume::open(&plan.image_volumes)?;
+    // What we do from here on in our copy of the outside is not to be seen there, where mounts may be shared.
+    linux::mount::follow_outside().map_err(failed("mounts that stay our own"))?;
+    enter_root(&plan.root, beside, &place)?;
+    if plan.process.user.one_id {
+        keep_apt_from_changing_users();
+    }
+    image_volume::put(&volumes)?;
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
         put(tree, &mount.target).map_err(failed(format!("mounting {}", mount.target.display())))?;
     }
@@ -58,6 +70,17 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
     Ok(master)
 }
 
+/// apt makes sure that it has become another user before it fetches anything, which nobody can with a single id. Images
+/// that have it are told not to try. Before volumes are there: this file is the container's own.
+fn keep_apt_from_changing_users() {
+    let dir = Path::new("/etc/apt/apt.conf.d");
+    if dir.is_dir() {
+        let text = "// This container has one user id only.\nAPT::Sandbox::User \"root\";\n";
+        // A container that can do without apt goes on without this.
+        let _ = std::fs::write(dir.join("99-single-id"), text);
+    }
+}
+
 /// The terminal of a container's first process is its console.
 fn console(master: &OwnedFd) -> std::io::Result<()> {
     let name = rustix::pty::ptsname(master, Vec::new())?;
@@ -65,18 +88,41 @@ fn console(master: &OwnedFd) -> std::io::Result<()> {
     put(&tree, Path::new("/dev/console"))
 }
 
-fn enter_root(plan: &RootPlan) -> Result<(), Failure> {
-    let beside = plan.upper.parent().unwrap_or(Path::new("/"));
-    let (work, place) = (beside.join("work"), beside.join("root"));
-    for dir in [&plan.upper, &work, &place] {
-        std::fs::create_dir_all(dir).map_err(failed(format!("making {}", dir.display())))?;
-    }
-    let root =
-        Tree::overlay(&plan.layers, &plan.upper, &work).map_err(failed("mounting the image"))?;
-    tree::enter_root(&root, &place).map_err(failed("entering the image"))
+fn enter_root(plan: &RootPlan, beside: &Path, place: &Path) -> Result<(), Failure> {
+    let root = match &plan.kind {
+        RootKind::Overlay => {
+            let work = beside.join("work");
+            for dir in [&plan.upper, &work] {
+                std::fs::create_dir_all(dir)
+                    .map_err(failed(format!("making {}", dir.display())))?;
+            }
+            Tree::overlay(&plan.layers, &plan.upper, &work)
+        }
+        RootKind::At(shown) => shown_root(shown),
+        RootKind::Copy => copied_root(&plan.layers, beside, place),
+    };
+    let root = root.map_err(failed("mounting the image"))?;
+    tree::enter_root(&root, place).map_err(failed("entering the image"))
 }
 
-fn open(mount: &MountPlan) -> std::io::Result<Tree> {
+fn shown_root(shown: &Path) -> std::io::Result<Tree> {
+    let tree = Tree::copy(shown, false)?;
+    tree.without_devices()?;
+    Ok(tree)
+}
+
+/// Only a process of its own may take the time that copying takes; this one is the container's.
+fn copied_root(layers: &[PathBuf], beside: &Path, place: &Path) -> std::io::Result<Tree> {
+    // What an attempt that failed has left.
+    std::fs::remove_dir_all(place)?;
+    std::fs::create_dir(place)?;
+    let taken = linux::stack::copy(layers, place)?;
+    std::fs::write(beside.join("copied"), taken.to_string())?;
+    shown_root(place)
+}
+
+/// Opens what is mounted; `place` is an empty directory to use for a moment.
+fn open(mount: &MountPlan, place: &Path) -> std::io::Result<Tree> {
     let tree = match &mount.source {
         MountSource::Bind {
             path,
@@ -86,7 +132,9 @@ fn open(mount: &MountPlan) -> std::io::Result<Tree> {
             path,
             sub_path: Some(sub),
         } => Tree::copy_open(below(path, sub)?, true)?,
-        MountSource::Layers(layers) => return layers_tree(layers),
+        MountSource::Layers { layers, sub_path } => {
+            return layers_tree(layers, sub_path.as_deref(), place);
+        }
         MountSource::Tmpfs(options) => {
             let options: Vec<(&str, &str)> = options
                 .iter()
@@ -97,13 +145,15 @@ fn open(mount: &MountPlan) -> std::io::Result<Tree> {
         }
         MountSource::Proc => Tree::new("proc", &[], PLAIN)?,
         MountSource::Sys => Tree::new("sysfs", &[], PLAIN)?,
+        MountSource::Cgroup => Tree::new("cgroup2", &[], PLAIN)?,
         MountSource::Mqueue => Tree::new("mqueue", &[], PLAIN)?,
         MountSource::Pts => pts()?,
     };
     match mount.propagation {
         Propagation::None => tree.propagate(tree::Propagation::Private)?,
         Propagation::HostToContainer => tree.propagate(tree::Propagation::Slave)?,
-        // Only as far as the namespace allows: ours gets what comes from outside, and gives nothing back.
+        // Between the containers of the pod, whose runtime has made the volume one that is shared. The host gives, and
+        // gets nothing back: its mounts are not ours to change.
         Propagation::Bidirectional => tree.propagate(tree::Propagation::Shared)?,
     }
     match mount.access {
@@ -114,9 +164,21 @@ fn open(mount: &MountPlan) -> std::io::Result<Tree> {
     Ok(tree)
 }
 
-/// An image as a volume: its layers, to be read.
-fn layers_tree(layers: &[PathBuf]) -> std::io::Result<Tree> {
-    Tree::overlay_read_only(layers)
+/// An image as a volume: its layers, or a part of what they show, to be read.
+fn layers_tree(layers: &[PathBuf], sub: Option<&Path>, place: &Path) -> std::io::Result<Tree> {
+    let tree = Tree::overlay_read_only(layers)?;
+    let Some(sub) = sub else {
+        return Ok(tree);
+    };
+    // Before Linux 6.15 nothing can be taken from a tree that is in no place.
+    tree.put(place)?;
+    let part = linux::subpath::open(place, &sub.to_string_lossy(), false)
+        .map_err(std::io::Error::other)
+        .and_then(|part| Tree::copy_open(part, false));
+    linux::mount::detach(place)?;
+    let part = part?;
+    part.read_only(false)?;
+    Ok(part)
 }
 
 /// The group that owns terminals is 5 everywhere; with a single id there is no such group.
@@ -138,7 +200,7 @@ fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
 }
 
 /// Puts a tree in its place, which is made if it is missing.
-fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
+pub(super) fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
     if std::fs::metadata(target).is_err() {
         if tree.is_directory()? {
             std::fs::create_dir_all(target)?;

@@ -138,6 +138,8 @@ impl Inner {
         };
         match serde_json::from_slice(&text) {
             Ok(Report::Terminal) => starting.terminal = descriptors.pop(),
+            Ok(Report::Identity(identity)) => starting.identity = Some(identity),
+            Ok(Report::Mounts) => starting.mounts = descriptors.pop(),
             Ok(Report::Instead(pid)) => {
                 starting.process = Pid::from_raw(pid).zip(descriptors.pop());
             }
@@ -158,8 +160,15 @@ impl Inner {
             return self.tell_failure(serial, failure);
         };
         let mut beside = vec![process.as_fd()];
+        let news = match (starting.identity, &starting.mounts) {
+            (Some(identity), Some(mounts)) => {
+                beside.push(mounts.as_fd());
+                News::Runs(identity)
+            }
+            _ => News::Done,
+        };
         beside.extend(starting.terminal.as_ref().map(AsFd::as_fd));
-        self.tell(serial, News::Done, &beside);
+        self.tell(serial, news, &beside);
         self.pidfds.insert(serial, process);
         match self.unclaimed.remove(&pid) {
             Some(status) => self.tell_end(serial, status),

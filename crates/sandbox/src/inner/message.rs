@@ -51,6 +51,8 @@ pub struct Answer {
 pub enum News {
     /// It is done. Descriptors: of a start, the process, and its terminal if it has one; of a socket, the socket.
     Done,
+    /// A container runs. Descriptors: the process, its mount namespace, and its terminal if it has one.
+    Runs(Identity),
     /// It could not be done.
     Failed {
         /// Why, for people.
@@ -65,6 +67,17 @@ pub enum News {
         /// The signal that killed it.
         signal: Option<i32>,
     },
+}
+
+/// Who a container's first process is, as the container itself sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// All its groups.
+    pub groups: Vec<u32>,
 }
 
 /// The namespaces of a pod, and what is set in them.
@@ -100,6 +113,8 @@ pub struct ContainerPlan {
     pub root: RootPlan,
     /// Its mounts, in order.
     pub mounts: Vec<MountPlan>,
+    /// Before them, what the image declares as volumes.
+    pub image_volumes: Vec<ImageVolume>,
     /// Symbolic links to make: from, to.
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Paths that show nothing.
@@ -130,8 +145,30 @@ pub struct RootPlan {
     pub layers: Vec<PathBuf>,
     /// Where changes go. Beside it, `work` and `root` are made.
     pub upper: PathBuf,
+    /// How the layers become one.
+    pub kind: RootKind,
     /// Nobody may write.
     pub read_only: bool,
+}
+
+/// How layers become one file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RootKind {
+    /// By overlayfs.
+    Overlay,
+    /// Somebody shows them, with changes, there.
+    At(PathBuf),
+    /// They are copied to `root`, beside the place for changes. How many bytes that took is written to `copied`, there too.
+    Copy,
+}
+
+/// A directory that the image declares as a volume; it begins with what the image has there.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct ImageVolume {
+    /// Where it is kept.
+    pub dir: PathBuf,
+    /// Where in the container.
+    pub target: PathBuf,
 }
 
 /// One mount.
@@ -158,13 +195,20 @@ pub enum MountSource {
         sub_path: Option<PathBuf>,
     },
     /// Layers of an image, to be read.
-    Layers(Vec<PathBuf>),
+    Layers {
+        /// The lowest first.
+        layers: Vec<PathBuf>,
+        /// What of them, found without following links out of them.
+        sub_path: Option<PathBuf>,
+    },
     /// Memory, with options such as `("mode", "755")`.
     Tmpfs(Vec<(String, String)>),
     /// The container's processes.
     Proc,
     /// The kernel's devices, as its network namespace sees them.
     Sys,
+    /// Control groups, of which the container's own is the root.
+    Cgroup,
     /// Message queues.
     Mqueue,
     /// Terminals.
@@ -216,6 +260,8 @@ pub struct ProcessPlan {
     pub terminal: bool,
     /// How gladly the kernel kills it when memory is short.
     pub oom_score_adj: i32,
+    /// The directory of the control group that it is born into, if its container has one.
+    pub group: Option<PathBuf>,
 }
 
 /// Who a process is. Names are looked up in the container's own files.

@@ -12,6 +12,7 @@
 
 mod container;
 mod failure;
+mod image_volume;
 mod main_loop;
 pub mod message;
 mod program;

@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::Uid;
+use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use super::failure::{Failure, failed};
@@ -27,6 +29,8 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     if plan.no_new_privileges {
         linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
     }
+    own_streams(plan, &user);
+    let parent = rustix::process::getppid();
     let kept = be_user(plan, &user)?;
     // Filters come after our own changes of identity, which one of them pretends, and before capabilities go, without which
     // the kernel takes no filter.
@@ -37,6 +41,9 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
         linux::seccomp::install_default().map_err(failed("installing a system call filter"))?;
     }
     linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
+    // Once more, because the kernel forgets it when a process becomes another user.
+    linux::process::die_with_parent(parent, Signal::KILL)
+        .map_err(failed("parent death signal"))?;
     // Last, because it must be a directory that the user may enter.
     let cwd = if plan.cwd.as_os_str().is_empty() {
         Path::new("/")
@@ -76,6 +83,28 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
         program.display(),
         words(&error)
     )))
+}
+
+/// A process's streams are its user's, who may open them again by their names below /dev. Where that fails they still work.
+fn own_streams(plan: &ProcessPlan, user: &User) {
+    if plan.user.one_id || user.uid == 0 {
+        return;
+    }
+    let streams = [
+        rustix::stdio::stdin(),
+        rustix::stdio::stdout(),
+        rustix::stdio::stderr(),
+    ];
+    for stream in streams {
+        let Ok(found) = rustix::fs::fstat(stream) else {
+            continue;
+        };
+        // The null device is everybody's.
+        let device = found.st_rdev;
+        if (rustix::fs::major(device), rustix::fs::minor(device)) != (1, 3) {
+            let _ = rustix::fs::fchown(stream, Some(Uid::from_raw(user.uid)), None);
+        }
+    }
 }
 
 /// Becomes the user; returns the capabilities that a program of root will have.

@@ -2,13 +2,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use linux::cgroup::Group;
 use linux::fresh::{Forked, Fresh};
 use linux::packet;
 use rustix::process::{Pid, Signal};
+use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, failed};
-use super::message::{ContainerPlan, ProcessPlan, Processes};
+use super::message::{ContainerPlan, Identity, ProcessPlan, Processes};
+use super::user::look_up;
 use super::{container, program};
 
 /// A process that was forked and is on its way to its program.
@@ -21,6 +24,10 @@ pub struct Starting {
     pub process: Option<(Pid, OwnedFd)>,
     /// The master side of its terminal.
     pub terminal: Option<OwnedFd>,
+    /// Who it will be, if it is a container.
+    pub identity: Option<Identity>,
+    /// A file that stands for its mount namespace, if it is a container.
+    pub mounts: Option<OwnedFd>,
 }
 
 /// What a child says before it is another program.
@@ -28,6 +35,10 @@ pub struct Starting {
 pub enum Report {
     /// Its terminal's master side is beside this.
     Terminal,
+    /// Who it will be.
+    Identity(Identity),
+    /// A file that stands for its mount namespace is beside this.
+    Mounts,
     /// The process has forked on: this is the one that counts, its descriptor is beside this.
     Instead(i32),
     /// It can't go on.
@@ -44,26 +55,43 @@ pub fn container(
     let fresh = Fresh {
         mount: true,
         pid: plan.processes == Processes::Own,
-        cgroup: true,
         ..Default::default()
     };
     let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
-    match linux::fresh::fork_into(fresh).map_err(failed("fork"))? {
+    match fork(fresh, &plan.process)? {
         Forked::Parent(pid, process) => Ok(Starting {
             serial,
             report,
             process: Some((pid, process)),
             terminal: None,
+            identity: None,
+            mounts: None,
         }),
         Forked::Child => {
             drop(report);
             let become_container = || {
+                // Here, because nobody can ask a process that has ended already.
+                let mounts = linux::kin::own_namespace().map_err(failed("its namespace"))?;
+                say(&reporting, &Report::Mounts, &[mounts.as_fd()]);
+                drop(mounts);
+                // After the birth: what is the root of its control groups is decided by where it is then.
+                linux::namespace::unshare(UnshareFlags::NEWCGROUP)
+                    .map_err(failed("a view of control groups"))?;
                 if let Some(target) = target {
                     join_processes(target, &reporting)?;
                 }
                 prepare(stdio)?;
                 if let Some(master) = container::move_in(plan)? {
                     say(&reporting, &Report::Terminal, &[master.as_fd()]);
+                }
+                // If there is no such user, becoming it says so.
+                if let Ok(user) = look_up(&plan.process.user) {
+                    let identity = Identity {
+                        uid: user.uid,
+                        gid: user.gid,
+                        groups: user.groups,
+                    };
+                    say(&reporting, &Report::Identity(identity), &[]);
                 }
                 program::become_program(&plan.process)
             };
@@ -81,12 +109,14 @@ pub fn exec(
     target: BorrowedFd<'_>,
 ) -> Result<Starting, Failure> {
     let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
-    match linux::fresh::fork_into(Fresh::default()).map_err(failed("fork"))? {
+    match fork(Fresh::default(), plan)? {
         Forked::Parent(pid, process) => Ok(Starting {
             serial,
             report,
             process: Some((pid, process)),
             terminal: None,
+            identity: None,
+            mounts: None,
         }),
         Forked::Child => {
             drop(report);
@@ -104,6 +134,15 @@ pub fn exec(
             give_up(&reporting, failure)
         }
     }
+}
+
+/// Forks, into the control group of the container if it has one.
+fn fork(fresh: Fresh, plan: &ProcessPlan) -> Result<Forked, Failure> {
+    let forked = match &plan.group {
+        Some(group) => linux::fresh::fork_into_group(fresh, &Group::at(group)),
+        None => linux::fresh::fork_into(fresh),
+    };
+    forked.map_err(failed("fork"))
 }
 
 /// Only children are born into a process namespace that was joined, so one more is made, and this process ends.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::back_off::go_duration;
@@ -9,8 +10,25 @@ use super::run::Reporter;
 use crate::protocol::Problem;
 use crate::seams::{ImageRequest, PodImage, Runtime};
 
+/// Makes sure that a container's image is there, and before it those that it mounts as volumes. An error names the image.
+pub async fn ensure_all<R: Runtime>(
+    runtime: &R,
+    report: &Reporter,
+    container: &Container,
+) -> Result<PodImage, (String, Problem)> {
+    for ImageRequest { reference, policy } in runtime.image_volumes(container) {
+        if let Err(problem) = ensure(runtime, report, &reference, Some(&policy)).await {
+            return Err((reference, problem));
+        }
+    }
+    let reference = container.image.clone().unwrap_or_default();
+    let policy = container.image_pull_policy.as_deref();
+    let image = ensure(runtime, report, &reference, policy).await;
+    image.map_err(|problem| (reference, problem))
+}
+
 /// Makes sure that an image is there.
-pub async fn ensure<R: Runtime>(
+async fn ensure<R: Runtime>(
     runtime: &R,
     report: &Reporter,
     reference: &str,

@@ -3,8 +3,10 @@
 //! The one who asks carries out the actions, notes what they change in the records, and asks again until there is
 //! nothing left to do.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use tokio::time::Instant;
 
 use super::record::{Kill, Kind, Record, Run, Stage};
@@ -213,6 +215,9 @@ impl Plan {
         let (mut message, grace, restart) = if changed(record, run) {
             let message = format!("{what} {name} definition changed");
             (message, None, true)
+        } else if restarts_to_resize(record, run) {
+            let message = format!("{what} {name} resize requires restart");
+            (message, None, true)
         } else {
             // A rule can't be asked before there is an exit code; only the policies count.
             let restart = restart::policy(&record.spec, facts.policy) != RestartPolicy::Never;
@@ -332,6 +337,20 @@ fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (us
         .iter()
         .enumerate()
         .filter(|(_, record)| kinds.contains(&record.kind))
+}
+
+/// Whether it wants other resources than its run was started with, and says that it has to be restarted for them.
+fn restarts_to_resize(record: &Record, run: &Run) -> bool {
+    let wanted = record.spec.resources.as_ref();
+    let policies = record.spec.resize_policy.iter().flatten();
+    let mut strict = policies.filter(|policy| policy.restart_policy == "RestartContainer");
+    strict.any(|policy| {
+        let of = |resources: Option<&ResourceRequirements>| {
+            let get = |list: &Option<BTreeMap<_, _>>| list.as_ref()?.get(&policy.resource_name).cloned();
+            resources.map(|resources| (get(&resources.requests), get(&resources.limits)))
+        };
+        of(wanted).unwrap_or_default() != of(run.resources.as_ref()).unwrap_or_default()
+    })
 }
 
 fn changed(record: &Record, run: &Run) -> bool {

@@ -20,6 +20,7 @@ fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
     let run = |stage, kill| Run {
         serial: 1,
         image: "i".to_owned(),
+        resources: None,
         stage,
         container: None,
         kill,

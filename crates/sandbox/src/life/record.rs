@@ -1,7 +1,8 @@
 //! What is known about one container of the pod.
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateTerminated, ContainerStatus, EphemeralContainer,
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, ContainerUser,
+    EphemeralContainer, ResourceRequirements,
 };
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
@@ -43,6 +44,8 @@ pub struct Record {
     pub id: Option<String>,
     /// The image of the newest container.
     pub image: Option<PodImage>,
+    /// Who the first process of the newest container is.
+    pub user: Option<ContainerUser>,
     /// The number of the newest run, counted from 0.
     pub restarts: i32,
     /// There was a run with that number.
@@ -70,10 +73,12 @@ pub struct Run {
     pub serial: u64,
     /// The image that the spec named.
     pub image: String,
+    /// The resources that it was started with.
+    pub resources: Option<ResourceRequirements>,
     /// How far it is.
     pub stage: Stage,
     /// Its container, until the record has taken it over.
-    pub container: Option<(String, PodImage)>,
+    pub container: Option<(String, PodImage, Option<ContainerUser>)>,
     /// It is to end.
     pub kill: Option<Kill>,
     /// The startup probe has said that it is up (`true`) or never will be.
@@ -128,6 +133,8 @@ pub struct Ended {
 /// A pull that failed.
 #[derive(Clone, Debug)]
 pub struct PullFailure {
+    /// Of which image.
+    pub image: String,
     /// Why, with the reason in front.
     pub message: String,
     /// When.
@@ -148,6 +155,7 @@ impl Record {
             previous: None,
             id: None,
             image: None,
+            user: None,
             restarts: 0,
             has_run: false,
             waiting: None,
@@ -235,9 +243,11 @@ impl Record {
         }
         self.restarts = self.next_attempt();
         self.has_run = true;
-        if let Some((id, image)) = self.run.as_mut().and_then(|run| run.container.take()) {
+        let container = self.run.as_mut().and_then(|run| run.container.take());
+        if let Some((id, image, user)) = container {
             self.id = Some(id);
             self.image = Some(image);
+            self.user = user;
         }
     }
 

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated};
+use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerUser};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -40,13 +40,20 @@ pub enum Fact {
         at: Timestamp,
         /// From which image.
         image: Box<PodImage>,
+        /// Who its first process is.
+        user: Box<Option<ContainerUser>>,
     },
     /// The postStart hook is done, if there was one.
     Running,
     /// The postStart hook failed: the container has to end.
     HookFailed(String),
     /// The end: there is no image.
-    NoImage(Problem),
+    NoImage {
+        /// Which.
+        image: String,
+        /// Why not.
+        problem: Problem,
+    },
     /// The end: there is no container.
     NotCreated(Problem),
     /// The end: it was called off before there was a container.
@@ -112,15 +119,13 @@ pub async fn run<R: Runtime>(
         input,
         place,
     } = order;
-    let reference = container.image.clone().unwrap_or_default();
-    let policy = container.image_pull_policy.as_deref();
     let image = tokio::select! {
-        image = image::ensure(&*runtime, &report, &reference, policy) => image,
+        image = image::ensure_all(&*runtime, &report, &container) => image,
         () = ordered(&mut kill) => return report.send(Fact::CalledOff),
     };
     let image = match image {
         Ok(image) => image,
-        Err(problem) => return report.send(Fact::NoImage(problem)),
+        Err((image, problem)) => return report.send(Fact::NoImage { image, problem }),
     };
     if let Some(problem) = input.problem {
         report.event(true, "Failed", format!("Error: {}", problem.message));
@@ -147,7 +152,15 @@ pub async fn run<R: Runtime>(
         Err(problem) if start_error(&problem) => {
             report.event(false, "Created", "Container created");
             report.event(true, "Failed", format!("Error: {}", problem.message));
+            let id = crate::id::new();
+            report.send(Fact::Created {
+                id: id.clone(),
+                at: Timestamp::now(),
+                image: Box::new(request.image.clone()),
+                user: Box::new(None),
+            });
             ContainerStateTerminated {
+                container_id: Some(full_id(&id)),
                 exit_code: 128,
                 reason: Some("StartError".to_owned()),
                 message: Some(problem.message),
@@ -193,6 +206,7 @@ impl<R: Runtime> Running<'_, R> {
             at,
             exit,
             stop_signal,
+            user,
         } = started;
         self.report.event(false, "Created", "Container created");
         self.report.event(false, "Started", "Container started");
@@ -200,6 +214,7 @@ impl<R: Runtime> Running<'_, R> {
             id: id.clone(),
             at,
             image: Box::new(self.request.image.clone()),
+            user: Box::new(user),
         });
         let mut exit = Box::pin(exit);
         let ended = match self.post_start(&id, &mut exit, kill).await {

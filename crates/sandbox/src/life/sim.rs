@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -51,7 +51,8 @@ pub struct Sim {
     scripts: RefCell<HashMap<String, VecDeque<Script>>>,
     live: RefCell<HashMap<String, Live>>,
     log: RefCell<Vec<String>>,
-    present: RefCell<HashSet<String>>,
+    /// Images that need not be pulled.
+    pub present: RefCell<HashSet<String>>,
     /// Pulls that fail, with reason and message.
     pub pulls: RefCell<VecDeque<(&'static str, &'static str)>>,
     /// How long a pull takes.
@@ -187,6 +188,18 @@ impl Runtime for Sim {
         Ok(image(true))
     }
 
+    /// Volumes whose names have a colon are images.
+    fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
+        let mounts = container.volume_mounts.iter().flatten();
+        mounts
+            .filter(|mount| mount.name.contains(':'))
+            .map(|mount| ImageRequest {
+                reference: mount.name.clone(),
+                policy: "IfNotPresent".to_owned(),
+            })
+            .collect()
+    }
+
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
         let name = &request.container.name;
         let twice = self
@@ -230,6 +243,7 @@ impl Runtime for Sim {
             at: Timestamp::now(),
             exit,
             stop_signal: 15,
+            user: None,
         })
     }
 

@@ -50,6 +50,7 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
         container_id: record.id.as_deref().filter(|_| created).map(full_id),
         allocated_resources: resources.requests.clone().filter(|_| created),
         resources: created.then_some(resources),
+        user: record.user.clone().filter(|_| created),
         volume_mounts: (record.spec.volume_mounts.is_some())
             .then(|| mounts.map(mount_status).collect()),
         stop_signal: record

@@ -72,17 +72,31 @@ mod tests {
 
     #[test]
     fn variables() {
-        let env = [EnvVar {
-            name: "A".to_owned(),
-            value: Some("1".to_owned()),
+        let variable = |name: &str, value: Option<&str>| EnvVar {
+            name: name.to_owned(),
+            value: value.map(str::to_owned),
             ..Default::default()
-        }];
+        };
+        // What upstream's kubelet makes of a probe's command: only plain values of the spec, the last of a name.
+        let env = [
+            variable("A", Some("0")),
+            variable("A", Some("1")),
+            variable("FROM", None),
+            variable("NESTED", Some("$(A)")),
+        ];
         for (word, want) in [
             ("x$(A)y", "x1y"),
             ("$(B)", "$(B)"),
             ("$$(A)", "$(A)"),
             ("$A $", "$A $"),
             ("$(A", "$(A"),
+            ("$$$(A)", "$1"),
+            ("$$$$(A)", "$$(A)"),
+            ("<$(FROM)>", "<>"),
+            ("$(NESTED)", "$(A)"),
+            ("$(A$(A))", "$(A$(A))"),
+            ("$()", "$()"),
+            ("echo $$ $HOME", "echo $ $HOME"),
         ] {
             assert_eq!(expand(word, &env), want);
         }

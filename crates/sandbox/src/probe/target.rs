@@ -84,7 +84,7 @@ impl fmt::Display for Address {
 }
 
 /// The words that people know from Go for errors of connecting.
-fn words(error: &std::io::Error) -> String {
+pub(crate) fn words(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::ConnectionRefused => "connection refused".to_owned(),

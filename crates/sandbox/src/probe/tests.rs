@@ -30,6 +30,9 @@ impl Runtime for Here {
     async fn image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
+    fn image_volumes(&self, _: &k8s_openapi::api::core::v1::Container) -> Vec<ImageRequest> {
+        Vec::new()
+    }
     async fn start(&self, _: &StartRequest) -> Result<Started, Problem> {
         Err(problem())
     }

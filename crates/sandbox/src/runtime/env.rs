@@ -45,6 +45,13 @@ pub fn environment(
     variables.0
 }
 
+/// Sets a variable that has no value yet.
+pub fn set_default(env: &mut Vec<(String, String)>, name: &str, value: &str) {
+    if !env.iter().any(|(found, _)| found == name) {
+        env.push((name.to_owned(), value.to_owned()));
+    }
+}
+
 /// Those variables that the pod itself has, to which its other words may refer.
 pub fn own(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
     let is_own = |name: &str| own.iter().any(|variable| variable.name == name);

@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
-use crate::inner::message::{Answer, Asked, News, Request};
+use crate::inner::message::{Answer, Asked, Identity, News, Request};
 
 /// Why the inner process could not do something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct Refusal {
 /// How a process ended: as a shell would say it, and by which signal.
 pub type End = (i32, Option<i32>);
 
-/// Descriptors that came with an answer, or why there are none.
-type Answered = Result<Vec<OwnedFd>, Refusal>;
+/// Descriptors that came with an answer, and of a container who it is; or why there are none.
+type Answered = Result<(Vec<OwnedFd>, Option<Identity>), Refusal>;
 
 /// The line.
 pub struct Inside {
@@ -46,6 +46,8 @@ pub struct Process {
     pub descriptors: Vec<OwnedFd>,
     /// Tells of its end.
     pub end: oneshot::Receiver<End>,
+    /// Who it is, if it is a container.
+    pub identity: Option<Identity>,
 }
 
 impl Inside {
@@ -67,7 +69,8 @@ impl Inside {
     /// Asks for something and waits for the answer.
     pub async fn ask(&self, request: Request) -> Result<Vec<OwnedFd>, Refusal> {
         let serial = self.next();
-        self.send(serial, request, &[]).await
+        let answered = self.send(serial, request, &[]).await;
+        answered.map(|(descriptors, _)| descriptors)
     }
 
     /// Starts a process and waits until it runs.
@@ -80,16 +83,23 @@ impl Inside {
         let (tell, end) = oneshot::channel();
         self.ends.borrow_mut().insert(serial, tell);
         match self.send(serial, request, stdio).await {
-            Ok(descriptors) => Ok(Process {
+            Ok((descriptors, identity)) => Ok(Process {
                 serial,
                 descriptors,
                 end,
+                identity,
             }),
             Err(refusal) => {
                 self.ends.borrow_mut().remove(&serial);
                 Err(refusal)
             }
         }
+    }
+
+    /// Says nothing more: the inner process ends, and what it has started with it.
+    pub fn hang_up(&self) {
+        // It may be gone already.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
     /// Waits until the inner process is gone.
@@ -107,7 +117,7 @@ impl Inside {
         serial: u64,
         request: Request,
         stdio: &[BorrowedFd<'_>],
-    ) -> Result<Vec<OwnedFd>, Refusal> {
+    ) -> Answered {
         let lost = || Refusal {
             message: "the pod's inner process is gone".to_owned(),
             program: false,
@@ -137,7 +147,8 @@ impl Inside {
             return;
         };
         match news {
-            News::Done => self.answer(serial, Ok(descriptors)),
+            News::Done => self.answer(serial, Ok((descriptors, None))),
+            News::Runs(identity) => self.answer(serial, Ok((descriptors, Some(identity)))),
             News::Failed { message, program } => {
                 self.answer(serial, Err(Refusal { message, program }))
             }
@@ -149,7 +160,7 @@ impl Inside {
         }
     }
 
-    fn answer(&self, serial: u64, answer: Result<Vec<OwnedFd>, Refusal>) {
+    fn answer(&self, serial: u64, answer: Answered) {
         if let Some(tell) = self.answers.borrow_mut().remove(&serial) {
             let _ = tell.send(answer);
         }

@@ -4,41 +4,58 @@
 //! What belongs to other parts of Coracle (images, volumes, addresses) comes from a [`World`].
 
 mod env;
+mod env_files;
 mod etc;
+mod groups;
 mod inside;
+mod last_words;
+mod limits;
 mod oom;
+mod oom_score;
 mod output;
 mod plan;
+mod process_output;
+mod quantity;
+mod remains;
 mod security;
+mod stacking;
+mod streams;
+mod taps;
+mod usage;
+mod volumes;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::{Container, ContainerUser, LinuxContainerUser, PodSpec};
 use k8s_openapi::jiff::Timestamp;
+use linux::cgroup::Group;
+use linux::kin::Kin;
 use linux::namespace::Ids;
 use rustix::process::{Pid, Signal};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use self::env::Addresses;
 use self::inside::{Inside, Process, Refusal};
-use crate::inner::message::{NetworkSetUp, PodSetUp, ProcessPlan, Request};
+pub use self::groups::place as pod_group;
+pub use self::stacking::Stacking;
+use self::stacking::{Changes, Mounted};
+use self::streams::Attachable;
+use crate::inner::message::{Identity, NetworkSetUp, PodSetUp, ProcessPlan, Processes, Request, RootKind};
 use crate::logs::LogDir;
 use crate::protocol::{Bundle, Problem};
+use crate::usage::Meter;
 use crate::seams::{
     ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started, Volume,
     World,
 };
 
-/// A termination message is cut there.
-const MAX_MESSAGE: u64 = 4096;
 /// The log's end as a termination message: so many lines, so many bytes.
 const LOG_TAIL: (u64, usize) = (80, 2048);
 
@@ -51,6 +68,8 @@ pub struct Places {
     pub memory: PathBuf,
     /// Containers' logs.
     pub logs: PathBuf,
+    /// The control group in which those of pods are made, if there is one that we may divide.
+    pub groups: Option<PathBuf>,
 }
 
 /// A pod's containers on this machine.
@@ -62,20 +81,35 @@ pub struct LinuxRuntime<W> {
     bundle: RefCell<Rc<Bundle>>,
     logs: LogDir,
     ids: Ids,
+    stacking: Stacking,
+    /// Images that fuse-overlayfs shows, by place: roots of containers, and volumes.
+    shown: Rc<RefCell<HashMap<PathBuf, Mounted>>>,
     /// Known once the pod is up.
     addresses: OnceCell<Addresses>,
     is_set_up: OnceCell<()>,
+    /// The pod's control group, if it has one, once it is up.
+    group: OnceCell<Group>,
     is_ending: Cell<bool>,
+    meter: Meter,
     volumes: RefCell<BTreeMap<String, Volume>>,
+    making_volume: tokio::sync::Mutex<()>,
+    /// Those of them in which mounts travel.
+    shared: RefCell<Vec<PathBuf>>,
     containers: Rc<RefCell<HashMap<String, Running>>>,
 }
 
 /// A container that runs.
 struct Running {
     name: String,
+    attempt: u32,
+    started: Timestamp,
     serial: u64,
     process: Rc<OwnedFd>,
     plan: ProcessPlan,
+    memory: Rc<oom::Watch>,
+    attachable: Attachable,
+    /// Goes with the container.
+    alive: watch::Sender<()>,
 }
 
 impl<W: World> LinuxRuntime<W> {
@@ -87,6 +121,7 @@ impl<W: World> LinuxRuntime<W> {
         inner: Pid,
         socket: OwnedFd,
         bundle: Bundle,
+        stacking: Stacking,
     ) -> std::io::Result<Self> {
         Ok(Self {
             world,
@@ -96,10 +131,16 @@ impl<W: World> LinuxRuntime<W> {
             bundle: RefCell::new(Rc::new(bundle)),
             logs,
             ids: linux::namespace::ids(),
+            stacking,
+            shown: Rc::default(),
             addresses: OnceCell::new(),
             is_set_up: OnceCell::new(),
+            group: OnceCell::new(),
             is_ending: Cell::new(false),
+            meter: Meter::default(),
             volumes: RefCell::default(),
+            making_volume: tokio::sync::Mutex::default(),
+            shared: RefCell::default(),
             containers: Rc::default(),
         })
     }
@@ -113,10 +154,34 @@ impl<W: World> LinuxRuntime<W> {
             let is_there = self.volumes.borrow().contains_key(name);
             if is_there
                 && before.volumes.get(name) != Some(source)
-                && let Err(problem) = self.world.volume(name, source, fs_group).await
+                && let Err(problem) = self
+                    .world
+                    .volume(name, source, fs_group, &bundle.pull_credentials)
+                    .await
             {
                 tracing::warn!(volume = name, problem = problem.message, "cannot update");
             }
+        }
+        if before.pod.spec != bundle.pod.spec {
+            self.resize();
+        }
+    }
+
+    /// Gives the control groups of the pod and of what runs in it the limits of the spec, which may have changed.
+    fn resize(&self) {
+        let Some(pod) = self.group.get() else { return };
+        let spec = self.spec();
+        let limited = pod.limit(&limits::of_pod(&spec));
+        let running = self.containers.borrow();
+        let each = running.values().filter_map(|running| {
+            let group = running.memory.group()?;
+            let init = spec.init_containers.iter().flatten();
+            let mut all = init.chain(&spec.containers);
+            let container = all.find(|container| container.name == running.name)?;
+            Some(group.limit(&limits::of_container(container)))
+        });
+        for error in [limited].into_iter().chain(each).filter_map(Result::err) {
+            tracing::warn!(%error, "cannot change limits");
         }
     }
 
@@ -160,6 +225,30 @@ impl<W: World> LinuxRuntime<W> {
         Ok(())
     }
 
+    /// Makes the pod's control group.
+    fn make_group(&self, bundle: &Bundle, spec: &PodSpec) -> std::io::Result<()> {
+        let (Some(pods), None) = (&self.places.groups, self.group.get()) else {
+            return Ok(());
+        };
+        let uid = bundle.pod.metadata.uid.as_deref().unwrap_or_default();
+        let group = groups::place(pods, uid);
+        groups::make_pod(&group, spec)?;
+        let _ = self.group.set(group);
+        Ok(())
+    }
+
+    async fn make_container_group(
+        &self,
+        request: &StartRequest,
+    ) -> std::io::Result<Option<Group>> {
+        match self.group.get() {
+            Some(pod) => groups::make_container(pod, &request.container, request.attempt)
+                .await
+                .map(Some),
+            None => Ok(None),
+        }
+    }
+
     async fn join_network(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
         if self.addresses.get().is_some() {
             return Ok(());
@@ -192,15 +281,108 @@ impl<W: World> LinuxRuntime<W> {
         Ok(())
     }
 
-    async fn make_volumes(&self, bundle: &Bundle) -> Result<(), Problem> {
-        let fs_group = fs_group(bundle);
-        for (name, source) in &bundle.volumes {
-            if self.volumes.borrow().contains_key(name) {
-                continue;
+    /// Makes the volumes but those that are images, which only those containers wait for that mount them.
+    async fn make_volumes(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        let names = bundle.volumes.keys();
+        for name in names.filter(|name| volumes::image(spec, name).is_none()) {
+            self.make_volume(bundle, name).await?;
+            if volumes::is_shared(spec, name) {
+                self.share_volume(name)?;
             }
-            let volume = self.world.volume(name, source, fs_group).await?;
-            self.volumes.borrow_mut().insert(name.clone(), volume);
         }
+        Ok(())
+    }
+
+    /// Makes a volume if it is not there yet.
+    async fn make_volume(&self, bundle: &Bundle, name: &str) -> Result<(), Problem> {
+        let Some(source) = bundle.volumes.get(name) else {
+            return Ok(());
+        };
+        // Several containers may wait for one.
+        let _making = self.making_volume.lock().await;
+        if self.volumes.borrow().contains_key(name) {
+            return Ok(());
+        }
+        let volume = self
+            .world
+            .volume(name, source, fs_group(bundle), &bundle.pull_credentials)
+            .await?;
+        let volume = self.one_directory(name, volume).await;
+        let volume = volume.map_err(|error| volumes::failed(name, &error))?;
+        self.volumes.borrow_mut().insert(name.to_owned(), volume);
+        Ok(())
+    }
+
+    /// Lets what containers mount in a volume travel to the others.
+    fn share_volume(&self, name: &str) -> Result<(), Problem> {
+        let path = match self.volumes.borrow().get(name) {
+            Some(Volume::Directory { path, .. }) => path.clone(),
+            Some(Volume::Layers(_)) | None => return Ok(()),
+        };
+        if self.shared.borrow().contains(&path) {
+            return Ok(());
+        }
+        linux::tree::share(&path).map_err(|error| volumes::failed(name, &error))?;
+        self.shared.borrow_mut().push(path);
+        Ok(())
+    }
+
+    /// An image as a volume, where the kernel doesn't stack its layers.
+    async fn one_directory(&self, name: &str, volume: Volume) -> std::io::Result<Volume> {
+        let layers = match volume {
+            Volume::Layers(layers) if layers.len() > 1 => layers,
+            other => return Ok(other),
+        };
+        let place = match &self.stacking {
+            Stacking::Overlay => return Ok(Volume::Layers(layers)),
+            Stacking::Fuse(program) => {
+                let place = self.places.memory.join("images").join(name);
+                let mounted = Mounted::new(program, &layers, None, &place).await?;
+                self.shown.borrow_mut().insert(place.clone(), mounted);
+                place
+            }
+            Stacking::Copy => {
+                let place = self.places.disk.join("images").join(name);
+                let target = place.clone();
+                let copied = tokio::task::spawn_blocking(move || copy_image(&layers, &target));
+                copied.await.map_err(std::io::Error::other)??;
+                place
+            }
+        };
+        Ok(Volume::Layers(vec![place]))
+    }
+
+    /// How the root file system of a container is made.
+    fn root_kind(&self, request: &StartRequest) -> RootKind {
+        match self.stacking {
+            Stacking::Overlay => RootKind::Overlay,
+            Stacking::Fuse(_) => RootKind::At(self.root_place(request)),
+            Stacking::Copy => RootKind::Copy,
+        }
+    }
+
+    /// Where fuse-overlayfs shows it.
+    fn root_place(&self, request: &StartRequest) -> PathBuf {
+        let name = format!("{}-{}", request.container.name, request.attempt);
+        self.places.memory.join("roots").join(name)
+    }
+
+    /// Has fuse-overlayfs show a container's root file system, if that is how it is made here.
+    async fn show_root(&self, request: &StartRequest, dir: &Path) -> std::io::Result<()> {
+        let Stacking::Fuse(program) = &self.stacking else {
+            return Ok(());
+        };
+        let place = self.root_place(request);
+        hide(&self.shown, &place).await;
+        let (upper, work) = (dir.join("upper"), dir.join("work"));
+        std::fs::create_dir_all(&upper)?;
+        std::fs::create_dir_all(&work)?;
+        let changes = Changes {
+            upper: &upper,
+            work: &work,
+        };
+        let mounted = Mounted::new(program, &request.image.layers, Some(changes), &place).await?;
+        self.shown.borrow_mut().insert(place, mounted);
         Ok(())
     }
 
@@ -258,15 +440,23 @@ impl<W: World> LinuxRuntime<W> {
         let none = Addresses::default();
         let place = plan::PodPlace {
             spec: &spec,
-            oom_score_adj: oom_score_adj(&bundle),
+            oom_score_adj: oom_score::adjustment(
+                &bundle.pod,
+                &request.container,
+                bundle.node.memory_bytes,
+            ),
             hostname: &hostname,
             etc: &self.places.memory.join("etc"),
             shm: &self.places.memory.join("shm"),
             volumes: &self.volumes.borrow(),
             addresses: self.addresses.get().unwrap_or(&none),
             one_id: self.ids == Ids::One,
+            has_group: self.group.get().is_some(),
+            root: self.root_kind(request),
         };
-        plan::container(&place, request, &self.container_dir(request), target)
+        let mut request = request.clone();
+        request.input.env = env_files::put_in(&request.input.env, place.volumes)?;
+        plan::container(&place, &request, &self.container_dir(&request), target)
     }
 
     fn serial_of(&self, name: &str) -> Result<u64, Problem> {
@@ -282,25 +472,42 @@ impl<W: World> LinuxRuntime<W> {
     fn watch(
         &self,
         id: String,
-        kills_before: u64,
+        root: PathBuf,
+        kin: Option<Kin>,
+        memory: Rc<oom::Watch>,
         end: oneshot::Receiver<inside::End>,
         copying: tokio::task::JoinHandle<()>,
     ) -> oneshot::Receiver<Exit> {
         let (tell, exit) = oneshot::channel();
         let containers = self.containers.clone();
+        let shown = self.shown.clone();
         tokio::task::spawn_local(async move {
             let (code, signal) = end.await.unwrap_or((137, Some(9)));
             let at = Timestamp::now();
-            containers.borrow_mut().remove(&id);
+            let running = containers.borrow_mut().remove(&id);
+            let taps = running.map(|running| running.attachable.taps);
+            if let Some(group) = memory.group() {
+                group.kill();
+            }
+            if let Some(kin) = kin {
+                remains::end(kin).await;
+            }
             // Not for ever: a process that left the container may still hold the pipe.
             let _ = tokio::time::timeout(Duration::from_millis(500), copying).await;
-            let oom_killed = signal == Some(9) && oom::kills() > kills_before;
+            if let Some(taps) = taps {
+                taps.close();
+            }
+            let oom_killed = memory.was_it(code);
             let _ = tell.send(Exit {
                 code,
                 signal,
                 oom_killed,
                 at,
             });
+            if let Some(group) = memory.group() {
+                groups::end(group).await;
+            }
+            hide(&shown, &root).await;
         });
         exit
     }
@@ -311,8 +518,14 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         let bundle = self.bundle.borrow().clone();
         let spec = self.spec();
         self.set_up(&bundle, &spec).await?;
+        self.make_group(&bundle, &spec).map_err(|error| {
+            sandbox_problem(Refusal {
+                message: format!("the pod's control group: {error}"),
+                program: false,
+            })
+        })?;
         self.join_network(&bundle, &spec).await?;
-        self.make_volumes(&bundle).await?;
+        self.make_volumes(&bundle, &spec).await?;
         self.write_etc(&bundle).map_err(|error| {
             sandbox_problem(Refusal {
                 message: format!("the pod's files below /etc: {error}"),
@@ -331,15 +544,44 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         self.world.image(request, &bundle.pull_credentials).await
     }
 
+    fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
+        let spec = self.spec();
+        let mounts = container.volume_mounts.iter().flatten();
+        mounts
+            .filter_map(|mount| volumes::image(&spec, &mount.name))
+            .collect()
+    }
+
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
-        let plan = self.plan(request)?;
+        let bundle = self.bundle.borrow().clone();
+        for mount in request.container.volume_mounts.iter().flatten() {
+            self.make_volume(&bundle, &mount.name).await?;
+        }
+        let mut plan = self.plan(request)?;
         let dir = self.container_dir(request);
         make_container_dir(&dir).map_err(|error| Problem {
             reason: "CreateContainerError".to_owned(),
             message: format!("{}: {error}", dir.display()),
         })?;
+        remains::remove_earlier(&dir, request.attempt).await;
+        self.show_root(request, &dir)
+            .await
+            .map_err(|error| Problem {
+                reason: "CreateContainerError".to_owned(),
+                message: format!("mounting the image: {error}"),
+            })?;
         let stop_signal = stop_signal(request);
-        let kills_before = oom::kills();
+        let group = self
+            .make_container_group(request)
+            .await
+            .map_err(|error| Problem {
+                reason: "CreateContainerError".to_owned(),
+                message: format!("the container's control group: {error}"),
+            })?;
+        plan.process.group = group.as_ref().map(|group| group.path().to_owned());
+        let memory = Rc::new(oom::Watch::new(group));
+        // The kernel ends all processes of a namespace with the first.
+        let alone = plan.processes == Processes::Own;
         let process_plan = plan.process.clone();
         let pipes =
             output::Pipes::new(plan.process.terminal, request.container.stdin == Some(true))
@@ -362,7 +604,17 @@ impl<W: World> Runtime for LinuxRuntime<W> {
             serial,
             descriptors,
             end,
-        } = started.map_err(start_problem)?;
+            identity,
+        } = match started {
+            Ok(process) => process,
+            Err(refusal) => {
+                if let Some(group) = memory.group() {
+                    groups::end(group).await;
+                }
+                hide(&self.shown, &self.root_place(request)).await;
+                return Err(start_problem(refusal));
+            }
+        };
         let at = Timestamp::now();
         let mut descriptors = descriptors.into_iter();
         let process = descriptors.next().ok_or_else(|| {
@@ -371,30 +623,44 @@ impl<W: World> Runtime for LinuxRuntime<W> {
                 program: false,
             })
         })?;
-        let copying = tokio::task::spawn_local(pipes.copy(descriptors.next(), log));
-        let id = new_id();
+        let kin = descriptors.next().filter(|_| !alone).map(Kin::of);
+        let kin = kin.transpose().map_err(|error| Problem {
+            reason: "CreateContainerError".to_owned(),
+            message: format!("the container's mount namespace: {error}"),
+        })?;
+        let (attachable, copying) =
+            streams::connect(pipes, descriptors.next(), &request.container, log);
+        let id = crate::id::new();
         let running = Running {
             name: request.container.name.clone(),
+            attempt: request.attempt,
+            started: at,
             serial,
             process: Rc::new(process),
             plan: process_plan,
+            memory: memory.clone(),
+            attachable,
+            alive: watch::Sender::new(()),
         };
         self.containers.borrow_mut().insert(id.clone(), running);
-        let exit = self.watch(id.clone(), kills_before, end, copying);
+        let root = self.root_place(request);
+        let exit = self.watch(id.clone(), root, kin, memory, end, copying);
         Ok(Started {
             id,
             at,
             exit,
             stop_signal,
+            user: identity.map(container_user),
         })
     }
 
     fn signal(&self, id: &str, signal: i32) {
-        let process = self
-            .containers
-            .borrow()
-            .get(id)
-            .map(|running| running.process.clone());
+        let process = self.containers.borrow().get(id).map(|running| {
+            if signal == Signal::KILL.as_raw() {
+                running.memory.we_kill();
+            }
+            running.process.clone()
+        });
         if let Some(process) = process {
             // Gone already is as good.
             let _ = linux::signal::send(process.as_fd(), signal);
@@ -439,13 +705,12 @@ impl<W: World> Runtime for LinuxRuntime<W> {
     }
 
     async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String> {
-        let mut bytes = Vec::new();
-        let file = self.container_dir(request).join("termination-log");
-        if let Ok(file) = std::fs::File::open(file) {
-            let _ = file.take(MAX_MESSAGE).read_to_end(&mut bytes);
-        }
+        let dir = self.container_dir(request);
+        let message = last_words::read(&dir.join("termination-log")).unwrap_or_default();
+        // That was the last that anybody wants to know of it.
+        tokio::task::spawn_local(remains::remove(dir));
         let policy = request.container.termination_message_policy.as_deref();
-        if bytes.is_empty() && failed && policy == Some("FallbackToLogsOnError") {
+        if message.is_empty() && failed && policy == Some("FallbackToLogsOnError") {
             let (lines, size) = LOG_TAIL;
             let name = &request.container.name;
             return Some(
@@ -454,22 +719,58 @@ impl<W: World> Runtime for LinuxRuntime<W> {
                     .await,
             );
         }
-        (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
+        (!message.is_empty()).then_some(message)
     }
 
     async fn down(&self) {
         self.is_ending.set(true);
-        // Its death is the death of all in the pod's process namespace.
-        let _ = rustix::process::kill_process(self.inner, Signal::KILL);
+        if self.spec().host_pid == Some(true) {
+            // There is no namespace whose end would be theirs: the inner process kills all that descends from it.
+            self.inside.hang_up();
+        } else {
+            // Its death is the death of all in the pod's process namespace.
+            let _ = rustix::process::kill_process(self.inner, Signal::KILL);
+        }
         self.inside.gone().await;
+        if let Some(group) = self.group.get() {
+            groups::end(group).await;
+        }
+        let shown: Vec<PathBuf> = self.shown.borrow().keys().cloned().collect();
+        for place in shown {
+            hide(&self.shown, &place).await;
+        }
+        for path in self.shared.take().iter().rev() {
+            if let Err(error) = linux::mount::detach(path) {
+                tracing::warn!(path = %path.display(), %error, "cannot unmount a volume");
+            }
+        }
         self.world.leave().await;
-        let containers = self.places.disk.join("containers");
-        if let Err(error) = std::fs::remove_dir_all(&containers)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %containers.display(), %error, "cannot remove what containers wrote");
+        for dir in ["containers", "images"] {
+            let dir = self.places.disk.join(dir);
+            if let Err(error) = std::fs::remove_dir_all(&dir)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %dir.display(), %error, "cannot remove what containers wrote");
+            }
         }
     }
+}
+
+/// Takes away what fuse-overlayfs shows at `place`, if it does.
+async fn hide(shown: &RefCell<HashMap<PathBuf, Mounted>>, place: &Path) {
+    let mounted = shown.borrow_mut().remove(place);
+    if let Some(mounted) = mounted {
+        mounted.end().await;
+    }
+}
+
+fn copy_image(layers: &[PathBuf], place: &Path) -> std::io::Result<()> {
+    // What an attempt that failed has left.
+    match std::fs::remove_dir_all(place) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => std::fs::create_dir_all(place)?,
+    }
+    linux::stack::copy(layers, place).map(drop)
 }
 
 fn fs_group(bundle: &Bundle) -> Option<i64> {
@@ -477,13 +778,14 @@ fn fs_group(bundle: &Bundle) -> Option<i64> {
     spec.security_context.as_ref()?.fs_group
 }
 
-/// As upstream: those who asked for nothing go first, those who asked for much last.
-fn oom_score_adj(bundle: &Bundle) -> i32 {
-    let status = bundle.pod.status.as_ref();
-    match status.and_then(|status| status.qos_class.as_deref()) {
-        Some("Guaranteed") => -997,
-        Some("Burstable") => 500,
-        _ => 1000,
+fn container_user(identity: Identity) -> ContainerUser {
+    let groups = identity.groups.into_iter().map(i64::from).collect();
+    ContainerUser {
+        linux: Some(LinuxContainerUser {
+            uid: identity.uid.into(),
+            gid: identity.gid.into(),
+            supplemental_groups: Some(groups),
+        }),
     }
 }
 
@@ -522,11 +824,4 @@ fn start_problem(refusal: Refusal) -> Problem {
         reason: reason.to_owned(),
         message: refusal.message,
     }
-}
-
-fn new_id() -> String {
-    let mut bytes = [0u8; 32];
-    // The kernel's random numbers are always there once it has booted; an id need not be secret.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,7 +1,9 @@
-//! Where a process's output goes: a container's to its log, a command's to whoever asked.
+//! The standard streams of processes, and the output of a command that is collected.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::pipe::PipeFlags;
@@ -10,7 +12,6 @@ use tokio::net::unix::pipe;
 
 use super::inside::Inside;
 use crate::inner::message::Request;
-use crate::logs::LogWriter;
 use crate::protocol::Problem;
 use crate::seams::ExecResult;
 use crate::terminal::TerminalOutput;
@@ -60,35 +61,55 @@ impl Pipes {
         self.theirs.iter().map(AsFd::as_fd).collect()
     }
 
-    /// Copies output to a log until the process, and whoever inherited its streams, has closed them.
-    pub async fn copy(self, terminal: Option<OwnedFd>, log: LogWriter) {
+    /// Our ends as they can be used. Those of the process are its alone from now on.
+    pub fn open(self, terminal: Option<OwnedFd>, with_input: bool) -> io::Result<Ends> {
         let Self {
             theirs,
             input,
             output,
         } = self;
         drop(theirs);
-        let copied = async {
-            match (terminal, output) {
-                (Some(terminal), _) => {
-                    let output = TerminalOutput::new(terminal)?;
-                    log.copy(output, None::<tokio::io::Empty>).await;
-                }
-                (None, Some((output, errors))) => {
-                    let output = pipe::Receiver::from_owned_fd(output)?;
-                    let errors = pipe::Receiver::from_owned_fd(errors)?;
-                    log.copy(output, Some(errors)).await;
-                }
-                (None, None) => {}
-            }
-            Ok::<_, io::Error>(())
+        let Some(terminal) = terminal else {
+            let (output, errors) = output.unzip();
+            let reader = |end: OwnedFd| -> io::Result<Reader> {
+                Ok(Box::pin(pipe::Receiver::from_owned_fd(end)?))
+            };
+            return Ok(Ends {
+                input: input.map(pipe::Sender::from_owned_fd).transpose()?,
+                output: output.map(reader).transpose()?,
+                errors: errors.map(reader).transpose()?,
+                terminal: None,
+            });
         };
-        if let Err(error) = copied.await {
-            tracing::warn!(%error, "a container's output is lost");
-        }
-        // Held until now, so that the process doesn't see the end of its input.
-        drop(input);
+        let held = terminal.try_clone()?;
+        let input = with_input.then(|| terminal.try_clone()).transpose()?;
+        let output = TerminalOutput::new(terminal)?;
+        Ok(Ends {
+            // No pipe, but it is written and waited for like one.
+            input: input
+                .map(pipe::Sender::from_owned_fd_unchecked)
+                .transpose()?,
+            output: Some(Box::pin(output)),
+            errors: None,
+            terminal: Some(Rc::new(held)),
+        })
     }
+}
+
+/// What a process says.
+pub type Reader = Pin<Box<dyn AsyncRead>>;
+
+/// Our ends of a process's streams.
+#[derive(Default)]
+pub struct Ends {
+    /// To its standard input. While it is held, the process sees no end there.
+    pub input: Option<pipe::Sender>,
+    /// From its standard output, or its terminal.
+    pub output: Option<Reader>,
+    /// From its standard error.
+    pub errors: Option<Reader>,
+    /// Its terminal.
+    pub terminal: Option<Rc<OwnedFd>>,
 }
 
 /// Runs a command inside and collects what it says.

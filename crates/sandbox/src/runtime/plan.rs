@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use super::env::{self, Addresses};
 use super::security::{Security, security};
 use crate::inner::message::{
-    Access, ContainerPlan, MountPlan, MountSource, ProcessPlan, Processes, Propagation, RootPlan,
+    Access, ContainerPlan, ImageVolume, MountPlan, MountSource, ProcessPlan, Processes, Propagation, RootKind,
+    RootPlan,
 };
 use crate::protocol::Problem;
 use crate::seams::{StartRequest, Volume};
@@ -67,6 +68,10 @@ pub struct PodPlace<'a> {
     pub addresses: &'a Addresses,
     /// The user namespace has one id only.
     pub one_id: bool,
+    /// Each container has a control group of its own.
+    pub has_group: bool,
+    /// How its image's layers become one.
+    pub root: RootKind,
 }
 
 /// Works out one container. `dir` is where its changes are kept, `target` whose processes an ephemeral one joins.
@@ -79,7 +84,10 @@ pub fn container(
     let spec = place.spec;
     let image = &request.image.config;
     let security = security(spec, &request.container, image, place.one_id)?;
-    let env = env::environment(image, &request.input.env, place.hostname, place.addresses);
+    let mut env = env::environment(image, &request.input.env, place.hostname, place.addresses);
+    if request.container.tty == Some(true) {
+        env::set_default(&mut env, "TERM", "xterm");
+    }
     let known = env::own(&env, &request.input.env);
     let args = env::command(image, &request.container, &known);
     if args.is_empty() {
@@ -115,9 +123,11 @@ pub fn container(
         root: RootPlan {
             layers: request.image.layers.clone(),
             upper: dir.join("upper"),
+            kind: place.root.clone(),
             read_only: own_context.and_then(|own| own.read_only_root_filesystem) == Some(true),
         },
         mounts,
+        image_volumes: image_volumes(&request.image.config.volumes, &taken, dir),
         links: LINKS
             .iter()
             .map(|(from, to)| (PathBuf::from(from), PathBuf::from(to)))
@@ -141,6 +151,7 @@ pub fn container(
             default_seccomp: security.default_seccomp,
             terminal: request.container.tty == Some(true),
             oom_score_adj: place.oom_score_adj,
+            group: None,
         },
     })
 }
@@ -207,7 +218,9 @@ fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
     if spec.host_ipc != Some(true) {
         mounts.push(mount(MountSource::Mqueue, "/dev/mqueue", Access::Write));
     }
-    if spec.host_network != Some(true) && Path::new("/sys/fs/cgroup").is_dir() {
+    if place.has_group {
+        mounts.push(mount(MountSource::Cgroup, "/sys/fs/cgroup", sys_access));
+    } else if spec.host_network != Some(true) && Path::new("/sys/fs/cgroup").is_dir() {
         mounts.push(mount(
             host("/sys/fs/cgroup"),
             "/sys/fs/cgroup",
@@ -233,6 +246,26 @@ fn etc_mounts(place: &PodPlace<'_>) -> Vec<MountPlan> {
     files
         .map(|name| bind(&place.etc.join(name), &Path::new("/etc").join(name)))
         .into()
+}
+
+/// What the image declares as volumes, those nearer to the root first. Where the pod mounts something, that is it.
+fn image_volumes(declared: &[String], taken: &[PathBuf], dir: &Path) -> Vec<ImageVolume> {
+    let mut targets: Vec<PathBuf> = declared.iter().map(|path| absolute(path)).collect();
+    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    targets.retain(|target| {
+        target.components().count() > 1
+            && target.components().all(plain)
+            && !taken.contains(target)
+    });
+    targets.sort();
+    targets.dedup();
+    let volumes = targets.into_iter().enumerate();
+    volumes
+        .map(|(number, target)| ImageVolume {
+            dir: dir.join("volumes").join(number.to_string()),
+            target,
+        })
+        .collect()
 }
 
 /// The pod's volumes, those nearer to the root first.
@@ -290,13 +323,10 @@ fn volume_mount(
             },
             read_only || *always,
         ),
-        Volume::Layers(layers) => match sub_path {
-            None => (MountSource::Layers(layers.clone()), false),
-            Some(_) => {
-                let message = format!("subPath of the image volume \"{name}\" is not supported");
-                return Err(problem("CreateContainerConfigError", message));
-            }
-        },
+        Volume::Layers(layers) => {
+            let layers = layers.clone();
+            (MountSource::Layers { layers, sub_path }, false)
+        }
     };
     let recursive = matches!(
         wanted.recursive_read_only.as_deref(),
@@ -357,5 +387,25 @@ fn problem(reason: &str, message: impl Into<String>) -> Problem {
     Problem {
         reason: reason.to_owned(),
         message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_of_an_image_give_way_to_those_of_the_pod() {
+        let declared = ["/var/lib/b/", "/data", "relative", "/", "/up/../x", "/data/"];
+        let declared = declared.map(str::to_owned);
+        let found = image_volumes(&declared, &["/data".into()], Path::new("/c"));
+        let shown: Vec<String> = found
+            .iter()
+            .map(|volume| format!("{} {}", volume.dir.display(), volume.target.display()))
+            .collect();
+        assert_eq!(
+            shown,
+            ["/c/volumes/0 /relative", "/c/volumes/1 /var/lib/b/"]
+        );
     }
 }

@@ -180,7 +180,7 @@ fn cgroups(survey: &Survey) -> Finding {
             let found = if group.delegated { "can hand on neither cpu nor memory" } else { "is not ours to divide" };
             topic.degraded(
                 format!("{} {found}", group.path.display()),
-                "an administrator can delegate it (systemd: Delegate=yes for user sessions; Slurm: a task prolog that changes its owner)"
+                "an administrator can give it to you (systemd: Delegate=cpu memory pids; Slurm: a SPANK plugin that gives the task's cgroup to its user)"
                     .to_owned(),
             )
         }

@@ -12,6 +12,7 @@ pub fn findings(survey: &Survey) -> Vec<Finding> {
         scratch(survey),
         overlay(survey),
         fuse(survey),
+        root_file_systems(survey),
         shared_home(survey),
         shared_program(survey),
     ]
@@ -118,6 +119,50 @@ fn fuse(survey: &Survey) -> Finding {
             });
             topic.degraded(words, next)
         }
+    }
+}
+
+/// Which of the three ways is used, as a node chooses it (`node/stacking.rs`).
+fn root_file_systems(survey: &Survey) -> Finding {
+    let topic = Topic {
+        id: "root-file-systems",
+        area: "storage",
+        title: "root file systems",
+        with_it: "containers share the layers of their image and start at once",
+        without_it: "containers start later, and take memory or room of their own",
+    };
+    let overlay = matches!(survey.overlay_on_scratch, Some(Ok(_)));
+    let fuse = survey.fuse_overlayfs.is_some() && answer(survey, "fuse").is_ok();
+    let used = match survey.wanted_stacking.as_deref() {
+        Some(wanted) => wanted,
+        None if overlay => "overlay",
+        None if fuse => "fuse-overlayfs",
+        None => "copy",
+    };
+    let by = match &survey.wanted_stacking {
+        Some(_) => ", because CORACLE_ROOTFS says so",
+        None => "",
+    };
+    let next = match &survey.wanted_stacking {
+        Some(_) => "unset CORACLE_ROOTFS to have the best way chosen",
+        None => {
+            "see overlayfs above; where it can't be had, fuse-overlayfs on the nodes' PATH avoids copies"
+        }
+    };
+    match used {
+        "overlay" => topic.ok(format!("stacked by the kernel{by}")),
+        "fuse-overlayfs" => topic.degraded(
+            format!("stacked by fuse-overlayfs{by}: each container has a process for it, and files are slower"),
+            next.to_owned(),
+        ),
+        "copy" => topic.degraded(
+            format!("copied{by}: each container takes the room of its image, and the time to copy it"),
+            next.to_owned(),
+        ),
+        other => topic.missing(
+            format!("CORACLE_ROOTFS is {other:?}, so no pods"),
+            "it may be overlay, fuse-overlayfs or copy".to_owned(),
+        ),
     }
 }
 

@@ -70,6 +70,8 @@ fn good() -> Survey {
         program: Some(directory("this program", "/home/ada/bin", "nfs", true)),
         scratch: vec![directory("TMPDIR", "/local/ada", "xfs", false)],
         overlay_on_scratch: Some(Ok("mounted".into())),
+        fuse_overlayfs: None,
+        wanted_stacking: None,
         slurm: SlurmAnswers {
             commands: Ok("/usr/bin/srun".into()),
             version: Some(Ok(slurm::Version::new(26, 5))),
@@ -102,6 +104,8 @@ fn bad() -> Survey {
             ..directory("/tmp", "/tmp", "tmpfs", false)
         }],
         overlay_on_scratch: None,
+        fuse_overlayfs: None,
+        wanted_stacking: None,
         slurm: SlurmAnswers {
             commands: Err(SlurmError::NotInstalled { missing }),
             version: None,

@@ -16,7 +16,9 @@ use k8s_openapi::api::core::v1::{
 };
 use sandbox::protocol::Problem;
 
-use super::spec::{init_containers, is_sidecar};
+pub(crate) use self::resources::needs;
+use super::launch::{LAUNCHER_ANNOTATION, Way};
+use super::spec::{init_containers, is_sidecar, launcher};
 use crate::Capacity;
 
 /// What a pod is judged by.
@@ -39,10 +41,16 @@ pub(crate) fn admit(pod: &Pod, space: &Space) -> Result<(), Problem> {
     sysctls::allowed(spec)?;
     system(pod, spec)?;
     features(spec)?;
+    launcher_is_known(pod)?;
     resources::fit(pod, space)?;
     affinity::matches(spec, space)?;
     ports_are_free(spec, space)?;
     taints_are_tolerated(spec, space)
+}
+
+/// Whether what a pod asks for is free.
+pub(crate) fn has_room(pod: &Pod, space: &Space) -> Result<(), Problem> {
+    resources::fit(pod, space)
 }
 
 /// Whether the node is one that the pod asks for.
@@ -89,12 +97,6 @@ fn system(pod: &Pod, spec: &PodSpec) -> Result<(), Problem> {
 /// What a pod may ask for that can't be had without root, or isn't there.
 fn features(spec: &PodSpec) -> Result<(), Problem> {
     let context = spec.security_context.as_ref();
-    if context.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict") {
-        return Err(problem(
-            "SupplementalGroupsPolicyNotSupported",
-            "SupplementalGroupsPolicy=Strict is not supported in this node",
-        ));
-    }
     let of_pod = context.and_then(|c| c.app_armor_profile.as_ref());
     let of_containers = containers(spec).filter_map(|container| {
         let context = container.security_context.as_ref()?;
@@ -125,6 +127,19 @@ fn features(spec: &PodSpec) -> Result<(), Problem> {
         ));
     }
     Ok(())
+}
+
+/// A pod that wants to be started in a way that there isn't would not run as it expects.
+fn launcher_is_known(pod: &Pod) -> Result<(), Problem> {
+    match launcher(pod) {
+        Some(value) if Way::named(value).is_none() => Err(problem(
+            "UnknownLauncher",
+            format!(
+                "the annotation {LAUNCHER_ANNOTATION} is {value:?}; this node knows \"fork\" and \"step\""
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn ports_are_free(spec: &PodSpec, space: &Space) -> Result<(), Problem> {

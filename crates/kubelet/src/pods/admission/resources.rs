@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use sandbox::protocol::Problem;
 
 use super::{Space, problem};
+use crate::pods::launch::Needs;
 use crate::pods::spec::{init_containers, is_sidecar};
 use volumes::quantity::Amount;
 
@@ -60,24 +61,49 @@ fn capacity(space: &Space) -> Vec<(String, i64)> {
         .collect()
 }
 
+/// What a pod asks for, for those who give it a share of its own.
+pub(crate) fn needs(pod: &Pod) -> Needs {
+    let count = |amount: Option<&i64>| amount.map_or(0, |amount| amount.unsigned_abs());
+    let requested = requests(pod);
+    // Too few CPUs make a pod slow, too little memory ends it: what it may use must be there.
+    let allowed = in_all(pod, |resources| {
+        let mut allowed = amounts(resources.requests.as_ref());
+        allowed.extend(amounts(resources.limits.as_ref()));
+        allowed
+    });
+    let is_extended = |name: &str| name.contains('/') && !name.contains("kubernetes.io/");
+    Needs {
+        cpu_millis: count(requested.get("cpu")),
+        memory_bytes: count(allowed.get("memory")),
+        extended: requested
+            .iter()
+            .filter(|(name, _)| is_extended(name))
+            .map(|(name, amount)| (name.clone(), amount.unsigned_abs()))
+            .collect(),
+    }
+}
+
 /// What a pod asks for in all: the most that it needs at any one time.
 fn requests(pod: &Pod) -> Amounts {
+    in_all(pod, |resources| amounts(resources.requests.as_ref()))
+}
+
+fn in_all(pod: &Pod, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
     let Some(spec) = &pod.spec else {
         return Amounts::new();
     };
-    let mut total = of_containers(spec);
-    let pod_level = spec.resources.as_ref().and_then(|r| r.requests.as_ref());
-    for (name, quantity) in pod_level.into_iter().flatten() {
-        total.insert(name.clone(), amount(name, quantity));
+    let mut total = of_containers(spec, &of);
+    if let Some(pod_level) = &spec.resources {
+        total.extend(of(pod_level));
     }
     add(&mut total, &amounts(spec.overhead.as_ref()));
     total
 }
 
-fn of_containers(spec: &PodSpec) -> Amounts {
+fn of_containers(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
     let of = |container: &Container| {
         let resources = container.resources.as_ref();
-        amounts(resources.and_then(|resources| resources.requests.as_ref()))
+        resources.map(&of).unwrap_or_default()
     };
     let mut running = Amounts::new();
     for container in &spec.containers {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::pods::launch::Needs;
 
 fn pod(spec: Value) -> Pod {
     serde_json::from_value(json!({ "metadata": { "name": "p" }, "spec": spec })).unwrap()
@@ -230,4 +231,37 @@ fn only_no_execute_keeps_a_bound_pod_away() {
     }
     let other = tolerant(json!({ "key": "k", "value": "w" }));
     assert_ne!(judge(&other, &[], &[taint("NoExecute")]), "welcome");
+}
+
+#[test]
+fn a_launcher_that_is_not_known_is_refused() {
+    let annotated = |value: &str| {
+        let mut pod = pod(json!({ "containers": [{ "name": "a" }] }));
+        let annotation = ("coracle.dev/launcher".to_owned(), value.to_owned());
+        pod.metadata.annotations = Some([annotation].into());
+        judge(&pod, &[], &[])
+    };
+    assert_eq!(annotated("fork"), "welcome");
+    assert_eq!(annotated("step"), "welcome");
+    assert_eq!(
+        annotated("Steps"),
+        r#"UnknownLauncher: the annotation coracle.dev/launcher is "Steps"; this node knows "fork" and "step""#
+    );
+}
+
+#[test]
+fn a_pods_needs_are_the_most_that_it_asks_for_at_once_and_memory_that_it_may_use() {
+    let container = |name: &str, requests: Value, limits: Value| json!({ "name": name, "resources": { "requests": requests, "limits": limits } });
+    let pod = pod(json!({
+        "initContainers": [container("i", json!({ "cpu": "3", "memory": "1Gi" }), json!({}))],
+        "containers": [
+            container("a", json!({ "cpu": "1500m", "memory": "100Mi", "nvidia.com/gpu": "1" }), json!({ "memory": "2Gi", "cpu": "8", "nvidia.com/gpu": "1" })),
+            container("b", json!({ "cpu": "200m", "memory": "100Mi", "hugepages-2Mi": "4Mi" }), json!({})),
+        ],
+    }));
+    let needs = needs(&pod);
+    assert_eq!(needs.cpu_millis, 3000);
+    assert_eq!(needs.memory_bytes, (2 << 30) + (100 << 20));
+    assert_eq!(needs.extended, [("nvidia.com/gpu".to_owned(), 1)].into());
+    assert_eq!(super::needs(&Pod::default()), Needs::default());
 }

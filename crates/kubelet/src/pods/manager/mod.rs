@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::admission::NODE_AFFINITY;
 use super::bundles::{Following, resolve_all};
+use super::resize;
 use super::spec::{is_final, is_to_be_deleted, phase, uid};
 use super::switchboard::Caller;
 use super::worker::{Beginning, Ears, Seen, Worker, has_begun};
@@ -147,7 +148,12 @@ impl Manager {
         self.shared.known.seen(&uid, Arc::clone(&pod));
         match self.workers.get(&uid) {
             Some(worker) => {
-                worker.seen.send_replace(Seen { pod, gone: false });
+                let has = Arc::clone(&worker.seen.borrow().pod);
+                let seen = self.settle(&pod, &has);
+                worker.seen.send_replace(seen);
+                if is_final(phase(&pod)) && !is_final(phase(&has)) {
+                    self.settle_waiting();
+                }
             }
             // What holds it is somebody's finalizer.
             None if is_removed(&pod) => {}
@@ -165,7 +171,15 @@ impl Manager {
             self.judge(&pod)
         };
         let following = Following::of(&self.shared, &pod);
-        let (seen, hear_seen) = watch::channel(Seen { pod, gone: false });
+        // Of one that was here before, its status says what it was given.
+        let (seen, hear_seen) = watch::channel(match beginning {
+            Beginning::Inherited => self.settle(&pod, &resize::as_given(&pod)),
+            _ => Seen {
+                pod,
+                gone: false,
+                resize: None,
+            },
+        });
         let (connections, hear_connections) = mpsc::unbounded_channel();
         if let Some(early) = self.early.remove(&uid) {
             let _ = connections.send(early);
@@ -206,17 +220,48 @@ impl Manager {
                 message: "Pod was rejected as the node is shutting down.".to_owned(),
             });
         }
-        let others: Vec<_> = self
-            .workers
-            .values()
-            .filter(|mouths| mouths.admitted)
-            .map(|mouths| Arc::clone(&mouths.seen.borrow().pod))
-            .filter(|pod| !is_final(phase(pod)))
-            .collect();
-        match self.shared.admit(pod, &others) {
+        match self.shared.admit(pod, &self.others(pod)) {
             Ok(()) => Beginning::Admitted,
             Err(problem) if problem.reason == NODE_AFFINITY => Beginning::Doubtful(problem),
             Err(problem) => Beginning::Refused(problem),
+        }
+    }
+
+    /// Who uses the node beside this pod.
+    fn others(&self, pod: &Pod) -> Vec<Arc<Pod>> {
+        let admitted = self.workers.values().filter(|mouths| mouths.admitted);
+        admitted
+            .map(|mouths| Arc::clone(&mouths.seen.borrow().pod))
+            .filter(|other| !is_final(phase(other)) && uid(other) != uid(pod))
+            .collect()
+    }
+
+    /// What a worker sees of a pod that may want other resources than those of `has`.
+    fn settle(&self, pod: &Arc<Pod>, has: &Pod) -> Seen {
+        let (settled, resize) = resize::settle(pod, has, |pod, beside| {
+            self.shared.keeps_to_its_share(pod, has)?;
+            let others = if beside { self.others(pod) } else { vec![] };
+            self.shared.has_room(pod, &others)
+        });
+        Seen {
+            pod: settled,
+            gone: false,
+            resize,
+        }
+    }
+
+    /// Room may have come for those that wait for it.
+    fn settle_waiting(&self) {
+        for mouths in self.workers.values() {
+            let seen = mouths.seen.borrow().clone();
+            let waits = seen.resize.is_some() && !seen.gone;
+            let wanted = self.shared.known.shown(uid(&seen.pod)).filter(|_| waits);
+            if let Some(wanted) = wanted {
+                let settled = self.settle(&wanted, &seen.pod);
+                if settled.resize != seen.resize {
+                    mouths.seen.send_replace(settled);
+                }
+            }
         }
     }
 
@@ -224,8 +269,11 @@ impl Manager {
         let uid = uid(&pod).to_owned();
         self.shared.known.gone(&uid);
         if let Some(worker) = self.workers.get(&uid) {
-            let pod = Arc::new(pod);
-            worker.seen.send_replace(Seen { pod, gone: true });
+            worker.seen.send_replace(Seen {
+                pod: Arc::new(pod),
+                gone: true,
+                resize: None,
+            });
         }
     }
 
@@ -233,6 +281,7 @@ impl Manager {
         match done {
             Ok(uid) => {
                 self.workers.remove(&uid);
+                self.settle_waiting();
             }
             Err(error) => tracing::error!(
                 error = &error as &dyn std::error::Error,

@@ -34,6 +34,8 @@ pub(super) fn conditions(
         ("Initialized", initialized(evidence)),
         ("Ready", ready(evidence, &containers_ready)),
         ("ContainersReady", containers_ready),
+        // It is here; the scheduler says so too, unless the pod was bound by hand.
+        ("PodScheduled", TRUE),
     ];
     judged
         .into_iter()

@@ -10,6 +10,8 @@ use crate::pods::spec::{init_containers, is_sidecar, restarts};
 
 /// The exit code of a container whose end nobody saw.
 const LOST_EXIT_CODE: i32 = 137;
+/// What the containers of a pod may say together at their ends, in bytes.
+const ALL_LAST_WORDS: usize = 12 * 1024;
 
 /// Which of a pod's lists of containers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -202,6 +204,22 @@ fn unknown_end() -> ContainerStateTerminated {
         exit_code: LOST_EXIT_CODE,
         ..Default::default()
     }
+}
+
+/// Cuts the termination messages of a pod's containers to the share of each in what a pod may say.
+pub(super) fn shortened(mut lists: [Vec<ContainerStatus>; 3]) -> [Vec<ContainerStatus>; 3] {
+    let count: usize = lists.iter().map(Vec::len).sum();
+    let share = ALL_LAST_WORDS / count.max(1);
+    for status in lists.iter_mut().flatten() {
+        let states = [&mut status.state, &mut status.last_state];
+        let ends = states
+            .into_iter()
+            .filter_map(|state| state.as_mut()?.terminated.as_mut());
+        for message in ends.filter_map(|end| end.message.as_mut()) {
+            message.truncate(message.floor_char_boundary(share));
+        }
+    }
+    lists
 }
 
 pub(super) fn terminated(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {

@@ -12,7 +12,7 @@ mod tests;
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{HostIP, Pod, PodCondition, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use sandbox::protocol::{PodState, Problem};
@@ -21,8 +21,11 @@ use serde_json::{Value, json};
 pub(crate) use containers::lost;
 
 use self::conditions::{Evidence, conditions, since};
-use self::containers::{Kind, as_containers, ended, merged};
+use self::containers::{Kind, as_containers, ended, merged, shortened};
 use super::spec::{init_containers, is_final, uses_host_network};
+
+const RESIZE_PENDING: &str = "PodResizePending";
+const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
 /// What a pod's status is concluded from.
 pub(crate) struct Known<'a> {
@@ -36,6 +39,8 @@ pub(crate) struct Known<'a> {
     pub ending: bool,
     /// The node's addresses, the preferred one first.
     pub host_ips: &'a [IpAddr],
+    /// Why it can't have the resources that it wants.
+    pub resize: Option<&'a Problem>,
 }
 
 /// What the API server should be told of a pod.
@@ -77,6 +82,8 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
             .unwrap_or_default(),
     );
 
+    let [init, regular, ephemeral] = shortened([init, regular, ephemeral]);
+
     let finished = state.is_some_and(|state| state.finished);
     let failure = state.and_then(|state| state.failure.as_ref());
     let said_phase = previous.phase.as_deref().unwrap_or("Pending");
@@ -110,6 +117,10 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
         before,
         now,
     );
+    if !is_final(phase) {
+        let resizing = resizing(pod, known.resize, [&init, &regular]);
+        conditions.extend(resizing.map(|condition| since(condition, before, now)));
+    }
     if is_final(phase) {
         conditions.extend(
             failure
@@ -241,8 +252,51 @@ pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
             }
         }
     }
+    // And one that holds no longer goes as a whole.
+    let conditions = status["conditions"].as_array_mut().into_iter();
+    for conditions in conditions {
+        for type_ in [RESIZE_PENDING, RESIZE_IN_PROGRESS] {
+            if !conditions.iter().any(|have| have["type"] == type_) {
+                conditions.push(json!({ "$patch": "delete", "type": type_ }));
+            }
+        }
+    }
     // The uid makes it a precondition: a new pod of the same name is not this pod.
     json!({ "metadata": { "uid": uid }, "status": status })
+}
+
+/// The condition of a pod whose resources are to change: it can't be, or is under way.
+fn resizing(
+    pod: &Pod,
+    refused: Option<&Problem>,
+    statuses: [&[ContainerStatus]; 2],
+) -> Option<PodCondition> {
+    let condition = |type_: &str, problem: Option<&Problem>| PodCondition {
+        type_: type_.to_owned(),
+        status: "True".to_owned(),
+        reason: problem.map(|problem| problem.reason.clone()),
+        message: problem.map(|problem| problem.message.clone()),
+        observed_generation: pod.metadata.generation,
+        ..Default::default()
+    };
+    if refused.is_some() {
+        return Some(condition(RESIZE_PENDING, refused));
+    }
+    // What a container has is what its sandbox says it has.
+    let spec = pod.spec.as_ref()?;
+    let mut containers = init_containers(spec).iter().chain(&spec.containers);
+    let differs = containers.any(|container| {
+        let mut own = statuses.into_iter().flatten();
+        let own = own.find(|own| own.name == container.name && is_running(own));
+        let has = own.and_then(|own| own.resources.as_ref());
+        has.is_some_and(|has| *has != container.resources.clone().unwrap_or_default())
+    });
+    differs.then(|| condition(RESIZE_IN_PROGRESS, None))
+}
+
+fn is_running(status: &ContainerStatus) -> bool {
+    let state = status.state.as_ref();
+    state.is_some_and(|state| state.running.is_some())
 }
 
 /// Pods that the node itself put an end to say so, for those who count disruptions. Who went beyond its own limits has

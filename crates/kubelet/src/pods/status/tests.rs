@@ -1,6 +1,6 @@
 //! Cases that are named for what happens to a pod; snapshots show what the API server is told.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 use sandbox::protocol::{PodState, Problem};
 use serde_json::{Value, json};
@@ -108,6 +108,7 @@ fn concluded(pod: &Pod, state: Option<&PodState>, previous: &PodStatus) -> PodSt
         previous,
         ending: false,
         host_ips: &host_ips,
+        resize: None,
     };
     pod_status(&known, now())
 }
@@ -426,6 +427,7 @@ fn times_are_those_of_the_first_occasion() {
         previous: &first,
         ending: false,
         host_ips: &host_ips,
+        resize: None,
     };
     let later: Timestamp = "2026-01-01T00:02:00Z".parse().unwrap();
     let second = pod_status(&known, later);
@@ -441,8 +443,35 @@ fn times_are_those_of_the_first_occasion() {
         ("Initialized", false),
         ("Ready", true),
         ("ContainersReady", true),
+        ("PodScheduled", false),
     ];
     assert_eq!(since, expected.map(|(type_, new)| (type_.to_owned(), new)));
+}
+
+#[test]
+fn last_words_share_what_a_pod_may_say() {
+    let containers: Vec<_> = ["a", "b", "c", "d"]
+        .map(|name| json!({ "name": name, "image": "i" }))
+        .into();
+    let pod = pod(json!({ "restartPolicy": "Never", "containers": containers }));
+    let mut spoke = ended("a", 1);
+    let end = |status: &mut ContainerStatus| status.state.as_mut().unwrap().terminated.take();
+    let mut said = end(&mut spoke).unwrap();
+    said.message = Some("ä".repeat(2048));
+    spoke.last_state = Some(ContainerState {
+        terminated: Some(said.clone()),
+        ..Default::default()
+    });
+    spoke.state.clone_from(&spoke.last_state);
+    let told = status(
+        &pod,
+        &state(vec![spoke, running("b"), running("c"), running("d")]),
+    );
+    let told = &told.container_statuses.unwrap()[0];
+    for state in [&told.state, &told.last_state] {
+        let end = state.as_ref().unwrap().terminated.as_ref().unwrap();
+        assert_eq!(end.message.as_ref().unwrap().len(), 12 * 1024 / 4);
+    }
 }
 
 #[test]
@@ -497,6 +526,7 @@ fn a_lost_sandbox_is_the_end_of_what_ran() {
         previous: &before,
         ending: false,
         host_ips: &host_ips,
+        resize: None,
     };
     insta::assert_json_snapshot!(lost_for_good(&known, None, now()));
 }
@@ -514,6 +544,7 @@ fn a_lost_pod_that_never_started_has_no_ended_containers() {
         previous: &before,
         ending: true,
         host_ips: &[],
+        resize: None,
     };
     let over = lost_for_good(&known, None, now());
     assert_eq!(over.phase.as_deref(), Some("Failed"));
@@ -564,4 +595,47 @@ fn a_refused_pod_says_why() {
     };
     let status = refusal(&one("Always"), &problem, now());
     assert_eq!(told(&status), "Failed OutOfpods Pod was rejected: full");
+}
+
+#[test]
+fn a_change_of_resources_is_told_until_it_is_done() {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"uid": "u", "generation": 2},
+        "spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "2"}}}]},
+    }))
+    .unwrap();
+    let told = |cpu: &str, resize: Option<&Problem>| {
+        let state = PodState {
+            containers: serde_json::from_value(json!([{
+                "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"running": {}}, "resources": {"requests": {"cpu": cpu}},
+            }]))
+            .unwrap(),
+            ..Default::default()
+        };
+        let known = Known {
+            pod: &pod,
+            state: Some(&state),
+            previous: &PodStatus::default(),
+            ending: false,
+            host_ips: &[],
+            resize,
+        };
+        let status = pod_status(&known, Timestamp::UNIX_EPOCH);
+        let conditions = status.conditions.unwrap().into_iter();
+        let resizes = conditions.filter(|condition| condition.type_.starts_with("PodResize"));
+        resizes
+            .map(|condition| format!("{} {:?}", condition.type_, condition.reason))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told("2", None), Vec::<String>::new());
+    assert_eq!(told("1", None), ["PodResizeInProgress None"]);
+    let problem = Problem {
+        reason: "Deferred".to_owned(),
+        message: "in use".to_owned(),
+    };
+    assert_eq!(
+        told("1", Some(&problem)),
+        ["PodResizePending Some(\"Deferred\")"]
+    );
 }

@@ -9,6 +9,7 @@
 //! Everything is level-triggered: [`Worker::step`] looks at all that is known and does what is due; the loop around it
 //! only waits for something to change. The pod's own life (restarts, probes, hooks) is its sandbox's.
 
+mod deadline;
 mod orders;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,8 @@ pub(super) struct Seen {
     pub pod: Arc<Pod>,
     /// It is not there any more.
     pub gone: bool,
+    /// It wants other resources than those that it is shown with, and can't have them.
+    pub resize: Option<Problem>,
 }
 
 /// How a worker begins.
@@ -87,12 +90,14 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     pod: Arc<Pod>,
     gone: bool,
+    /// Why it can't have other resources.
+    resize: Option<Problem>,
     /// The status as last concluded.
     status: PodStatus,
     writer: Writer,
     handle: Option<Box<dyn Handle>>,
-    /// The sandbox was not launched by this kubelet, so that its end is known by that of its connection.
-    adopted: bool,
+    /// The sandbox is no child of this kubelet, so that its end is known by that of its connection.
+    must_be_asked: bool,
     link: Option<Link>,
     state: Option<PodState>,
     bundle: Option<Arc<Bundle>>,
@@ -104,6 +109,10 @@ pub(super) struct Worker {
     recorded: u64,
     /// The node goes down, and the pod has so many seconds.
     shutdown: Option<i64>,
+    /// Since when the pod counts as active.
+    active_since: Instant,
+    /// It was active for too long, and had no sandbox that could have noticed.
+    expired: bool,
     /// The pod object was deleted, as far as that is ours to do.
     removed: bool,
     /// When to look again, and what then has failed to happen.
@@ -128,15 +137,18 @@ enum Alarm {
 impl Worker {
     /// Looks after a pod until nothing of it is left.
     pub(super) async fn run(shared: Arc<Shared>, mut ears: Ears, beginning: Beginning) {
-        let pod = Arc::clone(&ears.seen.borrow_and_update().pod);
+        let Seen { pod, resize, .. } = ears.seen.borrow_and_update().clone();
         let mut worker = Self {
             writer: Writer::new(&shared.client, &pod, Arc::clone(&shared.room)),
             status: pod.status.clone().unwrap_or_default(),
+            active_since: deadline::active_since(&pod),
+            expired: false,
             shared,
             pod,
             gone: false,
+            resize,
             handle: None,
-            adopted: false,
+            must_be_asked: false,
             link: None,
             state: None,
             bundle: None,
@@ -168,6 +180,7 @@ impl Worker {
 
     /// Waits until something has changed, and takes note of it.
     async fn listen(&mut self, ears: &mut Ears) {
+        let deadline = self.deadline();
         tokio::select! {
             Ok(()) = ears.seen.changed() => {
                 let seen = ears.seen.borrow_and_update().clone();
@@ -184,12 +197,13 @@ impl Worker {
                 Some(state) => self.heard(state),
                 None => self.disconnected(),
             },
-            how = exit(&mut self.handle), if !self.adopted || self.link.is_none() => self.exited(&how),
+            how = exit(&mut self.handle), if !self.must_be_asked || self.link.is_none() => self.exited(&how),
             alarm = ring(self.alarm) => {
                 self.alarm = None;
                 self.rang(alarm);
             }
             () = self.writer.wrote() => {}
+            () = deadline::passed(deadline) => {}
             Ok(()) = ears.shutdown.changed() => {
                 let until = *ears.shutdown.borrow_and_update();
                 self.shutdown = until.map(|until| {
@@ -202,6 +216,7 @@ impl Worker {
 
     /// Does what is due; `false` once nothing is left to be done.
     async fn step(&mut self) -> bool {
+        self.check_deadline();
         self.instruct().await;
         if self.needs_sandbox() {
             self.launch().await;
@@ -220,6 +235,7 @@ impl Worker {
             return false;
         }
         // It stays for its logs.
+        self.retire().await;
         true
     }
 
@@ -236,6 +252,7 @@ impl Worker {
             previous: &self.status,
             ending: self.is_ending(),
             host_ips: &self.shared.host_ips,
+            resize: self.resize.as_ref(),
         }
     }
 
@@ -243,6 +260,7 @@ impl Worker {
     fn is_ending(&self) -> bool {
         self.gone
             || self.shutdown.is_some()
+            || self.expired
             || is_to_be_deleted(&self.pod)
             || is_final(phase(&self.pod))
     }
@@ -288,7 +306,7 @@ impl Worker {
     // What changed
 
     fn saw(&mut self, seen: Seen) {
-        (self.pod, self.gone) = (seen.pod, seen.gone);
+        (self.pod, self.gone, self.resize) = (seen.pod, seen.gone, seen.resize);
         // Somebody else has declared it over, and that is final for us too.
         if let Some(theirs) = &self.pod.status
             && is_final(phase(&self.pod))
@@ -316,8 +334,8 @@ impl Worker {
         self.alarm = None;
         // One that we have launched we know better: we are its parent.
         if self.handle.is_none() {
+            self.must_be_asked = caller.process.as_ref().is_some_and(|p| p.must_be_asked());
             self.handle = caller.process;
-            self.adopted = true;
         }
         self.shared.known.connected(uid(&self.pod), client.clone());
         self.link = Some(Link {
@@ -408,6 +426,10 @@ impl Worker {
         .flatten()
         .cloned()
         .collect();
+        // One that is to end is not started again.
+        if self.is_ending() {
+            return;
+        }
         self.shared.recorder.say(
             &self.pod,
             false,

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 
 use super::{Alarm, Worker};
 use crate::api::call;
-use crate::pods::launch::Launch;
+use crate::pods::admission::needs;
+use crate::pods::launch::{Launch, Way};
+use crate::pods::runtime_class;
 use crate::pods::spec::{
     full_name, grace_seconds, is_final, is_to_be_deleted, name, namespace, phase, uid,
 };
@@ -57,31 +59,39 @@ impl Worker {
     }
 
     pub(super) async fn launch(&mut self) {
+        if let Err(refusal) = runtime_class::check(&self.shared.client, &self.pod).await {
+            return self.not_launched(&refusal);
+        }
         let launch = Launch {
             uid: uid(&self.pod).to_owned(),
             namespace: namespace(&self.pod).to_owned(),
             name: name(&self.pod).to_owned(),
             host_pid: self.pod.spec.as_ref().and_then(|spec| spec.host_pid) == Some(true),
+            way: self.shared.way(&self.pod),
+            needs: needs(&self.pod),
             token: self.shared.config.node_key.token(uid(&self.pod)),
         };
         match self.shared.launcher.launch(launch).await {
             Ok(handle) => {
+                self.must_be_asked = handle.must_be_asked();
                 self.handle = Some(handle);
-                self.adopted = false;
                 self.instructed = Some(false);
                 self.launched_at = Instant::now();
                 self.set_alarm(LAUNCH_PATIENCE, Alarm::NoSandbox);
             }
-            Err(error) => {
-                let message = format!("Failed to create pod sandbox: {}", chain(&error));
-                tracing::warn!(pod = full_name(&self.pod), message);
-                self.shared
-                    .recorder
-                    .say(&self.pod, true, "FailedCreatePodSandBox", &message);
-                let wait = self.relaunch.wait();
-                self.set_alarm(wait, Alarm::Relaunch);
-            }
+            Err(error) => self.not_launched(&error),
         }
+    }
+
+    /// There is no sandbox; another attempt will be made.
+    fn not_launched(&mut self, error: &dyn std::error::Error) {
+        let message = format!("Failed to create pod sandbox: {}", chain(error));
+        tracing::warn!(pod = full_name(&self.pod), message);
+        self.shared
+            .recorder
+            .say(&self.pod, true, "FailedCreatePodSandBox", &message);
+        let wait = self.relaunch.wait();
+        self.set_alarm(wait, Alarm::Relaunch);
     }
 
     /// Tells the sandbox what it doesn't know yet: the pod, and that it is to end.
@@ -143,8 +153,13 @@ impl Worker {
 
     /// What the pod fails by, if it is this node that ends it.
     pub(super) fn verdict(&self) -> Option<Problem> {
-        let by_node = self.shutdown.is_some() && !self.gone && !is_to_be_deleted(&self.pod);
-        by_node.then(|| Problem {
+        if self.gone || is_to_be_deleted(&self.pod) {
+            return None;
+        }
+        if self.expired {
+            return Some(super::deadline::exceeded());
+        }
+        self.shutdown.map(|_| Problem {
             reason: "Terminated".to_owned(),
             message: "Pod was terminated in response to imminent node shutdown.".to_owned(),
         })
@@ -196,6 +211,23 @@ impl Worker {
         }
         if let Err(error) = self.shared.launcher.remove(dir.clone()).await {
             tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
+        }
+    }
+
+    /// Lets the sandbox of a pod that is over go before the pod does, if it holds a share of the node that others could use.
+    /// The pod's logs stay.
+    pub(super) async fn retire(&mut self) {
+        if self.shared.way(&self.pod) != Way::Step {
+            return;
+        }
+        let Some(link) = self.link.take() else { return };
+        self.shared.known.disconnected(uid(&self.pod));
+        if let Err(error) = link.client.retire().await {
+            tracing::warn!(
+                pod = full_name(&self.pod),
+                error = &error as &dyn std::error::Error,
+                "could not let a sandbox go whose pod is over"
+            );
         }
     }
 

@@ -157,6 +157,41 @@ fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
 }
 
 #[test]
+fn a_share_of_the_node_is_given_back_when_its_pod_is_over() {
+    simulate(async {
+        let mut pod = pod("Never");
+        pod["metadata"]["annotations"] = json!({ "coracle.dev/launcher": "step" });
+        let mut world = World::with(pod);
+        let worker = hire(&mut world, Beginning::Admitted);
+        world.resolve();
+        bundles(&world, 0, 1).await;
+        let sandbox = world.sandbox(0).await;
+        sandbox.say(ended(3));
+        world
+            .until(|_| sandbox.retired.lock().unwrap().then_some(()))
+            .await;
+        // Only once the API server knows how the pod ended: after that nobody could tell it.
+        assert_eq!(
+            world.api.lock().unwrap().pod["status"]["phase"],
+            json!("Failed")
+        );
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let status = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["phase"], "Failed");
+        assert_eq!(
+            status["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+            3
+        );
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+
+        world.edit(|pod| to_be_deleted(pod, 30));
+        worker.await.unwrap();
+        assert!(world.api.lock().unwrap().deleted);
+        assert!(!*sandbox.killed.lock().unwrap());
+    });
+}
+
+#[test]
 fn a_pod_that_vanishes_is_stopped_and_dismissed() {
     simulate(async {
         let (world, worker) = started("Always").await;
@@ -366,6 +401,107 @@ fn a_condition_that_somebody_overwrote_is_set_right() {
                     .then_some(())
             })
             .await;
+    });
+}
+
+#[test]
+fn a_deadline_is_kept_while_the_sandbox_knows_nothing_of_the_pod() {
+    simulate(async {
+        let mut pod = pod("Always");
+        pod["spec"]["activeDeadlineSeconds"] = json!(30);
+        let mut world = World::with(pod);
+        let begun = Instant::now();
+        let worker = hire(&mut world, Beginning::Admitted);
+        // It is never resolved: a config map is missing.
+        let sandbox = world.sandbox(0).await;
+        world.phase("Failed").await;
+        assert!((29..=32).contains(&begun.elapsed().as_secs()));
+        let api = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(api["reason"], "DeadlineExceeded");
+        assert_eq!(
+            api["message"],
+            "Pod was active on the node longer than the specified deadline"
+        );
+        assert!(
+            api["conditions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|c| c["type"] != "DisruptionTarget")
+        );
+        assert!(*sandbox.dismissed.lock().unwrap());
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(!worker.is_finished());
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        let events = world.api.lock().unwrap().events.clone();
+        let reasons: Vec<_> = events.iter().map(|event| event["reason"].clone()).collect();
+        assert_eq!(reasons, ["DeadlineExceeded"]);
+    });
+}
+
+#[test]
+fn a_deadline_is_kept_without_any_sandbox() {
+    simulate(async {
+        let mut pod = pod("Always");
+        pod["spec"]["activeDeadlineSeconds"] = json!(30);
+        let mut world = World::with(pod);
+        *world.sandboxes.broken.lock().unwrap() = true;
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world.resolve();
+        world.phase("Failed").await;
+        let api = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(api["reason"], "DeadlineExceeded");
+    });
+}
+
+#[test]
+fn a_deadline_is_the_sandboxs_own_once_it_knows_the_pod() {
+    simulate(async {
+        let mut pod = pod("Always");
+        pod["spec"]["activeDeadlineSeconds"] = json!(30);
+        let mut world = World::with(pod);
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world.resolve();
+        bundles(&world, 0, 1).await;
+        world.sandbox(0).await.say(running());
+        world.phase("Running").await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.api.lock().unwrap().pod["status"]["phase"], "Running");
+        assert!(world.sandbox(0).await.stops.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_pod_is_started_by_the_runtime_that_it_asks_for_or_not_at_all() {
+    simulate(async {
+        for (class, message) in [
+            (
+                "theirs",
+                "Failed to create pod sandbox: failed to get sandbox runtime: no runtime for \"kata\" is configured",
+            ),
+            (
+                "none",
+                "Failed to create pod sandbox: runtimeclass.node.k8s.io \"none\" not found",
+            ),
+        ] {
+            let mut pod = pod("Always");
+            pod["spec"]["runtimeClassName"] = json!(class);
+            let mut world = World::with(pod);
+            let _worker = hire(&mut world, Beginning::Admitted);
+            world.resolve();
+            let event = world
+                .until(|world| world.api.lock().unwrap().events.first().cloned())
+                .await;
+            assert_eq!(event["reason"], "FailedCreatePodSandBox");
+            assert_eq!(event["message"], message);
+            assert!(world.sandboxes.all.lock().unwrap().is_empty());
+        }
+        let mut pod = pod("Always");
+        pod["spec"]["runtimeClassName"] = json!("ours");
+        let mut world = World::with(pod);
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world.resolve();
+        bundles(&world, 0, 1).await;
     });
 }
 

@@ -56,6 +56,7 @@ impl<R: Runtime> Driver<R> {
         record.run = Some(Run {
             serial,
             image: record.spec.image.clone().unwrap_or_default(),
+            resources: record.spec.resources.clone(),
             stage: Stage::Preparing,
             container: None,
             kill: None,
@@ -111,12 +112,11 @@ impl<R: Runtime> Driver<R> {
     fn pull_back_off(&mut self, index: usize) {
         let record = &mut self.records[index];
         let path = record.field_path();
-        let image = record.spec.image.clone().unwrap_or_default();
         let Some(failure) = &mut record.pull_failure else {
             return;
         };
         failure.shown = true;
-        let message = format!("Back-off pulling image {image:?}");
+        let message = format!("Back-off pulling image {:?}", failure.image);
         record.waiting = Some(Problem {
             reason: "ImagePullBackOff".to_owned(),
             message: format!("{message}: {}", failure.message),

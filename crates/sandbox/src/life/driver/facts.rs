@@ -29,12 +29,17 @@ impl<R: Runtime> Driver<R> {
                 reason,
                 message,
             } => self.journal.note(Some(path), warning, reason, message),
-            Fact::Created { id, at, image } => {
+            Fact::Created {
+                id,
+                at,
+                image,
+                user,
+            } => {
                 record.pull_failure = None;
                 record.pull_back_off.clear();
                 if let Some(run) = &mut record.run {
                     run.stage = Stage::Hook { at };
-                    run.container = Some((id, *image));
+                    run.container = Some((id, *image, *user));
                 }
             }
             Fact::Running => {
@@ -59,7 +64,7 @@ impl<R: Runtime> Driver<R> {
                 };
                 self.kill(index, kill, "FailedPostStartHook".to_owned());
             }
-            Fact::NoImage(problem) => {
+            Fact::NoImage { image, problem } => {
                 self.forget(index);
                 let record = &mut self.records[index];
                 if matches!(
@@ -71,6 +76,7 @@ impl<R: Runtime> Driver<R> {
                     record.pull_back_off.step(now, now);
                     record.retry = record.pull_back_off.until(now);
                     record.pull_failure = Some(PullFailure {
+                        image,
                         message: format!("{}: {}", problem.reason, problem.message),
                         at: now,
                         shown: false,

@@ -206,6 +206,11 @@ life! {
         let world = World::new(&sim, json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}));
         world.finish().await;
         assert_eq!(world.word("a"), "ended StartError 128");
+        // The container was there, as its status says.
+        let status = world.status("a");
+        let end = status.state.unwrap().terminated.unwrap();
+        assert!(status.container_id.is_some());
+        assert_eq!(end.container_id, status.container_id);
         let sim = Sim::new().script("a", &[Fails("RunContainerError", "no such file")]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(6).await;

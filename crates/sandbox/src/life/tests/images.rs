@@ -37,6 +37,28 @@ life! {
 }
 
 life! {
+    async fn an_image_that_is_a_volume_holds_up_those_who_mount_it() {
+        let sim = Sim::new();
+        sim.pulls.borrow_mut().push_back(("ErrImagePull", "denied"));
+        sim.present.borrow_mut().insert("image:1".to_owned());
+        let world = World::new(&sim, json!({"containers": [
+            {"name": "a", "volumeMounts": [{"name": "data:1", "mountPath": "/v"}]},
+            {"name": "b"},
+        ]}));
+        world.at(3).await;
+        assert_eq!(world.word("b"), "running ready");
+        assert_eq!(world.word("a"), "waiting ImagePullBackOff");
+        let waiting = world.status("a").state.and_then(|s| s.waiting).and_then(|w| w.message);
+        assert_eq!(waiting.as_deref(), Some("Back-off pulling image \"data:1\": ErrImagePull: denied"));
+        world.at(20).await;
+        assert_eq!(world.word("a"), "running ready");
+        assert_eq!(sim.log_of(&["pull"]), ["0 pull data:1", "10 pull data:1"]);
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
     async fn never_pulled_is_told() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [{"name": "a", "imagePullPolicy": "Never"}]}));

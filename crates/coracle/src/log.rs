@@ -1,0 +1,118 @@
+//! What this program logs: to standard error, and in a node's agent also into memory, for those who ask the node for its log.
+
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use k8s_openapi::jiff::Timestamp;
+use kubelet_api::stats::LogLine;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Filtered;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// What is kept in memory at most.
+const KEPT_BYTES: usize = 1 << 20;
+/// `CORACLE_LOG` chooses what is logged, in the form of `RUST_LOG`.
+const CHOICE: &str = "CORACLE_LOG";
+/// Warnings by default. The client library would report every attempt to connect while the API server is not there yet.
+const TO_STDERR: &str = "warn,kube_client=off";
+/// A node remembers more than it says.
+const TO_MEMORY: &str = "info,kube_client=off,coracle=debug,kubelet=debug,kubelet_api=debug";
+
+static REMEMBERED: OnceLock<Mutex<Ring>> = OnceLock::new();
+
+/// Begins. `remember` keeps what is logged in memory, too.
+pub fn start(remember: bool) {
+    let filter = |default: &str| EnvFilter::try_from_env(CHOICE).unwrap_or_else(|_| default.into());
+    let stderr = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        // A terminal that is gone must not take us with it.
+        .log_internal_errors(false);
+    let memory: Option<Filtered<_, _, _>> = remember.then(|| {
+        REMEMBERED.get_or_init(Mutex::default);
+        tracing_subscriber::fmt::layer()
+            .with_writer(ToMemory)
+            .with_ansi(false)
+            .with_filter(filter(TO_MEMORY))
+    });
+    tracing_subscriber::registry()
+        .with(stderr.with_filter(filter(TO_STDERR)))
+        .with(memory)
+        .init();
+}
+
+/// What is remembered, oldest first.
+pub fn remembered() -> Vec<LogLine> {
+    let Some(ring) = REMEMBERED.get() else {
+        return Vec::new();
+    };
+    let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+    ring.lines.iter().cloned().collect()
+}
+
+/// The newest lines.
+#[derive(Default)]
+struct Ring {
+    lines: VecDeque<LogLine>,
+    bytes: usize,
+}
+
+impl Ring {
+    fn push(&mut self, text: &str, at: Timestamp) {
+        let text = text.trim_end().to_owned();
+        self.bytes += text.len();
+        self.lines.push_back(LogLine { at, text });
+        while self.bytes > KEPT_BYTES
+            && let Some(oldest) = self.lines.pop_front()
+        {
+            self.bytes -= oldest.text.len();
+        }
+    }
+}
+
+/// Each event comes in one piece.
+#[derive(Clone, Copy)]
+struct ToMemory;
+
+impl Write for ToMemory {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(ring) = REMEMBERED.get() {
+            let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+            ring.push(&String::from_utf8_lossy(bytes), Timestamp::now());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for ToMemory {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        *self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_much_is_remembered() {
+        let mut ring = Ring::default();
+        let long = "x".repeat(KEPT_BYTES / 4);
+        for index in 0..10 {
+            ring.push(&format!("{index}{long}\n"), Timestamp::UNIX_EPOCH);
+        }
+        assert_eq!(ring.lines.len(), 3);
+        assert!(ring.lines[0].text.starts_with('7') && ring.lines[2].text.starts_with('9'));
+        assert!(ring.bytes <= KEPT_BYTES);
+    }
+}

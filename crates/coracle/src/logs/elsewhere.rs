@@ -1,0 +1,158 @@
+//! A cluster on another host: `coracle logs` is called again there, by a step of its job.
+
+use std::path::Path;
+use std::process::{ExitCode, Stdio};
+
+use anyhow::Context;
+use slurm::{Slurm, SlurmError, Submission};
+use tokio::io::AsyncReadExt;
+
+use super::LogsArgs;
+use crate::carried;
+use crate::exit::{self, Code, Failure};
+use crate::say::say;
+
+/// The most that is repeated of what srun says.
+const MAX_WORDS: u64 = 64 * 1024;
+
+/// Finds the job, and shows the logs from the node on which its cluster leads.
+pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
+    let slurm = Slurm::find().map_err(Failure::from)?;
+    let job = match args.job {
+        Some(job) => job,
+        None => only_job(&slurm).await?,
+    };
+    let detail = slurm.job_detail(job).await.map_err(Failure::from)?;
+    let node = detail.nodes.first().ok_or_else(|| {
+        let state = detail.state.as_deref().unwrap_or("not known");
+        Failure::new(
+            Code::Slurm,
+            format!("job {job} has no nodes; its state is {state}"),
+        )
+        .hint("`squeue --me` shows your jobs; logs end with the cluster")
+    })?;
+    let node = node.node.clone();
+    let program = std::env::current_exe().context("cannot find our own program")?;
+    let ended = match step(&slurm, args, job, &node, &program, None).await {
+        Err(SlurmError::ProgramNotFound { .. }) => {
+            // The node doesn't see us, so Slurm carries a copy.
+            let copy = carried::new_path()?;
+            step(&slurm, args, job, &node, &program, Some(&copy)).await
+        }
+        other => other,
+    };
+    Ok(exit::code(ended.map_err(Failure::from)?))
+}
+
+/// The one job of this user that has a cluster in it.
+async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
+    let jobs = slurm
+        .jobs_with_step("coracle-node")
+        .await
+        .map_err(Failure::from)?;
+    match jobs.as_slice() {
+        [job] => Ok(*job),
+        [] => Err(
+            Failure::new(Code::NoWorkload, "you have no cluster that runs")
+                .hint(
+                    "`coracle run` starts one; its logs end with it, unless --logs DIR keeps them",
+                )
+                .into(),
+        ),
+        [first, ..] => {
+            let names: Vec<String> = jobs.iter().map(u32::to_string).collect();
+            let message = format!("you have clusters in the jobs {}", names.join(", "));
+            Err(Failure::new(Code::Usage, message)
+                .hint(format!("say which one is meant, as in --job {first}"))
+                .into())
+        }
+    }
+}
+
+async fn step(
+    slurm: &Slurm,
+    args: &LogsArgs,
+    job: u32,
+    node: &str,
+    program: &Path,
+    copy: Option<&Path>,
+) -> Result<i32, SlurmError> {
+    let words = words(args, job);
+    let options = ["--chdir=/", "--quiet"].map(str::to_owned);
+    let submission = Submission {
+        options: &options,
+        within: Some((job, node)),
+        program,
+        args: &words,
+        bcast: copy,
+        terminal: false,
+        name: "coracle-logs",
+    };
+    let names: Vec<String> = std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .collect();
+    let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let start = |source| SlurmError::Start {
+        command: invocation.display(),
+        source,
+    };
+    // In our process group: Ctrl-C reaches srun, which ends the step.
+    let mut child = tokio::process::Command::from(invocation.std_command())
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(start)?;
+    let mut complaints = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        let mut limited = stderr.take(MAX_WORDS);
+        limited.read_to_end(&mut complaints).await.map_err(start)?;
+    }
+    let status = child.wait().await.map_err(start)?;
+    let complaints = String::from_utf8_lossy(&complaints);
+    if status.success() {
+        return Ok(0);
+    }
+    // Our own words there end with `error:` and `hint:` lines; they are passed on as they are.
+    if complaints.lines().any(|line| line.starts_with("error: ")) {
+        let ours = complaints.lines().filter(|line| !slurm::is_noise(line));
+        for line in ours.filter(|line| !line.starts_with("srun: ")) {
+            say(format_args!("{line}"));
+        }
+        return Ok(exit::of_child(status));
+    }
+    Err(slurm::classify("srun", Some(status), &complaints))
+}
+
+/// What is called there.
+fn words(args: &LogsArgs, job: u32) -> Vec<String> {
+    let mut words = vec![
+        "logs".to_owned(),
+        "--here".to_owned(),
+        format!("--job={job}"),
+    ];
+    if args.follow {
+        words.push("--follow".to_owned());
+    }
+    words.extend(args.tail.map(|tail| format!("--tail={tail}")));
+    words.extend(args.component.clone());
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_asked_there() {
+        let args = LogsArgs {
+            component: Some("etcd".to_owned()),
+            follow: true,
+            tail: Some(5),
+            job: None,
+            here: false,
+        };
+        let there = words(&args, 12).join(" ");
+        assert_eq!(there, "logs --here --job=12 --follow --tail=5 etcd");
+    }
+}

@@ -1,0 +1,158 @@
+//! `coracle logs`: what the parts of a running cluster log.
+//!
+//! ```text
+//!   here.rs      finds the user's clusters on this host, by their control plane's processes
+//!   elsewhere.rs finds them by Slurm, and calls `coracle logs` again on the node of the leader
+//!   show.rs      a component's log files, to their end or followed
+//!   kubelet.rs   the log of a node's agent, by way of the API server
+//! ```
+
+mod elsewhere;
+mod here;
+mod kubelet;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::Args;
+use control_plane::Component;
+
+use self::here::Found;
+use crate::carried;
+use crate::exit::{Code, Failure};
+
+/// What a component's name may begin with that is a node's agent.
+const KUBELET: &str = "kubelet";
+
+/// `coracle logs`
+#[derive(Debug, Clone, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct LogsArgs {
+    /// Whose log: etcd, kube-apiserver, kube-scheduler, kube-controller-manager, or kubelet/NODE (kubelet for all nodes); without
+    /// it, the components are listed
+    #[arg(value_name = "COMPONENT")]
+    pub component: Option<String>,
+    /// Go on as more is logged, until Ctrl-C
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only so many lines from the end
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub tail: Option<usize>,
+    /// The job whose cluster is meant, if you have several
+    #[arg(short, long, value_name = "ID")]
+    pub job: Option<u32>,
+    /// Look on this host only
+    #[arg(long, hide = true)]
+    pub here: bool,
+}
+
+const AFTER_HELP: &str = "\
+Call it anywhere: inside of the cluster's job, on another terminal, on the login node. Components
+of the control plane log into memory on the cluster's first node (each at most 16 MiB, the oldest
+goes first), or into the directory that `coracle run --logs DIR` names. Agents of nodes (kubelets)
+keep their last megabyte. All of it ends with the cluster; with --logs the files stay.
+
+The logs of pods are not here: see `kubectl logs`.
+
+Examples:
+  coracle logs                          which components there are
+  coracle logs kube-apiserver           all that the API server logged
+  coracle logs -f -n 20 kube-scheduler  its last 20 lines, and what follows
+  coracle logs kubelet/node2            the agent of a node
+  coracle logs --job 1234 etcd          of the cluster in another job";
+
+/// The command's entry.
+pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
+    if args.here {
+        // Slurm may have carried a copy of ours here.
+        carried::remove();
+    }
+    if let Some(name) = &args.component {
+        check(name)?;
+    }
+    let mut clusters = here::find();
+    if let Some(job) = args.job {
+        clusters.retain(|cluster| cluster.job == Some(job));
+    }
+    match clusters.as_slice() {
+        [cluster] => show(cluster, &args).await,
+        [] if args.here => Err(Failure::new(
+            Code::NoWorkload,
+            "no cluster of yours leads on this host",
+        )
+        .hint("it may just be starting or ending: `squeue --me` shows your jobs")
+        .into()),
+        [] => elsewhere::call_again(&args).await,
+        several => Err(which(several).into()),
+    }
+}
+
+/// A name that is none is said before anything is looked for.
+fn check(name: &str) -> Result<(), Failure> {
+    let known = Component::ALL
+        .iter()
+        .any(|component| component.program() == name);
+    let kubelet = name == KUBELET || name.strip_prefix("kubelet/").is_some_and(is_node);
+    if known || kubelet {
+        return Ok(());
+    }
+    let names = Component::ALL.map(Component::program).join(", ");
+    Err(
+        Failure::new(Code::Usage, format!("there is no component {name:?}"))
+            .hint(format!("components are {names}, kubelet and kubelet/NODE")),
+    )
+}
+
+/// As Kubernetes names nodes; nothing else may become part of a URL.
+fn is_node(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    !name.is_empty() && name.chars().all(plain)
+}
+
+async fn show(cluster: &Found, args: &LogsArgs) -> anyhow::Result<ExitCode> {
+    match args.component.as_deref() {
+        None => show::list(cluster)?,
+        Some(name) if name == KUBELET || name.starts_with("kubelet/") => {
+            let node = name.strip_prefix("kubelet/");
+            kubelet::show(cluster, node, args.tail, args.follow).await?;
+        }
+        Some(name) => show::component(cluster, name, args.tail, args.follow).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn which(clusters: &[Found]) -> Failure {
+    let names: Vec<&str> = clusters
+        .iter()
+        .map(|cluster| cluster.name.as_str())
+        .collect();
+    let jobs = clusters.iter().filter_map(|cluster| cluster.job);
+    let example = jobs.map(|job| format!("--job {job}")).next();
+    let failure = Failure::new(
+        Code::Usage,
+        format!(
+            "you have {} clusters on this host: {}",
+            clusters.len(),
+            names.join(", ")
+        ),
+    );
+    match example {
+        Some(example) => failure.hint(format!("say which one is meant, as in {example}")),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_first() {
+        for good in ["etcd", "kube-apiserver", "kubelet", "kubelet/node1.x"] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for bad in ["", "scheduler", "kubelet/", "kubelet/../etcd", "../etcd"] {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+    }
+}

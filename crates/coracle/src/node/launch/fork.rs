@@ -1,0 +1,51 @@
+//! A pod's sandbox as a child of the agent. What it uses is the agent's share of the job.
+
+use std::process::Stdio;
+
+use anyhow::Context;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kubelet::{Handle, Launch};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, Command};
+
+use super::Launchers;
+
+/// Starts a sandbox.
+pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Forked> {
+    let line = node.start_line(&launch).await?;
+    let (name, value) = &node.mark;
+    let mut child = Command::new("/proc/self/exe")
+        .args(["internal", "sandbox"])
+        .env(name, value)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot start a process")?;
+    let mut input = child
+        .stdin
+        .take()
+        .context("the sandbox has no standard input")?;
+    input.write_all(line.as_bytes()).await?;
+    Ok(Forked(child))
+}
+
+/// A sandbox that is a child of ours.
+pub struct Forked(Child);
+
+impl Handle for Forked {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        async {
+            match self.0.wait().await {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            }
+        }
+        .boxed()
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.start_kill();
+    }
+}

@@ -1,0 +1,110 @@
+//! How the agent starts pods' sandboxes: [`fork`] as a process of its own, [`step`] as a step of the Slurm job.
+//!
+//! Either way the same `coracle internal sandbox` runs on this node, is told who it is on its standard input, joins the hub and
+//! dials the agent; and it outlives the agent, so that the next one is dialled too.
+
+mod fork;
+mod step;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::ContainerImage;
+use kubelet::{Handle, Launch, LaunchError, Launcher, Way};
+use sandbox::runtime::Stacking;
+use tokio::sync::OnceCell;
+
+pub use self::step::end_all as end_steps;
+use super::hub::NodeHub;
+use super::image_list::ImageList;
+use super::place::{self, NodePlace};
+use super::stacking;
+use crate::sandbox_role;
+
+/// Starts sandboxes on this node.
+pub struct Launchers {
+    /// The node's directory.
+    pub place: NodePlace,
+    /// Its hub, whose user namespace sandboxes join.
+    pub hub: Arc<NodeHub>,
+    /// Where images are.
+    pub store: PathBuf,
+    /// Which ones there are.
+    pub images: ImageList,
+    /// The control group in which those of pods are made, if there is one.
+    pub groups: Option<PathBuf>,
+    /// How layers are stacked here, once that is known.
+    pub stacking: OnceCell<Stacking>,
+    /// For the environment of sandboxes.
+    pub mark: (String, String),
+    /// The job, for steps of it.
+    pub job: u32,
+    /// This node, by Slurm's name for it.
+    pub node: String,
+}
+
+impl Launcher for Launchers {
+    fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>> {
+        async move {
+            let started = match launch.way {
+                Way::Fork => fork::start(self, launch).await.map(boxed),
+                Way::Step => step::start(self, launch).await.map(boxed),
+            };
+            started.map_err(|error| LaunchError(error.into()))
+        }
+        .boxed()
+    }
+
+    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
+        // Of a sandbox that was killed; others remove their pod's group themselves.
+        if let (Some(groups), Some(uid)) = (&self.groups, dir.file_name()) {
+            let group = sandbox::runtime::pod_group(groups, &uid.to_string_lossy());
+            if let Err(error) = group.remove() {
+                tracing::warn!(group = %group.path().display(), %error, "cannot remove a control group");
+            }
+        }
+        place::remove_elsewhere(dir).boxed()
+    }
+
+    fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
+        self.images.read(&self.store).boxed()
+    }
+}
+
+fn boxed(handle: impl Handle + 'static) -> Box<dyn Handle> {
+    Box::new(handle)
+}
+
+impl Launchers {
+    /// How layers are stacked here.
+    pub async fn stacking(&self) -> anyhow::Result<Stacking> {
+        let chosen = self
+            .stacking
+            .get_or_try_init(|| stacking::choose(&self.place.dir));
+        chosen.await.cloned()
+    }
+
+    /// What a sandbox is told, as one line, once the node is ready for it.
+    async fn start_line(&self, launch: &Launch) -> anyhow::Result<String> {
+        self.hub.ready().await?;
+        let start = sandbox_role::Start {
+            uid: launch.uid.clone(),
+            token: launch.token.clone(),
+            host_pid: launch.host_pid,
+            node_dir: self.place.dir.clone(),
+            store: self.store.clone(),
+            groups: match launch.way {
+                Way::Fork => self.groups.clone(),
+                // It divides the group of its own step.
+                Way::Step => None,
+            },
+            stacking: self.stacking().await?,
+            announces: launch.way == Way::Step,
+        };
+        let mut line = serde_json::to_string(&start)?;
+        line.push('\n');
+        Ok(line)
+    }
+}

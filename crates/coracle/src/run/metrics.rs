@@ -1,0 +1,183 @@
+//! `metrics.k8s.io` of a cluster: served beside the leader, for `kubectl top` and autoscalers.
+//!
+//! The API server finds it as it finds every aggregated API, by a Service and its endpoint. That Service has no address of its own:
+//! nobody in the cluster needs it, and nobody but the API server would be let in.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context;
+use control_plane::Pki;
+use control_plane::pki::{FRONT_PROXY_CLIENT, Subject, Usage};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use metrics_api::{GROUP, Identity, Kubelets, VERSION};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+
+/// The Service, in this namespace.
+const NAME: &str = "coracle-metrics";
+const NAMESPACE: &str = "kube-system";
+/// Between attempts to write the objects.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// An API that is served; it ends when this is dropped.
+pub struct Metrics {
+    _serving: AbortOnDropHandle<()>,
+}
+
+/// Starts it on an address of this host, and tells the cluster in the background.
+pub async fn start(client: Client, pki: &Pki, host: IpAddr) -> anyhow::Result<Metrics> {
+    let listener = TcpListener::bind((host, 0))
+        .await
+        .context("cannot open the metrics API's port")?;
+    let address = listener.local_addr()?;
+    let names = vec![format!("{NAME}.{NAMESPACE}.svc"), host.to_string()];
+    let server = pki
+        .cluster
+        .issue(&Subject::server(NAME, names), Usage::Server)?;
+    let identity = Identity {
+        cert_pem: server.cert_pem,
+        key_pem: server.key_pem,
+        client_ca_pem: pki.front_proxy.cert_pem().to_owned(),
+        client_name: FRONT_PROXY_CLIENT.to_owned(),
+    };
+    let ca = pki.cluster.cert_pem().to_owned();
+    let serving = tokio::spawn(async move {
+        let served = metrics_api::serve(listener, identity, Kubelets::new(client.clone()));
+        let published = async {
+            publish(&client, &ca, address).await;
+            std::future::pending::<()>().await
+        };
+        tokio::select! {
+            ended = served => if let Err(error) = ended {
+                tracing::warn!(error = &error as &dyn std::error::Error, "metrics.k8s.io is not served");
+            },
+            () = published => {}
+        }
+    });
+    Ok(Metrics {
+        _serving: AbortOnDropHandle::new(serving),
+    })
+}
+
+/// Writes the objects by which the API server finds us, until that has worked.
+async fn publish(client: &Client, ca: &str, address: SocketAddr) {
+    while let Err(error) = apply(client, ca, address).await {
+        tracing::debug!(%error, "cannot tell the cluster about metrics.k8s.io yet");
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn apply(client: &Client, ca: &str, address: SocketAddr) -> kube::Result<()> {
+    let as_coracle = PatchParams::apply("coracle").force();
+    let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let registered: Api<APIService> = Api::all(client.clone());
+    let (service, slice, role) = (service(), endpoints(address), reader());
+    tokio::try_join!(
+        async {
+            services
+                .patch(NAME, &as_coracle, &Patch::Apply(&service))
+                .await
+                .map(drop)
+        },
+        async {
+            slices
+                .patch(NAME, &as_coracle, &Patch::Apply(&slice))
+                .await
+                .map(drop)
+        },
+        async {
+            roles
+                .patch(READER, &as_coracle, &Patch::Apply(&role))
+                .await
+                .map(drop)
+        },
+    )?;
+    // Last: the API server looks at once whether somebody answers.
+    let name = format!("{VERSION}.{GROUP}");
+    let registration = registration(ca);
+    registered
+        .patch(&name, &as_coracle, &Patch::Apply(&registration))
+        .await?;
+    Ok(())
+}
+
+/// Who may look at the cluster may look at this, by the name that upstream's metrics-server has given it.
+const READER: &str = "system:aggregated-metrics-reader";
+
+fn reader() -> Value {
+    let to = |role: &str| {
+        (
+            format!("rbac.authorization.k8s.io/aggregate-to-{role}"),
+            json!("true"),
+        )
+    };
+    let labels: serde_json::Map<String, Value> =
+        ["admin", "edit", "view"].map(to).into_iter().collect();
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": READER, "labels": labels},
+        "rules": [{"apiGroups": [GROUP], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}],
+    })
+}
+
+fn service() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": NAME},
+        "spec": {"clusterIP": "None", "ports": [{"name": "https", "port": 443, "protocol": "TCP"}]},
+    })
+}
+
+fn endpoints(address: SocketAddr) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": NAME, "labels": {
+            "kubernetes.io/service-name": NAME,
+            "endpointslice.kubernetes.io/managed-by": "coracle",
+        }},
+        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [address.ip()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": address.port(), "protocol": "TCP"}],
+    })
+}
+
+fn registration(ca: &str) -> Value {
+    json!({
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": format!("{VERSION}.{GROUP}")},
+        "spec": {
+            "group": GROUP,
+            "version": VERSION,
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100,
+            "service": {"name": NAME, "namespace": NAMESPACE, "port": 443},
+            "caBundle": ByteString(ca.as_bytes().to_vec()),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_objects_by_which_it_is_found() {
+        let address = "10.0.0.1:34567".parse().unwrap();
+        let objects = [service(), endpoints(address), reader(), registration("PEM")];
+        insta::assert_json_snapshot!(objects);
+    }
+}

@@ -1,0 +1,65 @@
+//! Which right of RBAC a request needs: upstream's map of paths to subresources of the Node.
+
+use axum::http::Method;
+
+/// The subresources of which any one is enough, the narrowest first.
+pub(super) fn subresources(path: &str) -> &'static [&'static str] {
+    const MAP: &[(&str, &[&str])] = &[
+        ("/pods", &["pods", "proxy"]),
+        ("/allocatedPods", &["pods", "proxy"]),
+        ("/runningpods", &["pods", "proxy"]),
+        ("/healthz", &["healthz", "proxy"]),
+        ("/configz", &["configz", "proxy"]),
+        ("/stats", &["stats"]),
+        ("/metrics", &["metrics"]),
+        ("/logs", &["log"]),
+        ("/checkpoint", &["checkpoint"]),
+        ("/statusz", &["statusz"]),
+        ("/flagz", &["configz"]),
+    ];
+    let found = MAP.iter().find(|(above, _)| is_below(path, above));
+    found.map_or(&["proxy"], |(_, subresources)| subresources)
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    let rest = path.strip_prefix(above);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The API's verb for a method.
+pub(super) fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::GET => "get",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_need_the_rights_that_upstream_asks_for() {
+        assert_eq!(subresources("/pods"), ["pods", "proxy"]);
+        assert_eq!(subresources("/pods/"), ["pods", "proxy"]);
+        assert_eq!(subresources("/runningpods/"), ["pods", "proxy"]);
+        assert_eq!(subresources("/healthz/ping"), ["healthz", "proxy"]);
+        assert_eq!(subresources("/stats/summary"), ["stats"]);
+        assert_eq!(subresources("/metrics/resource"), ["metrics"]);
+        assert_eq!(subresources("/logs/"), ["log"]);
+        assert_eq!(subresources("/containerLogs/ns/pod/c"), ["proxy"]);
+        assert_eq!(subresources("/exec/ns/pod/c"), ["proxy"]);
+        assert_eq!(subresources("/podsandmore"), ["proxy"]);
+    }
+
+    #[test]
+    fn methods_have_verbs() {
+        assert_eq!(verb(&Method::GET), "get");
+        assert_eq!(verb(&Method::POST), "create");
+        assert_eq!(verb(&Method::HEAD), "");
+    }
+}

@@ -1,0 +1,330 @@
+//! `GET /metrics/cadvisor`: what upstream's dashboards draw, under cAdvisor's names and labels.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::quantity;
+use super::text::{Text, seconds, since_1970};
+use crate::stats::summary::{ContainerStats, MemoryStats, NetworkStats, PodStats};
+use crate::stats::{Machine, Measured};
+
+/// The time over which limits of processors hold, in microseconds.
+const PERIOD: f64 = 100_000.0;
+
+pub(super) fn render(measured: &Measured, pods: &[Arc<Pod>], machine: &Machine) -> String {
+    let mut text = Text::default();
+    of_machine(&mut text, machine);
+    let known: HashMap<&str, &Pod> = pods
+        .iter()
+        .filter_map(|pod| Some((pod.metadata.uid.as_deref()?, &**pod)))
+        .collect();
+    for stats in &measured.summary.pods {
+        of_pod(&mut text, stats);
+        let pod = known.get(stats.pod_ref.uid.as_str());
+        for container in &stats.containers {
+            let (spec, status) = pod.map_or((None, None), |pod| find(pod, &container.name));
+            of_container(&mut text, stats, container, spec, status);
+        }
+    }
+    let error = f64::from(u8::from(measured.incomplete));
+    let help = "1 if there was an error while getting container metrics, 0 otherwise";
+    text.gauge("container_scrape_error", help).now(&[], error);
+    text.render()
+}
+
+fn of_machine(text: &mut Text, machine: &Machine) {
+    let labels = [
+        ("boot_id", machine.boot_id.as_str()),
+        ("machine_id", machine.machine_id.as_str()),
+        ("system_uuid", machine.system_uuid.as_str()),
+    ];
+    text.gauge("machine_cpu_cores", "Number of logical CPU cores.")
+        .now(&labels, f64::from(machine.cpus));
+    text.gauge(
+        "machine_memory_bytes",
+        "Amount of memory installed on the machine.",
+    )
+    .now(&labels, machine.memory_bytes as f64);
+    let labels = [
+        ("cadvisorVersion", ""),
+        ("kernelVersion", machine.kernel_version.as_str()),
+        ("osVersion", machine.os_version.as_str()),
+    ];
+    let help = "A metric with a constant '1' value labeled by kernel version, OS version and cadvisor version.";
+    text.gauge("cadvisor_version_info", help).now(&labels, 1.0);
+}
+
+/// The whole pod: the rows without a container's name.
+fn of_pod(text: &mut Text, pod: &PodStats) {
+    let id = format!("/pod{}", pod.pod_ref.uid);
+    let labels = labels(pod, "", &id, "", "");
+    if let Some(cpu) = &pod.cpu {
+        let total = [("cpu", "total")];
+        cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
+    }
+    if let Some(memory) = &pod.memory {
+        of_memory(text, &labels, memory);
+    }
+    if let Some(processes) = &pod.process_stats {
+        of_processes(text, &labels, processes.process_count);
+    }
+    if let Some(network) = &pod.network {
+        of_network(text, &labels, network);
+    }
+    last_seen(text, &labels, pod.cpu.as_ref().map(|cpu| cpu.time));
+}
+
+fn of_container(
+    text: &mut Text,
+    pod: &PodStats,
+    container: &ContainerStats,
+    spec: Option<&Container>,
+    status: Option<&ContainerStatus>,
+) {
+    let name = status.and_then(|status| status.container_id.as_deref());
+    let name = name.unwrap_or_default();
+    let name = name.split_once("://").map_or(name, |(_, id)| id);
+    let id = format!("/pod{}/{name}", pod.pod_ref.uid);
+    let image = status.map_or("", |status| status.image.as_str());
+    let labels = labels(pod, &container.name, &id, image, name);
+    if let Some(cpu) = &container.cpu {
+        let total = [("cpu", "total")];
+        cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
+    }
+    if let Some(throttled) = container.throttled_ns {
+        let help = "Total time duration the container has been throttled.";
+        text.counter("container_cpu_cfs_throttled_seconds_total", help)
+            .now(&labels, seconds(throttled));
+    }
+    if let Some(memory) = &container.memory {
+        of_memory(text, &labels, memory);
+    }
+    of_processes(text, &labels, container.processes);
+    if let Some(root) = &container.rootfs {
+        let logs = container.logs.map_or(0, |logs| logs.used_bytes);
+        let labels = with(&[("device", "")], &labels);
+        let help = "Number of bytes that are consumed by the container on this filesystem.";
+        text.gauge("container_fs_usage_bytes", help)
+            .now(&labels, (root.used_bytes + logs) as f64);
+        let help = "Number of bytes that can be consumed by the container on this filesystem.";
+        text.gauge("container_fs_limit_bytes", help)
+            .now(&labels, root.capacity_bytes as f64);
+        text.gauge("container_fs_inodes_total", "Number of Inodes")
+            .now(&labels, root.inodes as f64);
+        text.gauge("container_fs_inodes_free", "Number of available Inodes")
+            .now(&labels, root.inodes_free as f64);
+    }
+    let help = "Start time of the container since unix epoch in seconds.";
+    text.gauge("container_start_time_seconds", help)
+        .now(&labels, since_1970(container.start_time));
+    last_seen(text, &labels, container.cpu.as_ref().map(|cpu| cpu.time));
+    of_spec(text, &labels, spec);
+}
+
+/// What a container may use, by its spec.
+fn of_spec(text: &mut Text, labels: &[(&str, &str)], spec: Option<&Container>) {
+    let resources = spec.and_then(|spec| spec.resources.as_ref());
+    let limit = |name: &str| resources?.limits.as_ref()?.get(name).and_then(value);
+    let request = |name: &str| resources?.requests.as_ref()?.get(name).and_then(value);
+    let memory = limit("memory").unwrap_or(0.0);
+    text.gauge(
+        "container_spec_memory_limit_bytes",
+        "Memory limit for the container.",
+    )
+    .now(labels, memory);
+    // As the kernel is told: a processor is 1024 shares, and two are the least.
+    let shares = request("cpu").map_or(2.0, |cpus| (cpus * 1024.0).floor().max(2.0));
+    text.gauge("container_spec_cpu_shares", "CPU share of the container.")
+        .now(labels, shares);
+    text.gauge("container_spec_cpu_period", "CPU period of the container.")
+        .now(labels, PERIOD);
+    if let Some(cpus) = limit("cpu") {
+        text.gauge("container_spec_cpu_quota", "CPU quota of the container.")
+            .now(labels, (cpus * PERIOD).round());
+    }
+}
+
+fn value(quantity: &Quantity) -> Option<f64> {
+    quantity::parse(&quantity.0)
+}
+
+fn cpu_seconds(text: &mut Text, labels: &[(&str, &str)], nanoseconds: u64) {
+    let help = "Cumulative cpu time consumed in seconds.";
+    text.counter("container_cpu_usage_seconds_total", help)
+        .now(labels, seconds(nanoseconds));
+}
+
+fn of_memory(text: &mut Text, labels: &[(&str, &str)], memory: &MemoryStats) {
+    let help =
+        "Current memory usage in bytes, including all memory regardless of when it was accessed";
+    text.gauge("container_memory_usage_bytes", help)
+        .now(labels, memory.usage_bytes as f64);
+    text.gauge(
+        "container_memory_working_set_bytes",
+        "Current working set in bytes.",
+    )
+    .now(labels, memory.working_set_bytes as f64);
+    text.gauge("container_memory_rss", "Size of RSS in bytes.")
+        .now(labels, memory.rss_bytes as f64);
+    let cache = memory.usage_bytes.saturating_sub(memory.rss_bytes);
+    text.gauge(
+        "container_memory_cache",
+        "Number of bytes of page cache memory.",
+    )
+    .now(labels, cache as f64);
+    let help = "Cumulative count of memory allocation failures.";
+    let faults = [
+        ("pgfault", memory.page_faults),
+        ("pgmajfault", memory.major_page_faults),
+    ];
+    for (kind, count) in faults {
+        let more = [("failure_type", kind), ("scope", "container")];
+        text.counter("container_memory_failures_total", help)
+            .now(&with(&more, labels), count as f64);
+    }
+}
+
+fn of_processes(text: &mut Text, labels: &[(&str, &str)], count: u64) {
+    let help = "Number of processes running inside the container.";
+    text.gauge("container_processes", help)
+        .now(labels, count as f64);
+}
+
+fn of_network(text: &mut Text, labels: &[(&str, &str)], network: &NetworkStats) {
+    for interface in &network.interfaces {
+        let labels = with(&[("interface", interface.name.as_str())], labels);
+        let ((received, lost_in), (sent, lost_out)) = (interface.rx_packets, interface.tx_packets);
+        let counters = [
+            (
+                "container_network_receive_bytes_total",
+                "Cumulative count of bytes received",
+                interface.rx_bytes,
+            ),
+            (
+                "container_network_receive_errors_total",
+                "Cumulative count of errors encountered while receiving",
+                interface.rx_errors,
+            ),
+            (
+                "container_network_receive_packets_total",
+                "Cumulative count of packets received",
+                received,
+            ),
+            (
+                "container_network_receive_packets_dropped_total",
+                "Cumulative count of packets dropped while receiving",
+                lost_in,
+            ),
+            (
+                "container_network_transmit_bytes_total",
+                "Cumulative count of bytes transmitted",
+                interface.tx_bytes,
+            ),
+            (
+                "container_network_transmit_errors_total",
+                "Cumulative count of errors encountered while transmitting",
+                interface.tx_errors,
+            ),
+            (
+                "container_network_transmit_packets_total",
+                "Cumulative count of packets transmitted",
+                sent,
+            ),
+            (
+                "container_network_transmit_packets_dropped_total",
+                "Cumulative count of packets dropped while transmitting",
+                lost_out,
+            ),
+        ];
+        for (name, help, count) in counters {
+            text.counter(name, help).now(&labels, count as f64);
+        }
+    }
+}
+
+fn last_seen(text: &mut Text, labels: &[(&str, &str)], time: Option<jiff::Timestamp>) {
+    if let Some(time) = time {
+        let help = "Last time a container was seen by the exporter";
+        text.gauge("container_last_seen", help)
+            .now(labels, since_1970(time).floor());
+    }
+}
+
+fn labels<'a>(
+    pod: &'a PodStats,
+    container: &'a str,
+    id: &'a str,
+    image: &'a str,
+    name: &'a str,
+) -> Vec<(&'a str, &'a str)> {
+    vec![
+        ("container", container),
+        ("id", id),
+        ("image", image),
+        ("name", name),
+        ("namespace", &pod.pod_ref.namespace),
+        ("pod", &pod.pod_ref.name),
+    ]
+}
+
+fn with<'a>(more: &[(&'a str, &'a str)], labels: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let mut all = [labels, more].concat();
+    all.sort_unstable();
+    all
+}
+
+/// The spec and the status of a container of any kind.
+fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Option<&'a ContainerStatus>) {
+    let specs = pod.spec.iter().flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten();
+        spec.containers.iter().chain(init)
+    });
+    let statuses = pod.status.iter().flat_map(|status| {
+        let main = status.container_statuses.iter().flatten();
+        main.chain(status.init_container_statuses.iter().flatten())
+            .chain(status.ephemeral_container_statuses.iter().flatten())
+    });
+    (
+        specs.into_iter().find(|spec| spec.name == name),
+        statuses.into_iter().find(|status| status.name == name),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::stats::tests::example;
+
+    #[test]
+    fn names_and_labels_are_cadvisors() {
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+            "spec": {"containers": [{"name": "main", "image": "i", "resources": {
+                "requests": {"cpu": "500m"}, "limits": {"cpu": "1500m", "memory": "64Mi"},
+            }}]},
+            "status": {"containerStatuses": [{"name": "main", "image": "docker.io/library/i:1",
+                "imageID": "", "ready": true, "restartCount": 0, "containerID": "coracle://abc"}]},
+        }));
+        let machine = Machine {
+            node: "node1".to_owned(),
+            cpus: 2,
+            memory_bytes: 1 << 30,
+            machine_id: "m".to_owned(),
+            system_uuid: "s".to_owned(),
+            boot_id: "b".to_owned(),
+            kubelet_version: "v1".to_owned(),
+            kernel_version: "5.14".to_owned(),
+            os_version: "Rocky".to_owned(),
+        };
+        let measured = Measured {
+            summary: example(),
+            incomplete: false,
+        };
+        insta::assert_snapshot!(render(&measured, &[Arc::new(pod.unwrap())], &machine));
+    }
+}

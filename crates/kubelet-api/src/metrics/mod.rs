@@ -1,0 +1,54 @@
+//! `GET /metrics…`: the node's figures in Prometheus' text format.
+//!
+//! `resource.rs`, `cadvisor.rs` and `own.rs` are pure functions of figures and pods, one for each endpoint.
+
+mod cadvisor;
+mod own;
+mod quantity;
+mod resource;
+mod text;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use crate::seam::PodSource;
+use crate::stats::node_of;
+
+/// `GET /metrics/resource`
+pub(crate) async fn resource(State(source): State<Arc<dyn PodSource>>) -> Response {
+    match node_of(&*source) {
+        Ok(node) => plain(resource::render(&node.measure().await)),
+        Err(answer) => *answer,
+    }
+}
+
+/// `GET /metrics/cadvisor`
+pub(crate) async fn cadvisor(State(source): State<Arc<dyn PodSource>>) -> Response {
+    match node_of(&*source) {
+        Ok(node) => {
+            let measured = node.measure().await;
+            plain(cadvisor::render(&measured, &source.pods(), &node.machine()))
+        }
+        Err(answer) => *answer,
+    }
+}
+
+/// `GET /metrics`
+pub(crate) async fn own(State(source): State<Arc<dyn PodSource>>) -> Response {
+    match node_of(&*source) {
+        Ok(node) => {
+            let measured = node.measure().await;
+            let process = own::Process::read();
+            let (pods, machine) = (source.pods(), node.machine());
+            plain(own::render(&measured, &pods, &machine, process.as_ref()))
+        }
+        Err(answer) => *answer,
+    }
+}
+
+fn plain(text: String) -> Response {
+    ([(header::CONTENT_TYPE, text::CONTENT_TYPE)], text).into_response()
+}

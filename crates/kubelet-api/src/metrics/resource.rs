@@ -1,0 +1,100 @@
+//! `GET /metrics/resource`: what autoscalers want to know, under upstream's names.
+
+use super::text::{Text, seconds, since_1970};
+use crate::stats::Measured;
+use crate::stats::summary::{CpuStats, MemoryStats};
+
+pub(super) fn render(measured: &Measured) -> String {
+    let mut text = Text::default();
+    let node = &measured.summary.node;
+    if let Some(cpu) = &node.cpu {
+        let help = "[STABLE] Cumulative cpu time consumed by the node in core-seconds";
+        used(&mut text, "node_cpu_usage_seconds_total", help, &[], cpu);
+    }
+    if let Some(memory) = &node.memory {
+        let help = "[STABLE] Current working set of the node in bytes";
+        working_set(
+            &mut text,
+            "node_memory_working_set_bytes",
+            help,
+            &[],
+            memory,
+        );
+    }
+    for pod in &measured.summary.pods {
+        let (name, namespace) = (pod.pod_ref.name.as_str(), pod.pod_ref.namespace.as_str());
+        for container in &pod.containers {
+            let labels = [
+                ("container", container.name.as_str()),
+                ("namespace", namespace),
+                ("pod", name),
+            ];
+            let help = "[STABLE] Start time of the container since unix epoch in seconds";
+            text.gauge("container_start_time_seconds", help)
+                .now(&labels, since_1970(container.start_time));
+            if let Some(cpu) = &container.cpu {
+                let help = "[STABLE] Cumulative cpu time consumed by the container in core-seconds";
+                let name = "container_cpu_usage_seconds_total";
+                used(&mut text, name, help, &labels, cpu);
+            }
+            if let Some(memory) = &container.memory {
+                let help = "[STABLE] Current working set of the container in bytes";
+                let name = "container_memory_working_set_bytes";
+                working_set(&mut text, name, help, &labels, memory);
+            }
+        }
+        let labels = [("namespace", namespace), ("pod", name)];
+        if let Some(cpu) = &pod.cpu {
+            let help = "[STABLE] Cumulative cpu time consumed by the pod in core-seconds";
+            used(&mut text, "pod_cpu_usage_seconds_total", help, &labels, cpu);
+        }
+        if let Some(memory) = &pod.memory {
+            let help = "[STABLE] Current working set of the pod in bytes";
+            let name = "pod_memory_working_set_bytes";
+            working_set(&mut text, name, help, &labels, memory);
+        }
+    }
+    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
+    let error = f64::from(u8::from(measured.incomplete));
+    text.gauge("resource_scrape_error", help).now(&[], error);
+    let help = "[ALPHA] (Deprecated since 1.29.0) 1 if there was an error while getting container metrics, 0 otherwise";
+    text.gauge("scrape_error", help).now(&[], error);
+    text.render()
+}
+
+fn used(
+    text: &mut Text,
+    name: &'static str,
+    help: &'static str,
+    labels: &[(&str, &str)],
+    cpu: &CpuStats,
+) {
+    let value = seconds(cpu.usage_core_nano_seconds);
+    text.counter(name, help).at(labels, value, cpu.time);
+}
+
+fn working_set(
+    text: &mut Text,
+    name: &'static str,
+    help: &'static str,
+    labels: &[(&str, &str)],
+    memory: &MemoryStats,
+) {
+    let value = memory.working_set_bytes as f64;
+    text.gauge(name, help).at(labels, value, memory.time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::tests::example;
+
+    #[test]
+    fn names_and_labels_are_upstreams() {
+        let measured = Measured {
+            summary: example(),
+            incomplete: false,
+        };
+        insta::assert_snapshot!(render(&measured));
+    }
+}

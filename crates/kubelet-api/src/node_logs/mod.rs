@@ -1,0 +1,95 @@
+//! `GET /logs/…`: the log of the node's agent, which is what a user's node has of its own.
+//!
+//! `?query=kubelet` is upstream's node log query; without a query there is a list of one file.
+
+mod query;
+
+use std::sync::Arc;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::seam::PodSource;
+use crate::stats::{NodeSource, node_of};
+
+/// The service whose log there is.
+const SERVICE: &str = "kubelet";
+/// The same as a file.
+const FILE: &str = "kubelet.log";
+
+/// `GET /logs/`
+pub(crate) async fn list(
+    State(source): State<Arc<dyn PodSource>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    answer(&*source, "", &query.unwrap_or_default())
+}
+
+/// `GET /logs/PATH`
+pub(crate) async fn file(
+    State(source): State<Arc<dyn PodSource>>,
+    Path(path): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    answer(&*source, &path, &query.unwrap_or_default())
+}
+
+fn answer(source: &dyn PodSource, path: &str, query: &str) -> Response {
+    let node = match node_of(source) {
+        Ok(node) => node,
+        Err(answer) => return *answer,
+    };
+    match query::parse(query) {
+        Err(refusal) if refusal.unreadable => said(StatusCode::BAD_REQUEST, refusal.words),
+        Err(refusal) => said(StatusCode::NOT_ACCEPTABLE, refusal.words),
+        Ok(Some(_)) if !path.is_empty() => said(
+            StatusCode::NOT_ACCEPTABLE,
+            "path not allowed in query mode".to_owned(),
+        ),
+        Ok(Some(query)) => queried(&*node, &query),
+        Ok(None) => shown(&*node, path),
+    }
+}
+
+fn queried(node: &dyn NodeSource, query: &query::Query) -> Response {
+    if let Some(path) = query.files.first() {
+        return shown(node, path.trim_start_matches('/'));
+    }
+    let mut text = String::new();
+    for service in &query.services {
+        if service != SERVICE {
+            // As upstream, an answer with a line that says so: other services may have logs.
+            text.push_str(&format!(
+                "\nno log of {service:?} on this node: there is one of {SERVICE:?}\n"
+            ));
+        } else if !query.earlier_boot {
+            text.push_str(&query.text(&node.log()));
+        }
+    }
+    plain(text)
+}
+
+fn shown(node: &dyn NodeSource, path: &str) -> Response {
+    match path {
+        "" => {
+            let list = format!("<pre>\n<a href=\"{FILE}\">{FILE}</a>\n</pre>\n");
+            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+            (kind, list).into_response()
+        }
+        FILE => {
+            let lines = node.log().into_iter().map(|line| line.text + "\n");
+            plain(lines.collect())
+        }
+        _ => said(StatusCode::NOT_FOUND, "404 page not found".to_owned()),
+    }
+}
+
+fn plain(text: String) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; charset=UTF-8")];
+    (kind, text).into_response()
+}
+
+fn said(code: StatusCode, words: String) -> Response {
+    (code, words + "\n").into_response()
+}

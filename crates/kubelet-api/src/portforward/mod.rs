@@ -1,0 +1,180 @@
+//! `/portForward`: connections to ports of a pod.
+//!
+//! Raw SPDY and SPDY in a WebSocket are the same (`spdy.rs`, with `pairs.rs`); channels in a WebSocket are simpler and rarer
+//! (`websocket.rs`, with `ports.rs`). `relay.rs` carries the bytes of either.
+
+mod pairs;
+mod ports;
+mod relay;
+mod spdy;
+#[cfg(test)]
+mod tests;
+mod websocket;
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use hyper::upgrade::OnUpgrade;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::lookup::find_pod;
+use crate::remotecommand::until_either_ends;
+use crate::routes::Api;
+use crate::seam::PodSource;
+use crate::spdy::Connection;
+use crate::streams::{Driver, Limits, Protocol};
+use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::websocket::{Channels, Encoding, Tunnel, accept, is_websocket, requested_protocols};
+
+const SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
+const TUNNEL_PROTOCOLS: &[(&str, ())] = &[("SPDY/3.1+portforward.k8s.io", ())];
+const TUNNEL_PREFIX: &str = "SPDY/3.1+";
+
+/// The pod that a path names.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    namespace: String,
+    pod: String,
+    uid: Option<String>,
+}
+
+/// The pod to which connections are made.
+#[derive(Clone, Debug)]
+struct Pod {
+    name: String,
+    uid: String,
+}
+
+impl Pod {
+    /// What a client reads of a connection that could not be made, or broke.
+    fn failure(&self, port: u16, words: &str) -> String {
+        let Self { name, uid } = self;
+        format!("error forwarding port {port} to pod {name}, uid {uid}: {words}")
+    }
+}
+
+/// Why a request is answered with an error; the words are upstream's.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    BadPorts(#[from] ports::BadPorts),
+    #[error("pod does not exist")]
+    NoPod,
+    #[error("pod not found")]
+    OtherPod,
+    #[error("pod not found ({0:?})")]
+    NotRunning(String),
+    #[error(transparent)]
+    NoUpgrade(#[from] NoUpgrade),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let code = match self {
+            Self::NoUpgrade(refusal) => return refusal.into_response(),
+            Self::BadPorts(_) => StatusCode::BAD_REQUEST,
+            Self::NoPod | Self::OtherPod => StatusCode::NOT_FOUND,
+            Self::NotRunning(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (code, self.to_string()).into_response()
+    }
+}
+
+/// The endpoint.
+pub(crate) async fn port_forward(
+    State(api): State<Api>,
+    Path(target): Path<Target>,
+    request: Request,
+) -> Response {
+    answer(&api, &target, request).unwrap_or_else(IntoResponse::into_response)
+}
+
+fn answer(api: &Api, target: &Target, mut request: Request) -> Result<Response, Refusal> {
+    let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let (method, headers) = (request.method(), request.headers());
+    let websocket = is_websocket(headers);
+    let tunnel = websocket
+        && requested_protocols(headers)
+            .iter()
+            .any(|protocol| protocol.starts_with(TUNNEL_PREFIX));
+    let ports = if websocket && !tunnel {
+        ports::parse(request.uri().query().unwrap_or_default())?
+    } else {
+        Vec::new()
+    };
+    let pod = find(api, target)?;
+
+    let (limits, pods) = (api.limits, Arc::clone(&api.pods));
+    if tunnel {
+        let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(NoUpgrade::from)?;
+        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+        let serve = move |io| async move {
+            serve_spdy(io, Tunnel::new(Connection::new()), limits, pod, pods).await;
+        };
+        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+    }
+    if websocket {
+        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
+        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+        let encoding = accepted.meaning;
+        let serve = move |io| async move {
+            serve_channels(io, encoding, limits, ports, pod, pods).await;
+        };
+        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+    }
+    let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
+    let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+    let serve = move |io| async move {
+        serve_spdy(io, Connection::new(), limits, pod, pods).await;
+    };
+    Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
+}
+
+fn find(api: &Api, target: &Target) -> Result<Pod, Refusal> {
+    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    if target.uid.as_ref().is_some_and(|wanted| *wanted != uid) {
+        return Err(Refusal::OtherPod);
+    }
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        let full_name = format!("{}_{}", target.pod, target.namespace);
+        return Err(Refusal::NotRunning(full_name));
+    }
+    let name = target.pod.clone();
+    Ok(Pod { name, uid })
+}
+
+async fn serve_spdy(
+    io: impl AsyncRead + AsyncWrite + Send,
+    protocol: impl Protocol,
+    limits: Limits,
+    pod: Pod,
+    pods: Arc<dyn PodSource>,
+) {
+    let (mut driver, commands) = Driver::new(protocol, limits);
+    let opened = driver.opened();
+    let session = spdy::run(opened, commands, pod, pods);
+    until_either_ends(driver.run(io), session).await;
+}
+
+async fn serve_channels(
+    io: impl AsyncRead + AsyncWrite + Send,
+    encoding: Encoding,
+    limits: Limits,
+    ports: Vec<u16>,
+    pod: Pod,
+    pods: Arc<dyn PodSource>,
+) {
+    let (mut driver, commands) = Driver::new(Channels::new(encoding), limits);
+    let channels = websocket::channels(&mut driver, &commands, &ports);
+    drop(commands);
+    let session = websocket::run(channels, pod, &*pods);
+    until_either_ends(driver.run(io), session).await;
+}

@@ -1,0 +1,136 @@
+//! Port-forward over SPDY, be it raw or in a WebSocket: one connection for as many forwarded ones as the client likes.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::Pod;
+use super::pairs::{Added, Label, Pairs, Purpose};
+use super::relay::{to_client, to_pod};
+use crate::seam::PodSource;
+use crate::streams::{Commands, Gone, Incoming, Opened, Outgoing};
+
+/// How long a stream may wait for its other half.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+
+struct Stream {
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+/// Forwards until the connection ends.
+pub(super) async fn run(
+    mut opened: mpsc::Receiver<Opened>,
+    commands: Commands,
+    pod: Pod,
+    pods: Arc<dyn PodSource>,
+) {
+    let mut pairs = Pairs::new();
+    let mut forwarding = JoinSet::new();
+    // When to give up on which request; all wait equally long, so the first is the next.
+    let mut deadlines: VecDeque<(Instant, String)> = VecDeque::new();
+    loop {
+        let next = deadlines.front().map(|(deadline, _)| *deadline);
+        let expired = async {
+            match next {
+                Some(deadline) => sleep_until(deadline).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            new = opened.recv() => {
+                let Some(new) = new else { return };
+                let outgoing = commands.outgoing(new.stream);
+                let Some(label) = Label::read(new.stream, &new.headers) else {
+                    tracing::debug!(headers = ?new.headers, "a client opened a stream that is no half of a connection");
+                    let _ = outgoing.reset().await;
+                    continue;
+                };
+                if outgoing.accept().await.is_err() {
+                    return;
+                }
+                let request = label.request.clone();
+                let stream = Stream { incoming: new.incoming, outgoing };
+                match pairs.add(label, stream) {
+                    Added::Waits => {
+                        deadlines.push_back((Instant::now() + CREATION_TIMEOUT, request));
+                    }
+                    Added::Twice(stream) => {
+                        let _ = stream.outgoing.reset().await;
+                    }
+                    Added::Pair { port, data, error } => {
+                        forwarding.spawn(forward(pod.clone(), Arc::clone(&pods), port, data, error));
+                    }
+                }
+            }
+            () = expired => {
+                if let Some((_, request)) = deadlines.pop_front()
+                    && let Some((purpose, stream)) = pairs.give_up(&request)
+                {
+                    give_up(purpose, &stream, &request).await;
+                }
+            }
+            // Only to be rid of what is done.
+            Some(_) = forwarding.join_next() => {}
+        }
+    }
+}
+
+async fn give_up(purpose: Purpose, stream: &Stream, request: &str) {
+    if purpose == Purpose::Error {
+        let words = format!("(request={request}) timed out waiting for streams");
+        let _ = report(&stream.outgoing, words).await;
+    }
+    let _ = stream.outgoing.reset().await;
+}
+
+/// One forwarded connection.
+async fn forward(pod: Pod, pods: Arc<dyn PodSource>, port: u16, mut data: Stream, error: Stream) {
+    // A client that is gone takes the whole connection with it, so no failure here needs care.
+    let _ = match connect(&pod, &*pods, port, &mut data, &error.outgoing).await {
+        Ok(()) => Ok(()),
+        Err(words) => {
+            tracing::debug!(port, pod = pod.name, error = words, "forwarding failed");
+            let _ = report(&error.outgoing, pod.failure(port, &words)).await;
+            data.outgoing.reset().await
+        }
+    };
+}
+
+async fn connect(
+    pod: &Pod,
+    pods: &dyn PodSource,
+    port: u16,
+    data: &mut Stream,
+    error: &Outgoing,
+) -> Result<(), String> {
+    let connected = pods.port_forward(&pod.uid, port).await;
+    let connection = connected.map_err(|refusal| refusal.words)?;
+    let (read, write) = tokio::io::split(connection);
+    let outgoing = &data.outgoing;
+    let there = async {
+        to_client(read, outgoing)
+            .await
+            .map_err(|error| error.to_string())?;
+        let _ = outgoing.finish().await;
+        // kubectl closes its own end only after it has read that nothing went wrong.
+        let _ = error.finish().await;
+        Ok(())
+    };
+    let back = async {
+        to_pod(&mut data.incoming, write).await;
+        Ok::<(), String>(())
+    };
+    tokio::try_join!(there, back).map(|_| ())
+}
+
+async fn report(error: &Outgoing, words: String) -> Result<(), Gone> {
+    error.send(Bytes::from(words)).await?;
+    error.finish().await
+}

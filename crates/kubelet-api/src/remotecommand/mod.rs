@@ -1,0 +1,264 @@
+//! `/exec` and `/attach`: a process in a container, and a client's streams to it.
+//!
+//! This file decides whether there may be a session and what carries it. `options.rs` reads the query; `spdy.rs` and
+//! `websocket.rs` make a client's streams out of what its protocol has; `session.rs` joins them with those of the process;
+//! `status.rs` tells the end.
+
+mod options;
+mod resize;
+mod session;
+mod spdy;
+mod status;
+#[cfg(test)]
+mod tests;
+mod websocket;
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
+use hyper::upgrade::OnUpgrade;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use self::options::Options;
+use crate::lookup::{find_pod, has_terminal, is_running};
+use crate::routes::Api;
+use crate::seam::{AttachOptions, ExecOptions, NoSession, PodSource, Session, Streams};
+use crate::spdy::Connection;
+use crate::streams::{Driver, Ended, Limits};
+use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::websocket::{accept, is_websocket};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Exec,
+    Attach,
+}
+
+/// The container that a path names.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    namespace: String,
+    pod: String,
+    uid: Option<String>,
+    container: String,
+}
+
+/// Why a request is answered with an error; the words are upstream's.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    NoStreams(#[from] options::NoStreams),
+    #[error("pod does not exist")]
+    NoPod,
+    #[error("container not found ({container:?})")]
+    NotRunning { container: String },
+    #[error("container {container} not found in pod {pod}_{namespace}")]
+    NotAttachable {
+        container: String,
+        pod: String,
+        namespace: String,
+    },
+    #[error("tty and stderr cannot both be true")]
+    TerminalAndStderr,
+    #[error("you must specify at least one command for the container")]
+    NoCommand,
+    #[error(transparent)]
+    NoUpgrade(#[from] NoUpgrade),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let code = match self {
+            Self::NoUpgrade(refusal) => return refusal.into_response(),
+            Self::NoStreams(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
+            Self::NoPod => StatusCode::NOT_FOUND,
+            Self::NotRunning { .. } | Self::NotAttachable { .. } | Self::TerminalAndStderr => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        (code, self.to_string()).into_response()
+    }
+}
+
+/// The endpoint `/exec`.
+pub(crate) async fn exec(
+    State(api): State<Api>,
+    Path(target): Path<Target>,
+    request: Request,
+) -> Response {
+    answer(Kind::Exec, &api, target, request)
+}
+
+/// The endpoint `/attach`.
+pub(crate) async fn attach(
+    State(api): State<Api>,
+    Path(target): Path<Target>,
+    request: Request,
+) -> Response {
+    answer(Kind::Attach, &api, target, request)
+}
+
+fn answer(kind: Kind, api: &Api, target: Target, request: Request) -> Response {
+    let agreed = agree(kind, api, target, &request);
+    agreed
+        .and_then(|session| session.upgrade(api, request))
+        .unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Checks everything that can be checked before the connection is upgraded.
+fn agree(kind: Kind, api: &Api, target: Target, request: &Request) -> Result<Agreed, Refusal> {
+    let options = options::parse(request.uri().query().unwrap_or_default())?;
+    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let other_pod = target.uid.as_ref().is_some_and(|wanted| *wanted != uid);
+    if other_pod || !is_running(&pod, &target.container) {
+        let Target {
+            namespace,
+            pod,
+            container,
+            ..
+        } = target;
+        return Err(match kind {
+            Kind::Exec => Refusal::NotRunning { container },
+            Kind::Attach => Refusal::NotAttachable {
+                container,
+                pod,
+                namespace,
+            },
+        });
+    }
+    if kind == Kind::Exec && options.command.is_empty() {
+        return Err(Refusal::NoCommand);
+    }
+    let has_terminal = has_terminal(&pod, &target.container);
+    if kind == Kind::Attach && has_terminal && options.streams.stderr {
+        return Err(Refusal::TerminalAndStderr);
+    }
+    Ok(Agreed {
+        kind,
+        uid,
+        has_terminal,
+        container: target.container,
+        options,
+    })
+}
+
+/// A session that nothing speaks against.
+struct Agreed {
+    kind: Kind,
+    uid: String,
+    container: String,
+    has_terminal: bool,
+    options: Options,
+}
+
+impl Agreed {
+    fn upgrade(self, api: &Api, mut request: Request) -> Result<Response, Refusal> {
+        let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
+        let headers = request.headers();
+        let wanted = self.options.streams;
+        if is_websocket(headers) {
+            let accepted =
+                accept(request.method(), headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
+            let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+            let (version, limits) = (accepted.meaning, api.limits);
+            let pods = Arc::clone(&api.pods);
+            let serve = move |io| async move {
+                serve_websocket(io, limits, wanted, version, self, pods).await;
+            };
+            return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+        }
+        let accepted = accept_spdy(headers, spdy::PROTOCOLS)?;
+        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+        let (version, limits) = (accepted.meaning, api.limits);
+        let pods = Arc::clone(&api.pods);
+        let serve = move |io| async move {
+            serve_spdy(io, limits, wanted, version, self, pods).await;
+        };
+        Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
+    }
+
+    /// Asks the kubelet for the session.
+    fn start(self, pods: &dyn PodSource) -> BoxFuture<'static, Result<Session, NoSession>> {
+        let (container, streams) = (self.container, self.options.streams);
+        match self.kind {
+            Kind::Exec => {
+                let command = self.options.command;
+                let options = ExecOptions {
+                    container,
+                    command,
+                    streams,
+                };
+                pods.exec(&self.uid, options)
+            }
+            Kind::Attach => {
+                // Whether there is a terminal is not the client's choice.
+                let tty = self.has_terminal;
+                let streams = Streams { tty, ..streams };
+                pods.attach(&self.uid, AttachOptions { container, streams })
+            }
+        }
+    }
+}
+
+async fn serve_websocket(
+    io: impl AsyncRead + AsyncWrite + Send,
+    limits: Limits,
+    wanted: Streams,
+    version: websocket::Version,
+    agreed: Agreed,
+    pods: Arc<dyn PodSource>,
+) {
+    let (mut driver, commands) = Driver::new(websocket::protocol(version), limits);
+    let client = websocket::streams(&mut driver, &commands, wanted, version);
+    drop(commands);
+    let kind = agreed.kind;
+    let session = async {
+        if websocket::greet(&client).await.is_ok() {
+            session::run(kind, client, agreed.start(&*pods)).await;
+        }
+    };
+    until_either_ends(driver.run(io), session).await;
+}
+
+async fn serve_spdy(
+    io: impl AsyncRead + AsyncWrite + Send,
+    limits: Limits,
+    wanted: Streams,
+    version: spdy::Version,
+    agreed: Agreed,
+    pods: Arc<dyn PodSource>,
+) {
+    let (mut driver, commands) = Driver::new(Connection::new(), limits);
+    let opened = driver.opened();
+    let kind = agreed.kind;
+    let session = async {
+        match spdy::streams(opened, &commands, wanted, version).await {
+            Ok(client) => {
+                session::run(kind, client, agreed.start(&*pods)).await;
+            }
+            Err(error) => tracing::debug!(%error, "a session has no streams"),
+        }
+        drop(commands);
+    };
+    until_either_ends(driver.run(io), session).await;
+}
+
+/// Runs a session on its connection. A connection that ends takes the session with it; a session that ends drops its
+/// commands, and so the connection ends in order.
+pub(crate) async fn until_either_ends(
+    connection: impl Future<Output = Ended>,
+    session: impl Future<Output = ()>,
+) {
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = session => connection.await,
+    };
+    tracing::debug!(why = %ended, "a connection with streams ended");
+}

@@ -1,0 +1,79 @@
+//! The query of exec and attach, in the kubelet's own names.
+
+use crate::seam::Streams;
+
+/// What a client wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) streams: Streams,
+    pub(super) command: Vec<String>,
+}
+
+/// No stream at all is wanted; the words are upstream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("you must specify at least 1 of stdin, stdout, stderr")]
+pub(super) struct NoStreams;
+
+pub(super) fn parse(query: &str) -> Result<Options, NoStreams> {
+    let mut command = Vec::new();
+    let (mut stdin, mut stdout, mut stderr, mut tty) = (None, None, None, None);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        let flag = match &*name {
+            "command" => {
+                command.push(value.into_owned());
+                continue;
+            }
+            "input" => &mut stdin,
+            "output" => &mut stdout,
+            "error" => &mut stderr,
+            "tty" => &mut tty,
+            _ => continue,
+        };
+        // The first one counts, and only this is a yes.
+        flag.get_or_insert(value == "1");
+    }
+    let [stdin, stdout, stderr, tty] = [stdin, stdout, stderr, tty].map(|flag| flag == Some(true));
+    let streams = Streams {
+        stdin,
+        stdout,
+        // A terminal has one output.
+        stderr: stderr && !tty,
+        tty,
+    };
+    if !(streams.stdin || streams.stdout || streams.stderr) {
+        return Err(NoStreams);
+    }
+    Ok(Options { streams, command })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_query_of_the_api_server_is_read() {
+        let options = parse("command=sh&command=-c&command=echo+a%26b&error=1&input=1&output=1");
+        let options = options.unwrap();
+        assert_eq!(options.command, ["sh", "-c", "echo a&b"]);
+        let streams = Streams {
+            stdin: true,
+            stdout: true,
+            stderr: true,
+            tty: false,
+        };
+        assert_eq!(options.streams, streams);
+    }
+
+    #[test]
+    fn a_terminal_has_one_output() {
+        let streams = parse("tty=1&error=1&output=1").unwrap().streams;
+        assert!(streams.tty && streams.stdout && !streams.stderr);
+        assert_eq!(parse("tty=1&error=1"), Err(NoStreams));
+    }
+
+    #[test]
+    fn only_a_one_is_a_yes() {
+        assert_eq!(parse("input=true&output=0&error="), Err(NoStreams));
+        assert_eq!(parse("output=0&output=1"), Err(NoStreams));
+    }
+}

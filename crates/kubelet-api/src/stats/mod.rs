@@ -1,0 +1,227 @@
+//! `GET /stats/summary`, and where all figures of a node come from.
+
+pub mod summary;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+
+use self::summary::Summary;
+use crate::seam::PodSource;
+
+/// Where this API learns what the node and its pods use, and what the agent says of itself.
+pub trait NodeSource: Send + Sync {
+    /// What the node and its pods use now.
+    fn measure(&self) -> BoxFuture<'static, Measured>;
+
+    /// What the node has.
+    fn machine(&self) -> Machine;
+
+    /// How this kubelet is configured, as upstream's `KubeletConfiguration`.
+    fn configuration(&self) -> serde_json::Value;
+
+    /// Whether the kubelet follows its pods.
+    fn is_in_sync(&self) -> bool;
+
+    /// What the kubelet has logged lately, oldest first.
+    fn log(&self) -> Vec<LogLine>;
+}
+
+/// Figures, and whether all could be had.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The figures.
+    pub summary: Summary,
+    /// The sandbox of a pod that runs did not answer.
+    pub incomplete: bool,
+}
+
+/// What a node has: the job's share of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Its Node's name.
+    pub node: String,
+    /// Processors.
+    pub cpus: u32,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Of the installation.
+    pub machine_id: String,
+    /// Of the hardware.
+    pub system_uuid: String,
+    /// Changes with each boot.
+    pub boot_id: String,
+    /// The version that the Node shows.
+    pub kubelet_version: String,
+    /// The kernel's version.
+    pub kernel_version: String,
+    /// The distribution.
+    pub os_version: String,
+}
+
+/// A line of the kubelet's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// When it was written.
+    pub at: Timestamp,
+    /// What, without the line's end.
+    pub text: String,
+}
+
+/// The node of a source, or the answer that there is none.
+pub(crate) fn node_of(source: &dyn PodSource) -> Result<Arc<dyn NodeSource>, Box<Response>> {
+    source.node().ok_or_else(|| {
+        let words = "this node is not measured\n";
+        Box::new((StatusCode::SERVICE_UNAVAILABLE, words).into_response())
+    })
+}
+
+/// `GET /stats/summary[?only_cpu_and_memory=true]`
+pub(crate) async fn summary(
+    State(source): State<Arc<dyn PodSource>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let node = match node_of(&*source) {
+        Ok(node) => node,
+        Err(answer) => return *answer,
+    };
+    let summary = node.measure().await.summary;
+    let query = query.unwrap_or_default();
+    let only = form_urlencoded::parse(query.as_bytes())
+        .any(|(name, value)| name == "only_cpu_and_memory" && is_true(&value));
+    Json(if only {
+        summary.only_cpu_and_memory()
+    } else {
+        summary
+    })
+    .into_response()
+}
+
+/// As Go's `strconv.ParseBool` reads it.
+fn is_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::summary::*;
+    use super::*;
+
+    pub(crate) fn at() -> Timestamp {
+        "2026-11-15T10:00:00.5Z".parse().unwrap()
+    }
+
+    fn cpu(ns: u64) -> Option<CpuStats> {
+        Some(CpuStats {
+            time: at(),
+            usage_nano_cores: Some(250_000_000),
+            usage_core_nano_seconds: ns,
+        })
+    }
+
+    fn memory(bytes: u64) -> Option<MemoryStats> {
+        Some(MemoryStats {
+            time: at(),
+            available_bytes: None,
+            usage_bytes: bytes,
+            working_set_bytes: bytes,
+            rss_bytes: bytes / 2,
+            page_faults: 10,
+            major_page_faults: 1,
+        })
+    }
+
+    fn fs(used: u64) -> FsStats {
+        FsStats {
+            time: at(),
+            available_bytes: 500,
+            capacity_bytes: 1000,
+            used_bytes: used,
+            inodes_free: 5,
+            inodes: 10,
+            inodes_used: 2,
+        }
+    }
+
+    pub(crate) fn example() -> Summary {
+        let container = ContainerStats {
+            name: "main".to_owned(),
+            start_time: at(),
+            cpu: cpu(1_500_000_000),
+            memory: memory(4096),
+            rootfs: Some(fs(100)),
+            logs: Some(fs(10)),
+            processes: 3,
+            throttled_ns: Some(70),
+        };
+        let interface = InterfaceStats {
+            name: "eth0".to_owned(),
+            rx_bytes: 1,
+            rx_errors: 2,
+            tx_bytes: 3,
+            tx_errors: 4,
+            rx_packets: (5, 6),
+            tx_packets: (7, 8),
+        };
+        Summary {
+            node: NodeStats {
+                node_name: "node1".to_owned(),
+                system_containers: Vec::new(),
+                start_time: at(),
+                cpu: cpu(9_000_000_000),
+                memory: memory(1 << 20),
+                network: None,
+                fs: Some(fs(500)),
+                runtime: None,
+                rlimit: None,
+            },
+            pods: vec![PodStats {
+                pod_ref: PodReference {
+                    name: "web".to_owned(),
+                    namespace: "default".to_owned(),
+                    uid: "u1".to_owned(),
+                },
+                start_time: at(),
+                containers: vec![container],
+                cpu: cpu(2_000_000_000),
+                memory: memory(8192),
+                network: Some(NetworkStats {
+                    time: at(),
+                    default: interface.clone(),
+                    interfaces: vec![interface],
+                }),
+                volume_stats: vec![VolumeStats {
+                    fs: fs(7),
+                    name: "data".to_owned(),
+                    pvc_ref: Some(PvcReference {
+                        name: "claim".to_owned(),
+                        namespace: "default".to_owned(),
+                    }),
+                }],
+                ephemeral_storage: Some(fs(110)),
+                process_stats: Some(ProcessStats { process_count: 3 }),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_summary_is_upstreams() {
+        insta::assert_json_snapshot!(example());
+    }
+
+    #[test]
+    fn a_summary_is_read_back_and_can_be_cut() {
+        let text = serde_json::to_string(&example()).unwrap();
+        let mut read: Summary = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.pods[0].containers[0].processes, 0);
+        read = read.only_cpu_and_memory();
+        assert!(read.pods[0].network.is_none() && read.pods[0].containers[0].rootfs.is_none());
+        assert_eq!(read.pods[0].cpu, example().pods[0].cpu);
+        assert!(is_true("true") && is_true("1") && !is_true("no"));
+    }
+}

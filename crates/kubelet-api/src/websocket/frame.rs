@@ -1,0 +1,383 @@
+//! The shape of frames: bytes to pieces of messages and back.
+
+use bytes::{Buf, BufMut, BytesMut};
+
+use super::WebSocketError;
+
+const FIN: u8 = 0x80;
+const RESERVED: u8 = 0x70;
+const OPERATION: u8 = 0x0f;
+const MASKED: u8 = 0x80;
+const LENGTH: u8 = 0x7f;
+/// Control frames are short and whole.
+const MAX_CONTROL: usize = 125;
+/// The longest header: two bytes, eight of length, four of mask.
+const MAX_HEADER: usize = 14;
+/// How much may wait to be written in answer to what a client sends without reading.
+pub(super) const MAX_ANSWERS: usize = 1 << 20;
+/// "Normal closure" and "protocol error".
+const NORMAL: u16 = 1000;
+const PROTOCOL_ERROR: u16 = 1002;
+
+/// What a message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Text = 1,
+    Binary = 2,
+}
+
+/// What a client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// A message begins.
+    Begin,
+    /// A part of a message, never empty.
+    Part(BytesMut),
+    /// The message ends.
+    End,
+    /// The client says goodbye; there is nothing after it.
+    Close,
+}
+
+/// Frames of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Framing {
+    /// A data frame of which a part is still to come.
+    payload: Option<Payload>,
+    in_message: bool,
+    closed: bool,
+    pub(super) output: BytesMut,
+}
+
+#[derive(Debug)]
+struct Payload {
+    left: u64,
+    mask: [u8; 4],
+    /// The frame is the last of its message.
+    fin: bool,
+}
+
+/// What a control frame was.
+enum Control {
+    Answered,
+    Close,
+}
+
+struct Header {
+    fin: bool,
+    operation: u8,
+    length: u64,
+    mask: [u8; 4],
+    /// How many bytes the header itself has.
+    size: usize,
+}
+
+impl Framing {
+    /// The next piece, if `input` has one; it is taken off `input`. Pings are answered on the way.
+    pub(super) fn next(&mut self, input: &mut BytesMut) -> Result<Option<Piece>, WebSocketError> {
+        loop {
+            if self.closed {
+                input.clear();
+                return Ok(None);
+            }
+            if let Some(payload) = &mut self.payload {
+                if payload.left > 0 {
+                    return Ok(payload.part(input).map(Piece::Part));
+                }
+                let fin = payload.fin;
+                self.payload = None;
+                if fin {
+                    self.in_message = false;
+                    return Ok(Some(Piece::End));
+                }
+            }
+            let Some(header) = Header::parse(input)? else {
+                return Ok(None);
+            };
+            if header.operation & 8 != 0 {
+                match self.control(&header, input)? {
+                    None => return Ok(None),
+                    Some(Control::Answered) => continue,
+                    Some(Control::Close) => return Ok(Some(Piece::Close)),
+                }
+            }
+            input.advance(header.size);
+            let begins = header.operation != 0;
+            if begins == self.in_message {
+                return Err(WebSocketError::Continuation);
+            }
+            self.in_message = true;
+            self.payload = Some(Payload {
+                left: header.length,
+                mask: header.mask,
+                fin: header.fin,
+            });
+            if begins {
+                return Ok(Some(Piece::Begin));
+            }
+        }
+    }
+
+    /// Answers a control frame and takes it off `input`, if it is all there.
+    fn control(
+        &mut self,
+        header: &Header,
+        input: &mut BytesMut,
+    ) -> Result<Option<Control>, WebSocketError> {
+        let length = usize::try_from(header.length).unwrap_or(usize::MAX);
+        if !header.fin || length > MAX_CONTROL {
+            return Err(WebSocketError::Control);
+        }
+        if input.len() < header.size + length {
+            return Ok(None);
+        }
+        input.advance(header.size);
+        let mut payload = input.split_to(length);
+        unmask(&mut payload, header.mask);
+        match header.operation {
+            8 => {
+                self.close_with(NORMAL);
+                return Ok(Some(Control::Close));
+            }
+            9 => self.write(10, &[&payload]),
+            _ => {}
+        }
+        if self.output.len() > MAX_ANSWERS {
+            return Err(WebSocketError::Flood);
+        }
+        Ok(Some(Control::Answered))
+    }
+
+    /// Writes a message of one frame.
+    pub(super) fn message(&mut self, kind: Kind, parts: &[&[u8]]) {
+        if !self.closed {
+            self.write(kind as u8, parts);
+        }
+    }
+
+    /// A pong that nobody asked for shows that we live.
+    pub(super) fn keep_alive(&mut self) {
+        if !self.closed {
+            self.write(10, &[]);
+        }
+    }
+
+    /// Says goodbye.
+    pub(super) fn close(&mut self) {
+        self.close_with(NORMAL);
+    }
+
+    /// Says goodbye to a client that broke the protocol.
+    pub(super) fn fail(&mut self) {
+        self.close_with(PROTOCOL_ERROR);
+    }
+
+    fn close_with(&mut self, code: u16) {
+        if !self.closed {
+            self.write(8, &[&code.to_be_bytes()]);
+            self.closed = true;
+        }
+    }
+
+    fn write(&mut self, operation: u8, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        self.output.reserve(MAX_HEADER + length);
+        self.output.put_u8(FIN | operation);
+        match length {
+            0..=125 => self.output.put_u8(length as u8),
+            126..=0xffff => {
+                self.output.put_u8(126);
+                self.output.put_u16(length as u16);
+            }
+            _ => {
+                self.output.put_u8(127);
+                self.output.put_u64(length as u64);
+            }
+        }
+        for part in parts {
+            self.output.put_slice(part);
+        }
+    }
+}
+
+impl Payload {
+    /// What is there of the frame's bytes.
+    fn part(&mut self, input: &mut BytesMut) -> Option<BytesMut> {
+        if input.is_empty() {
+            return None;
+        }
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let mut bytes = input.split_to(left.min(input.len()));
+        unmask(&mut bytes, self.mask);
+        self.mask.rotate_left(bytes.len() % 4);
+        self.left -= bytes.len() as u64;
+        Some(bytes)
+    }
+}
+
+impl Header {
+    fn parse(input: &[u8]) -> Result<Option<Self>, WebSocketError> {
+        let &[first, second, ref rest @ ..] = input else {
+            return Ok(None);
+        };
+        let operation = first & OPERATION;
+        if first & RESERVED != 0 {
+            return Err(WebSocketError::Reserved);
+        }
+        if !matches!(operation, 0..=2 | 8..=10) {
+            return Err(WebSocketError::Operation(operation));
+        }
+        if second & MASKED == 0 {
+            return Err(WebSocketError::NotMasked);
+        }
+        let (length, rest) = match second & LENGTH {
+            126 => match rest.split_first_chunk() {
+                Some((length, rest)) => (u64::from(u16::from_be_bytes(*length)), rest),
+                None => return Ok(None),
+            },
+            127 => match rest.split_first_chunk() {
+                Some((length, rest)) => (u64::from_be_bytes(*length), rest),
+                None => return Ok(None),
+            },
+            length => (u64::from(length), rest),
+        };
+        if length > u64::MAX >> 1 {
+            return Err(WebSocketError::Length);
+        }
+        let Some((&mask, rest)) = rest.split_first_chunk() else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            fin: first & FIN != 0,
+            operation,
+            length,
+            mask,
+            size: input.len() - rest.len(),
+        }))
+    }
+}
+
+/// Clients mask what they send so that no proxy takes it for HTTP.
+pub(super) fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
+    let word = u64::from_ne_bytes([
+        mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
+    ]);
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    for bytes in words {
+        *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+    }
+    for (byte, mask) in rest.iter_mut().zip(mask.into_iter().cycle()) {
+        *byte ^= mask;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer;
+    use super::*;
+
+    fn pieces(framing: &mut Framing, bytes: &[u8]) -> Result<Vec<Piece>, WebSocketError> {
+        let (mut input, mut pieces) = (BytesMut::from(bytes), Vec::new());
+        while let Some(piece) = framing.next(&mut input)? {
+            pieces.push(piece);
+        }
+        Ok(pieces)
+    }
+
+    fn part(bytes: &'static [u8]) -> Piece {
+        Piece::Part(BytesMut::from(bytes))
+    }
+
+    #[test]
+    fn the_example_of_the_rfc_is_read() {
+        let hello = [
+            0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
+        ];
+        let read = pieces(&mut Framing::default(), &hello);
+        assert_eq!(read, Ok(vec![Piece::Begin, part(b"Hello"), Piece::End]));
+    }
+
+    #[test]
+    fn lengths_of_all_sizes_are_written_and_read() {
+        for length in [0, 1, 125, 126, 127, 65535, 65536, 70000] {
+            let bytes = vec![7; length];
+            let mut framing = Framing::default();
+            framing.message(Kind::Binary, &[&bytes[..length / 2], &bytes[length / 2..]]);
+            let (header, written) = peer::server_frame(&framing.output).unwrap();
+            assert_eq!(header, 0x82);
+            assert_eq!(written, bytes);
+
+            let read = pieces(&mut framing, &peer::client_frame(0x82, &bytes)).unwrap();
+            let expected = if length == 0 {
+                vec![Piece::Begin, Piece::End]
+            } else {
+                vec![
+                    Piece::Begin,
+                    Piece::Part(BytesMut::from(&bytes[..])),
+                    Piece::End,
+                ]
+            };
+            assert_eq!(read, expected);
+        }
+    }
+
+    #[test]
+    fn pings_between_the_parts_of_a_message_are_answered() {
+        let bytes = [
+            peer::client_frame(0x02, b"one"),
+            peer::client_frame(0x89, b"alive?"),
+            peer::client_frame(0x80, b"two"),
+        ];
+        let mut framing = Framing::default();
+        let read = pieces(&mut framing, &bytes.concat());
+        assert_eq!(
+            read,
+            Ok(vec![Piece::Begin, part(b"one"), part(b"two"), Piece::End])
+        );
+        assert_eq!(framing.output[..], *b"\x8a\x06alive?");
+    }
+
+    #[test]
+    fn a_close_is_answered_and_the_last_thing() {
+        let bytes = [
+            peer::client_frame(0x88, &[3, 0xe8]),
+            peer::client_frame(0x82, b"late"),
+        ];
+        let mut framing = Framing::default();
+        assert_eq!(
+            pieces(&mut framing, &bytes.concat()),
+            Ok(vec![Piece::Close])
+        );
+        assert_eq!(framing.output[..], [0x88, 2, 3, 0xe8]);
+        framing.close();
+        framing.message(Kind::Binary, &[b"late"]);
+        assert_eq!(framing.output.len(), 4);
+    }
+
+    #[test]
+    fn what_nobody_may_send_is_refused() {
+        let refused = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
+        assert_eq!(refused(&[0xc2, 0x80]), WebSocketError::Reserved);
+        assert_eq!(refused(&[0x83, 0x80]), WebSocketError::Operation(3));
+        assert_eq!(refused(&[0x82, 0x00]), WebSocketError::NotMasked);
+        assert_eq!(
+            refused(&peer::client_frame(0x09, b"")),
+            WebSocketError::Control
+        );
+        assert_eq!(
+            refused(&peer::client_frame(0x89, &[0; 126])),
+            WebSocketError::Control
+        );
+        assert_eq!(
+            refused(&peer::client_frame(0x80, b"")),
+            WebSocketError::Continuation
+        );
+        let twice = [peer::client_frame(0x02, b""), peer::client_frame(0x82, b"")].concat();
+        assert_eq!(refused(&twice), WebSocketError::Continuation);
+        let long = [0x82, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(refused(&long), WebSocketError::Length);
+        let pings = peer::client_frame(0x89, &[0; 125]).repeat(10_000);
+        assert_eq!(refused(&pings), WebSocketError::Flood);
+    }
+}

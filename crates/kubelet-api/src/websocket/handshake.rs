@@ -1,0 +1,179 @@
+//! The request that becomes a WebSocket, and the answer to it.
+
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+/// Proves that the answer comes from somebody who knows WebSockets.
+const SEAL: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// Whether a request wants to become a WebSocket, as upstream judges it.
+pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(header::UPGRADE);
+    upgrade.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
+        && wants_upgrade(headers)
+}
+
+/// Whether a request wants to become something else at all.
+fn wants_upgrade(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::CONNECTION).iter();
+    values.any(|value| {
+        let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        text.contains("upgrade")
+    })
+}
+
+/// The protocols that a client can speak, the one it likes best first.
+pub(crate) fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
+    let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
+    values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.is_empty())
+        .collect()
+}
+
+/// What was agreed upon.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Accepted<T> {
+    /// What the protocol means to the caller.
+    pub(crate) meaning: T,
+    /// The headers of the answer.
+    pub(crate) headers: HeaderMap,
+}
+
+/// Why a request can't become a WebSocket.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadHandshake {
+    #[error("the request of a WebSocket is a GET")]
+    Method,
+    #[error("only version 13 of WebSockets is known here")]
+    Version,
+    #[error("the request of a WebSocket needs a Sec-WebSocket-Key")]
+    Key,
+    #[error("requested protocol(s) are not supported: [{requested}]; supports [{supported}]")]
+    Protocol {
+        requested: String,
+        supported: String,
+    },
+}
+
+/// Agrees on the first protocol of the client's that is among `supported`, where the name "" stands for none.
+pub(crate) fn accept<T: Copy>(
+    method: &Method,
+    headers: &HeaderMap,
+    supported: &[(&'static str, T)],
+) -> Result<Accepted<T>, BadHandshake> {
+    if method != Method::GET {
+        return Err(BadHandshake::Method);
+    }
+    let version = headers.get(header::SEC_WEBSOCKET_VERSION);
+    if version.is_none_or(|version| version != "13") {
+        return Err(BadHandshake::Version);
+    }
+    let key = headers.get(header::SEC_WEBSOCKET_KEY);
+    let key = key.and_then(|key| key.to_str().ok());
+    let key = key.filter(|key| STANDARD.decode(key).is_ok_and(|bytes| bytes.len() == 16));
+    let seal = seal(key.ok_or(BadHandshake::Key)?);
+
+    let mut requested = requested_protocols(headers);
+    if requested.is_empty() {
+        requested.push("");
+    }
+    let both = |name: &&str| supported.iter().find(|(known, _)| known == name);
+    let Some((name, meaning)) = requested.iter().find_map(both) else {
+        let supported: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
+        return Err(BadHandshake::Protocol {
+            requested: requested.join(" "),
+            supported: supported.join(" "),
+        });
+    };
+
+    let mut headers = HeaderMap::new();
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, seal);
+    if !name.is_empty() {
+        headers.insert(
+            header::SEC_WEBSOCKET_PROTOCOL,
+            HeaderValue::from_static(name),
+        );
+    }
+    let meaning = *meaning;
+    Ok(Accepted { meaning, headers })
+}
+
+fn seal(key: &str) -> HeaderValue {
+    let sum = digest(&SHA1_FOR_LEGACY_USE_ONLY, [key, SEAL].concat().as_bytes());
+    let text = STANDARD.encode(sum);
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(protocols: &[&'static str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            (header::UPGRADE, "WebSocket"),
+            (header::CONNECTION, "keep-alive, Upgrade"),
+            (header::SEC_WEBSOCKET_VERSION, "13"),
+            (header::SEC_WEBSOCKET_KEY, "dGhlIHNhbXBsZSBub25jZQ=="),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        for protocol in protocols {
+            let value = HeaderValue::from_static(protocol);
+            headers.append(header::SEC_WEBSOCKET_PROTOCOL, value);
+        }
+        headers
+    }
+
+    const SUPPORTED: &[(&str, u8)] = &[("", 0), ("v4.channel.k8s.io", 4), ("v5.channel.k8s.io", 5)];
+
+    #[test]
+    fn the_example_of_the_rfc_is_answered() {
+        let headers = request(&[]);
+        assert!(is_websocket(&headers));
+        let accepted = accept(&Method::GET, &headers, SUPPORTED).unwrap();
+        assert_eq!(accepted.meaning, 0);
+        let seal = &accepted.headers[header::SEC_WEBSOCKET_ACCEPT];
+        assert_eq!(seal, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert!(
+            !accepted
+                .headers
+                .contains_key(header::SEC_WEBSOCKET_PROTOCOL)
+        );
+    }
+
+    #[test]
+    fn the_protocol_that_the_client_likes_best_is_taken() {
+        let meant = |protocols: &[&'static str]| {
+            accept(&Method::GET, &request(protocols), SUPPORTED).map(|accepted| accepted.meaning)
+        };
+        assert_eq!(meant(&["v5.channel.k8s.io,v4.channel.k8s.io"]), Ok(5));
+        assert_eq!(meant(&["v4.channel.k8s.io", "v5.channel.k8s.io"]), Ok(4));
+        assert_eq!(meant(&["other, v4.channel.k8s.io"]), Ok(4));
+        assert_eq!(
+            meant(&["other"]).unwrap_err().to_string(),
+            "requested protocol(s) are not supported: [other]; \
+             supports [ v4.channel.k8s.io v5.channel.k8s.io]"
+        );
+    }
+
+    #[test]
+    fn what_is_no_handshake_is_refused() {
+        let mut headers = request(&[]);
+        let error = |method, headers: &HeaderMap| accept(&method, headers, SUPPORTED).unwrap_err();
+        assert_eq!(error(Method::POST, &headers), BadHandshake::Method);
+        headers.insert(header::SEC_WEBSOCKET_KEY, HeaderValue::from_static("short"));
+        assert_eq!(error(Method::GET, &headers), BadHandshake::Key);
+        headers.remove(header::SEC_WEBSOCKET_VERSION);
+        assert_eq!(error(Method::GET, &headers), BadHandshake::Version);
+        headers.remove(header::CONNECTION);
+        assert!(!is_websocket(&headers));
+    }
+}

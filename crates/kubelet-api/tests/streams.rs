@@ -1,0 +1,387 @@
+//! exec, attach and port-forward over real sockets: HTTP, TLS, the upgrade, and who may have it.
+
+// Helpers of an integration test are tests too, which clippy.toml can't know.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kubelet_api::{
+    API_SERVER_CLIENT, Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes,
+    LogOptions, NoJudgement, NoLogs, NoSession, PodSource, Question, ServerIdentity, Session, User,
+    serve,
+};
+use rcgen::ExtendedKeyUsagePurpose;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use common::Ca;
+
+/// A pod in which every command echoes its input.
+struct Echo;
+
+impl PodSource for Echo {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        let status = |name, state| json!({ "name": name, "ready": true, "restartCount": 0, "image": "i", "imageID": "", "state": state });
+        let pod = json!({
+            "metadata": { "name": "hello", "namespace": "default", "uid": "1234" },
+            "spec": { "containers": [{ "name": "main" }, { "name": "late" }, { "name": "terminal", "tty": true }] },
+            "status": { "phase": "Running", "containerStatuses": [
+                status("main", json!({ "running": {} })),
+                status("terminal", json!({ "running": {} })),
+                status("late", json!({ "waiting": {} })),
+            ] }
+        });
+        vec![Arc::new(serde_json::from_value(pod).unwrap())]
+    }
+
+    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+        async { Err("no logs here".into()) }.boxed()
+    }
+
+    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        async {
+            let (stdin, mut input) = duplex(4096);
+            let (stdout, mut output) = duplex(4096);
+            let exit = async move {
+                tokio::io::copy(&mut input, &mut output).await.unwrap();
+                drop(output);
+                Exit::Code(0)
+            };
+            Ok(Session {
+                stdin: Some(Box::pin(stdin)),
+                stdout: Some(Box::pin(stdout)),
+                stderr: None,
+                resize: None,
+                exit: exit.boxed(),
+            })
+        }
+        .boxed()
+    }
+
+    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+        async { Err(NoSession::internal("nobody to attach to")) }.boxed()
+    }
+
+    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
+        async { Err(NoSession::internal("connection refused")) }.boxed()
+    }
+}
+
+/// Knows the token `reader`, whose owner may read metrics and nothing else.
+struct Rbac;
+
+impl Authority for Rbac {
+    fn authenticate(&self, token: &str) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
+        let user = (token == "reader").then(|| User {
+            name: "system:serviceaccount:monitoring:reader".to_owned(),
+            ..User::default()
+        });
+        async { Ok(user) }.boxed()
+    }
+
+    fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
+        let allowed = question.verb == "get" && question.subresource == "healthz";
+        async move { Ok(allowed) }.boxed()
+    }
+}
+
+struct Server {
+    address: SocketAddr,
+    ca: Ca,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), kubelet_api::ApiError>>,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let ca = Ca::new("test CA");
+        let (cert_chain_pem, key_pem) =
+            ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
+        let identity = ServerIdentity {
+            cert_chain_pem,
+            key_pem,
+            client_ca_pem: ca.pem.clone(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let access = Access::only([API_SERVER_CLIENT.to_owned()]).or_as_judged_by(Arc::new(Rbac));
+        let task = tokio::spawn(serve(
+            listener,
+            identity,
+            access,
+            Arc::new(Echo),
+            shutdown.clone(),
+        ));
+        Self {
+            address,
+            ca,
+            shutdown,
+            task,
+        }
+    }
+
+    /// Sends a request with these headers as the API server, and reads the head of the answer.
+    async fn upgrade(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+    ) -> (String, TlsStream<TcpStream>) {
+        let client = self.ca.client(API_SERVER_CLIENT);
+        let stream = self.ca.connect(self.address, Some(client)).await.unwrap();
+        head(stream, method, path, headers).await
+    }
+
+    /// The same with a token instead of a certificate.
+    async fn get_with_token(&self, path: &str, token: &str) -> String {
+        let stream = self.ca.connect(self.address, None).await.unwrap();
+        let headers = format!("Authorization: Bearer {token}\r\n");
+        head(stream, "GET", path, &headers).await.0
+    }
+}
+
+async fn head(
+    mut stream: TlsStream<TcpStream>,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> (String, TlsStream<TcpStream>) {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: kubelet\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(
+            timeout(Duration::from_secs(10), stream.read_u8())
+                .await
+                .unwrap()
+                .unwrap(),
+        );
+    }
+    (String::from_utf8(head).unwrap().to_lowercase(), stream)
+}
+
+const WEBSOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+const SPDY: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+const ECHO: &str = "/exec/default/hello/main?command=cat&input=1&output=1";
+
+#[tokio::test]
+async fn a_websocket_carries_a_session() {
+    let server = Server::start().await;
+    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n");
+    let (head, mut stream) = server.upgrade("GET", ECHO, &headers).await;
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    assert!(
+        head.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo="),
+        "{head}"
+    );
+    assert!(
+        head.contains("sec-websocket-protocol: v5.channel.k8s.io"),
+        "{head}"
+    );
+    // "hello" on channel 0 and the end of channel 0, masked with zeros.
+    stream.write_all(b"\x82\x86\0\0\0\0\0hello").await.unwrap();
+    stream.write_all(b"\x82\x82\0\0\0\0\xff\0").await.unwrap();
+    let mut answer = Vec::new();
+    timeout(Duration::from_secs(10), stream.read_to_end(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    let status = br#"{"metadata":{},"status":"Success"}"#;
+    let expected = [
+        b"\x82\x01\x01\x82\x06\x01hello\x82",
+        &[status.len() as u8 + 1, 3][..],
+        status,
+        b"\x88\x02\x03\xe8",
+    ];
+    assert_eq!(
+        String::from_utf8_lossy(&answer),
+        String::from_utf8_lossy(&expected.concat())
+    );
+}
+
+#[tokio::test]
+async fn spdy_is_agreed_upon() {
+    let server = Server::start().await;
+    let headers = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
+    for path in [
+        ECHO,
+        "/exec/default/hello/1234/main?command=cat&input=1&output=1",
+    ] {
+        let (head, mut stream) = server.upgrade("POST", path, &headers).await;
+        assert!(head.starts_with("http/1.1 101"), "{head}");
+        assert!(
+            head.contains("x-stream-protocol-version: v4.channel.k8s.io"),
+            "{head}"
+        );
+        stream
+            .write_all(b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01")
+            .await
+            .unwrap();
+        let mut ping = [0; 12];
+        stream.read_exact(&mut ping).await.unwrap();
+        assert_eq!(ping, *b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01");
+    }
+    let headers = format!("{SPDY}X-Stream-Protocol-Version: portforward.k8s.io\r\n");
+    let (head, _) = server
+        .upgrade("POST", "/portForward/default/hello", &headers)
+        .await;
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: SPDY/3.1+portforward.k8s.io\r\n");
+    let (head, _) = server
+        .upgrade("GET", "/portForward/default/hello/1234", &headers)
+        .await;
+    assert!(
+        head.contains("sec-websocket-protocol: spdy/3.1+portforward.k8s.io"),
+        "{head}"
+    );
+}
+
+#[tokio::test]
+async fn what_can_not_be_is_refused_before_the_upgrade() {
+    let server = Server::start().await;
+    let v4 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
+    let v9 = format!("{SPDY}X-Stream-Protocol-Version: v9.channel.k8s.io\r\n");
+    let w9 = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v9.channel.k8s.io\r\n");
+    for (method, path, headers, code, words) in [
+        (
+            "POST",
+            "/exec/default/hello/main?command=cat",
+            &v4[..],
+            400,
+            "you must specify at least 1 of stdin, stdout, stderr",
+        ),
+        (
+            "POST",
+            "/exec/default/bye/main?command=cat&input=1",
+            &v4,
+            404,
+            "pod does not exist",
+        ),
+        (
+            "POST",
+            "/exec/default/hello/late?command=cat&input=1",
+            &v4,
+            500,
+            r#"container not found ("late")"#,
+        ),
+        (
+            "POST",
+            "/exec/default/hello/other-uid/main?command=cat&input=1",
+            &v4,
+            500,
+            r#"container not found ("main")"#,
+        ),
+        (
+            "POST",
+            "/attach/default/hello/late?input=1",
+            &v4,
+            500,
+            "container late not found in pod hello_default",
+        ),
+        (
+            "POST",
+            "/attach/default/hello/terminal?error=1",
+            &v4,
+            500,
+            "tty and stderr cannot both be true",
+        ),
+        ("POST", ECHO, "", 400, "Upgrade request required"),
+        (
+            "POST",
+            ECHO,
+            SPDY,
+            400,
+            "unable to upgrade: header X-Stream-Protocol-Version does not exist in request",
+        ),
+        (
+            "POST",
+            ECHO,
+            &v9,
+            403,
+            "unable to upgrade: unable to negotiate protocol",
+        ),
+        (
+            "GET",
+            ECHO,
+            &w9,
+            403,
+            "requested protocol(s) are not supported: [v9.channel.k8s.io]",
+        ),
+        (
+            "POST",
+            "/portForward/default/hello/other-uid",
+            &v4,
+            404,
+            "pod not found",
+        ),
+        (
+            "GET",
+            "/portForward/default/hello",
+            WEBSOCKET,
+            400,
+            r#"query parameter "port" is required"#,
+        ),
+    ] {
+        let headers = format!("{headers}Accept: close\r\n");
+        let (head, mut stream) = server.upgrade(method, path, &headers).await;
+        assert!(
+            head.starts_with(&format!("http/1.1 {code}")),
+            "{path}: {head}"
+        );
+        let mut body = vec![0; words.len()];
+        stream.read_exact(&mut body).await.unwrap();
+        let body = String::from_utf8(body).unwrap();
+        if !words.starts_with("requested") {
+            assert_eq!(body, words);
+        }
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_judged() {
+    let server = Server::start().await;
+    let answer = server.get_with_token("/healthz", "reader").await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    let answer = server.get_with_token("/pods", "reader").await;
+    assert!(answer.starts_with("http/1.1 403"), "{answer}");
+    let answer = server.get_with_token(ECHO, "reader").await;
+    assert!(answer.starts_with("http/1.1 403"), "{answer}");
+    let answer = server.get_with_token("/healthz", "stranger").await;
+    assert!(answer.starts_with("http/1.1 401"), "{answer}");
+    // A certificate of somebody else's is worse than none.
+    let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
+    let stream = server.ca.connect(server.address, Some(stranger)).await;
+    let refused = match stream {
+        Err(_) => true,
+        Ok(mut stream) => stream.read_u8().await.is_err(),
+    };
+    assert!(refused);
+}
+
+#[tokio::test]
+async fn the_end_of_the_server_is_the_end_of_sessions() {
+    let server = Server::start().await;
+    let (head, mut stream) = server.upgrade("GET", ECHO, WEBSOCKET).await;
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    server.shutdown.cancel();
+    let ended = timeout(Duration::from_secs(5), server.task).await.unwrap();
+    ended.unwrap().unwrap();
+    let mut rest = Vec::new();
+    let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest))
+        .await
+        .unwrap();
+}

@@ -1,0 +1,278 @@
+//! A pod's figures in upstream's words.
+
+use k8s_openapi::api::core::v1::{Container, Pod, Volume};
+use k8s_openapi::jiff::Timestamp;
+use kubelet_api::stats::summary::{
+    ContainerStats, CpuStats, FsStats, InterfaceStats, MemoryStats, NetworkStats, PodReference,
+    PodStats, ProcessStats, PvcReference, VolumeStats,
+};
+use sandbox::usage::{ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage};
+
+use super::rates::Round;
+
+/// The interface through which pods reach others.
+const POD_INTERFACE: &str = "eth0";
+
+pub(super) fn pod(pod: &Pod, usage: &PodUsage, rates: &mut Round<'_>) -> PodStats {
+    let meta = &pod.metadata;
+    let uid = meta.uid.clone().unwrap_or_default();
+    let status = pod.status.as_ref();
+    let started = status.and_then(|status| status.start_time.as_ref());
+    let started = started.map_or(usage.at, |time| time.0);
+    let containers = usage
+        .containers
+        .iter()
+        .map(|container| of_container(pod, container, usage.at, rates))
+        .collect();
+    PodStats {
+        start_time: started,
+        containers,
+        cpu: Some(cpu(&uid, usage.cpu_ns, usage.at, started, rates)),
+        memory: Some(memory(&usage.memory, None, usage.at)),
+        network: network(&usage.interfaces, usage.at),
+        volume_stats: volumes(pod, usage),
+        ephemeral_storage: ephemeral(pod, usage),
+        process_stats: Some(ProcessStats {
+            process_count: usage.processes,
+        }),
+        pod_ref: PodReference {
+            name: meta.name.clone().unwrap_or_default(),
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            uid,
+        },
+    }
+}
+
+fn of_container(
+    pod: &Pod,
+    usage: &ContainerUsage,
+    at: Timestamp,
+    rates: &mut Round<'_>,
+) -> ContainerStats {
+    let limit = find(pod, &usage.name).and_then(memory_limit);
+    ContainerStats {
+        name: usage.name.clone(),
+        start_time: usage.started,
+        cpu: Some(cpu(&usage.id, usage.cpu_ns, at, usage.started, rates)),
+        memory: Some(memory(&usage.memory, limit, at)),
+        rootfs: usage.root.map(|disk| fs(&disk, at)),
+        logs: usage.logs.map(|disk| fs(&disk, at)),
+        processes: usage.processes,
+        throttled_ns: usage.throttled_ns,
+    }
+}
+
+pub(super) fn cpu(
+    what: &str,
+    used: u64,
+    at: Timestamp,
+    started: Timestamp,
+    rates: &mut Round<'_>,
+) -> CpuStats {
+    CpuStats {
+        time: at,
+        usage_nano_cores: rates.note(what, at, used, started),
+        usage_core_nano_seconds: used,
+    }
+}
+
+pub(super) fn memory(usage: &MemoryUsage, limit: Option<u64>, at: Timestamp) -> MemoryStats {
+    MemoryStats {
+        time: at,
+        available_bytes: limit.map(|limit| limit.saturating_sub(usage.working_set)),
+        usage_bytes: usage.usage,
+        working_set_bytes: usage.working_set,
+        rss_bytes: usage.rss,
+        page_faults: usage.page_faults,
+        major_page_faults: usage.major_page_faults,
+    }
+}
+
+fn fs(disk: &DiskUsage, at: Timestamp) -> FsStats {
+    FsStats {
+        time: at,
+        available_bytes: disk.file_system.available,
+        capacity_bytes: disk.file_system.capacity,
+        used_bytes: disk.used,
+        inodes_free: disk.file_system.inodes_free,
+        inodes: disk.file_system.inodes,
+        inodes_used: disk.inodes,
+    }
+}
+
+fn network(interfaces: &[InterfaceUsage], at: Timestamp) -> Option<NetworkStats> {
+    let all: Vec<InterfaceStats> = interfaces
+        .iter()
+        .map(|interface| InterfaceStats {
+            name: interface.name.clone(),
+            rx_bytes: interface.received.bytes,
+            rx_errors: interface.received.errors,
+            tx_bytes: interface.sent.bytes,
+            tx_errors: interface.sent.errors,
+            rx_packets: (interface.received.packets, interface.received.dropped),
+            tx_packets: (interface.sent.packets, interface.sent.dropped),
+        })
+        .collect();
+    let default = all.iter().find(|interface| interface.name == POD_INTERFACE);
+    Some(NetworkStats {
+        time: at,
+        default: default?.clone(),
+        interfaces: all,
+    })
+}
+
+fn volumes(pod: &Pod, usage: &PodUsage) -> Vec<VolumeStats> {
+    let specs = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let specs: Vec<&Volume> = specs.collect();
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let owner = pod.metadata.name.clone().unwrap_or_default();
+    let claim = |name: &str| {
+        let spec = specs.iter().find(|spec| spec.name == name)?;
+        let claimed = spec.persistent_volume_claim.as_ref();
+        let name = match (claimed, &spec.ephemeral) {
+            (Some(source), _) => source.claim_name.clone(),
+            (None, Some(_)) => format!("{owner}-{name}"),
+            (None, None) => return None,
+        };
+        Some(PvcReference {
+            name,
+            namespace: namespace.clone(),
+        })
+    };
+    let volumes = usage.volumes.iter();
+    volumes
+        .map(|volume| VolumeStats {
+            fs: fs(&volume.disk, usage.at),
+            name: volume.name.clone(),
+            pvc_ref: claim(&volume.name),
+        })
+        .collect()
+}
+
+/// What counts as written to local disk: containers, their logs, and emptyDirs that are not in memory.
+fn ephemeral(pod: &Pod, usage: &PodUsage) -> Option<FsStats> {
+    let specs = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let on_disk = |name: &str| {
+        specs.clone().any(|volume| {
+            let source = volume.empty_dir.as_ref();
+            volume.name == name
+                && source.is_some_and(|source| source.medium.as_deref().unwrap_or("").is_empty())
+        })
+    };
+    let containers = usage.containers.iter();
+    let of_containers = containers.flat_map(|container| [container.root, container.logs]);
+    let volumes = usage.volumes.iter();
+    let of_volumes = volumes
+        .filter(|volume| on_disk(&volume.name))
+        .map(|volume| volume.disk);
+    let all = of_containers.flatten().chain(of_volumes);
+    let sum = all.reduce(|sum, disk| DiskUsage {
+        used: sum.used + disk.used,
+        inodes: sum.inodes + disk.inodes,
+        file_system: sum.file_system,
+    });
+    sum.map(|sum| fs(&sum, usage.at))
+}
+
+fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    let spec = pod.spec.as_ref()?;
+    let init = spec.init_containers.iter().flatten();
+    spec.containers
+        .iter()
+        .chain(init)
+        .find(|spec| spec.name == name)
+}
+
+fn memory_limit(container: &Container) -> Option<u64> {
+    let limits = container.resources.as_ref()?.limits.as_ref()?;
+    volumes::quantity::bytes(limits.get("memory")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use sandbox::usage::{FileSystem, TrafficUsage, VolumeUsage};
+    use serde_json::json;
+
+    use super::super::rates::Rates;
+    use super::*;
+
+    #[test]
+    fn a_pod_in_upstreams_words() {
+        let spec = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+            "spec": {
+                "containers": [{"name": "main", "resources": {"limits": {"memory": "1Mi"}}}],
+                "volumes": [
+                    {"name": "scratch", "emptyDir": {}},
+                    {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}},
+                ],
+            },
+            "status": {"startTime": "2026-11-15T09:59:00Z"},
+        }));
+        let spec: Pod = spec.unwrap();
+        let at: Timestamp = "2026-11-15T10:00:00Z".parse().unwrap();
+        let disk = |used| DiskUsage {
+            used,
+            inodes: 2,
+            file_system: FileSystem {
+                capacity: 1000,
+                available: 500,
+                inodes: 100,
+                inodes_free: 50,
+            },
+        };
+        let memory = MemoryUsage {
+            usage: 8192,
+            working_set: 4096,
+            rss: 2048,
+            page_faults: 7,
+            major_page_faults: 1,
+        };
+        let traffic = |bytes| TrafficUsage {
+            bytes,
+            packets: 2,
+            errors: 0,
+            dropped: 1,
+        };
+        let usage = PodUsage {
+            at,
+            containers: vec![ContainerUsage {
+                name: "main".to_owned(),
+                id: "abc".to_owned(),
+                started: "2026-11-15T09:59:50Z".parse().unwrap(),
+                cpu_ns: 5_000_000_000,
+                throttled_ns: None,
+                memory,
+                processes: 3,
+                root: Some(disk(100)),
+                logs: Some(disk(10)),
+            }],
+            cpu_ns: 6_000_000_000,
+            memory,
+            processes: 4,
+            interfaces: vec![InterfaceUsage {
+                name: "eth0".to_owned(),
+                received: traffic(11),
+                sent: traffic(22),
+            }],
+            volumes: vec![
+                VolumeUsage {
+                    name: "scratch".to_owned(),
+                    disk: disk(1),
+                },
+                VolumeUsage {
+                    name: "data".to_owned(),
+                    disk: disk(999),
+                },
+            ],
+        };
+        let rates = Rates::default();
+        insta::assert_json_snapshot!(pod(&spec, &usage, &mut rates.begin()));
+    }
+}

@@ -1,0 +1,108 @@
+//! Where the group of a process is, by what `/proc` says.
+
+use std::path::{Path, PathBuf};
+
+/// The directories that may be the group, given `/proc/self/cgroup` and `/proc/self/mountinfo`: one for each mount that shows it.
+pub(super) fn candidates(membership: &str, mountinfo: &str) -> Vec<PathBuf> {
+    let Some(own) = membership
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .map(Path::new)
+    else {
+        return Vec::new();
+    };
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            // Fields: id parent major:minor root mount-point options … - type source super-options.
+            let (fields, kind) = line.split_once(" - ")?;
+            let mut fields = fields.split(' ').skip(3);
+            let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
+            if !kind.starts_with("cgroup2 ") {
+                return None;
+            }
+            // A mount may show a part of the tree only; what lies outside of it (`/../..`) isn't there for us.
+            let below = own.strip_prefix(&root).ok()?;
+            let outside = below.components().any(|part| part.as_os_str() == "..");
+            (!outside).then(|| Path::new(&point).join(below))
+        })
+        .collect()
+}
+
+/// Spaces and their kin are written as `\040` there.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digits = part.get(..3).unwrap_or_default();
+        match u8::from_str_radix(digits, 8) {
+            Ok(byte) => {
+                plain.push(char::from(byte));
+                plain.push_str(&part[3..]);
+            }
+            Err(_) => {
+                plain.push('\\');
+                plain.push_str(part);
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(membership: &str, mountinfo: &str) -> Vec<String> {
+        let paths = candidates(membership, mountinfo).into_iter();
+        paths.map(|path| path.display().to_string()).collect()
+    }
+
+    #[test]
+    fn the_whole_tree() {
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(
+            found(
+                "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n",
+                mounts
+            ),
+            ["/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"]
+        );
+    }
+
+    #[test]
+    fn beside_version_one() {
+        let mounts = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      32 23 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let of = |membership| found(membership, mounts);
+        assert_eq!(of("4:memory:/a\n0::/b\n"), ["/sys/fs/cgroup/unified/b"]);
+        assert!(of("4:memory:/a\n").is_empty());
+    }
+
+    #[test]
+    fn a_part_of_the_tree() {
+        let mounts = "31 23 0:27 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
+                      32 23 0:27 / /my\\040groups rw - cgroup2 cgroup rw\n";
+        assert_eq!(
+            found("0::/docker/abc/x\n", mounts),
+            ["/sys/fs/cgroup/x", "/my groups/docker/abc/x"]
+        );
+        assert_eq!(found("0::/user\n", mounts), ["/my groups/user"]);
+        assert!(found("0::/../other\n", mounts).is_empty());
+    }
+
+    #[test]
+    fn anything_may_be_read() {
+        for text in [
+            "",
+            "\n",
+            "0::",
+            "0::/",
+            " - cgroup2 ",
+            "1 2 3 \\ \\9 - cgroup2 x",
+        ] {
+            let _ = candidates(text, text);
+            let _ = candidates("0::/a", text);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The processes of a container, wherever they are: those in its mount namespace, and all that descend from one of those.
+//!
+//! A process can leave its parent, its session and its process group, but its mount namespace only for a new one, and then it
+//! still descends from somebody who is in the old one, until that one has ended too.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::usage::{Sample, Table};
+
+/// All processes of one mount namespace.
+#[derive(Debug)]
+pub struct Kin {
+    /// As long as it is open the kernel gives its number to no other.
+    _namespace: OwnedFd,
+    number: (u64, u64),
+}
+
+/// A file that stands for the mount namespace of the calling process.
+pub fn own_namespace() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(
+        CWD,
+        "/proc/self/ns/mnt",
+        flags,
+        Mode::empty(),
+    )?)
+}
+
+impl Kin {
+    /// Those of the namespace for which the file stands.
+    pub fn of(namespace: OwnedFd) -> io::Result<Self> {
+        let found = rustix::fs::fstat(&namespace)?;
+        Ok(Self {
+            number: (found.st_dev, found.st_ino),
+            _namespace: namespace,
+        })
+    }
+
+    /// Kills all that there are in this moment, and says how many. Those that are just being made are there the next time.
+    pub fn kill(&self) -> io::Result<usize> {
+        let table = Table::read()?;
+        let members = table.pids().filter(|pid| self.has(*pid));
+        let all = table.tree(members.collect::<Vec<_>>());
+        let started = |pid: i32| table.get(pid).map(|sample| sample.started);
+        Ok(all
+            .into_iter()
+            .filter(|pid| kill(*pid, started(*pid)))
+            .count())
+    }
+
+    fn has(&self, pid: i32) -> bool {
+        // Neither what has ended nor what belongs to others tells.
+        rustix::fs::stat(format!("/proc/{pid}/ns/mnt"))
+            .is_ok_and(|found| (found.st_dev, found.st_ino) == self.number)
+    }
+}
+
+/// Kills a process if it still is the one that started then: its number may belong to another by now.
+fn kill(pid: i32, started: Option<u64>) -> bool {
+    let process = Pid::from_raw(pid)
+        .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    process.is_some_and(|process| {
+        Sample::of(pid).map(|sample| sample.started) == started
+            && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A shell in a namespace of its own starts three that outlive it: one in its session, one not, and one that has left for
+    /// another namespace.
+    #[test]
+    fn nobody_outlives_the_container() {
+        let script = "sleep 61.1 & setsid sleep 61.2 & unshare --mount sleep 61.3 & echo; read x";
+        let mut shell = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut begun = [0];
+        let read = shell.stdout.as_mut().unwrap().read_exact(&mut begun);
+        read.unwrap();
+        let namespace = std::fs::File::open(format!("/proc/{}/ns/mnt", shell.id())).unwrap();
+        let kin = Kin::of(namespace.into()).unwrap();
+        let number = |pid: u32| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            text.unwrap_or_default().split_whitespace().count()
+        };
+        let end = Instant::now() + Duration::from_secs(5);
+        while number(shell.id()) < 3 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(kin.kill().unwrap() >= 4);
+        shell.wait().unwrap();
+        while kin.kill().unwrap() > 0 {
+            assert!(Instant::now() < end, "somebody is left");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let ended = Command::new("pgrep").args(["-f", "sleep 61[.][123]"]).status();
+        assert!(!ended.unwrap().success());
+    }
+
+    #[test]
+    fn strangers_are_left_alone() {
+        let mut stranger = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut other = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sleep", "60"])
+            .spawn()
+            .unwrap();
+        let place = format!("/proc/{}/ns/mnt", other.id());
+        let own = std::fs::metadata("/proc/self/ns/mnt").unwrap();
+        let end = Instant::now() + Duration::from_secs(5);
+        let same = |path: &str| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata(path).is_ok_and(|found| found.ino() == own.ino())
+        };
+        while same(&place) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let kin = Kin::of(std::fs::File::open(&place).unwrap().into()).unwrap();
+        assert_eq!(kin.kill().unwrap(), 1);
+        other.wait().unwrap();
+        assert_eq!(stranger.try_wait().unwrap(), None);
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
+}

@@ -1,0 +1,108 @@
+//! System calls by their numbers, for programs of 64 bits and of 32.
+
+/// One call. Programs of 32 bits have several of some: for ids of 16 bits and of 32, for times of 32 bits and of 64.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Numbers of x86_64, and of x32 without the bit that tells it, where that has a number of its own.
+    pub x86_64: &'static [libc::c_long],
+    /// Numbers of i386.
+    pub i386: &'static [u32],
+}
+
+/// Written so: `calls![SYS_acct: 51, …]`.
+macro_rules! calls {
+    ($($name:ident $(+ $x32:literal)? : $($i386:literal)|*),* $(,)?) => {
+        &[$(Call { x86_64: &[libc::$name $(, $x32)?], i386: &[$($i386),*] }),*]
+    };
+}
+
+/// Calls that the default profiles of container runtimes refuse to those without special capabilities.
+pub const REFUSED: &[Call] = calls![
+    SYS_acct: 51,
+    SYS_add_key: 286,
+    SYS_bpf: 357,
+    SYS_clock_adjtime: 343 | 405,
+    SYS_clock_settime: 264 | 404,
+    SYS_delete_module: 129,
+    SYS_finit_module: 350,
+    SYS_fsconfig: 431,
+    SYS_fsmount: 432,
+    SYS_fsopen: 430,
+    SYS_fspick: 433,
+    SYS_init_module: 128,
+    SYS_io_uring_enter: 426,
+    SYS_io_uring_register: 427,
+    SYS_io_uring_setup: 425,
+    SYS_ioperm: 101,
+    SYS_iopl: 110,
+    SYS_kexec_file_load: ,
+    SYS_kexec_load + 528: 283,
+    SYS_keyctl: 288,
+    SYS_lookup_dcookie: 253,
+    SYS_mount: 21,
+    SYS_mount_setattr: 442,
+    SYS_move_mount: 429,
+    SYS_move_pages + 533: 317,
+    SYS_nfsservctl: 169,
+    SYS_open_by_handle_at: 342,
+    SYS_open_tree: 428,
+    SYS_perf_event_open: 336,
+    SYS_pivot_root: 217,
+    SYS_quotactl: 131,
+    SYS_quotactl_fd: 443,
+    SYS_reboot: 88,
+    SYS_request_key: 287,
+    SYS_setdomainname: 121,
+    SYS_sethostname: 74,
+    SYS_setns: 346,
+    // stime is its forefather.
+    SYS_settimeofday: 79 | 25,
+    SYS_swapoff: 115,
+    SYS_swapon: 87,
+    SYS_sysfs: 135,
+    SYS__sysctl: 149,
+    SYS_syslog: 103,
+    // umount, too.
+    SYS_umount2: 52 | 22,
+    SYS_unshare: 310,
+    SYS_uselib: 86,
+    SYS_userfaultfd: 374,
+    SYS_ustat: 62,
+    SYS_vhangup: 111,
+];
+
+/// Of i386 only: virtual machines of 16 bits.
+pub const REFUSED_I386: Call = Call {
+    x86_64: &[],
+    i386: &[113, 166],
+};
+
+/// What a process with one id is told to have done, as if it were root among many.
+pub const PRETENDED: &[Call] = calls![
+    SYS_chown: 182 | 212,
+    SYS_fchown: 95 | 207,
+    SYS_fchownat: 298,
+    SYS_lchown: 16 | 198,
+    SYS_setfsgid: 139 | 216,
+    SYS_setfsuid: 138 | 215,
+    SYS_setgid: 46 | 214,
+    SYS_setgroups: 81 | 206,
+    SYS_setregid: 71 | 204,
+    SYS_setresgid: 170 | 210,
+    SYS_setresuid: 164 | 208,
+    SYS_setreuid: 70 | 203,
+    SYS_setuid: 23 | 213,
+];
+
+const fn call(x86_64: &'static [libc::c_long], i386: &'static [u32]) -> Call {
+    Call { x86_64, i386 }
+}
+
+/// Their arguments decide.
+pub const CLONE: Call = call(&[libc::SYS_clone], &[120]);
+pub const CLONE3: Call = call(&[libc::SYS_clone3], &[435]);
+pub const PERSONALITY: Call = call(&[libc::SYS_personality], &[136]);
+/// The socketcall of i386 has its arguments in memory, where a filter can't look; other runtimes let it pass too.
+pub const SOCKET: Call = call(&[libc::SYS_socket], &[359]);
+pub const MKNOD: Call = call(&[libc::SYS_mknod], &[14]);
+pub const MKNODAT: Call = call(&[libc::SYS_mknodat], &[297]);

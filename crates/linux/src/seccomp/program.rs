@@ -1,0 +1,133 @@
+//! Rules about system calls as a program that the kernel runs at each of them.
+
+use super::calls::Call;
+
+/// What a filter answers to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// This error, without doing anything. Zero is success.
+    Error(i32),
+}
+
+/// When it answers so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At each of them.
+    Always,
+    /// The argument of this index, masked, is not zero.
+    AnyBit(u8, u32),
+    /// The argument of this index, masked, is this.
+    Equals(u8, u32, u32),
+    /// The argument of this index is none of these.
+    NotIn(u8, &'static [u32]),
+}
+
+/// What is answered to a call, and when. All other calls are the kernel's.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule(pub Call, pub When, pub Answer);
+
+// Offsets into struct seccomp_data.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+/// From linux/audit.h.
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+/// Calls of the x32 kind say that they are of x86_64 and have this bit.
+const X32: u32 = 0x4000_0000;
+
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+
+/// The program.
+pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
+    let native = section(rules, |call| {
+        call.x86_64.iter().map(|number| *number as u32).collect()
+    });
+    let other = section(rules, |call| call.i386.to_vec());
+    let mut code = vec![
+        statement(LOAD, ARCHITECTURE),
+        jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 3, 0),
+        jump(libc::BPF_JEQ, AUDIT_ARCH_I386, 1, 0),
+        // No processor that runs this program knows another.
+        answer(Answer::Error(libc::ENOSYS)),
+        // Only jumps without a condition are long enough.
+        statement(libc::BPF_JMP | libc::BPF_JA, native.len() as u32),
+    ];
+    code.extend(native);
+    code.extend(other);
+    code
+}
+
+/// The rules for one architecture. Ends with an answer in any case.
+fn section(rules: &[Rule], numbers: impl Fn(&Call) -> Vec<u32>) -> Vec<libc::sock_filter> {
+    let mut code = number().to_vec();
+    for Rule(call, when, then) in rules {
+        for number in numbers(call) {
+            let check = condition(*when, *then);
+            // Jumps are relative and short; every condition is.
+            code.push(jump(libc::BPF_JEQ, number, 0, check.len() as u8));
+            code.extend(check);
+        }
+    }
+    code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW));
+    code
+}
+
+/// Loads the call's number. What x32 has in common with x86_64 has the same number, and the same rules.
+fn number() -> [libc::sock_filter; 2] {
+    [statement(LOAD, NUMBER), statement(AND, !X32)]
+}
+
+/// Answers if `when` holds, else goes on behind itself with the call's number loaded again.
+fn condition(when: When, then: Answer) -> Vec<libc::sock_filter> {
+    let argument = |index: u8| statement(LOAD, ARGUMENTS + 8 * u32::from(index));
+    let mut code = match when {
+        When::Always => return vec![answer(then)],
+        When::AnyBit(index, bits) => vec![
+            argument(index),
+            jump(libc::BPF_JSET, bits, 0, 1),
+            answer(then),
+        ],
+        When::Equals(index, bits, value) => vec![
+            argument(index),
+            statement(AND, bits),
+            jump(libc::BPF_JEQ, value, 0, 1),
+            answer(then),
+        ],
+        When::NotIn(index, values) => {
+            let mut code = vec![argument(index)];
+            for (at, value) in values.iter().enumerate() {
+                code.push(jump(libc::BPF_JEQ, *value, (values.len() - at) as u8, 0));
+            }
+            code.push(answer(then));
+            code
+        }
+    };
+    code.extend(number());
+    code
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+fn jump(code: u32, k: u32, yes: u8, no: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        code: (libc::BPF_JMP | code | libc::BPF_K) as u16,
+        jt: yes,
+        jf: no,
+        k,
+    }
+}
+
+fn answer(answer: Answer) -> libc::sock_filter {
+    let Answer::Error(number) = answer;
+    statement(RETURN, libc::SECCOMP_RET_ERRNO | number as u32)
+}

@@ -1,0 +1,65 @@
+//! What is in a file, copied: by reference where the file system can, else without its holes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+/// Gives the new file `to` what `from` holds.
+pub fn copy(from: &OwnedFd, to: &OwnedFd, size: u64, buffer: &mut [u8]) -> io::Result<()> {
+    if size == 0 || rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(to, size)?;
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => break,
+            // A file system that knows no holes.
+            Err(_) => at,
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(size);
+        let end = end.clamp(start + 1, size.max(start + 1));
+        range(from, to, start, end, buffer)?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn range(from: &OwnedFd, to: &OwnedFd, mut at: u64, end: u64, buffer: &mut [u8]) -> io::Result<()> {
+    // In the kernel, as long as it does it; which pairs of file systems can depends on its version.
+    while at < end {
+        let (mut source, mut target) = (at, at);
+        let length = usize::try_from(end - at).unwrap_or(1 << 30).min(1 << 30);
+        let copied =
+            rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), length);
+        match copied {
+            Ok(copied) if copied > 0 => at += copied as u64,
+            Err(Errno::NOSPC) => return Err(Errno::NOSPC.into()),
+            _ => break,
+        }
+    }
+    while at < end {
+        let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+        let most = most.min(buffer.len());
+        let read = match rustix::io::pread(from, &mut buffer[..most], at) {
+            Err(Errno::INTR) => continue,
+            read => read?,
+        };
+        if read == 0 {
+            break;
+        }
+        let mut written = 0;
+        while written < read {
+            match rustix::io::pwrite(to, &buffer[written..read], at + written as u64) {
+                Err(Errno::INTR) => {}
+                done => written += done?,
+            }
+        }
+        at += read as u64;
+    }
+    Ok(())
+}

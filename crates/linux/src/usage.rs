@@ -1,0 +1,332 @@
+//! What processes use, by what `/proc` tells everybody: for where no control group counts it.
+//!
+//! A [`Table`] is one look at all processes. Who belongs together is found by descent; what one of them has used is in its
+//! [`Sample`], and that of the children that it has waited for with it.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+/// Beyond this, adding up shares of pages takes the kernel too long, and holds the process up.
+const LARGEST_SHARED_OUT: u64 = 1 << 30;
+
+/// One process at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Who started it, or who has inherited it.
+    pub parent: i32,
+    /// Of processors, by itself and by children that it has waited for.
+    pub cpu: Duration,
+    /// Page faults of itself and of such children, and those that had to read.
+    pub page_faults: (u64, u64),
+    /// Bytes that are in memory, shared ones in full.
+    pub resident: u64,
+    /// Bytes of addresses.
+    pub addresses: u64,
+    /// Ticks of the clock between the start of the machine and its own. With its number, this names it for ever.
+    pub started: u64,
+}
+
+/// All processes that can be seen, by number.
+#[derive(Clone, Debug, Default)]
+pub struct Table(HashMap<i32, Sample>);
+
+impl Table {
+    /// Looks at all of them. Those that end meanwhile are left out.
+    pub fn read() -> io::Result<Self> {
+        let mut found = HashMap::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let pid = name.to_str().and_then(|name| name.parse().ok());
+            if let Some((pid, sample)) = pid.and_then(|pid| Some((pid, Sample::of(pid)?))) {
+                found.insert(pid, sample);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Looks at `root` and all that descends from it, and at nobody else. `None` if the kernel doesn't tell of children.
+    pub fn below(root: i32) -> Option<Self> {
+        let mut found = HashMap::new();
+        let mut next = vec![root];
+        while let Some(pid) = next.pop() {
+            let Some(sample) = Sample::of(pid) else {
+                continue;
+            };
+            found.insert(pid, sample);
+            match children(pid) {
+                Ok(children) => next.extend(children),
+                // A process that has ended meanwhile has none.
+                Err(_) if Sample::of(pid).is_none() => {}
+                Err(_) => return None,
+            }
+        }
+        Some(Self(found))
+    }
+
+    /// One of them.
+    pub fn get(&self, pid: i32) -> Option<&Sample> {
+        self.0.get(&pid)
+    }
+
+    /// Their numbers.
+    pub fn pids(&self) -> impl Iterator<Item = i32> {
+        self.0.keys().copied()
+    }
+
+    /// Those of `roots` that are there, and all that descend from them.
+    pub fn tree(&self, roots: impl IntoIterator<Item = i32>) -> HashSet<i32> {
+        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        for (&pid, sample) in &self.0 {
+            children.entry(sample.parent).or_default().push(pid);
+        }
+        let mut found = HashSet::new();
+        let mut next: Vec<i32> = roots.into_iter().collect();
+        while let Some(pid) = next.pop() {
+            if self.0.contains_key(&pid) && found.insert(pid) {
+                next.extend(children.get(&pid).into_iter().flatten());
+            }
+        }
+        found
+    }
+
+    /// What these of them have used of processors together.
+    pub fn cpu<'a>(&self, pids: impl IntoIterator<Item = &'a i32>) -> Duration {
+        pids.into_iter()
+            .filter_map(|pid| self.0.get(pid))
+            .map(|sample| sample.cpu)
+            .sum()
+    }
+}
+
+impl Sample {
+    /// Looks at one process; `None` if there is none, or it can't be seen.
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Self::parse(&stat, rustix::param::clock_ticks_per_second(), page())
+    }
+
+    /// The text of `/proc/PID/stat`. The command's name stands in parentheses and may itself hold parentheses and
+    /// spaces, so that fields are counted from the last one.
+    fn parse(stat: &str, ticks_per_second: u64, page: u64) -> Option<Self> {
+        let (_, rest) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        // The first field after the name is the third of proc(5).
+        let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
+        // Children's times are signed in the kernel's own text, and never negative.
+        let ticks: u64 = [14, 15, 16, 17].into_iter().filter_map(number).sum();
+        Some(Self {
+            parent: fields.get(1)?.parse().ok()?,
+            cpu: Duration::from_nanos(
+                ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)),
+            ),
+            page_faults: (number(10)? + number(11)?, number(12)? + number(13)?),
+            addresses: number(23)?,
+            resident: number(24)?.saturating_mul(page),
+            started: number(22)?,
+        })
+    }
+}
+
+/// Memory of a process, each page that it shares with others counted in part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// All bytes.
+    pub all: u64,
+    /// Those that belong to no file.
+    pub anonymous: u64,
+}
+
+impl Memory {
+    /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very
+    /// large, or not ours.
+    pub fn of(pid: i32, sample: &Sample) -> Self {
+        let file = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
+        if sample.resident <= LARGEST_SHARED_OUT
+            && let Some(text) = file("smaps_rollup")
+            && let Some(all) = kilobytes(&text, "Pss:")
+        {
+            let anonymous =
+                kilobytes(&text, "Pss_Anon:").or_else(|| kilobytes(&text, "Anonymous:"));
+            let anonymous = anonymous.unwrap_or(0);
+            return Self { all, anonymous };
+        }
+        let status = file("status").unwrap_or_default();
+        let all = kilobytes(&status, "VmRSS:").unwrap_or(sample.resident);
+        let anonymous = kilobytes(&status, "RssAnon:").unwrap_or(0);
+        Self { all, anonymous }
+    }
+}
+
+/// The number of the process that a descriptor of a process stands for; `None` when it has ended.
+pub fn pid_of(process: impl AsFd) -> Option<i32> {
+    let path = format!("/proc/self/fdinfo/{}", process.as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).ok()?;
+    let pid: i32 = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Pid:"))?
+        .trim()
+        .parse()
+        .ok()?;
+    (pid > 0).then_some(pid)
+}
+
+/// When the machine was started, in seconds since 1970.
+pub fn boot_time() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("btime "))?;
+    line.trim().parse().ok()
+}
+
+/// What went through an interface of a network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// What came in.
+    pub received: Traffic,
+    /// What went out.
+    pub sent: Traffic,
+}
+
+/// Counters of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that were wrong.
+    pub errors: u64,
+    /// Packets that there was no room for.
+    pub dropped: u64,
+}
+
+/// The interfaces of the network that a process is in; none if it has ended.
+pub fn interfaces(pid: i32) -> Vec<Interface> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap_or_default();
+    parse_interfaces(&text)
+}
+
+fn parse_interfaces(text: &str) -> Vec<Interface> {
+    let parse = |line: &str| {
+        let (name, rest) = line.split_once(':')?;
+        let numbers: Vec<u64> = rest
+            .split_whitespace()
+            .map(|number| number.parse().ok())
+            .collect::<Option<_>>()?;
+        let traffic = |numbers: &[u64]| Traffic {
+            bytes: numbers[0],
+            packets: numbers[1],
+            errors: numbers[2],
+            dropped: numbers[3],
+        };
+        (numbers.len() >= 12).then(|| Interface {
+            name: name.trim().to_owned(),
+            received: traffic(&numbers),
+            sent: traffic(&numbers[8..]),
+        })
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// The children of all threads of a process.
+fn children(pid: i32) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("children"))?;
+        found.extend(
+            text.split_whitespace()
+                .filter_map(|pid| pid.parse::<i32>().ok()),
+        );
+    }
+    Ok(found)
+}
+
+/// The value of a line such as `Pss:      120 kB`, in bytes.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let number: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(number.saturating_mul(1024))
+}
+
+fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn fields_are_found_behind_an_awkward_name() {
+        let stat = "12 (a) b (c) S 7 12 12 0 -1 4194560 10 20 3 4 100 50 30 20 20 0 1 0 900 8192000 25 18446744073709551615 1 1";
+        let sample = Sample::parse(stat, 100, 4096).unwrap();
+        assert_eq!(
+            sample,
+            Sample {
+                parent: 7,
+                cpu: Duration::from_secs(2),
+                page_faults: (30, 7),
+                resident: 25 * 4096,
+                addresses: 8_192_000,
+                started: 900,
+            }
+        );
+        assert_eq!(Sample::parse("12 (a", 100, 4096), None);
+        assert_eq!(Sample::parse("12 (a) S 7", 100, 4096), None);
+    }
+
+    #[test]
+    fn this_process_uses_memory_and_its_children_are_found() {
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 60 & wait"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let mut below = HashSet::new();
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        while below.len() < 2 && std::time::Instant::now() < end {
+            let table = Table::read().unwrap();
+            below = table.tree([pid]);
+            if let Some(own) = Table::below(pid) {
+                assert!(own.get(pid).is_some());
+            }
+        }
+        let ours = Sample::of(std::process::id() as i32).unwrap();
+        let memory = Memory::of(std::process::id() as i32, &ours);
+        for pid in &below {
+            let pid = rustix::process::Pid::from_raw(*pid).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        child.wait().unwrap();
+        assert_eq!(below.len(), 2);
+        assert!(memory.all > 100 << 10 && memory.anonymous <= memory.all);
+        assert!(boot_time().unwrap() > 1_000_000_000);
+    }
+
+    #[test]
+    fn counters_of_interfaces_are_read() {
+        let text = "Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:    1000      10    0    0    0     0          0         0     1000      10    0    0    0     0       0          0
+  eth0: 2048 20 1 2 0 0 0 0 4096 40 3 4 0 0 0 0
+  odd: 1 2
+";
+        let found = parse_interfaces(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[1].name, "eth0");
+        assert_eq!(
+            (
+                found[1].received.bytes,
+                found[1].sent.bytes,
+                found[1].sent.dropped
+            ),
+            (2048, 4096, 4)
+        );
+    }
+}

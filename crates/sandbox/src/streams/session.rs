@@ -1,0 +1,120 @@
+//! One session: input from a request's body, frames into an answer's.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::LocalBoxStream;
+use tokio::sync::mpsc;
+
+use super::frames::{Size, Word};
+use super::input::Input;
+use super::words::Words;
+
+/// What a session says, as frames; the last one is how it ended.
+pub type Frames = LocalBoxStream<'static, Bytes>;
+
+/// A process or container, as a client is connected to it.
+pub struct Session {
+    /// Where the client's input goes.
+    pub input: Option<Input>,
+    /// What the client is told.
+    pub frames: Frames,
+    /// The terminal that gets the client's size.
+    pub terminal: Option<Rc<OwnedFd>>,
+    /// A client that vanishes leaves the process as it is, and what it writes is thrown away. Otherwise everything is closed,
+    /// which is what a terminal calls hanging up.
+    pub lingers: bool,
+}
+
+/// Runs a session to its end. The frames to be sent come out of what is returned; dropping that is the client's end.
+pub fn run(session: Session, words: Words) -> mpsc::Receiver<Bytes> {
+    let (tell, told) = mpsc::channel(1);
+    tokio::task::spawn_local(converse(session, words, tell));
+    told
+}
+
+async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {
+    let Session {
+        input,
+        mut frames,
+        terminal,
+        lingers,
+    } = session;
+    let told_all = {
+        let feeding = feed(words, input, terminal);
+        let telling = say(&mut frames, &tell);
+        tokio::pin!(feeding, telling);
+        tokio::select! {
+            told_all = &mut telling => told_all,
+            () = &mut feeding => telling.await,
+        }
+    };
+    drop(tell);
+    if !told_all && lingers {
+        while frames.next().await.is_some() {}
+    }
+}
+
+/// Tells everything; `false` if the client was gone first.
+async fn say(frames: &mut Frames, tell: &mpsc::Sender<Bytes>) -> bool {
+    loop {
+        let frame = tokio::select! {
+            biased;
+            () = tell.closed() => return false,
+            frame = frames.next() => frame,
+        };
+        let Some(frame) = frame else {
+            return true;
+        };
+        if tell.send(frame).await.is_err() {
+            return false;
+        }
+    }
+}
+
+/// Passes on what the client says, until it has said all or is gone.
+async fn feed(mut words: Words, mut input: Option<Input>, terminal: Option<Rc<OwnedFd>>) {
+    loop {
+        match words.next().await {
+            Ok(Some(Word::Input(bytes))) => {
+                if let Some(open) = &mut input
+                    && let Err(error) = open.write(&bytes).await
+                {
+                    // As with a pipe whose reader has ended. Sizes may still come.
+                    tracing::trace!(%error, "a process reads no more");
+                    input = None;
+                }
+            }
+            Ok(Some(Word::InputEnd)) => input = None,
+            Ok(Some(Word::Resize(size))) => {
+                if let Some(terminal) = &terminal
+                    && let Err(error) = resize(terminal, size)
+                {
+                    tracing::debug!(%error, "a terminal keeps its size");
+                }
+            }
+            Ok(Some(other)) => {
+                tracing::debug!(?other, "a client says what only a pod says");
+                return;
+            }
+            Ok(None) => return,
+            Err(error) => {
+                tracing::trace!(%error, "a client is gone");
+                return;
+            }
+        }
+    }
+}
+
+fn resize(terminal: &OwnedFd, size: Size) -> io::Result<()> {
+    let size = rustix::termios::Winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}

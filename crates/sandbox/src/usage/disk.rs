@@ -1,0 +1,181 @@
+//! What directories take: walked seldom, never in the way of an answer, and only so far.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::{DiskUsage, FileSystem};
+
+/// A directory is not walked again sooner.
+const FRESH: Duration = Duration::from_secs(60);
+/// Walking takes at most this part of the time.
+const PART: u32 = 20;
+/// What has more files than this is not told of, rather than walked for minutes.
+const MOST_FILES: u64 = 500_000;
+/// How long a first answer waits for directories that were never walked.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is known of the sizes of directories.
+#[derive(Clone, Default)]
+pub struct Disk(Rc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    known: RefCell<HashMap<PathBuf, Known>>,
+}
+
+struct Known {
+    /// `None` while it is walked for the first time, and if it has too many files.
+    usage: Option<DiskUsage>,
+    /// Not walked again before; `None` while it is being walked.
+    due: Option<Instant>,
+    walked: watch::Receiver<()>,
+}
+
+impl Disk {
+    /// What a directory takes, by the newest walk. Waits a little for the first.
+    pub async fn usage(&self, dir: &Path) -> Option<DiskUsage> {
+        let mut walked = self.walk_if_due(dir);
+        let first = self
+            .0
+            .known
+            .borrow()
+            .get(dir)
+            .is_none_or(|known| known.usage.is_none() && known.due.is_none());
+        if first {
+            // The sender is dropped when the walk is done.
+            let _ = tokio::time::timeout(FIRST_PATIENCE, walked.changed()).await;
+        }
+        self.0.known.borrow().get(dir)?.usage
+    }
+
+    /// Forgets directories that are not among these.
+    pub fn retain(&self, dirs: &HashSet<PathBuf>) {
+        self.0.known.borrow_mut().retain(|dir, known| {
+            // One that is being walked is looked at when that is done.
+            dirs.contains(dir) || known.due.is_none()
+        });
+    }
+
+    fn walk_if_due(&self, dir: &Path) -> watch::Receiver<()> {
+        let mut all = self.0.known.borrow_mut();
+        if let Some(known) = all.get(dir)
+            && known.due.is_none_or(|due| Instant::now() < due)
+        {
+            return known.walked.clone();
+        }
+        let (done, walked) = watch::channel(());
+        let usage = all.get(dir).and_then(|known| known.usage);
+        let known = Known {
+            usage,
+            due: None,
+            walked: walked.clone(),
+        };
+        all.insert(dir.to_owned(), known);
+        let (inner, dir) = (Rc::clone(&self.0), dir.to_owned());
+        tokio::task::spawn_local(async move {
+            let began = Instant::now();
+            let path = dir.clone();
+            // Walking blocks, and this thread is the pod's only one.
+            let usage = tokio::task::spawn_blocking(move || walk(&path)).await;
+            let pause = FRESH.max(began.elapsed() * PART);
+            if let Some(known) = inner.known.borrow_mut().get_mut(&dir) {
+                known.usage = usage.ok().flatten();
+                known.due = Some(Instant::now() + pause);
+            }
+            drop(done);
+        });
+        walked
+    }
+}
+
+/// The file system that `path` is on.
+pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
+    let status = rustix::fs::statvfs(path).ok()?;
+    Some(FileSystem {
+        capacity: status.f_blocks.saturating_mul(status.f_frsize),
+        available: status.f_bavail.saturating_mul(status.f_frsize),
+        inodes: status.f_files,
+        inodes_free: status.f_ffree,
+    })
+}
+
+/// What is used of the whole file system that `path` is on.
+pub(super) fn whole(path: &Path) -> Option<DiskUsage> {
+    let status = rustix::fs::statvfs(path).ok()?;
+    let blocks = status.f_blocks.saturating_sub(status.f_bfree);
+    Some(DiskUsage {
+        used: blocks.saturating_mul(status.f_frsize),
+        inodes: status.f_files.saturating_sub(status.f_ffree),
+        file_system: file_system(path)?,
+    })
+}
+
+/// Adds up a directory; `None` if it has too many files or isn't there. What can't be read counts as nothing, and what is
+/// mounted in it is not part of it.
+fn walk(dir: &Path) -> Option<DiskUsage> {
+    let top = std::fs::symlink_metadata(dir).ok()?;
+    let mut usage = DiskUsage {
+        used: top.blocks() * 512,
+        inodes: 1,
+        file_system: file_system(dir)?,
+    };
+    let mut linked = HashSet::new();
+    let mut next = vec![dir.to_owned()];
+    while let Some(dir) = next.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            let Ok(found) = entry.metadata() else {
+                continue;
+            };
+            let again = found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino());
+            if again || found.dev() != top.dev() {
+                continue;
+            }
+            usage.used = usage.used.saturating_add(found.blocks() * 512);
+            usage.inodes += 1;
+            if usage.inodes > MOST_FILES {
+                return None;
+            }
+            if found.is_dir() {
+                next.push(entry.path());
+            }
+        }
+    }
+    Some(usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_is_walked_and_then_left_alone() {
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let home = tempfile::tempdir().unwrap();
+                let file = home.path().join("a/file");
+                std::fs::create_dir(home.path().join("a")).unwrap();
+                std::fs::write(&file, vec![1; 100 << 10]).unwrap();
+                std::fs::hard_link(&file, home.path().join("again")).unwrap();
+                std::os::unix::fs::symlink("/usr", home.path().join("link")).unwrap();
+
+                let disk = Disk::default();
+                let first = disk.usage(home.path()).await.unwrap();
+                assert!((100 << 10..200 << 10).contains(&first.used), "{first:?}");
+                assert_eq!(first.inodes, 4);
+                assert!(first.file_system.capacity > 0);
+                std::fs::write(home.path().join("more"), vec![1; 100 << 10]).unwrap();
+                assert_eq!(disk.usage(home.path()).await, Some(first));
+                disk.retain(&HashSet::new());
+                assert!(disk.usage(home.path()).await.unwrap().used > first.used);
+                assert_eq!(disk.usage(&home.path().join("none")).await, None);
+            })
+            .await;
+    }
+}

@@ -1,0 +1,225 @@
+//! Puts a pod's figures together.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use k8s_openapi::jiff::Timestamp;
+use linux::cgroup::{Group, Usage};
+
+use super::disk::{self, Disk};
+use super::processes::{Counter, PodProcesses, Together};
+use super::{ContainerUsage, InterfaceUsage, MemoryUsage, PodUsage, TrafficUsage, VolumeUsage};
+
+/// A container to measure.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub id: String,
+    /// Its first process, as this process sees it.
+    pub first: i32,
+    /// When it was started.
+    pub started: Timestamp,
+    /// Where it keeps what it changes in its image.
+    pub root: PathBuf,
+    /// Where its logs are.
+    pub logs: PathBuf,
+    /// Its control group, if it has one.
+    pub group: Option<Group>,
+}
+
+/// A volume to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeSubject {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// It has a file system of its own, or shares one with others of its kind, that is to be told of as a whole.
+    pub whole: bool,
+}
+
+/// Measures one pod, again and again.
+#[derive(Default)]
+pub struct Meter {
+    disk: Disk,
+    /// By container id, and one for the pod under the empty name.
+    cpu: RefCell<HashMap<String, Counter>>,
+}
+
+impl Meter {
+    /// What the pod below the inner process uses now. `group` is the pod's, `host_network` says that the network isn't its own.
+    pub async fn measure(
+        &self,
+        inner: i32,
+        group: Option<&Group>,
+        host_network: bool,
+        containers: &[Subject],
+        volumes: &[VolumeSubject],
+    ) -> PodUsage {
+        let at = Timestamp::now();
+        let processes = PodProcesses::look(inner);
+        let known: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
+        self.cpu
+            .borrow_mut()
+            .retain(|id, _| id.is_empty() || known.contains(id.as_str()));
+        let mut measured = Vec::new();
+        for subject in containers {
+            let mut usage = self.container(subject, &processes);
+            usage.root = self.disk.usage(&subject.root).await;
+            usage.logs = self.disk.usage(&subject.logs).await;
+            measured.push(usage);
+        }
+        let mut of_volumes = Vec::new();
+        for volume in volumes {
+            let disk = if volume.whole {
+                disk::whole(&volume.path)
+            } else {
+                self.disk.usage(&volume.path).await
+            };
+            let name = volume.name.clone();
+            of_volumes.extend(disk.map(|disk| VolumeUsage { name, disk }));
+        }
+        let walked = containers
+            .iter()
+            .flat_map(|subject| [subject.root.clone(), subject.logs.clone()])
+            .chain(volumes.iter().map(|volume| volume.path.clone()));
+        self.disk.retain(&walked.collect());
+
+        let together = processes.of_pod();
+        let (cpu_ns, memory, count) = match group.and_then(|group| group.usage().ok()) {
+            Some(usage) => (usage.cpu_ns, memory(&usage, &together), together.processes),
+            None => (
+                self.count("", &together),
+                together.memory,
+                together.processes,
+            ),
+        };
+        PodUsage {
+            at,
+            containers: measured,
+            cpu_ns,
+            memory,
+            processes: count,
+            interfaces: if host_network {
+                Vec::new()
+            } else {
+                interfaces(inner)
+            },
+            volumes: of_volumes,
+        }
+    }
+
+    fn container(&self, subject: &Subject, processes: &PodProcesses) -> ContainerUsage {
+        let together = processes.of_container(subject.first);
+        let group = subject.group.as_ref().and_then(|group| group.usage().ok());
+        ContainerUsage {
+            name: subject.name.clone(),
+            id: subject.id.clone(),
+            started: subject.started,
+            cpu_ns: match &group {
+                Some(usage) => usage.cpu_ns,
+                None => self.count(&subject.id, &together),
+            },
+            throttled_ns: group.as_ref().map(|usage| usage.throttled_ns),
+            memory: match &group {
+                Some(usage) => memory(usage, &together),
+                None => together.memory,
+            },
+            processes: together.processes,
+            root: None,
+            logs: None,
+        }
+    }
+
+    fn count(&self, id: &str, together: &Together) -> u64 {
+        let used = u64::try_from(together.cpu.as_nanos()).unwrap_or(u64::MAX);
+        let mut counters = self.cpu.borrow_mut();
+        counters.entry(id.to_owned()).or_default().note(used)
+    }
+}
+
+/// Memory by a control group, or by its processes where the group doesn't count it.
+fn memory(group: &Usage, processes: &Together) -> MemoryUsage {
+    if group.memory == 0 {
+        return processes.memory;
+    }
+    MemoryUsage {
+        usage: group.memory,
+        working_set: group.working_set,
+        rss: group.rss,
+        page_faults: group.page_faults.0,
+        major_page_faults: group.page_faults.1,
+    }
+}
+
+fn interfaces(inner: i32) -> Vec<InterfaceUsage> {
+    let traffic = |found: linux::usage::Traffic| TrafficUsage {
+        bytes: found.bytes,
+        packets: found.packets,
+        errors: found.errors,
+        dropped: found.dropped,
+    };
+    linux::usage::interfaces(inner)
+        .into_iter()
+        .filter(|interface| interface.name != "lo")
+        .map(|interface| InterfaceUsage {
+            name: interface.name,
+            received: traffic(interface.received),
+            sent: traffic(interface.sent),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_is_measured_as_a_container() {
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let home = tempfile::tempdir().unwrap();
+                let mut process = std::process::Command::new("sleep")
+                    .arg("60")
+                    .spawn()
+                    .unwrap();
+                let first = process.id() as i32;
+                let subject = Subject {
+                    name: "main".to_owned(),
+                    id: "1".to_owned(),
+                    first,
+                    started: Timestamp::now(),
+                    root: home.path().to_owned(),
+                    logs: home.path().join("none"),
+                    group: None,
+                };
+                let volume = VolumeSubject {
+                    name: "v".to_owned(),
+                    path: home.path().to_owned(),
+                    whole: true,
+                };
+                let meter = Meter::default();
+                let usage = meter
+                    .measure(
+                        first,
+                        None,
+                        false,
+                        &[subject],
+                        std::slice::from_ref(&volume),
+                    )
+                    .await;
+                process.kill().unwrap();
+                process.wait().unwrap();
+                let main = &usage.containers[0];
+                assert_eq!((main.processes, usage.processes), (1, 1));
+                assert!(main.memory.working_set > 0 && main.memory == usage.memory);
+                assert!(main.root.is_some() && main.logs.is_none());
+                assert!(usage.volumes[0].disk.file_system.capacity > 0);
+            })
+            .await;
+    }
+}

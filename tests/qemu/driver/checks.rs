@@ -1,0 +1,258 @@
+//! What is tried.
+
+use std::time::{Duration, Instant};
+
+use linux::cgroup::Group;
+use serde_json::{Value, json};
+
+use crate::Seen;
+use crate::node::{Node, Way};
+
+/// Takes all the memory that there is, as a child of the container's first process.
+const EAT: &str = "tail /dev/zero; code=$?; echo survived; exit $code";
+const SLEEP: &str = "exec sleep 1000";
+
+fn container(name: &str, script: &str, resources: Value) -> Value {
+    json!({"name": name, "image": "coracle.test/busybox:1", "imagePullPolicy": "Never", "command": ["sh", "-c", script],
+        "resources": resources})
+}
+
+fn pod(containers: Value) -> Value {
+    json!({"restartPolicy": "Never", "containers": containers})
+}
+
+fn memory_limit(bytes: &str) -> Value {
+    json!({"limits": {"memory": bytes}})
+}
+
+fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+fn file(group: &Group, name: &str) -> String {
+    let text = std::fs::read_to_string(group.path().join(name)).unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// A container that wants more than its limit is killed, as a whole, and its sibling lives.
+pub async fn memory(node: &Node) -> Seen {
+    let containers = json!([
+        container("sibling", SLEEP, memory_limit("16Mi")),
+        container("eater", EAT, memory_limit("32Mi")),
+    ]);
+    let mut pod = node.run("memory", pod(containers), Way::Grouped).await?;
+    pod.running("sibling").await?;
+    must(file(&pod.group, "memory.max") == "50331648", || {
+        format!("the pod's limit is {}", file(&pod.group, "memory.max"))
+    })?;
+    let end = pod.ended("eater").await?;
+    must(end == ("OOMKilled".to_owned(), 137), || {
+        format!("it ended with {end:?}")
+    })?;
+    let log = pod.log("eater").await?;
+    must(!log.contains("survived"), || {
+        "its first process lived on".to_owned()
+    })?;
+    must(pod.still_runs("sibling").await?, || {
+        "its sibling died".to_owned()
+    })?;
+    let sibling = pod.group.below("sibling-0");
+    must(sibling.oom_kills() == Some(0), || {
+        format!("{:?}", sibling.oom_kills())
+    })?;
+    let usage = sibling.usage().map_err(|error| error.to_string())?;
+    must(
+        usage.working_set > 0 && usage.processes == 1 && usage.cpu_ns > 0,
+        || format!("{usage:?}"),
+    )?;
+    pod.end().await?;
+    Ok(format!(
+        "{end:?}, the sibling uses {} bytes",
+        usage.working_set
+    ))
+}
+
+/// A container sees its own group as the root, can't change it, and commands in it belong to it.
+pub async fn view(node: &Node) -> Seen {
+    let script = "cat /proc/self/cgroup; cd /sys/fs/cgroup; cat memory.max cpu.max cpu.weight; (echo max > memory.max) 2>&1; exec sleep 1000";
+    let resources = json!({"limits": {"memory": "24Mi", "cpu": "1500m"}, "requests": {"cpu": "500m", "memory": "1Mi"}});
+    let mut looker = container("looker", script, resources);
+    looker["startupProbe"] = json!({"exec": {"command": ["sh", "-c", "grep -qx 0::/ /proc/self/cgroup"]},
+        "periodSeconds": 1, "failureThreshold": 20, "timeoutSeconds": 10});
+    let mut pod = node.run("view", pod(json!([looker])), Way::Grouped).await?;
+    // Upon which the probe has passed: an exec is born into the container's group.
+    pod.running("looker").await?;
+    let group = pod.group.below("looker-0");
+    let set = ["memory.oom.group", "cpu.weight"].map(|name| file(&group, name));
+    must(set == ["1", "59"], || format!("it was told {set:?}"))?;
+    must(
+        ["", "0"].contains(&file(&group, "memory.swap.max").as_str()),
+        || "it may swap".to_owned(),
+    )?;
+    let log = pod.log("looker").await?;
+    let lines: Vec<&str> = log.lines().collect();
+    must(
+        lines.len() == 5 && lines[..4] == ["0::/", "25165824", "150000 100000", "59"],
+        || format!("it sees {lines:?}"),
+    )?;
+    must(lines[4].contains("Read-only file system"), || {
+        format!("it can write: {}", lines[4])
+    })?;
+    pod.end().await?;
+    Ok("its own group is the root, and read-only".to_owned())
+}
+
+/// The limit of a pod as a whole holds for containers without one.
+pub async fn pod_memory(node: &Node) -> Seen {
+    let mut spec = pod(json!([
+        container("sibling", SLEEP, json!({})),
+        container("eater", EAT, json!({}))
+    ]));
+    spec["resources"] = memory_limit("40Mi");
+    let mut pod = node.run("whole", spec, Way::Grouped).await?;
+    pod.running("sibling").await?;
+    let end = pod.ended("eater").await?;
+    must(end == ("OOMKilled".to_owned(), 137), || {
+        format!("it ended with {end:?}")
+    })?;
+    must(pod.still_runs("sibling").await?, || {
+        "its sibling died".to_owned()
+    })?;
+    pod.end().await?;
+    Ok(format!("{end:?}"))
+}
+
+/// The same exit code for other reasons is another reason.
+pub async fn other_ends(node: &Node) -> Seen {
+    let containers = json!([
+        container("says-so", "exit 137", memory_limit("16Mi")),
+        container(
+            "stubborn",
+            "trap '' TERM; while :; do sleep 1; done",
+            memory_limit("16Mi")
+        ),
+    ]);
+    let mut pod = node.run("ends", pod(containers), Way::Grouped).await?;
+    let says_so = pod.ended("says-so").await?;
+    pod.running("stubborn").await?;
+    pod.stop(0).await?;
+    let stubborn = pod.ended("stubborn").await?;
+    let error = ("Error".to_owned(), 137);
+    must(says_so == error && stubborn == error, || {
+        format!("they ended with {says_so:?} and {stubborn:?}")
+    })?;
+    pod.end().await?;
+    Ok(format!("{says_so:?} and {stubborn:?}"))
+}
+
+/// A busy loop gets no more than its limit.
+pub async fn processors(node: &Node) -> Seen {
+    let limit = json!({"limits": {"cpu": "200m"}});
+    let containers = json!([container("busy", "while :; do :; done", limit)]);
+    let mut pod = node.run("busy", pod(containers), Way::Grouped).await?;
+    pod.running("busy").await?;
+    let group = pod.group.below("busy-0");
+    let look = || group.usage().map_err(|error| error.to_string());
+    let (began, before) = (Instant::now(), look()?);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (wall, after) = (began.elapsed(), look()?);
+    let part = (after.cpu_ns - before.cpu_ns) as f64 / wall.as_nanos() as f64;
+    let held_back = after.throttled_ns > before.throttled_ns;
+    pod.end().await?;
+    let words = format!("{part:.3} of a processor where 0.2 is the limit, held back: {held_back}");
+    must(part < 0.25 && held_back, || words.clone())?;
+    Ok(words)
+}
+
+/// A pod that forks without end is stopped while its sandbox still can. This one is a step that divides its own group.
+pub async fn processes(node: &Node) -> Seen {
+    let most = node
+        .groups
+        .most_processes()
+        .ok_or("processes are not limited")?;
+    let fork = "n=0; while sleep 1000 & do n=$((n+1)); echo $n; done";
+    let spec = pod(json!([container("bomb", fork, json!({}))]));
+    let mut pod = node.run("forks", spec, Way::Step).await?;
+    let end = pod.ended("bomb").await?;
+    let pods = node.step().below("coracle-pods");
+    let limit: u64 = file(&pods, "pids.max")
+        .parse()
+        .map_err(|_| "pods have no limit")?;
+    let log = pod.log("bomb").await?;
+    let forked = log
+        .lines()
+        .filter_map(|line| line.parse::<u64>().ok())
+        .max();
+    pod.end().await?;
+    let words = format!("{end:?} after {forked:?} of {limit} processes, of the job's {most}");
+    let stopped = forked.is_some_and(|forked| forked < limit && forked > limit / 2);
+    must(end.1 != 0 && stopped && limit < most, || {
+        format!("{words}: {log:?}")
+    })?;
+    let left = node.step().groups();
+    must(left.is_empty(), || {
+        format!("{left:?} is left of the step's group")
+    })?;
+    node.step().remove().map_err(|error| error.to_string())?;
+    Ok(words)
+}
+
+/// What a killed sandbox leaves is no hindrance to the next.
+pub async fn killed_sandbox(node: &Node) -> Seen {
+    let spec = pod(json!([container("main", SLEEP, memory_limit("16Mi"))]));
+    let mut first = node.run("killed", spec.clone(), Way::Grouped).await?;
+    first.running("main").await?;
+    first.kill().await?;
+    let mut second = node.run("killed", spec, Way::Grouped).await?;
+    second.running("main").await?;
+    let inside = second.group.below("main-0").processes();
+    let inside = inside.map_err(|error| error.to_string())?;
+    must(inside.len() == 1, || format!("{inside:?}"))?;
+    second.end().await?;
+    Ok("the next one runs in the same group".to_owned())
+}
+
+/// Nothing of a pod that has ended is left.
+pub async fn removed(node: &Node) -> Seen {
+    let left = node.groups.groups();
+    must(left.is_empty(), || format!("{left:?}"))?;
+    Ok("nothing is left".to_owned())
+}
+
+/// Without groups of its own, a pod is limited by those that it was started in, and still its end is told.
+pub async fn without_groups(node: &Node) -> Seen {
+    let containers = json!([
+        container("sibling", SLEEP, json!({})),
+        container("says-so", "exit 137", json!({})),
+        container("eater", &format!("sleep 2; {EAT}"), json!({})),
+    ]);
+    let mut pod = node.run("plain", pod(containers), Way::Plain).await?;
+    pod.running("sibling").await?;
+    let says_so = pod.ended("says-so").await?;
+    let eater = pod.ended("eater").await?;
+    let right = says_so == ("Error".to_owned(), 137) && eater == ("OOMKilled".to_owned(), 137);
+    must(right, || {
+        format!("they ended with {says_so:?} and {eater:?}")
+    })?;
+    must(pod.still_runs("sibling").await?, || {
+        "the sibling died".to_owned()
+    })?;
+    must(node.groups.groups().is_empty(), || {
+        "it has a group".to_owned()
+    })?;
+    pod.end().await?;
+    Ok(format!("{eater:?}, told from {says_so:?}"))
+}
+
+/// After the end the group is as we found it: ours alone, and not divided.
+pub fn given_back() -> Seen {
+    let own = Group::own().ok_or("there is none")?;
+    let below = own.groups();
+    let alone = own.processes().map_err(|error| error.to_string())?;
+    let control = file(&own, "cgroup.subtree_control");
+    must(
+        below.is_empty() && alone == [std::process::id()] && control.is_empty(),
+        || format!("{below:?} {alone:?} {control:?}"),
+    )?;
+    Ok(own.path().display().to_string())
+}

@@ -1,0 +1,100 @@
+//! Limits: by control groups of version 2, which this machine may not have and a virtual one has (tests/qemu), and by those that the
+//! job was put into.
+
+use std::process::{Command, Stdio};
+
+use e2e::{Cluster, Lab, Role, container};
+
+/// Boots, tries, and says what it saw; the machine's own end is an end of the test, and so is its time.
+#[test]
+fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
+    let run = concat!(env!("CARGO_MANIFEST_DIR"), "/qemu/run");
+    let output = Command::new("timeout")
+        .args(["120", run, env!("CARGO_BIN_EXE_limits")])
+        .stdin(Stdio::null())
+        .output()
+        .expect("a script can be started");
+    let console = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = |line: &str| console.lines().any(|found| found.starts_with(line));
+    for check in [
+        "a-container-beyond-its-memory",
+        "what-a-container-sees",
+        "a-pod-beyond-its-memory",
+        "other-ends-are-told-apart",
+        "processors",
+        "processes",
+        "a-killed-sandbox",
+        "groups-are-removed",
+        "without-groups",
+        "the-group-is-given-back",
+    ] {
+        assert!(
+            said(&format!("ok {check}: ")),
+            "{check}:\n{console}\n{errors}"
+        );
+    }
+    assert!(said("VERDICT ok"), "{console}\n{errors}");
+}
+
+/// What Slurm does where it constrains memory: a group, with a limit, for all that the step starts.
+const CONSTRAIN: &str = r#"
+if test -d /sys/fs/cgroup/memory; then
+  group=/sys/fs/cgroup/memory/coracle-e2e limit=memory.limit_in_bytes
+else
+  group=/sys/fs/cgroup/coracle-e2e limit=memory.max
+  echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+fi
+mkdir -p $group && echo 300M > $group/$limit && for pid in PIDS; do echo $pid > $group/cgroup.procs; done
+"#;
+const UNDO: &str =
+    "rmdir /sys/fs/cgroup/memory/coracle-e2e /sys/fs/cgroup/coracle-e2e 2>/dev/null; true";
+
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: several}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  containers:
+  - {name: sibling, image: IMAGE, command: [sleep, '1000']}
+  - {name: says-so, image: IMAGE, command: [sh, -c, 'exit 137']}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: eater}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'sleep 2; tail /dev/zero']}]
+"#;
+
+#[test]
+fn a_container_that_the_jobs_limit_kills_is_told_from_others() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    let agents = [Role::AgentGuard, Role::Agent].map(|role| lab.find("node2", role).pid);
+    let pids = agents.map(|pid| pid.to_string()).join(" ");
+    lab.root("node2", &CONSTRAIN.replace("PIDS", &pids))
+        .succeeded();
+    cluster.create(&lab, PODS);
+    let end = |pod: &serde_json::Value, name: &str| {
+        let state = &container(pod, name)["state"]["terminated"];
+        format!("{} {}", state["reason"], state["exitCode"])
+    };
+    let eater = cluster.in_phase("eater", "Failed");
+    assert_eq!(end(&eater, "c"), "\"OOMKilled\" 137", "{eater:#}");
+    let several = cluster.pod_until("several", "one has ended", |pod| {
+        container(pod, "says-so")["state"]["terminated"].is_object()
+    });
+    assert_eq!(end(&several, "says-so"), "\"Error\" 137", "{several:#}");
+    assert!(
+        container(&several, "sibling")["state"]["running"].is_object(),
+        "{several:#}"
+    );
+    cluster.exit(0);
+    lab.root("node2", UNDO);
+    lab.nothing_left();
+}

@@ -1,0 +1,392 @@
+//! What nodes and pods use, as kubectl, autoscalers and dashboards ask for it; and what the parts of a cluster log.
+
+use std::time::Duration;
+
+use e2e::{Cluster, Lab, eventually};
+use serde_json::Value;
+
+/// One container works, one holds memory, one writes.
+const BUSY: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: busy, labels: {app: busy}}
+spec:
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: v, emptyDir: {}}, {name: m, emptyDir: {medium: Memory, sizeLimit: 64Mi}}]
+  containers:
+  - {name: works, image: IMAGE, command: [sh, -c, 'while :; do :; done']}
+  - name: holds
+    image: IMAGE
+    command: [sh, -c, 'x=$(head -c 24000000 /dev/zero | tr "\0" x); echo ${#x}; sleep 1000']
+    resources: {limits: {memory: 512Mi}}
+  - name: writes
+    image: IMAGE
+    command: [sh, -c, 'head -c 3000000 /dev/zero > /file; head -c 5000000 /dev/zero > /v/file; head -c 2000000 /dev/zero > /m/file; echo done; sleep 1000']
+    volumeMounts: [{name: v, mountPath: /v}, {name: m, mountPath: /m}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: idle, labels: {app: idle}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: main, image: IMAGE, command: [sleep, '1000']}]
+"#;
+
+const MB: u64 = 1_000_000;
+
+#[test]
+fn figures_of_pods_and_nodes_are_true() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, BUSY);
+    for pod in ["busy", "idle"] {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    assert!(
+        eventually(Duration::from_secs(30), || {
+            let written = cluster.logs("busy", "writes").contains("done");
+            (written && cluster.logs("busy", "holds").contains("24000000")).then_some(())
+        })
+        .is_some()
+    );
+
+    the_summary_is_true(&mut cluster);
+    prometheus_finds_upstreams_names(&mut cluster);
+    kubectl_top_shows_who_works(&mut cluster);
+    the_node_tells_of_itself(&mut cluster);
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+fn node_of(cluster: &mut Cluster, pod: &str) -> String {
+    let pod = cluster.pod(pod);
+    pod["spec"]["nodeName"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn raw(cluster: &mut Cluster, node: &str, path: &str) -> String {
+    cluster.ask(&format!(
+        "kubectl get --raw \"/api/v1/nodes/{node}/proxy/{path}\""
+    ))
+}
+
+fn summary(cluster: &mut Cluster, node: &str, query: &str) -> Value {
+    json(cluster, node, &format!("stats/summary{query}"))
+}
+
+fn json(cluster: &mut Cluster, node: &str, path: &str) -> Value {
+    let text = raw(cluster, node, path);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+fn find<'a>(list: &'a Value, what: impl Fn(&Value) -> bool) -> &'a Value {
+    let all = list.as_array().into_iter().flatten();
+    all.into_iter()
+        .find(|item| what(item))
+        .unwrap_or_else(|| panic!("not among {list:#}"))
+}
+
+fn the_summary_is_true(cluster: &mut Cluster) {
+    let node = node_of(cluster, "busy");
+    let first = summary(cluster, &node, "");
+    let busy = find(&first["pods"], |pod| pod["podRef"]["name"] == "busy").clone();
+    let container = |name: &str| find(&busy["containers"], |found| found["name"] == name).clone();
+
+    let (works, holds, writes) = (container("works"), container("holds"), container("writes"));
+    let (work, rest) = (
+        number(&works["cpu"]["usageCoreNanoSeconds"]),
+        number(&writes["cpu"]["usageCoreNanoSeconds"]),
+    );
+    assert!(work > 100_000_000 && work > 2 * rest, "{work} {rest}");
+    assert!(number(&busy["cpu"]["usageCoreNanoSeconds"]) >= work);
+    let held = number(&holds["memory"]["workingSetBytes"]);
+    assert!((20 * MB..200 * MB).contains(&held), "{held}");
+    assert!(number(&holds["memory"]["availableBytes"]) > 300 * MB);
+    assert!(number(&busy["memory"]["workingSetBytes"]) >= held);
+    let root = number(&writes["rootfs"]["usedBytes"]);
+    assert!((3 * MB..5 * MB).contains(&root), "{root}");
+    assert!(number(&writes["rootfs"]["capacityBytes"]) > root);
+    assert!(number(&writes["logs"]["usedBytes"]) > 0);
+    let volume = |name: &str| find(&busy["volume"], |found| found["name"] == name).clone();
+    let on_disk = number(&volume("v")["usedBytes"]);
+    assert!((5 * MB..7 * MB).contains(&on_disk), "{on_disk}");
+    let in_memory = number(&volume("m")["usedBytes"]);
+    assert!((2 * MB..4 * MB).contains(&in_memory), "{in_memory}");
+    let ephemeral = number(&busy["ephemeral-storage"]["usedBytes"]);
+    assert!((8 * MB..12 * MB).contains(&ephemeral), "{ephemeral}");
+    assert_eq!(busy["network"]["name"], "eth0");
+    assert!(number(&busy["process_stats"]["process_count"]) >= 3);
+
+    let of_node = &first["node"];
+    assert_eq!(of_node["nodeName"], node.as_str());
+    let node_memory = number(&of_node["memory"]["workingSetBytes"]);
+    assert!(node_memory > held, "{node_memory}");
+    assert!(number(&of_node["cpu"]["usageCoreNanoSeconds"]) >= work);
+    assert!(number(&of_node["fs"]["capacityBytes"]) > 0);
+    let kubelet = find(&of_node["systemContainers"], |found| {
+        found["name"] == "kubelet"
+    });
+    assert!(number(&kubelet["memory"]["workingSetBytes"]) > MB);
+
+    // Counters go on, and only the worker's much.
+    std::thread::sleep(Duration::from_secs(2));
+    let second = summary(cluster, &node, "?only_cpu_and_memory=true");
+    let later = find(&second["pods"], |pod| pod["podRef"]["name"] == "busy");
+    let used = |name: &str| {
+        let found = find(&later["containers"], |found| found["name"] == name);
+        number(&found["cpu"]["usageCoreNanoSeconds"])
+    };
+    assert!(
+        used("works") > work + 200_000_000,
+        "{work} {}",
+        used("works")
+    );
+    assert!(
+        used("writes") < rest + 200_000_000,
+        "{rest} {}",
+        used("writes")
+    );
+    assert!(later["network"].is_null() && second["node"]["fs"].is_null());
+}
+
+fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
+    let node = node_of(cluster, "busy");
+    let resource = raw(cluster, &node, "metrics/resource");
+    for line in [
+        "# TYPE node_cpu_usage_seconds_total counter",
+        "container_cpu_usage_seconds_total{container=\"works\",namespace=\"default\",pod=\"busy\"} ",
+        "container_memory_working_set_bytes{container=\"holds\",namespace=\"default\",pod=\"busy\"} ",
+        "container_start_time_seconds{container=\"works\",namespace=\"default\",pod=\"busy\"} ",
+        "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"busy\"} ",
+        "pod_memory_working_set_bytes{namespace=\"default\",pod=\"busy\"} ",
+        "resource_scrape_error 0",
+    ] {
+        assert!(resource.contains(line), "no {line}\n{resource}");
+    }
+    let cadvisor = raw(cluster, &node, "metrics/cadvisor");
+    for name in [
+        "machine_cpu_cores{",
+        "machine_memory_bytes{",
+        "container_memory_rss{container=\"holds\"",
+        "container_memory_usage_bytes{container=\"holds\"",
+        "container_fs_usage_bytes{container=\"writes\"",
+        "container_spec_memory_limit_bytes{container=\"holds\"",
+        "container_last_seen{container=\"works\"",
+        "container_network_receive_bytes_total{container=\"\"",
+    ] {
+        assert!(cadvisor.contains(name), "no {name}\n{cadvisor}");
+    }
+    let limit = "container_spec_memory_limit_bytes{container=\"holds\"";
+    let line = cadvisor.lines().find(|line| line.starts_with(limit));
+    assert!(
+        line.is_some_and(|line| line.ends_with(" 536870912")),
+        "{line:?}"
+    );
+    let own = raw(cluster, &node, "metrics");
+    for name in [
+        "kubelet_running_pods ",
+        "kubelet_running_containers{container_state=\"running\"} ",
+        "process_cpu_seconds_total ",
+        "process_resident_memory_bytes ",
+    ] {
+        assert!(own.contains(name), "no {name}\n{own}");
+    }
+}
+
+fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
+    let mut last = String::new();
+    let shown = eventually(Duration::from_secs(60), || {
+        let (code, text) = cluster.try_ask("kubectl top pods --containers --no-headers");
+        last = text;
+        let works = last
+            .lines()
+            .find(|line| line.split_whitespace().nth(1) == Some("works"))?;
+        let milli: u64 = works
+            .split_whitespace()
+            .nth(2)?
+            .strip_suffix('m')?
+            .parse()
+            .ok()?;
+        (code == 0 && milli > 100).then_some(())
+    });
+    assert!(shown.is_some(), "never much of a processor:\n{last}");
+    let holds = last
+        .lines()
+        .find(|line| line.contains("holds"))
+        .unwrap_or_default();
+    let memory = holds
+        .split_whitespace()
+        .last()
+        .and_then(|text| text.strip_suffix("Mi"));
+    let memory: u64 = memory.and_then(|text| text.parse().ok()).unwrap_or(0);
+    assert!((20..200).contains(&memory), "{last}");
+
+    let nodes = cluster.ask("kubectl top nodes --no-headers");
+    assert_eq!(nodes.lines().count(), 2, "{nodes}");
+    assert!(!nodes.contains("unknown"), "{nodes}");
+    let chosen = cluster.ask("kubectl top pods --selector=app=idle --no-headers");
+    assert!(
+        chosen.starts_with("idle ") && chosen.lines().count() == 1,
+        "{chosen}"
+    );
+    let one = cluster.ask("kubectl top pod busy --no-headers");
+    assert!(one.starts_with("busy "), "{one}");
+    let status = cluster.ask("kubectl get apiservice v1beta1.metrics.k8s.io --output=jsonpath={.status.conditions[0].status}");
+    assert_eq!(status, "True");
+    // Who may look at pods may look at this, and nobody else.
+    let may = |who: &str| format!("kubectl auth can-i list pods.metrics.k8s.io --as={who}");
+    cluster.ask("kubectl create rolebinding looks --clusterrole=view --user=reader");
+    assert_eq!(cluster.ask(&may("reader")), "yes");
+    assert_eq!(cluster.try_ask(&may("stranger")).1, "no");
+}
+
+fn the_node_tells_of_itself(cluster: &mut Cluster) {
+    let node = node_of(cluster, "busy");
+    for check in ["healthz", "healthz/ping", "healthz/syncloop"] {
+        assert_eq!(raw(cluster, &node, check), "ok", "{check}");
+    }
+    let config = json(cluster, &node, "configz");
+    assert_eq!(config["kubeletconfig"]["kind"], "KubeletConfiguration");
+    let pods = json(cluster, &node, "pods");
+    find(&pods["items"], |pod| pod["metadata"]["name"] == "busy");
+    let checkpoint = format!(
+        "kubectl create --raw /api/v1/nodes/{node}/proxy/checkpoint/default/busy/works --filename=/dev/null"
+    );
+    let (code, words) = cluster.try_ask(&checkpoint);
+    assert!(
+        code != 0 && words.contains("can't be checkpointed"),
+        "{words}"
+    );
+
+    assert!(raw(cluster, &node, "logs/").contains("kubelet.log"));
+    let log = raw(cluster, &node, "logs/?query=kubelet");
+    assert!(log.contains("node registered"), "{log}");
+    let one = raw(cluster, &node, "logs/?query=kubelet&tailLines=1");
+    assert_eq!(one.lines().count(), 1, "{one}");
+    let found = raw(
+        cluster,
+        &node,
+        "logs/?query=kubelet&pattern=node.registered",
+    );
+    assert_eq!(found.lines().count(), 1, "{found}");
+    let path = format!("/api/v1/nodes/{node}/proxy/logs/?query=kubelet&sinceTime=yesterday");
+    let (code, words) = cluster.try_ask(&format!("kubectl get --raw \"{path}\""));
+    assert!(code != 0 && words.contains("sinceTime"), "{words}");
+}
+
+const SCALED: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: IMAGE
+        command: [sh, -c, 'while :; do :; done']
+        resources: {requests: {cpu: 50m}}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {name: web}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}
+  minReplicas: 1
+  maxReplicas: 3
+  metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 50}}}]
+"#;
+
+#[test]
+fn an_autoscaler_scales_by_what_pods_use() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, SCALED);
+    let mut last = Value::Null;
+    let scaled = eventually(Duration::from_secs(150), || {
+        last = cluster.json("get horizontalpodautoscaler web");
+        (last["status"]["desiredReplicas"].as_u64()? == 3).then_some(())
+    });
+    assert!(scaled.is_some(), "never scaled: {:#}", last["status"]);
+    let used = &last["status"]["currentMetrics"][0]["resource"]["current"]["averageUtilization"];
+    assert!(number(used) > 50, "{last:#}");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn logs_of_components_are_shown_from_everywhere() {
+    let lab = Lab::ready();
+    let none = lab.call(&["coracle", "logs"]).run();
+    assert!(
+        none.code == 66 && none.stderr.contains("no cluster that runs"),
+        "{none}"
+    );
+    let wrong = lab.call(&["coracle", "logs", "scheduler"]).run();
+    assert!(
+        wrong.code == 64 && wrong.stderr.contains("kube-scheduler"),
+        "{wrong}"
+    );
+
+    let mut cluster = Cluster::start(&lab);
+    // In the job, on the login node, and from a second one: each way leads to the same files.
+    let inside = cluster.ask("coracle logs");
+    let outside = lab.call(&["coracle", "logs"]).run().succeeded().stdout;
+    for list in [&inside, &outside] {
+        for name in [
+            "etcd",
+            "kube-apiserver",
+            "kube-scheduler",
+            "kube-controller-manager",
+        ] {
+            assert!(list.contains(name), "no {name}\n{list}");
+        }
+    }
+    let log = cluster.ask("coracle logs etcd");
+    assert!(log.lines().count() > 3, "{log}");
+    let tail = lab
+        .call(&["coracle", "logs", "-n", "2", "etcd"])
+        .run()
+        .succeeded()
+        .stdout;
+    assert_eq!(tail.lines().count(), 2, "{tail}");
+    let node = cluster.ask("kubectl get nodes --output=jsonpath={.items[1].metadata.name}");
+    let component = format!("kubelet/{node}");
+    let agent = lab
+        .call(&["coracle", "logs", &component])
+        .run()
+        .succeeded()
+        .stdout;
+    assert!(agent.contains("node registered"), "{agent}");
+    let all = cluster.ask("coracle logs kubelet --tail=1");
+    assert_eq!(all.lines().count(), 2, "{all}");
+
+    let mut follow = lab
+        .call(&["coracle", "logs", "-f", "-n", "0", "kube-apiserver"])
+        .start();
+    let seen = eventually(Duration::from_secs(40), || {
+        // What the API server says about a webhook that nobody answers is in its log.
+        cluster.try_ask("kubectl get --raw /apis/nowhere.coracle.dev; kubectl delete apiservice v1beta1.metrics.k8s.io --wait=false");
+        (!follow.stdout().is_empty() || follow.has_ended()).then_some(())
+    });
+    let said = (follow.stdout(), follow.stderr());
+    assert!(seen.is_some() && !follow.has_ended(), "{said:?}");
+    cluster.exit(0);
+    // The log ends with the cluster, and so does who followed it.
+    follow.wait(Duration::from_secs(30));
+    lab.nothing_left();
+}

@@ -1,0 +1,212 @@
+//! Root file systems of containers, made in each of the three ways: by the kernel's overlayfs, by fuse-overlayfs, by a copy.
+
+use e2e::{BUSYBOX, Cluster, Lab, container, looking, pod, wait_until};
+use serde_json::{Value, json};
+
+const IMAGE: &str = "coracle.test/layered:1";
+
+/// Upon a busybox with /etc and /tmp: deleted, replaced, linked and owned files.
+const LAYER: &str = r"
+mkdir -p etc srv/closed
+printf 'root:x:0:0:root:/root:/bin/sh\n' > etc/passwd
+touch .wh.tmp etc/.wh..wh..opq
+echo linked > srv/one; ln srv/one srv/two
+echo owned > srv/owned; chmod 4750 srv/owned
+echo closed > srv/closed/file; chmod 500 srv/closed
+ln -s /srv/one srv/link
+truncate --size=64M srv/sparse
+tar --owner=33 --group=44 --sparse --create .wh.tmp etc/.wh..wh..opq etc/passwd srv
+";
+
+/// What every container of the image should see, whatever those before it did.
+const LOOK: &str = r#"
+fails ls /tmp
+fails cat /etc/group
+is 'etc' 'hostname hosts passwd resolv.conf ' "$(ls /etc | tr '\n' ' ')"
+is 'hard link' 'linked' "$(cat /srv/two)"
+is 'names of the hard link' 2 "$(stat -c %h /srv/one)"
+is 'link' 'linked' "$(cat /srv/link)"
+is 'closed' 'closed' "$(cat /srv/closed/file)"
+is 'mode' 4750 "$(stat -c %a /srv/owned)"
+is 'mode of a directory' 500 "$(stat -c %a /srv/closed)"
+is 'size' 67108864 "$(stat -c %s /srv/sparse)"
+is 'time' "$(stat -c %Y /srv/one)" "$(stat -c %Y /srv/two)"
+fails ls /mark
+works busybox touch /mark /srv/closed/new
+echo changed > /srv/one
+is 'through the other name' changed "$(cat /srv/two)"
+works busybox rm -r /srv/closed /etc/passwd
+works busybox mkdir /srv/closed
+is 'replaced directory' '' "$(ls /srv/closed)"
+works busybox mv /srv /moved
+is 'moved' 'owned' "$(cat /moved/owned)"
+works busybox chown 7:8 /moved/owned
+works busybox chmod 2711 /moved
+"#;
+
+fn with_image(script: &str) -> Value {
+    looking(
+        "main",
+        json!({"image": IMAGE, "imagePullPolicy": "Never"}),
+        script,
+    )
+}
+
+/// The layers as a volume.
+fn volume(name: &str) -> Value {
+    let container = looking(
+        "main",
+        json!({"volumeMounts": [
+            {"name": "image", "mountPath": "/whole"},
+            {"name": "image", "mountPath": "/part", "subPath": "srv"},
+        ]}),
+        r#"
+        is whole 'bin etc srv ' "$(ls /whole | tr '\n' ' ')"
+        fails ls /whole/etc/group
+        is part linked "$(cat /part/one)"
+        fails touch /whole/new
+        fails touch /part/new
+        "#,
+    );
+    let volumes = json!([{"name": "image", "image": {"reference": IMAGE, "pullPolicy": "Never"}}]);
+    pod(name, json!({"volumes": volumes}), &[container])
+}
+
+fn start(lab: &Lab, user: &str, way: &str) -> Cluster {
+    let variable = format!("CORACLE_ROOTFS={way}");
+    Cluster::start_as(
+        lab,
+        user,
+        &["env", &variable, "srun", "-N1", "coracle", "run"],
+    )
+}
+
+/// How many processes show file systems.
+fn shown(lab: &Lab) -> usize {
+    let all = lab.processes("node1").into_iter();
+    all.filter(|process| process.args.contains("fuse-overlayfs -f "))
+        .count()
+}
+
+#[track_caller]
+fn image_is_seen_as_it_is(way: &str) {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    lab.load_image(IMAGE, json!({"Env": ["PATH=/bin"], "Cmd": ["sh"]}), LAYER);
+    let mut cluster = start(&lab, "user1", way);
+    let owner = r#"is owner 33:44 "$(stat -c %u:%g /srv/owned)""#;
+    let user = json!({"securityContext": {"runAsUser": 33, "runAsGroup": 44}});
+    cluster.create_objects(&[
+        pod("one", json!({}), &[with_image(&format!("{owner}\n{LOOK}"))]),
+        // Each container has its own, and so has each run of it.
+        pod("two", json!({}), &[with_image(LOOK), looking("other", json!({"image": IMAGE}), LOOK)]),
+        pod(
+            "again",
+            json!({"restartPolicy": "OnFailure", "volumes": [{"name": "v", "emptyDir": {}}]}),
+            &[e2e::merged(
+                with_image(&format!("{LOOK}\ntest -e /v/done && exit 0; busybox touch /v/done; exit 1")),
+                json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+            )],
+        ),
+        pod(
+            "user",
+            user,
+            &[with_image(
+                r#"works cat /srv/owned; works busybox touch /srv/closed/mine; fails busybox touch /bin/new; is me 33 "$(id -u)""#,
+            )],
+        ),
+        pod(
+            "read-only",
+            json!({}),
+            &[e2e::merged(
+                with_image("fails busybox touch /new; works cat /srv/one"),
+                json!({"securityContext": {"readOnlyRootFilesystem": true}}),
+            )],
+        ),
+        volume("volume"),
+        pod(
+            "stays",
+            json!({}),
+            &[json!({"name": "main", "image": BUSYBOX, "command": ["sleep", "10000"]})],
+        ),
+    ]);
+    cluster.find_all_right(&["one", "two", "again", "user", "read-only", "volume"]);
+    assert_eq!(container(&cluster.pod("again"), "main")["restartCount"], 1);
+    cluster.wait_for("stays", "condition=Ready");
+    let expected = usize::from(way == "fuse-overlayfs");
+    wait_until(10, "only what runs has its process", || {
+        shown(&lab) == expected
+    });
+
+    // Its sandbox dies, and all that belonged to it.
+    let sandboxes: Vec<_> = lab
+        .processes("node1")
+        .into_iter()
+        .filter(|process| process.args.contains("internal sandbox"))
+        .collect();
+    let is_outer = |pid: u32| !sandboxes.iter().any(|sandbox| sandbox.pid == pid);
+    for sandbox in sandboxes.iter().filter(|sandbox| is_outer(sandbox.parent)) {
+        lab.kill("node1", "KILL", sandbox);
+    }
+    cluster.in_phase("stays", "Failed");
+    wait_until(10, "nobody shows anything", || shown(&lab) == 0);
+    cluster.ask("kubectl delete pod --all --grace-period=0");
+    let left = lab.root("node1", "ls -d /tmp/coracle-*/pods/* 2> /dev/null; true");
+    assert_eq!(left.stdout, "");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn overlayfs_shows_images_as_they_are() {
+    image_is_seen_as_it_is("overlay");
+}
+
+#[test]
+fn fuse_overlayfs_shows_images_as_they_are() {
+    image_is_seen_as_it_is("fuse-overlayfs");
+}
+
+#[test]
+fn copies_are_as_images_are() {
+    image_is_seen_as_it_is("copy");
+}
+
+#[test]
+fn users_with_one_id_have_all_three_ways() {
+    let lab = Lab::ready();
+    lab.load_busybox_for("user2");
+    for way in ["overlay", "fuse-overlayfs", "copy"] {
+        let mut cluster = start(&lab, "user2", way);
+        let script = "works touch /new; works chown 7:8 /new; works rm -r /var; works mkdir /var";
+        cluster.create_objects(&[
+            pod("root", json!({}), &[looking("main", json!({}), script)]),
+            pod(
+                "other",
+                json!({"securityContext": {"runAsUser": 1000}}),
+                &[looking(
+                    "main",
+                    json!({}),
+                    "works cat /etc/passwd; works touch /tmp/new",
+                )],
+            ),
+        ]);
+        cluster.find_all_right(&["root", "other"]);
+        cluster.exit(0);
+    }
+    lab.nothing_left();
+}
+
+#[test]
+fn a_way_that_is_none_is_told() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = start(&lab, "user1", "unionfs");
+    cluster.create_objects(&[pod("pod", json!({}), &[looking("main", json!({}), "")])]);
+    cluster.event("pod", "CORACLE_ROOTFS is \"unionfs\"");
+    cluster.exit(0);
+    lab.sh("CORACLE_ROOTFS=copy coracle doctor")
+        .run()
+        .shows(&["because CORACLE_ROOTFS says so"]);
+    lab.nothing_left();
+}

@@ -1,0 +1,393 @@
+//! Pods as steps of the Slurm job: Slurm gives them what they ask for, accounts it, and takes it back.
+
+use e2e::{Cluster, Lab, Role, container, wait_until};
+use serde_json::Value;
+
+const TICKS: &str = "trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
+
+/// A cluster on two nodes with four CPUs of each, whose own steps hold none of them.
+#[track_caller]
+fn start(lab: &Lab, options: &[&str]) -> Cluster {
+    lab.load_busybox();
+    let words = [&["coracle", "run", "-N2", "-c4", "--mem=2000"], options].concat();
+    Cluster::start_as(lab, "user1", &words)
+}
+
+/// A pod on `node2`; `more` is of its metadata, `resources` of its container.
+fn pod(name: &str, more: &str, resources: &str, script: &str) -> String {
+    format!(
+        r#"
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}{more}}}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 5
+  containers:
+  - name: c
+    image: IMAGE
+    command: [sh, -c, '{script}', mark-{name}]
+    resources: {{requests: {{{resources}}}}}
+---
+"#
+    )
+}
+
+const STEP: &str = ", annotations: {coracle.dev/launcher: step}";
+const FORK: &str = ", annotations: {coracle.dev/launcher: fork}";
+
+/// What Slurm says of the step with this name, if there is one.
+fn step(lab: &Lab, name: &str) -> Option<String> {
+    let shown = lab.call(&["scontrol", "--oneliner", "show", "step"]).run();
+    let named = format!(" Name={name} ");
+    let found = shown.stdout.lines().find(|line| line.contains(&named));
+    found.map(str::to_owned)
+}
+
+/// What Slurm has written down of the steps with this name, by state and exit code.
+fn account(lab: &Lab, name: &str) -> Vec<String> {
+    let shown = lab
+        .sh("sacct --noheader --parsable2 --starttime=now-1hour --format=JobName%100,State,ExitCode,AllocCPUS,JobID%40")
+        .run()
+        .succeeded();
+    let mut found: Vec<(String, String)> = shown
+        .stdout
+        .lines()
+        .filter_map(|line| {
+            let (theirs, rest) = line.split_once('|')?;
+            let (rest, id) = rest.rsplit_once('|')?;
+            (theirs == name).then(|| (id.to_owned(), rest.to_owned()))
+        })
+        .collect();
+    // Other tests may have had pods of the same name.
+    let newest = |id: &str| id.split('.').next().and_then(|job| job.parse::<u32>().ok());
+    let last = found.iter().filter_map(|(id, _)| newest(id)).max();
+    found.retain(|(id, _)| newest(id) == last);
+    found.into_iter().map(|(_, rest)| rest).collect()
+}
+
+#[track_caller]
+fn is_accounted(lab: &Lab, name: &str, wanted: &str) {
+    let mut last = Vec::new();
+    let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
+        last = account(lab, name);
+        last.iter().any(|line| line == wanted).then_some(())
+    });
+    assert!(seen.is_some(), "{name}: {last:?}, not {wanted}");
+}
+
+#[test]
+fn a_pod_is_a_step_with_what_it_asks_for() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &[]);
+    cluster.create(&lab, &pod("one", STEP, "cpu: 1500m, memory: 300Mi", TICKS));
+    cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
+    cluster.wait_for("one", "condition=Ready");
+    cluster.wait_for("beside", "condition=Ready");
+
+    let shown = step(&lab, "default/one").expect("there is a step");
+    for words in [
+        "State=RUNNING",
+        "NodeList=node2",
+        "CPUs=2 Tasks=1",
+        "cpu=2,mem=300M,node=1",
+    ] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    assert_eq!(step(&lab, "default/beside"), None);
+    // What it has can't grow.
+    for (cpu, name) in [("2500m", "one"), ("200m", "beside")] {
+        let patch = format!(
+            r#"{{"spec":{{"containers":[{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#
+        );
+        cluster.ask(&format!(
+            "kubectl patch pod {name} --subresource=resize --patch='{patch}'"
+        ));
+    }
+    cluster.pod_until("one", "is refused more", |pod| {
+        e2e::condition(pod, "PodResizePending") == "True Infeasible"
+    });
+    assert_eq!(
+        e2e::condition(&cluster.pod("beside"), "PodResizePending"),
+        ""
+    );
+    let [one, beside] = ["one", "beside"].map(|name| above(&lab, &format!("mark-{name}")));
+    assert!(
+        one.contains("slurmstepd") && !one.contains("internal node"),
+        "{one}"
+    );
+    assert!(beside.contains("internal node"), "{beside}");
+    assert!(
+        !lab.processes("node2")
+            .iter()
+            .any(|p| p.args.contains("srun --jobid"))
+    );
+    // They share the node's network all the same.
+    let ips = ["one", "beside"].map(|name| cluster.pod(name)["status"]["podIP"].clone());
+    let prefix = |ip: &Value| {
+        ip.as_str()
+            .map(|ip| ip.rsplit_once('.').map(|(net, _)| net.to_owned()))
+    };
+    assert_eq!(prefix(&ips[0]), prefix(&ips[1]), "{ips:?}");
+
+    // The token is on nobody's command line, nor in an environment.
+    let sandbox = lab.root("node2", "for p in $(pgrep -f internal.sandbox); do tr '\\0' '\\n' < /proc/$p/environ; done | grep -ciE 'token|secret'");
+    assert_eq!(sandbox.stdout.trim(), "0");
+
+    cluster.ask("kubectl delete pod one");
+    wait_until(10, "its step has ended", || {
+        step(&lab, "default/one").is_none()
+    });
+    assert!(lab.marked("mark-one").is_empty());
+    cluster.wait_for("beside", "condition=Ready");
+    cluster.exit(0);
+    lab.nothing_left();
+    // Its shell ended by the signal.
+    is_accounted(&lab, "default/one", "COMPLETED|0:0|2");
+}
+
+#[test]
+fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &["--pods-as-steps"]);
+    // Each wants all of the node.
+    for (name, code) in [("first", 0), ("second", 7)] {
+        cluster.create(
+            &lab,
+            &pod(
+                name,
+                "",
+                "cpu: 4",
+                &format!("echo this is {name}; exit {code}"),
+            ),
+        );
+        let phase = if code == 0 { "Succeeded" } else { "Failed" };
+        let ended = cluster.in_phase(name, phase);
+        let state = &container(&ended, "c")["state"]["terminated"];
+        assert_eq!(state["exitCode"], code, "{ended:#}");
+        wait_until(10, "its step has ended", || {
+            step(&lab, &format!("default/{name}")).is_none()
+        });
+    }
+    for name in ["first", "second"] {
+        assert_eq!(cluster.logs(name, "c"), format!("this is {name}"));
+        let followed = cluster.ask(&format!("kubectl logs --follow --tail=1 {name}"));
+        assert_eq!(followed, format!("this is {name}"));
+    }
+    // Also by the next agent.
+    let agent = lab.find("node2", Role::Agent);
+    lab.kill("node2", "KILL", &agent);
+    wait_until(30, "another is there", || {
+        lab.find("node2", Role::Agent).pid != agent.pid
+    });
+    wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+    wait_until(10, "its logs are found", || {
+        cluster.try_ask("kubectl logs second") == (0, "this is second".to_owned())
+    });
+    assert_eq!(cluster.pod("second")["status"]["phase"], "Failed");
+    cluster.ask("kubectl delete pod first second");
+    wait_until(10, "their logs are gone", || {
+        lab.root("node2", "ls /tmp/coracle-*/pods")
+            .stdout
+            .trim()
+            .is_empty()
+    });
+    cluster.exit(0);
+    lab.nothing_left();
+    is_accounted(&lab, "default/first", "COMPLETED|0:0|4");
+    is_accounted(&lab, "default/second", "FAILED|7:0|4");
+}
+
+#[test]
+fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &["--pods-as-steps"]);
+    cluster.create(&lab, &pod("steady", "", "cpu: 1", TICKS));
+    cluster.wait_for("steady", "condition=Ready");
+    let before = cluster.pod("steady");
+    let process = lab.marked("mark-steady");
+    assert_eq!(process.len(), 1, "{process:?}");
+
+    for role in [Role::Agent, Role::AgentGuard] {
+        let killed = lab.find("node2", role);
+        lab.kill("node2", "KILL", &killed);
+        wait_until(30, "it was started again", || {
+            lab.find("node2", role).pid != killed.pid
+        });
+        wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+        let ticks = cluster.logs("steady", "c").lines().count();
+        wait_until(20, "it goes on", || {
+            cluster.logs("steady", "c").lines().count() > ticks
+        });
+        let after = cluster.pod_until("steady", "is ready", |pod| {
+            container(pod, "c")["ready"] == true
+        });
+        for field in ["containerID", "restartCount", "state"] {
+            assert_eq!(
+                container(&before, "c")[field],
+                container(&after, "c")[field],
+                "{role:?}"
+            );
+        }
+        assert_eq!(lab.marked("mark-steady"), process, "{role:?}");
+        assert!(step(&lab, "default/steady").is_some());
+    }
+    // One that was adopted is ended like one that was launched, and so is one with the cluster.
+    cluster.create(&lab, &pod("late", "", "cpu: 1", TICKS));
+    cluster.wait_for("late", "condition=Ready");
+    cluster.ask("kubectl delete pod steady");
+    wait_until(10, "its step has ended", || {
+        step(&lab, "default/steady").is_none()
+    });
+    cluster.run.write("exit 0\n");
+    let _ = cluster.ends_within(30);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_sandbox_that_hangs_is_ended_with_the_cluster() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &["--pods-as-steps"]);
+    cluster.create(&lab, &pod("stuck", "", "cpu: 1", TICKS));
+    cluster.wait_for("stuck", "condition=Ready");
+    // Neither a word nor a signal but the last one reaches it.
+    for (host, process) in lab.marked("internal sandbox") {
+        lab.kill(&host, "STOP", &process);
+    }
+    cluster.run.write("exit 0\n");
+    let _ = cluster.ends_within(30);
+    lab.nothing_left();
+}
+
+#[test]
+fn whole_nodes_leave_room_for_steps() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let words = ["coracle", "run", "--pods-as-steps", "-N2", "--exclusive"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    cluster.create(&lab, &pod("large", "", "cpu: 7", "echo large"));
+    cluster.in_phase("large", "Succeeded");
+    assert_eq!(cluster.logs("large", "c"), "large");
+    cluster.exit(0);
+    lab.nothing_left();
+    is_accounted(&lab, "default/large", "COMPLETED|0:0|7");
+}
+
+#[test]
+fn a_step_that_slurm_refuses_is_told_at_its_pod() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &[]);
+    cluster.create(
+        &lab,
+        &pod(
+            "wrong",
+            ", annotations: {coracle.dev/launcher: stepp}",
+            "cpu: 1",
+            TICKS,
+        ),
+    );
+    let wrong = cluster.in_phase("wrong", "Failed");
+    assert_eq!(wrong["status"]["reason"], "UnknownLauncher", "{wrong:#}");
+    let message = wrong["status"]["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains(r#"coracle.dev/launcher is "stepp""#),
+        "{message}"
+    );
+
+    // In whole CPUs there is no room for a fifth.
+    for name in ["a", "b", "c", "d"] {
+        cluster.create(&lab, &pod(name, STEP, "cpu: 100m", TICKS));
+        cluster.wait_for(name, "condition=Ready");
+    }
+    cluster.create(&lab, &pod("waiting", STEP, "cpu: 100m", TICKS));
+    cluster.event("waiting", "FailedCreatePodSandBox Failed to create pod sandbox: cannot start the sandbox: Slurm refused: Unable to create step for job");
+    cluster.event("waiting", "Requested nodes are busy");
+    assert_eq!(cluster.pod("waiting")["status"]["phase"], "Pending");
+    // Nothing else notices.
+    cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
+    cluster.wait_for("beside", "condition=Ready");
+    cluster.ask("kubectl delete pod a");
+    cluster.wait_for("waiting", "condition=Ready");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_sandbox_that_is_killed_or_cancelled_is_replaced_by_policy() {
+    let lab = Lab::ready();
+    let mut cluster = start(&lab, &["--pods-as-steps"]);
+    let always = pod("again", "", "cpu: 4", TICKS).replace("Never", "Always");
+    cluster.create(&lab, &always);
+    cluster.wait_for("again", "condition=Ready");
+    let shown = step(&lab, "default/again").expect("there is a step");
+    let id = shown
+        .split([' ', '='])
+        .nth(1)
+        .unwrap_or_default()
+        .to_owned();
+    lab.call(&["scancel", "--signal=KILL", &id])
+        .run()
+        .succeeded();
+    // All of the node is asked for again, while the old step is just ending.
+    cluster.pod_until("again", "runs again", |pod| {
+        container(pod, "c")["restartCount"] == 1
+            && container(pod, "c")["state"]["running"].is_object()
+    });
+    let shown = step(&lab, "default/again").expect("there is another step");
+    assert!(!shown.contains(&format!("StepId={id} ")), "{shown}");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_pod_with_a_gpu_has_it_and_others_have_none() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(
+        &lab,
+        "user1",
+        &[
+            "coracle",
+            "run",
+            "--pods-as-steps",
+            "-N1",
+            "-wnode1",
+            "-c4",
+            "--gres=gpu:2",
+        ],
+    );
+    for (name, gpus) in [("one", 1), ("none", 0)] {
+        let manifest = pod(name, "", &format!("cpu: 1, nvidia.com/gpu: {gpus}"), TICKS)
+            .replace("nodeName: node2", "nodeName: node1")
+            .replace(
+                "resources: {requests:",
+                &format!("resources: {{limits: {{nvidia.com/gpu: {gpus}}}, requests:"),
+            );
+        cluster.create(&lab, &manifest);
+        cluster.wait_for(name, "condition=Ready");
+    }
+    let shown = step(&lab, "default/one").expect("there is a step");
+    assert!(
+        shown.contains("gres/gpu=1") || shown.contains("TresPerNode=gres:gpu:1"),
+        "{shown}"
+    );
+    let shown = step(&lab, "default/none").expect("there is a step");
+    assert!(!shown.contains("gpu"), "{shown}");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// The command lines of all processes above the one with this mark.
+#[track_caller]
+fn above(lab: &Lab, mark: &str) -> String {
+    let all = lab.processes("node2");
+    let mut process = all.iter().find(|process| process.args.ends_with(mark));
+    let mut lines = Vec::new();
+    while let Some(found) = process {
+        lines.push(found.args.clone());
+        process = all.iter().find(|other| other.pid == found.parent);
+    }
+    assert!(!lines.is_empty(), "no process {mark}: {all:#?}");
+    lines.join("\n")
+}

@@ -1,0 +1,488 @@
+//! Streams into pods, with the kubectl that people use: exec, attach, cp, port-forward, debug.
+
+use e2e::{BUSYBOX, Cluster, Lab, merged, pod, wait_until};
+use serde_json::{Value, json};
+
+/// One node is enough here.
+const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
+
+#[track_caller]
+fn cluster(lab: &Lab, user: &str) -> Cluster {
+    lab.load_busybox_for(user);
+    let mut cluster = Cluster::start_as(lab, user, ONE);
+    // Where files of a test are, and tmux's socket.
+    cluster.ask("rm -rf /tmp/streams-$USER; mkdir /tmp/streams-$USER");
+    cluster
+}
+
+#[track_caller]
+fn end(lab: &Lab, mut cluster: Cluster) {
+    cluster.ask("rm -rf /tmp/streams-$USER");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// A container that runs a script.
+fn runs(name: &str, script: &str, more: Value) -> Value {
+    let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
+    merged(own, more)
+}
+
+/// A pod with one container, `main`.
+fn simple(name: &str, script: &str, more: Value) -> Value {
+    pod(name, json!({}), &[runs("main", script, more)])
+}
+
+const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
+
+#[track_caller]
+fn create(cluster: &mut Cluster, objects: &[Value]) {
+    cluster.create_objects(objects);
+    for object in objects {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        cluster.ask(&format!(
+            "kubectl wait pod/{name} --for=jsonpath={{.status.phase}}=Running --timeout=30s"
+        ));
+    }
+}
+
+/// A script in the directory of the test's files.
+fn here(script: &str) -> String {
+    format!("cd /tmp/streams-$USER && set -o pipefail && {script}")
+}
+
+#[test]
+fn commands_run_in_containers() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let env = json!({"env": [{"name": "MINE", "value": "yes"}], "workingDir": "/var"});
+    let other = json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "allowPrivilegeEscalation": false}});
+    create(
+        &mut cluster,
+        &[
+            simple("p", WAITS, env),
+            simple("q", WAITS, other),
+            pod(
+                "two",
+                json!({"shareProcessNamespace": true}),
+                &[runs("a", WAITS, json!({})), runs("b", WAITS, json!({}))],
+            ),
+        ],
+    );
+
+    // Streams, codes, words.
+    let asked = [
+        ("kubectl exec p -- echo hello", 0, "hello"),
+        (
+            "kubectl exec p -- sh -c 'echo $MINE $HOME; pwd'",
+            0,
+            "yes /root\n/var",
+        ),
+        (
+            "kubectl exec p -- sh -c 'exit 7' 2>&1",
+            7,
+            "command terminated with exit code 7",
+        ),
+        (
+            "kubectl exec p -- sh -c 'kill -TERM $$' 2>&1",
+            143,
+            "command terminated with exit code 143",
+        ),
+        (
+            "kubectl exec p -- sh -c 'echo out; echo err >&2' 2>/dev/null",
+            0,
+            "out",
+        ),
+        (
+            "kubectl exec p -- sh -c 'echo out; echo err >&2' 2>&1 >/dev/null",
+            0,
+            "err",
+        ),
+        ("echo text | kubectl exec -i p -- cat", 0, "text"),
+        ("echo text | kubectl exec p -- cat", 0, ""),
+        ("printf 'b\\na\\n' | kubectl exec -i p -- sort", 0, "a\nb"),
+        ("kubectl exec p -- sh -c 'sleep 100 & echo done'", 0, "done"),
+        (
+            "kubectl exec q -- sh -c 'id -u; id -g; echo again > /dev/stdout; grep NoNewPrivs /proc/self/status'",
+            0,
+            "1000\n2000\nagain\nNoNewPrivs:\t1",
+        ),
+        (
+            "kubectl exec two -c b -- sh -c 'ps | grep -c \"[s]leep 1000\"'",
+            0,
+            "2",
+        ),
+        (
+            "kubectl exec deploy/none -- true 2>&1 | grep -c NotFound",
+            0,
+            "1",
+        ),
+    ];
+    for (command, code, text) in asked {
+        assert_eq!(
+            cluster.try_ask(command),
+            (code, text.to_owned()),
+            "{command}"
+        );
+    }
+    let (code, text) = cluster.try_ask("kubectl exec p -- nope");
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("Internal error occurred"), "{text}");
+    assert!(
+        text.contains(r#"exec: "nope": executable file not found in $PATH"#),
+        "{text}"
+    );
+    let (code, text) = cluster.try_ask("kubectl exec p -c other -- true");
+    assert_eq!(code, 1, "{text}");
+    end(&lab, cluster);
+}
+
+#[test]
+fn large_streams_arrive_whole() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    create(&mut cluster, &[simple("p", WAITS, json!({}))]);
+    let sum = cluster.ask(&here(
+        "head -c 67108864 /dev/urandom > file && sha256sum < file",
+    ));
+    for way in [
+        "kubectl exec -i p -- sh -c 'cat > /tmp/file; sha256sum < /tmp/file' < file",
+        "kubectl exec p -- cat /tmp/file | sha256sum",
+        "kubectl exec -i p -- cat < file | sha256sum",
+        // A reader that begins late.
+        "kubectl exec p -- cat /tmp/file | { sleep 2; sha256sum; }",
+        "kubectl cp file p:/tmp/copy && kubectl cp p:/tmp/copy back >&2 && sha256sum < back",
+    ] {
+        let (code, text) = cluster.try_ask(&here(&format!("{way} 2> errors || cat errors")));
+        assert_eq!((code, text), (0, sum.clone()), "{way}");
+    }
+    cluster.ask(&here(
+        "mkdir -p dir/sub && echo x > dir/sub/x && ln -s sub dir/link && kubectl cp dir p:/tmp/",
+    ));
+    let copied = cluster.ask("kubectl exec p -- sh -c 'cat /tmp/dir/sub/x'");
+    assert_eq!(copied, "x");
+    end(&lab, cluster);
+}
+
+#[test]
+fn many_commands_and_clients_and_containers_that_end() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    create(
+        &mut cluster,
+        &[
+            simple("p", WAITS, json!({})),
+            simple("dies", WAITS, json!({})),
+        ],
+    );
+    let counted = cluster.ask(
+        "for i in $(seq 50); do kubectl exec p -- sh -c \"sleep 2; echo $i\" & done | sort -n | uniq | wc -l; wait",
+    );
+    assert_eq!(counted, "50");
+
+    // Without a terminal, a command goes on when its client is gone.
+    cluster.try_ask(
+        "timeout --signal=KILL 2 kubectl exec p -- sh -c 'sleep 4; echo much; touch /tmp/went-on'",
+    );
+    wait_until("the command went on", || {
+        cluster.try_ask("kubectl exec p -- test -e /tmp/went-on").0 == 0
+    });
+    // And when its kubectl just waits for input which ends, it ends.
+    let (code, text) = cluster.try_ask("timeout 20 kubectl exec -i p -- cat < /dev/null");
+    assert_eq!((code, text), (0, String::new()));
+
+    let (code, text) = cluster.try_ask(&here(
+        "kubectl exec dies -- sh -c 'echo begun; sleep 1000' > out 2>&1 & until grep begun out; do sleep 0.1; done; \
+         kubectl exec dies -- kill 1; wait $!; code=$?; cat out; exit $code",
+    ));
+    assert_eq!(code, 137, "{text}");
+    assert!(
+        text.contains("command terminated with exit code 137"),
+        "{text}"
+    );
+    let (code, text) = cluster.try_ask("kubectl exec dies -- true");
+    assert_eq!(code, 1, "{text}");
+    end(&lab, cluster);
+}
+
+/// What a terminal of tmux shows.
+struct Screen<'a> {
+    cluster: &'a mut Cluster,
+}
+
+const TMUX: &str = "cd /tmp/streams-$USER && tmux -S /tmp/streams-$USER/tmux";
+
+impl<'a> Screen<'a> {
+    #[track_caller]
+    fn new(cluster: &'a mut Cluster, command: &str) -> Self {
+        cluster.ask(&format!(
+            "{TMUX} -f /dev/null new-session -d -x 100 -y 30 \"{command}; sleep 1000\" \\; set-option -g status off"
+        ));
+        Self { cluster }
+    }
+
+    #[track_caller]
+    fn keys(&mut self, keys: &str) {
+        self.cluster.ask(&format!("{TMUX} send-keys {keys}"));
+    }
+
+    #[track_caller]
+    fn shows(&mut self, text: &str) {
+        let mut seen = String::new();
+        wait_until(&format!("the terminal shows {text:?}"), || {
+            seen = self.cluster.ask(&format!("{TMUX} capture-pane -p"));
+            seen.contains(text)
+        });
+    }
+
+    #[track_caller]
+    fn close(self) {
+        self.cluster.ask(&format!("{TMUX} kill-server"));
+    }
+}
+
+#[test]
+fn terminals_work_as_terminals_do() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let other = json!({"securityContext": {"runAsUser": 1000}});
+    create(
+        &mut cluster,
+        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
+    );
+    let mut screen = Screen::new(&mut cluster, "kubectl exec -it p -- sh");
+    screen.keys("'stty size; tty; echo $TERM' Enter");
+    screen.shows("30 100\n/dev/pts/0\nxterm");
+    screen
+        .cluster
+        .ask(&format!("{TMUX} resize-window -x 120 -y 40"));
+    screen.keys("'sleep 0.5; stty size' Enter");
+    screen.shows("40 120");
+    // ^C ends what runs, and not the shell.
+    screen.keys("'sleep 1000' Enter");
+    screen.keys("C-c");
+    screen.keys("'echo code $?' Enter");
+    screen.shows("code 130");
+    screen.keys("'vi /tmp/x' Enter");
+    screen.shows("~");
+    screen.keys("'ihello from vi' Escape ':wq' Enter");
+    screen.keys("'cat /tmp/x' Enter");
+    screen.shows("hello from vi");
+    screen.keys("top Enter");
+    screen.shows("Load average");
+    screen.keys("q");
+    screen.keys("'exit 3' Enter");
+    screen.shows("command terminated with exit code 3");
+    screen.close();
+
+    // The user owns the terminal, and a client that vanishes hangs up.
+    let mut screen = Screen::new(&mut cluster, "kubectl exec -it q -- sh");
+    screen.keys("'echo mine > $(tty); sleep 4321' Enter");
+    screen.shows("mine");
+    let count = "kubectl exec q -- sh -c 'ps | grep -c \"[s]leep 4321\"'";
+    assert_eq!(screen.cluster.try_ask(count), (0, "1".to_owned()));
+    screen.close();
+    wait_until("the terminal's processes are gone", || {
+        cluster.try_ask(count).1.starts_with('0')
+    });
+    end(&lab, cluster);
+}
+
+#[test]
+fn clients_attach_to_containers() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let reads = "while read line; do echo got $line; done; echo end; exit 4";
+    let once = json!({"stdin": true, "stdinOnce": true});
+    create(
+        &mut cluster,
+        &[
+            simple("once", reads, once),
+            simple("always", reads, json!({"stdin": true})),
+            simple("says", "while sleep 0.2; do echo tick; done", json!({})),
+        ],
+    );
+    // What the client says is the container's input, and its end is the end.
+    let (code, text) = cluster.try_ask("printf 'one\\ntwo\\n' | timeout 20 kubectl attach -i once");
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("got one\ngot two\nend"), "{text}");
+    wait_until("the container has ended", || {
+        cluster.ask("kubectl get pod once --output=jsonpath={.status.containerStatuses[0].state.terminated.exitCode}") == "4"
+    });
+    assert_eq!(cluster.ask("kubectl logs once"), "got one\ngot two\nend");
+
+    // Without stdinOnce, the container waits for the next one.
+    for word in ["one", "two"] {
+        let (_, text) = cluster.try_ask(&format!(
+            "{{ echo {word}; sleep 1; }} | timeout 20 kubectl attach -i always"
+        ));
+        assert!(text.contains(&format!("got {word}")), "{text}");
+    }
+    assert_eq!(cluster.ask("kubectl logs always"), "got one\ngot two");
+
+    // Two at once, and the log.
+    let text = cluster.ask(&here(
+        "timeout 3 kubectl attach says > one & timeout 3 kubectl attach says > two & wait; grep -c tick one two",
+    ));
+    for line in text.lines() {
+        let count: u32 = line.rsplit(':').next().unwrap().parse().unwrap();
+        assert!(count > 3, "{text}");
+    }
+
+    let (code, text) = cluster.try_ask(&format!(
+        "echo x | timeout 50 kubectl run -i --rm --restart=Never --quiet cat --image={BUSYBOX} -- cat"
+    ));
+    assert_eq!((code, text), (0, "x".to_owned()));
+    let (code, text) = cluster.try_ask(&format!(
+        "timeout 50 kubectl run -i --rm --restart=Never --quiet fails --image={BUSYBOX} -- sh -c 'sleep 1; exit 9'"
+    ));
+    assert_eq!(code, 9, "{text}");
+    end(&lab, cluster);
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_no_container_up() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let writes = "sleep 4; yes 0123456789012345678901234567890123456789 | head -c 200000000; echo done; exit 0";
+    create(&mut cluster, &[simple("writes", writes, json!({}))]);
+    let text = cluster.ask(
+        "kubectl attach writes | sleep 30 & \
+         kubectl wait pod/writes --for=jsonpath={.status.phase}=Succeeded --timeout=25s && kubectl logs writes --tail=1",
+    );
+    assert!(text.ends_with("done"), "{text}");
+    end(&lab, cluster);
+}
+
+#[test]
+fn terminals_of_pods_and_of_kubectl_run() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let run = format!("kubectl run -it --rm shell --restart=Never --image={BUSYBOX} -- sh");
+    let mut screen = Screen::new(&mut cluster, &run);
+    screen.shows("#");
+    screen.keys("'echo $((40 + 2))' Enter");
+    screen.shows("\n42\n");
+    screen
+        .cluster
+        .ask(&format!("{TMUX} resize-window -x 90 -y 20"));
+    screen.keys("'sleep 0.5; stty size' Enter");
+    screen.shows("20 90");
+    screen.keys("'exit' Enter");
+    screen.shows("pod \"shell\" deleted");
+    screen.close();
+    end(&lab, cluster);
+}
+
+#[test]
+fn ports_are_forwarded() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    let serves = "mkdir /www; head -c 50000000 /dev/urandom > /www/file; sha256sum < /www/file | cut -c1-64 > /www/sum; \
+        nc -lk -p 9000 -e sh -c 'wc -c' & httpd -f -p 127.0.0.1:8080 -h /www";
+    create(&mut cluster, &[simple("p", serves, json!({}))]);
+    wait_until("it serves", || {
+        cluster
+            .try_ask("kubectl exec p -- wget -qO- http://127.0.0.1:8080/sum")
+            .0
+            == 0
+    });
+    let with_port = |port: u16, script: &str| {
+        here(&format!(
+            "kubectl port-forward pod/p :{port} > ports 2> errors & forward=$!; \
+             until grep -q Forwarding ports; do sleep 0.1; kill -0 $forward || exit 9; done; \
+             port=$(sed -n 's/.*127.0.0.1:\\([0-9]*\\) .*/\\1/p' ports); \
+             {{ {script}; }}; code=$?; kill $forward; wait $forward; exit $code"
+        ))
+    };
+    let (code, text) = cluster.try_ask(&with_port(
+        8080,
+        "curl -sS http://127.0.0.1:$port/sum > sum && curl -sS http://127.0.0.1:$port/file | sha256sum | cut -c1-64 | diff - sum",
+    ));
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = cluster.try_ask(&with_port(
+        8080,
+        "for i in $(seq 20); do curl -sS http://127.0.0.1:$port/sum & done | uniq | wc -l",
+    ));
+    assert!(code == 0 && text.trim_end().ends_with('1'), "{text}");
+    // The client's end is heard, and what is said after it too.
+    let (code, text) = cluster.try_ask(&with_port(
+        9000,
+        "head -c 30000000 /dev/zero | socat -t 20 - TCP:127.0.0.1:$port",
+    ));
+    assert!(code == 0 && text.contains("30000000"), "{text}");
+    let (_, text) = cluster.try_ask(&with_port(
+        81,
+        "curl -sS http://127.0.0.1:$port/; sleep 1; cat errors",
+    ));
+    assert!(text.contains("connection refused"), "{text}");
+    end(&lab, cluster);
+}
+
+#[test]
+fn pods_and_nodes_are_debugged() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user1");
+    create(&mut cluster, &[simple("p", "sleep 5678", json!({}))]);
+    // Sees the container's processes and, through them, its files.
+    let (code, text) = cluster.try_ask(&format!(
+        "timeout 50 kubectl debug p --quiet -i --image={BUSYBOX} --target=main -- sh -c 'ps; ls /proc/1/root/bin/busybox; hostname'"
+    ));
+    assert_eq!(code, 0, "{text}");
+    for expected in ["sleep 5678", "/proc/1/root/bin/busybox", "\np"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let names = cluster
+        .ask("kubectl get pod p --output=jsonpath={.status.ephemeralContainerStatuses[*].state}");
+    assert!(names.contains("exitCode\":0"), "{names}");
+
+    let run = format!("kubectl debug p -it --image={BUSYBOX} --target=main -- sh");
+    let mut screen = Screen::new(&mut cluster, &run);
+    screen.shows("#");
+    screen.keys("'echo $((40 + 2))' Enter");
+    screen.shows("\n42\n");
+    screen.keys("'exit' Enter");
+    screen.close();
+
+    let node = cluster.ask("kubectl get nodes --output=jsonpath={.items[0].metadata.name}");
+    let run = format!("kubectl debug node/{node} -it --image={BUSYBOX} -- sh");
+    let mut screen = Screen::new(&mut cluster, &run);
+    screen.shows("#");
+    // The node's files, processes and name.
+    screen.keys("'chroot /host /bin/sh -c \"hostname; id -u; ls -d /home/user1; ps -e | grep -c slurmstepd\"' Enter");
+    screen.shows(&format!("\n{node}\n0\n/home/user1\n"));
+    screen.keys("'exit' Enter");
+    screen.close();
+    cluster.ask("kubectl delete pod --all --force --grace-period=0 --wait=false");
+    end(&lab, cluster);
+}
+
+#[test]
+fn with_one_id_streams_work_too() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, "user2");
+    let other = json!({"securityContext": {"runAsUser": 1000}});
+    create(
+        &mut cluster,
+        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
+    );
+    let asked = [
+        ("kubectl exec p -- id -u", "0"),
+        ("kubectl exec q -- id -u", "1000"),
+        ("echo text | kubectl exec -i q -- cat", "text"),
+        ("kubectl exec q -- sh -c 'echo x > /dev/stdout'", "x"),
+        (
+            "script --quiet --return --command 'kubectl exec -it q -- sh -c tty' /dev/null",
+            "/dev/pts/0",
+        ),
+        (
+            "script --quiet --return --command 'kubectl exec -it p -- sh -c tty' /dev/null",
+            "/dev/pts/0",
+        ),
+    ];
+    for (command, text) in asked {
+        let (code, said) = cluster.try_ask(command);
+        assert_eq!((code, said.trim_end()), (0, text), "{command}");
+    }
+    end(&lab, cluster);
+}
