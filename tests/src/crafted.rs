@@ -33,9 +33,20 @@ impl Lab {
         self.archive(name, config, layer, "coracle image load --input -");
     }
 
+    /// Puts an image into the store of a user.
+    #[track_caller]
+    pub fn load_image_for(&self, user: &str, name: &str, config: Value, layer: &str) {
+        self.archive_for(user, name, config, layer, "coracle image load --input -");
+    }
+
     /// Writes an archive with the image for a command of `user1` to read.
     #[track_caller]
     pub fn archive(&self, name: &str, config: Value, layer: &str, reader: &str) {
+        self.archive_for("user1", name, config, layer, reader);
+    }
+
+    #[track_caller]
+    fn archive_for(&self, user: &str, name: &str, config: Value, layer: &str, reader: &str) {
         let config = json!({"architecture": "amd64", "os": "linux", "config": config,
             "rootfs": {"type": "layers", "diff_ids": ["FIRST", "SECOND"]}});
         let quoted = |text: &str| text.replace('\'', r"'\''");
@@ -45,6 +56,6 @@ impl Lab {
             quoted(layer),
             quoted(ARCHIVE)
         );
-        self.sh(&script).run().succeeded();
+        self.sh(&script).user(user).run().succeeded();
     }
 }

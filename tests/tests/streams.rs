@@ -1,6 +1,8 @@
 //! Streams into pods, with the kubectl that people use: exec, attach, cp, port-forward, debug.
 
-use e2e::{BUSYBOX, Cluster, Lab, merged, pod, wait_until};
+use std::time::Duration;
+
+use e2e::{BUSYBOX, Cluster, Lab, eventually, merged, pod, wait_until};
 use serde_json::{Value, json};
 
 /// One node is enough here.
@@ -48,7 +50,7 @@ fn create(cluster: &mut Cluster, objects: &[Value]) {
 
 /// A script in the directory of the test's files.
 fn here(script: &str) -> String {
-    format!("cd /tmp/streams-$USER && set -o pipefail && {script}")
+    format!("cd /tmp/streams-$USER; set -o pipefail; {script}")
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn commands_run_in_containers() {
         (
             "kubectl exec two -c b -- sh -c 'ps | grep -c \"[s]leep 1000\"'",
             0,
-            "2",
+            "4",
         ),
         (
             "kubectl exec deploy/none -- true 2>&1 | grep -c NotFound",
@@ -153,7 +155,7 @@ fn large_streams_arrive_whole() {
         "kubectl exec p -- cat /tmp/file | { sleep 2; sha256sum; }",
         "kubectl cp file p:/tmp/copy && kubectl cp p:/tmp/copy back >&2 && sha256sum < back",
     ] {
-        let (code, text) = cluster.try_ask(&here(&format!("{way} 2> errors || cat errors")));
+        let (code, text) = cluster.try_ask(&here(&format!("{{ {way}; }} 2> errors || cat errors")));
         assert_eq!((code, text), (0, sum.clone()), "{way}");
     }
     cluster.ask(&here(
@@ -184,7 +186,7 @@ fn many_commands_and_clients_and_containers_that_end() {
     cluster.try_ask(
         "timeout --signal=KILL 2 kubectl exec p -- sh -c 'sleep 4; echo much; touch /tmp/went-on'",
     );
-    wait_until("the command went on", || {
+    wait_until(20, "the command went on", || {
         cluster.try_ask("kubectl exec p -- test -e /tmp/went-on").0 == 0
     });
     // And when its kubectl just waits for input which ends, it ends.
@@ -229,10 +231,14 @@ impl<'a> Screen<'a> {
     #[track_caller]
     fn shows(&mut self, text: &str) {
         let mut seen = String::new();
-        wait_until(&format!("the terminal shows {text:?}"), || {
+        let shown = eventually(Duration::from_secs(20), || {
             seen = self.cluster.ask(&format!("{TMUX} capture-pane -p"));
-            seen.contains(text)
+            seen.contains(text).then_some(())
         });
+        assert!(
+            shown.is_some(),
+            "the terminal never showed {text:?}:\n{seen}"
+        );
     }
 
     #[track_caller]
@@ -282,7 +288,7 @@ fn terminals_work_as_terminals_do() {
     let count = "kubectl exec q -- sh -c 'ps | grep -c \"[s]leep 4321\"'";
     assert_eq!(screen.cluster.try_ask(count), (0, "1".to_owned()));
     screen.close();
-    wait_until("the terminal's processes are gone", || {
+    wait_until(20, "the terminal's processes are gone", || {
         cluster.try_ask(count).1.starts_with('0')
     });
     end(&lab, cluster);
@@ -306,7 +312,7 @@ fn clients_attach_to_containers() {
     let (code, text) = cluster.try_ask("printf 'one\\ntwo\\n' | timeout 20 kubectl attach -i once");
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("got one\ngot two\nend"), "{text}");
-    wait_until("the container has ended", || {
+    wait_until(20, "the container has ended", || {
         cluster.ask("kubectl get pod once --output=jsonpath={.status.containerStatuses[0].state.terminated.exitCode}") == "4"
     });
     assert_eq!(cluster.ask("kubectl logs once"), "got one\ngot two\nend");
@@ -322,7 +328,7 @@ fn clients_attach_to_containers() {
 
     // Two at once, and the log.
     let text = cluster.ask(&here(
-        "timeout 3 kubectl attach says > one & timeout 3 kubectl attach says > two & wait; grep -c tick one two",
+        "timeout 3 kubectl attach says > one 2> /dev/null & timeout 3 kubectl attach says > two 2> /dev/null & wait; grep -c tick one two",
     ));
     for line in text.lines() {
         let count: u32 = line.rsplit(':').next().unwrap().parse().unwrap();
@@ -379,9 +385,9 @@ fn ports_are_forwarded() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let serves = "mkdir /www; head -c 50000000 /dev/urandom > /www/file; sha256sum < /www/file | cut -c1-64 > /www/sum; \
-        nc -lk -p 9000 -e sh -c 'wc -c' & httpd -f -p 127.0.0.1:8080 -h /www";
+        while true; do nc -l -p 9000 -e wc -c; done & httpd -f -p 127.0.0.1:8080 -h /www";
     create(&mut cluster, &[simple("p", serves, json!({}))]);
-    wait_until("it serves", || {
+    wait_until(20, "it serves", || {
         cluster
             .try_ask("kubectl exec p -- wget -qO- http://127.0.0.1:8080/sum")
             .0
@@ -389,8 +395,8 @@ fn ports_are_forwarded() {
     });
     let with_port = |port: u16, script: &str| {
         here(&format!(
-            "kubectl port-forward pod/p :{port} > ports 2> errors & forward=$!; \
-             until grep -q Forwarding ports; do sleep 0.1; kill -0 $forward || exit 9; done; \
+            "rm -f ports; kubectl port-forward pod/p :{port} > ports 2> errors & forward=$!; \
+             until grep -qs Forwarding ports; do sleep 0.1; kill -0 $forward || exit 9; done; \
              port=$(sed -n 's/.*127.0.0.1:\\([0-9]*\\) .*/\\1/p' ports); \
              {{ {script}; }}; code=$?; kill $forward; wait $forward; exit $code"
         ))

@@ -23,6 +23,50 @@ pub struct Pressures {
     pub pid: bool,
 }
 
+/// What pods can be ended for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    /// Memory.
+    Memory,
+    /// Local storage.
+    Disk,
+}
+
+/// Too little of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    /// Of what.
+    pub resource: Resource,
+    /// So many bytes would be enough.
+    pub threshold: u64,
+    /// So many there are.
+    pub available: u64,
+}
+
+/// What this machine is short of now, memory first.
+pub(crate) fn shortages(scratch_dir: &Path) -> Vec<Shortage> {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = available_memory(&meminfo)
+        .filter(|&available| available < MEMORY_FLOOR)
+        .map(|available| Shortage {
+            resource: Resource::Memory,
+            threshold: MEMORY_FLOOR,
+            available,
+        });
+    let disk = rustix::fs::statvfs(scratch_dir)
+        .ok()
+        .filter(|disk| disk_pressure(disk.f_bavail, disk.f_blocks, disk.f_frsize))
+        .map(|disk| {
+            let total = disk.f_blocks.saturating_mul(disk.f_frsize);
+            Shortage {
+                resource: Resource::Disk,
+                threshold: (total / 100 * DISK_FLOOR_PERCENT).min(DISK_ENOUGH),
+                available: disk.f_bavail.saturating_mul(disk.f_frsize),
+            }
+        });
+    memory.into_iter().chain(disk).collect()
+}
+
 impl Pressures {
     /// Looks at this machine now; what can't be read puts no pressure on anybody.
     pub fn read(scratch_dir: &Path) -> Self {

@@ -79,7 +79,11 @@ pub async fn view(node: &Node) -> Seen {
     let mut looker = container("looker", script, resources);
     looker["startupProbe"] = json!({"exec": {"command": ["sh", "-c", "grep -qx 0::/ /proc/self/cgroup"]},
         "periodSeconds": 1, "failureThreshold": 20, "timeoutSeconds": 10});
-    let mut pod = node.run("view", pod(json!([looker])), Way::Grouped).await?;
+    let mut changed = looker.clone();
+    changed["resources"]["limits"]["memory"] = json!("40Mi");
+    let spec = pod(json!([looker]));
+    let changed = pod(json!([changed]));
+    let mut pod = node.run("view", spec, Way::Grouped).await?;
     // Upon which the probe has passed: an exec is born into the container's group.
     pod.running("looker").await?;
     let group = pod.group.below("looker-0");
@@ -98,8 +102,16 @@ pub async fn view(node: &Node) -> Seen {
     must(lines[4].contains("Read-only file system"), || {
         format!("it can write: {}", lines[4])
     })?;
+    pod.change("view", changed).await?;
+    let now = || ["memory.max", "cpu.max"].map(|name| file(&group, name));
+    let began = Instant::now();
+    while now() != ["41943040", "150000 100000"] {
+        let late = began.elapsed() > Duration::from_secs(20);
+        must(!late, || format!("after a change it is told {:?}", now()))?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     pod.end().await?;
-    Ok("its own group is the root, and read-only".to_owned())
+    Ok("its own group is the root, and read-only; its limit can change".to_owned())
 }
 
 /// The limit of a pod as a whole holds for containers without one.

@@ -189,6 +189,12 @@ impl Running {
         Ok(state_of(&now, container).is_some_and(|state| state.running.is_some()))
     }
 
+    /// Says that the pod is to be another: what can change while it runs.
+    pub async fn change(&self, name: &str, spec: Value) -> Result<(), String> {
+        let bundle = bundle(name, spec)?;
+        self.client.put_bundle(&bundle).await.map_err(text)
+    }
+
     /// A container's log.
     pub async fn log(&self, container: &str) -> Result<String, String> {
         let query = LogQuery {

@@ -12,6 +12,7 @@
 
 mod admission;
 mod bundles;
+mod eviction;
 mod known;
 mod launch;
 mod manager;
@@ -27,6 +28,7 @@ mod switchboard;
 mod worker;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -48,7 +50,7 @@ use crate::api::call;
 use crate::events::Recorder;
 use crate::local_volumes;
 use crate::resolve::Resolver;
-use crate::{KubeletError, NodeConfig};
+use crate::{KubeletError, NodeConfig, Pressures};
 
 /// How many statuses are written at once; each may cost a connection.
 const AT_ONCE: usize = 16;
@@ -63,6 +65,8 @@ struct Shared {
     resolver: Arc<Resolver>,
     /// The own Node, as the API server last showed it.
     node: watch::Receiver<Option<Arc<Node>>>,
+    /// By uid: the pods that have to go because the machine is short of something.
+    evicted: watch::Sender<BTreeMap<String, Problem>>,
     /// How many may write at once.
     room: Arc<Semaphore>,
     /// One per family, as pods' statuses show them.
@@ -102,6 +106,7 @@ impl Pods {
             recorder,
             resolver,
             node: self.node,
+            evicted: watch::Sender::default(),
             room: Arc::new(Semaphore::new(AT_ONCE)),
             host_ips,
         });
@@ -113,6 +118,7 @@ impl Pods {
         );
         tokio::select! {
             () = removing => {}
+            () = eviction::keep_room(Arc::clone(&shared)) => {}
             () = manager::manage(shared, sandboxes, shutdown) => {}
             () = switchboard::serve(listener, key, dialled) => {}
             () = recording => {}
@@ -170,6 +176,7 @@ impl Shared {
             labels: labels.unwrap_or(&self.config.labels),
             taints: taints.unwrap_or_default(),
             capacity: &self.config.capacity,
+            pressures: Pressures::read(&self.config.scratch_dir),
             others,
         }
     }

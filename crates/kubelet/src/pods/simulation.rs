@@ -194,6 +194,7 @@ impl World {
             known: Arc::new(KnownPods::new()),
             recorder,
             node: watch::channel(None::<Arc<Node>>).1,
+            evicted: watch::Sender::default(),
             room: Arc::new(Semaphore::new(1)),
             host_ips: vec!["10.0.0.1".parse().unwrap()],
         });

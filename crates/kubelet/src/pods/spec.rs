@@ -42,6 +42,14 @@ pub(crate) fn is_to_be_deleted(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
+/// One without which the cluster is none.
+pub(crate) fn is_critical(pod: &Pod) -> bool {
+    const SYSTEM: i32 = 2_000_000_000;
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.priority)
+        .is_some_and(|priority| priority >= SYSTEM)
+}
+
 pub(crate) fn uses_host_network(pod: &Pod) -> bool {
     pod.spec
         .as_ref()

@@ -42,8 +42,7 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     }
     linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
     // Once more, because the kernel forgets it when a process becomes another user.
-    linux::process::die_with_parent(parent, Signal::KILL)
-        .map_err(failed("parent death signal"))?;
+    linux::process::die_with_parent(parent, Signal::KILL).map_err(failed("parent death signal"))?;
     // Last, because it must be a directory that the user may enter.
     let cwd = if plan.cwd.as_os_str().is_empty() {
         Path::new("/")
@@ -109,8 +108,10 @@ fn own_streams(plan: &ProcessPlan, user: &User) {
 
 /// Becomes the user; returns the capabilities that a program of root will have.
 fn be_user(plan: &ProcessPlan, user: &User) -> Result<CapabilitySet, Failure> {
-    // A new user namespace comes with all capabilities, so that they are bounded after it.
-    if plan.user.one_id && user.uid != 0 {
+    // A new user namespace comes with all capabilities, so that they are bounded after it. Who has entered that of a running
+    // container is this user already.
+    let is_other = rustix::process::getuid().as_raw() != user.uid;
+    if plan.user.one_id && is_other {
         linux::namespace::rename_only_id(user.uid, user.gid)
             .map_err(failed("a user namespace for the container's only id"))?;
     }

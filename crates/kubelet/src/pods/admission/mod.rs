@@ -16,10 +16,10 @@ use k8s_openapi::api::core::v1::{
 };
 use sandbox::protocol::Problem;
 
-pub(crate) use self::resources::needs;
+pub(crate) use self::resources::{needs, requested};
 use super::launch::{LAUNCHER_ANNOTATION, Way};
-use super::spec::{init_containers, is_sidecar, launcher};
-use crate::Capacity;
+use super::spec::{init_containers, is_critical, is_sidecar, launcher};
+use crate::{Capacity, Pressures};
 
 /// What a pod is judged by.
 pub(crate) struct Space<'a> {
@@ -31,6 +31,8 @@ pub(crate) struct Space<'a> {
     pub taints: &'a [Taint],
     /// What there is.
     pub capacity: &'a Capacity,
+    /// What the machine is short of.
+    pub pressures: Pressures,
     /// Who uses it: the pods that were admitted and are not over.
     pub others: &'a [&'a Pod],
 }
@@ -38,6 +40,7 @@ pub(crate) struct Space<'a> {
 /// Takes a pod, or says why not.
 pub(crate) fn admit(pod: &Pod, space: &Space) -> Result<(), Problem> {
     let Some(spec) = &pod.spec else { return Ok(()) };
+    machine_has_room(pod, spec, space)?;
     sysctls::allowed(spec)?;
     system(pod, spec)?;
     features(spec)?;
@@ -72,6 +75,40 @@ fn problem(reason: &str, message: impl Into<String>) -> Problem {
         reason: reason.to_owned(),
         message: message.into(),
     }
+}
+
+/// A machine that is short takes no more; while only its memory is, pods that say how much they need are welcome.
+fn machine_has_room(pod: &Pod, spec: &PodSpec, space: &Space) -> Result<(), Problem> {
+    let Pressures { memory, disk, pid } = space.pressures;
+    let conditions = [
+        (disk, "DiskPressure"),
+        (memory, "MemoryPressure"),
+        (pid, "PIDPressure"),
+    ];
+    let short: Vec<_> = conditions
+        .into_iter()
+        .filter_map(|(short, condition)| short.then_some(condition))
+        .collect();
+    if short.is_empty() || is_critical(pod) {
+        return Ok(());
+    }
+    if short == ["MemoryPressure"] {
+        let status = pod.status.as_ref();
+        let class = status.and_then(|status| status.qos_class.as_deref());
+        let taint = Taint {
+            key: "node.kubernetes.io/memory-pressure".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Default::default()
+        };
+        let mut tolerations = spec.tolerations.iter().flatten();
+        if class != Some("BestEffort") || tolerations.any(|own| tolerates(own, &taint)) {
+            return Ok(());
+        }
+    }
+    Err(problem(
+        "Evicted",
+        format!("The node had condition: [{}]. ", short.join(" ")),
+    ))
 }
 
 fn system(pod: &Pod, spec: &PodSpec) -> Result<(), Problem> {

@@ -83,6 +83,14 @@ pub(crate) fn needs(pod: &Pod) -> Needs {
     }
 }
 
+/// How much of one resource a pod asks for.
+pub(crate) fn requested(pod: &Pod, resource: &str) -> u64 {
+    let requests = requests(pod);
+    requests
+        .get(resource)
+        .map_or(0, |amount| amount.unsigned_abs())
+}
+
 /// What a pod asks for in all: the most that it needs at any one time.
 fn requests(pod: &Pod) -> Amounts {
     in_all(pod, |resources| amounts(resources.requests.as_ref()))

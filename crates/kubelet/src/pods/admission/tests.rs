@@ -36,12 +36,59 @@ fn judge(pod: &Pod, others: &[&Pod], taints: &[Taint]) -> String {
         labels: &labels,
         taints,
         capacity: &capacity,
+        pressures: Pressures::default(),
         others,
     };
     match admit(pod, &space) {
         Ok(()) => "welcome".to_owned(),
         Err(problem) => format!("{}: {}", problem.reason, problem.message),
     }
+}
+
+#[test]
+fn a_machine_that_is_short_takes_few() {
+    let labels = labels();
+    let under = |pod: &Pod, pressures: Pressures| {
+        let space = Space {
+            node: "node1",
+            labels: &labels,
+            taints: &[],
+            capacity: &capacity(),
+            pressures,
+            others: &[],
+        };
+        admit(pod, &space).map_err(|problem| format!("{}: {}", problem.reason, problem.message))
+    };
+    let of_class = |class: &str, more: Value| {
+        let mut pod = pod(json!({ "containers": [{ "name": "a" }] }));
+        let spec = pod.spec.as_mut().unwrap();
+        spec.priority = more["priority"]
+            .as_i64()
+            .and_then(|n| i32::try_from(n).ok());
+        spec.tolerations = serde_json::from_value(more["tolerations"].clone()).unwrap();
+        pod.status = serde_json::from_value(json!({ "qosClass": class })).unwrap();
+        pod
+    };
+    let memory = Pressures {
+        memory: true,
+        ..Default::default()
+    };
+    let both = Pressures {
+        disk: true,
+        ..memory
+    };
+    let short = "Evicted: The node had condition: [MemoryPressure]. ".to_owned();
+    assert_eq!(
+        under(&of_class("BestEffort", json!({})), memory),
+        Err(short)
+    );
+    assert_eq!(under(&of_class("Burstable", json!({})), memory), Ok(()));
+    let tolerant = json!({ "tolerations": [{ "key": "node.kubernetes.io/memory-pressure", "operator": "Exists" }] });
+    assert_eq!(under(&of_class("BestEffort", tolerant), memory), Ok(()));
+    let short = "Evicted: The node had condition: [DiskPressure MemoryPressure]. ".to_owned();
+    assert_eq!(under(&of_class("Burstable", json!({})), both), Err(short));
+    let critical = of_class("BestEffort", json!({ "priority": 2_000_000_000 }));
+    assert_eq!(under(&critical, both), Ok(()));
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub(crate) use containers::lost;
 
 use self::conditions::{Evidence, conditions, since};
 use self::containers::{Kind, as_containers, ended, merged, shortened};
+use super::eviction::NODE_LOW;
 use super::spec::{init_containers, is_final, uses_host_network};
 
 const RESIZE_PENDING: &str = "PodResizePending";
@@ -302,7 +303,8 @@ fn is_running(status: &ContainerStatus) -> bool {
 /// Pods that the node itself put an end to say so, for those who count disruptions. Who went beyond its own limits has
 /// only itself to blame.
 fn disruption(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
-    (problem.reason == "Terminated").then(|| PodCondition {
+    let by_node = problem.reason == "Terminated" || problem.message.starts_with(NODE_LOW);
+    by_node.then(|| PodCondition {
         type_: "DisruptionTarget".to_owned(),
         status: "True".to_owned(),
         reason: Some("TerminationByKubelet".to_owned()),

@@ -62,7 +62,7 @@ impl Worker {
             self.shared
                 .recorder
                 .say(&self.pod, false, &reason, &message);
-            self.expired = true;
+            self.failed = Some(exceeded());
         }
     }
 }

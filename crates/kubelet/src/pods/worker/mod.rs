@@ -14,6 +14,7 @@ mod orders;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,8 +112,10 @@ pub(super) struct Worker {
     shutdown: Option<i64>,
     /// Since when the pod counts as active.
     active_since: Instant,
-    /// It was active for too long, and had no sandbox that could have noticed.
-    expired: bool,
+    /// Why this worker has ended it: the machine is short of something, or it was active for too long and had no sandbox
+    /// that could have noticed.
+    failed: Option<Problem>,
+    evictions: watch::Receiver<BTreeMap<String, Problem>>,
     /// The pod object was deleted, as far as that is ours to do.
     removed: bool,
     /// When to look again, and what then has failed to happen.
@@ -142,7 +145,8 @@ impl Worker {
             writer: Writer::new(&shared.client, &pod, Arc::clone(&shared.room)),
             status: pod.status.clone().unwrap_or_default(),
             active_since: deadline::active_since(&pod),
-            expired: false,
+            failed: None,
+            evictions: shared.evicted.subscribe(),
             shared,
             pod,
             gone: false,
@@ -204,6 +208,10 @@ impl Worker {
             }
             () = self.writer.wrote() => {}
             () = deadline::passed(deadline) => {}
+            Ok(()) = self.evictions.changed() => {
+                let problem = self.evictions.borrow_and_update().get(uid(&self.pod)).cloned();
+                self.failed = self.failed.take().or(problem);
+            }
             Ok(()) = ears.shutdown.changed() => {
                 let until = *ears.shutdown.borrow_and_update();
                 self.shutdown = until.map(|until| {
@@ -260,7 +268,7 @@ impl Worker {
     fn is_ending(&self) -> bool {
         self.gone
             || self.shutdown.is_some()
-            || self.expired
+            || self.failed.is_some()
             || is_to_be_deleted(&self.pod)
             || is_final(phase(&self.pod))
     }

@@ -143,7 +143,10 @@ impl Worker {
     /// The order to end, if the pod is to end.
     pub(super) fn stop_order(&self) -> Option<Stop> {
         (self.is_ending() && !self.is_finished()).then(|| {
-            let allowed = self.shutdown.unwrap_or(i64::MAX);
+            // Who has to go because the machine is short has no time.
+            let at_once = self.failed.is_some().then_some(0);
+            let allowed = self.shutdown.into_iter().chain(at_once).min();
+            let allowed = allowed.unwrap_or(i64::MAX);
             Stop {
                 grace_seconds: grace_seconds(&self.pod).min(allowed).max(1),
                 failure: self.verdict(),
@@ -156,8 +159,8 @@ impl Worker {
         if self.gone || is_to_be_deleted(&self.pod) {
             return None;
         }
-        if self.expired {
-            return Some(super::deadline::exceeded());
+        if self.failed.is_some() {
+            return self.failed.clone();
         }
         self.shutdown.map(|_| Problem {
             reason: "Terminated".to_owned(),

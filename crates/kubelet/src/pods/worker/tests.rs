@@ -472,6 +472,43 @@ fn a_deadline_is_the_sandboxs_own_once_it_knows_the_pod() {
 }
 
 #[test]
+fn a_pod_is_evicted() {
+    simulate(async {
+        let (world, _worker) = started("Always").await;
+        let problem = Problem {
+            reason: "Evicted".to_owned(),
+            message: "The node was low on resource: memory. ".to_owned(),
+        };
+        let evicted = [("u".to_owned(), problem.clone())].into();
+        world.shared.evicted.send_replace(evicted);
+        let stop = stopped(&world, 0).await;
+        assert_eq!(
+            (stop.grace_seconds, stop.failure.as_ref()),
+            (1, Some(&problem))
+        );
+        world.sandbox(0).await.say(PodState {
+            failure: stop.failure,
+            ..ended(137)
+        });
+        world.phase("Failed").await;
+        let status = world.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["reason"], "Evicted");
+        let conditions = status["conditions"].as_array().unwrap();
+        assert!(conditions.iter().any(|c| c["type"] == "DisruptionTarget"));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        let events = world.api.lock().unwrap().events.clone();
+        assert_eq!(
+            events
+                .iter()
+                .filter(|event| event["reason"] == "Evicted")
+                .count(),
+            1
+        );
+    });
+}
+
+#[test]
 fn a_pod_is_started_by_the_runtime_that_it_asks_for_or_not_at_all() {
     simulate(async {
         for (class, message) in [

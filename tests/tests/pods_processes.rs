@@ -1,0 +1,287 @@
+//! What a container leaves when it ends, what containers of a pod share, and what images bring with them.
+
+use e2e::{BUSYBOX, Cluster, Lab, Process, container, looking, merged, pod, wait_until};
+use serde_json::{Value, json};
+
+/// Processes that leave their parent and their session.
+fn daemons(mark: u32) -> String {
+    format!("setsid sleep {mark} & (sleep {mark} &); sleep {mark}")
+}
+
+fn alone(name: &str, more: Value, container: Value, script: &str) -> Value {
+    let own = json!({"name": "main", "image": BUSYBOX, "command": ["sh", "-c", script]});
+    pod(name, more, &[merged(own, container)])
+}
+
+/// How many processes of the lab sleep for so long.
+fn sleeping(lab: &Lab, mark: u32) -> usize {
+    let all = lab.marked(&format!("sleep {mark}")).into_iter();
+    all.filter(|(_, process)| process.args.starts_with("sleep "))
+        .count()
+}
+
+/// The inner process of the pod in which somebody sleeps for so long, and its sandbox.
+#[track_caller]
+fn above(lab: &Lab, mark: u32) -> (Process, Process) {
+    let all = lab.processes("node1");
+    let is_ours = |process: &&Process| process.args.contains("internal sandbox");
+    let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
+    let mark = format!("sleep {mark}");
+    let mut sleepers = all.iter().filter(|process| process.args == mark);
+    let inner = sleepers.find_map(|process| parent(process).filter(is_ours));
+    let sandbox = inner.and_then(parent).filter(is_ours);
+    match (inner, sandbox) {
+        (Some(inner), Some(sandbox)) => (inner.clone(), sandbox.clone()),
+        _ => panic!("nobody is above {mark:?}: {all:#?}"),
+    }
+}
+
+/// What runs of a container have left on the node's disk.
+fn runs_on_disk(lab: &Lab, container: &str) -> usize {
+    let list = format!("ls -d /tmp/coracle-*/pods/*/containers/{container}/* 2>/dev/null | wc -l");
+    let count = lab.root("node1", &list).stdout;
+    count.trim().parse().expect("a number")
+}
+
+const DAEMON: u32 = 41_001;
+const OF_USER: u32 = 41_002;
+const INNER_KILLED: u32 = 41_003;
+const SANDBOX_KILLED: u32 = 41_004;
+const SHARED: u32 = 41_005;
+const BESIDE: u32 = 41_006;
+
+#[test]
+fn nothing_of_a_container_outlives_it() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let host = json!({"hostPID": true});
+    let user = json!({"hostPID": true, "securityContext": {"runAsUser": 1000}});
+    let shared = json!({"shareProcessNamespace": true, "restartPolicy": "Always"});
+    let crashing = format!(
+        "dd if=/dev/zero of=/file bs=1M count=1 2> /dev/null; setsid sleep {SHARED} & sleep 1; exit 1"
+    );
+    let crashing = json!({"name": "crashing", "image": BUSYBOX, "command": ["sh", "-c", crashing]});
+    let beside =
+        json!({"name": "beside", "image": BUSYBOX, "command": ["sleep", BESIDE.to_string()]});
+    cluster.create_objects(&[
+        alone("deleted", host.clone(), json!({}), &daemons(DAEMON)),
+        alone("of-user", user, json!({}), &daemons(OF_USER)),
+        alone(
+            "inner-killed",
+            host.clone(),
+            json!({}),
+            &daemons(INNER_KILLED),
+        ),
+        alone("sandbox-killed", host, json!({}), &daemons(SANDBOX_KILLED)),
+        pod("shared", shared, &[crashing, beside]),
+    ]);
+    for name in ["deleted", "of-user", "inner-killed", "sandbox-killed"] {
+        cluster.wait_for(name, "condition=Ready");
+    }
+    for mark in [DAEMON, OF_USER, INNER_KILLED, SANDBOX_KILLED] {
+        wait_until(10, "all of it runs", || sleeping(&lab, mark) == 3);
+    }
+
+    cluster.ask("kubectl delete pod deleted of-user --grace-period=1");
+    lab.kill("node1", "KILL", &above(&lab, INNER_KILLED).0);
+    lab.kill("node1", "KILL", &above(&lab, SANDBOX_KILLED).1);
+    for mark in [DAEMON, OF_USER, INNER_KILLED, SANDBOX_KILLED] {
+        wait_until(10, "nothing of it runs", || sleeping(&lab, mark) == 0);
+    }
+    for name in ["inner-killed", "sandbox-killed"] {
+        let failed = cluster.in_phase(name, "Failed");
+        let ended = &container(&failed, "main")["state"]["terminated"];
+        assert_eq!(ended["exitCode"], 137, "{failed:#}");
+    }
+
+    let again = cluster.pod_until("shared", "begun again, and backed off", |pod| {
+        let status = container(pod, "crashing");
+        status["restartCount"].as_u64() >= Some(1)
+            && status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    });
+    assert_eq!(container(&again, "beside")["restartCount"], 0, "{again:#}");
+    assert_eq!(sleeping(&lab, SHARED), 0);
+    assert_eq!(sleeping(&lab, BESIDE), 1);
+    wait_until(5, "files of ended runs are removed", || {
+        runs_on_disk(&lab, "crashing") == 0
+    });
+    assert_eq!(runs_on_disk(&lab, "beside"), 1);
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+const DECLARED: &str = "coracle.test/declared:1";
+
+/// A program of 32 bits that writes "32", and files where the image declares volumes.
+const DECLARED_LAYER: &str = r"
+mkdir -p data/deep srv
+echo f0VMRgEBAQAAAAAAAAAAAAIAAwABAAAAVIAECDQAAAAAAAAAAAAAADQAIAABAAAAAAAAAAEAAAAAAAAAAIAECACABAh2AAAAdgAAAAUAAAAAEAAAuAQAAAC7AQAAALlzgAQIugMAAADNgLgBAAAAMdvNgDMyCg== | base64 --decode > srv/small
+chmod 755 srv/small
+echo content > data/deep/file; chmod 640 data/deep/file; ln -s deep/file data/link
+tar --owner=33 --group=44 --create data srv
+";
+
+fn of_images() -> Vec<Value> {
+    let config = json!({"image": DECLARED, "imagePullPolicy": "Never", "securityContext": {"readOnlyRootFilesystem": true},
+        "volumeMounts": [{"name": "v", "mountPath": "/mine"}]});
+    let declared = looking(
+        "main",
+        config,
+        r#"
+        fails busybox touch /new /srv/new
+        is content content "$(cat /data/link)"
+        is owner '33:44 640' "$(stat -c '%u:%g %a' /data/deep/file)"
+        works busybox touch /data/new /data/deep/new /cache/here/new /mine/new
+        is cache new "$(ls /cache/here)"
+        "#,
+    );
+    let filtered = json!({"image": DECLARED, "imagePullPolicy": "Never", "securityContext":
+        {"seccompProfile": {"type": "RuntimeDefault"}}});
+    let small = looking(
+        "main",
+        filtered,
+        r#"is 'a program of 32 bits' 32 "$(/srv/small)""#,
+    );
+    let missing = json!([{"name": "i", "image": {"reference": "127.0.0.1:1/none:1"}}]);
+    let waits = json!({"name": "main", "image": BUSYBOX, "command": ["true"],
+        "volumeMounts": [{"name": "i", "mountPath": "/i"}]});
+    let goes = json!({"name": "other", "image": BUSYBOX, "command": ["true"]});
+    vec![
+        pod(
+            "declared",
+            json!({"volumes": [{"name": "v", "emptyDir": {}}]}),
+            &[declared],
+        ),
+        pod("small", json!({}), &[small]),
+        pod("no-image", json!({"volumes": missing}), &[waits, goes]),
+    ]
+}
+
+/// A sidecar mounts something in a volume before the others begin, and again after.
+fn of_mounts() -> Value {
+    let mount = |more: Value| {
+        let own = json!({"name": "v", "mountPath": "/v"});
+        json!({"volumeMounts": [merged(own, more)]})
+    };
+    let script =
+        "mkdir /v/sub /v/later; mount -t tmpfs none /v/sub; echo fed > /v/sub/file; touch /v/up
+        until test -e /v/sub/begun; do sleep 0.1; done
+        mount -t tmpfs none /v/later; echo later > /v/later/file; exec sleep 10000";
+    let side = merged(
+        json!({"name": "side", "image": BUSYBOX, "restartPolicy": "Always", "command": ["sh", "-c", script],
+            "securityContext": {"privileged": true},
+            "startupProbe": {"exec": {"command": ["test", "-e", "/v/up"]}, "periodSeconds": 1, "failureThreshold": 30}}),
+        mount(json!({"mountPropagation": "Bidirectional"})),
+    );
+    let reader = looking(
+        "reader",
+        mount(json!({"mountPropagation": "HostToContainer"})),
+        r#"
+        is first fed "$(cat /v/sub/file)"
+        touch /v/sub/begun
+        n=0; until test -e /v/later/file || [ $n -gt 100 ]; do sleep 0.1; n=$((n+1)); done
+        is second later "$(cat /v/later/file)"
+        touch /v/sub/seen
+        "#,
+    );
+    let apart = looking(
+        "apart",
+        mount(json!({})),
+        r#"
+        is first fed "$(cat /v/sub/file)"
+        n=0; until test -e /v/sub/seen || [ $n -gt 100 ]; do sleep 0.1; n=$((n+1)); done
+        works test -e /v/sub/seen
+        fails cat /v/later/file
+        "#,
+    );
+    let read_only = looking(
+        "read-only",
+        mount(json!({"readOnly": true})),
+        "fails touch /v/x; works touch /v/sub/x",
+    );
+    let all_read_only = looking(
+        "all-read-only",
+        mount(json!({"readOnly": true, "recursiveReadOnly": "Enabled"})),
+        r#"fails touch /v/y; fails touch /v/sub/y; is file fed "$(cat /v/sub/file)""#,
+    );
+    let more = json!({"volumes": [{"name": "v", "emptyDir": {}}], "initContainers": [side]});
+    pod("mounts", more, &[reader, apart, read_only, all_read_only])
+}
+
+#[test]
+fn images_and_mounts_are_what_their_pods_expect() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let volumes = json!({"/data": {}, "/cache/here": {}, "/mine": {}});
+    let config = json!({"Env": ["PATH=/bin"], "Cmd": ["sh"], "Volumes": volumes});
+    lab.load_image(DECLARED, config, DECLARED_LAYER);
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.create_objects(&of_images());
+    cluster.create_objects(&[of_mounts()]);
+    cluster.find_all_right(&["declared", "small", "mounts"]);
+
+    let waiting = cluster.pod_until("no-image", "backed off", |pod| {
+        container(pod, "main")["state"]["waiting"]["reason"] == "ImagePullBackOff"
+    });
+    let why = container(&waiting, "main")["state"]["waiting"]["message"].to_string();
+    assert!(why.contains("127.0.0.1:1/none:1"), "{why}");
+    let other = &container(&waiting, "other")["state"]["terminated"];
+    assert_eq!(other["exitCode"], 0, "{waiting:#}");
+    cluster.event(
+        "no-image",
+        "Warning Failed Failed to pull image \"127.0.0.1:1/none:1\"",
+    );
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+const APT: &str = "coracle.test/apt:1";
+
+/// The machine's own apt and dpkg, and a repository with one package.
+const APT_LAYER: &str = r"
+set -eu
+programs='/usr/bin/apt-get /usr/bin/dpkg /usr/bin/dpkg-deb /usr/bin/dpkg-query /usr/bin/dpkg-split /bin/tar'
+methods='/usr/lib/apt/methods/file /usr/lib/apt/methods/copy /usr/lib/apt/methods/store'
+cp --parents --dereference $programs $methods /usr/share/dpkg/*table .
+for program in $programs $methods; do ldd $program; done | grep --only-matching '/[^ ]*' | sort --unique | xargs cp --parents --dereference --target-directory=.
+mkdir -p bin sbin etc/apt/apt.conf.d tmp var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt var/lib/dpkg/info var/lib/dpkg/updates srv/repo
+touch var/lib/dpkg/status
+for applet in rm diff chown mknod true; do ln -s busybox bin/$applet; done
+for name in ldconfig start-stop-daemon; do printf '#!/bin/sh\n' > sbin/$name; chmod 755 sbin/$name; done
+printf 'root:x:0:0:root:/root:/bin/sh\n_apt:x:42:65534:apt:/nonexistent:/bin/false\n' > etc/passwd
+printf 'root:x:0:\nnogroup:x:65534:\n' > etc/group
+echo 'deb [trusted=yes] file:/srv/repo ./' > etc/apt/sources.list
+mkdir -p package/DEBIAN package/opt
+printf 'Package: hello-coracle\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: says hello\n' > package/DEBIAN/control
+printf '#!/bin/sh\nchown 33:44 /opt/hello && mknod /opt/device c 1 3\n' > package/DEBIAN/postinst
+chmod 755 package package/opt package/DEBIAN package/DEBIAN/postinst
+echo hello > package/opt/hello
+dpkg-deb --build package srv/repo/hello.deb > /dev/null
+{ cat package/DEBIAN/control; printf 'Filename: ./hello.deb\nSize: %s\nSHA256: %s\n' $(stat --format=%s srv/repo/hello.deb) $(sha256sum < srv/repo/hello.deb | cut -d' ' -f1); } > srv/repo/Packages
+rm -r package
+tar --owner=0 --group=0 --create *
+";
+
+#[test]
+fn with_a_single_id_packages_can_be_installed() {
+    let lab = Lab::ready();
+    let config = json!({"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["sh"]});
+    lab.load_image_for("user2", APT, config, APT_LAYER);
+    let mut cluster = Cluster::start_as(&lab, "user2", &["srun", "-N1", "coracle", "run"]);
+    let container = json!({"image": APT, "imagePullPolicy": "Never"});
+    let script = r#"
+    said=$(apt-get -o APT::Sandbox::User=_apt update 2>&1)
+    is 'what apt says as another user' 1 "$(echo "$said" | grep -c 'set.*uid\|switch')"
+    works apt-get update
+    works apt-get install --yes hello-coracle
+    is installed hello "$(cat /opt/hello)"
+    is status 'install ok installed' "$(dpkg-query --show --showformat '${Status}' hello-coracle)"
+    works apt-get remove --yes hello-coracle
+    fails cat /opt/hello
+    "#;
+    cluster.create_objects(&[pod("apt", json!({}), &[looking("main", container, script)])]);
+    cluster.find_all_right(&["apt"]);
+    cluster.exit(0);
+    lab.nothing_left();
+}
