@@ -205,3 +205,54 @@ fn edges_are_upstreams() {
         .succeeded();
     lab.nothing_left();
 }
+
+/// A scratch disk so small that one pod can fill it.
+#[test]
+fn who_fills_the_disk_is_evicted() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    lab.root(
+        "node1",
+        "mount --no-mtab -t tmpfs -o size=512M,mode=1777 small /tmp",
+    )
+    .succeeded();
+    let mut cluster =
+        Cluster::start_as(&lab, "user1", &["srun", "-N1", "-wnode1", "coracle", "run"]);
+    let scratch = json!({"volumes": [{"name": "v", "emptyDir": {}}]});
+    let mounted = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+    let writer = merged(
+        shell("head -c 460M /dev/zero > /v/fill; sleep 10000"),
+        mounted.clone(),
+    );
+    cluster.create_objects(&[
+        pod(
+            "quiet",
+            scratch.clone(),
+            &[main_container(merged(shell("sleep 10000"), mounted))],
+        ),
+        pod("writer", scratch, &[main_container(writer)]),
+    ]);
+    cluster.wait_for("quiet", "condition=Ready");
+    cluster.ask("kubectl wait node/node1 --for=condition=DiskPressure --timeout=40s");
+    let evicted = cluster.pod_until("writer", "evicted", |pod| {
+        pod["status"]["phase"] == "Failed"
+    });
+    let status = &evicted["status"];
+    assert_eq!(status["reason"], "Evicted", "{status:#}");
+    let message = status["message"].as_str().unwrap_or_default();
+    assert!(
+        message
+            .starts_with("The node was low on resource: ephemeral-storage. Threshold quantity: "),
+        "{message}"
+    );
+    assert_eq!(
+        condition(&evicted, "DisruptionTarget"),
+        "True TerminationByKubelet"
+    );
+    cluster.event("writer", "Warning Evicted The node was low on resource");
+    cluster.ask("kubectl wait node/node1 --for=condition=DiskPressure=False --timeout=40s");
+    assert_eq!(cluster.pod("quiet")["status"]["phase"], "Running");
+    cluster.exit(0);
+    lab.root("node1", "umount --no-mtab /tmp").succeeded();
+    lab.nothing_left();
+}

@@ -252,7 +252,10 @@ fn exit_code(state: &PodState) -> ExitCode {
     let containers = state.init_containers.iter().chain(&state.containers);
     let failed = containers.filter_map(|container| {
         let states = [container.state.as_ref(), container.last_state.as_ref()];
-        let ended = states.into_iter().flatten().find_map(|state| state.terminated.as_ref());
+        let ended = states
+            .into_iter()
+            .flatten()
+            .find_map(|state| state.terminated.as_ref());
         ended.map(|ended| ended.exit_code).filter(|code| *code != 0)
     });
     let code = failed.map(|code| u8::try_from(code).unwrap_or(1)).next();

@@ -580,7 +580,11 @@ fn a_patch_replaces_addresses_and_reasons_and_names_the_pod() {
         json!({
             "metadata": { "uid": "u" },
             "status": {
-                "conditions": [{ "type": "Ready", "status": "True", "reason": null, "message": null }],
+                "conditions": [
+                    { "type": "Ready", "status": "True", "reason": null, "message": null },
+                    { "$patch": "delete", "type": "PodResizePending" },
+                    { "$patch": "delete", "type": "PodResizeInProgress" },
+                ],
                 "podIPs": [{ "$patch": "replace" }, { "ip": "100.64.0.5" }],
             },
         })
