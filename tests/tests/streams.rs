@@ -41,7 +41,7 @@ const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 fn create(cluster: &mut Cluster, objects: &[Value]) {
     cluster.create_objects(objects);
     for object in objects {
-        let name = object["metadata"]["name"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
         cluster.ask(&format!(
             "kubectl wait pod/{name} --for=jsonpath={{.status.phase}}=Running --timeout=30s"
         ));
