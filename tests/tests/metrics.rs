@@ -88,7 +88,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-fn find<'a>(list: &'a Value, what: impl Fn(&Value) -> bool) -> &'a Value {
+fn find(list: &Value, what: impl Fn(&Value) -> bool) -> &Value {
     let all = list.as_array().into_iter().flatten();
     all.into_iter()
         .find(|item| what(item))

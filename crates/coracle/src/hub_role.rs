@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::PidfdFlags;
 use linux::signal::Held;
 use network::hub::Hub;
+use rustix::process::PidfdFlags;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;

@@ -31,7 +31,9 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
     let trees = plan
         .mounts
         .iter()
-        .map(|mount| open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display()))))
+        .map(|mount| {
+            open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display())))
+        })
         .collect::<Result<Vec<_>, Failure>>()?;
     let volumes = image_volume::open(&plan.image_volumes)?;
     // What we do from here on in our copy of the outside is not to be seen there, where mounts may be shared.

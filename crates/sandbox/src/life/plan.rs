@@ -346,7 +346,8 @@ fn restarts_to_resize(record: &Record, run: &Run) -> bool {
     let mut strict = policies.filter(|policy| policy.restart_policy == "RestartContainer");
     strict.any(|policy| {
         let of = |resources: Option<&ResourceRequirements>| {
-            let get = |list: &Option<BTreeMap<_, _>>| list.as_ref()?.get(&policy.resource_name).cloned();
+            let get =
+                |list: &Option<BTreeMap<_, _>>| list.as_ref()?.get(&policy.resource_name).cloned();
             resources.map(|resources| (get(&resources.requests), get(&resources.limits)))
         };
         of(wanted).unwrap_or_default() != of(run.resources.as_ref()).unwrap_or_default()

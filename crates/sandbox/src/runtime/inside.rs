@@ -112,12 +112,7 @@ impl Inside {
         self.last.get()
     }
 
-    async fn send(
-        &self,
-        serial: u64,
-        request: Request,
-        stdio: &[BorrowedFd<'_>],
-    ) -> Answered {
+    async fn send(&self, serial: u64, request: Request, stdio: &[BorrowedFd<'_>]) -> Answered {
         let lost = || Refusal {
             message: "the pod's inner process is gone".to_owned(),
             program: false,

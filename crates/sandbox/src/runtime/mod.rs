@@ -42,19 +42,21 @@ use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 
 use self::env::Addresses;
-use self::inside::{Inside, Process, Refusal};
 pub use self::groups::place as pod_group;
+use self::inside::{Inside, Process, Refusal};
 pub use self::stacking::Stacking;
 use self::stacking::{Changes, Mounted};
 use self::streams::Attachable;
-use crate::inner::message::{Identity, NetworkSetUp, PodSetUp, ProcessPlan, Processes, Request, RootKind};
+use crate::inner::message::{
+    Identity, NetworkSetUp, PodSetUp, ProcessPlan, Processes, Request, RootKind,
+};
 use crate::logs::LogDir;
 use crate::protocol::{Bundle, Problem};
-use crate::usage::Meter;
 use crate::seams::{
     ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started, Volume,
     World,
 };
+use crate::usage::Meter;
 
 /// The log's end as a termination message: so many lines, so many bytes.
 const LOG_TAIL: (u64, usize) = (80, 2048);
@@ -237,10 +239,7 @@ impl<W: World> LinuxRuntime<W> {
         Ok(())
     }
 
-    async fn make_container_group(
-        &self,
-        request: &StartRequest,
-    ) -> std::io::Result<Option<Group>> {
+    async fn make_container_group(&self, request: &StartRequest) -> std::io::Result<Option<Group>> {
         match self.group.get() {
             Some(pod) => groups::make_container(pod, &request.container, request.attempt)
                 .await

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use super::env::{self, Addresses};
 use super::security::{Security, security};
 use crate::inner::message::{
-    Access, ContainerPlan, ImageVolume, MountPlan, MountSource, ProcessPlan, Processes, Propagation, RootKind,
-    RootPlan,
+    Access, ContainerPlan, ImageVolume, MountPlan, MountSource, ProcessPlan, Processes,
+    Propagation, RootKind, RootPlan,
 };
 use crate::protocol::Problem;
 use crate::seams::{StartRequest, Volume};
@@ -253,9 +253,7 @@ fn image_volumes(declared: &[String], taken: &[PathBuf], dir: &Path) -> Vec<Imag
     let mut targets: Vec<PathBuf> = declared.iter().map(|path| absolute(path)).collect();
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     targets.retain(|target| {
-        target.components().count() > 1
-            && target.components().all(plain)
-            && !taken.contains(target)
+        target.components().count() > 1 && target.components().all(plain) && !taken.contains(target)
     });
     targets.sort();
     targets.dedup();
@@ -396,7 +394,14 @@ mod tests {
 
     #[test]
     fn volumes_of_an_image_give_way_to_those_of_the_pod() {
-        let declared = ["/var/lib/b/", "/data", "relative", "/", "/up/../x", "/data/"];
+        let declared = [
+            "/var/lib/b/",
+            "/data",
+            "relative",
+            "/",
+            "/up/../x",
+            "/data/",
+        ];
         let declared = declared.map(str::to_owned);
         let found = image_volumes(&declared, &["/data".into()], Path::new("/c"));
         let shown: Vec<String> = found
