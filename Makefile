@@ -25,7 +25,7 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 	@echo 'The lab is up: lab/on login user1 gives you a shell there, lab/down ends it.'
 
 .PHONY: test
-test: tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
+test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
 	@# Two labs, so that two end-to-end tests run at a time.
 	lab/down && CORACLE_LAB_DIR=$(SECOND_LAB) lab/down
 	trap 'lab/down; CORACLE_LAB_DIR=$(SECOND_LAB) lab/down' EXIT; \
@@ -83,6 +83,10 @@ kubernetes: tools coracle
 .PHONY: tools
 tools: ## Install what is missing to build and to test
 	@scripts/install-tools
+
+.PHONY: test-tools
+test-tools:
+	@scripts/install-tools tests
 
 .PHONY: clean
 clean: ## Remove what was built (not the caches in ~/.cache/coracle)
