@@ -27,20 +27,26 @@ fn unwell(name: &str, more: Value, container: Value, script: &str) -> Value {
 }
 
 /// Ends by the signal that comes, with another code for each.
-const SIGNALS: &str =
-    "trap 'exit 11' USR1; trap 'exit 15' TERM; while true; do sleep 0.1; done";
+const SIGNALS: &str = "trap 'exit 11' USR1; trap 'exit 15' TERM; while true; do sleep 0.1; done";
 
 fn of_stopping() -> Vec<Value> {
     let deaf = "trap '' TERM; while true; do sleep 0.1; done";
     let hurried = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
         "failureThreshold": 1, "terminationGracePeriodSeconds": 1}});
-    let asked = json!({"lifecycle": {"preStop": {"httpGet": {"port": 8080, "path": "/cgi-bin/stop"}}}});
+    let asked =
+        json!({"lifecycle": {"preStop": {"httpGet": {"port": 8080, "path": "/cgi-bin/stop"}}}});
     let asking = r#"trap 'cat /tmp/asked; exit 15' TERM; mkdir -p /www/cgi-bin
         printf '#!/bin/sh\necho asked > /tmp/asked; printf "Content-Type: text/plain\\r\\n\\r\\n"\n' > /www/cgi-bin/stop; chmod 755 /www/cgi-bin/stop
         httpd -p 8080 -h /www; while true; do sleep 0.1; done"#;
-    let refused = json!({"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo no; exit 3"]}}}});
+    let refused =
+        json!({"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo no; exit 3"]}}}});
     vec![
-        unwell("image-signal", json!({}), json!({"image": SIGNALLED, "imagePullPolicy": "Never"}), SIGNALS),
+        unwell(
+            "image-signal",
+            json!({}),
+            json!({"image": SIGNALLED, "imagePullPolicy": "Never"}),
+            SIGNALS,
+        ),
         unwell("hurried", json!({}), hurried, deaf),
         unwell("asked", json!({}), asked, asking),
         unwell("refused", json!({}), refused, SIGNALS),
@@ -61,7 +67,8 @@ fn of_probes() -> Vec<Value> {
         let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 3});
         json!({"name": "c", "image": BUSYBOX, "command": ["sleep", "10000"], "readinessProbe": merged(probe, more)})
     };
-    let serve = "exec openssl s_server -quiet -www -accept 8443 -cert /srv/cert.pem -key /srv/key.pem";
+    let serve =
+        "exec openssl s_server -quiet -www -accept 8443 -cert /srv/cert.pem -key /srv/key.pem";
     let secure = |scheme: &str| {
         let get = json!({"port": 8443, "path": "/", "scheme": scheme});
         json!({"name": "c", "image": SECURE, "imagePullPolicy": "Never", "command": ["sh", "-c", serve],
@@ -94,20 +101,44 @@ fn of_sidecars() -> Value {
 
 /// Which resolver a pod asks is decided by its policy, and by whether it is in the host's network.
 fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
-    let host = lab.root("node1", "echo $(grep -v '^#' /etc/resolv.conf)").stdout;
+    let host = lab
+        .root("node1", "echo $(grep -v '^#' /etc/resolv.conf)")
+        .stdout;
     let host = host.trim();
     let dns = cluster.ask("kubectl get service --namespace=kube-system kube-dns --output=jsonpath={.spec.clusterIP} 2> /dev/null || true");
     let of_cluster = if dns.is_empty() {
         format!("is resolver '{host}' \"$(echo $(cat /etc/resolv.conf))\"")
     } else {
-        format!("works grep -q '^nameserver {dns}' /etc/resolv.conf\nworks grep -q '^search default.svc.cluster.local svc.cluster.local cluster.local' /etc/resolv.conf\nworks grep -q ndots:5 /etc/resolv.conf")
+        format!(
+            "works grep -q '^nameserver {dns}' /etc/resolv.conf\nworks grep -q '^search default.svc.cluster.local svc.cluster.local cluster.local' /etc/resolv.conf\nworks grep -q ndots:5 /etc/resolv.conf"
+        )
     };
     let of_host = format!("is resolver '{host}' \"$(echo $(cat /etc/resolv.conf))\"");
     vec![
-        looking_pod("names-cluster", json!({"dnsPolicy": "ClusterFirst"}), json!({}), &of_cluster),
-        looking_pod("names-default", json!({"dnsPolicy": "Default"}), json!({}), &of_host),
-        looking_pod("names-host", json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), json!({}), &of_host),
-        looking_pod("names-both", json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}), json!({}), &of_cluster),
+        looking_pod(
+            "names-cluster",
+            json!({"dnsPolicy": "ClusterFirst"}),
+            json!({}),
+            &of_cluster,
+        ),
+        looking_pod(
+            "names-default",
+            json!({"dnsPolicy": "Default"}),
+            json!({}),
+            &of_host,
+        ),
+        looking_pod(
+            "names-host",
+            json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}),
+            json!({}),
+            &of_host,
+        ),
+        looking_pod(
+            "names-both",
+            json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
+            json!({}),
+            &of_cluster,
+        ),
     ]
 }
 
@@ -125,7 +156,10 @@ fn ended_with(cluster: &mut Cluster, name: &str, code: i32) {
 fn seconds_between(from: &Value, to: &Value) -> i64 {
     let seconds = |time: &Value| {
         let text = time.as_str().unwrap_or_default();
-        let clock: Vec<i64> = text[11..19].split(':').map(|part| part.parse().unwrap()).collect();
+        let clock: Vec<i64> = text[11..19]
+            .split(':')
+            .map(|part| part.parse().unwrap())
+            .collect();
         clock[1] * 60 + clock[2]
     };
     (seconds(to) - seconds(from)).rem_euclid(3600)
@@ -135,12 +169,16 @@ fn seconds_between(from: &Value, to: &Value) -> i64 {
 fn probes_signals_and_sidecars_count_as_the_spec_says() {
     let lab = Lab::ready();
     lab.load_busybox();
-    let config = |signal: &str| json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"], "StopSignal": signal});
+    let config =
+        |signal: &str| json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"], "StopSignal": signal});
     lab.load_image(SIGNALLED, config("SIGUSR1"), e2e::EMPTY_LAYER);
     lab.load_image(SECURE, config(""), SECURE_LAYER);
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     let crashing = json!({"name": "c", "image": BUSYBOX, "command": ["false"]});
-    let mut objects = vec![pod("crashing", json!({"restartPolicy": "Always"}), &[crashing]), of_sidecars()];
+    let mut objects = vec![
+        pod("crashing", json!({"restartPolicy": "Always"}), &[crashing]),
+        of_sidecars(),
+    ];
     objects.extend(of_stopping());
     objects.extend(of_probes());
     objects.extend(of_names(&mut cluster, &lab));
@@ -162,7 +200,9 @@ fn probes_signals_and_sidecars_count_as_the_spec_says() {
         cluster.wait_for(name, "condition=Ready");
         let pod = cluster.pod(name);
         let conditions = pod["status"]["conditions"].as_array().unwrap();
-        let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
+        let ready = conditions
+            .iter()
+            .find(|condition| condition["type"] == "Ready");
         let started = &container(&pod, "c")["state"]["running"]["startedAt"];
         seconds_between(started, &ready.unwrap()["lastTransitionTime"])
     });
@@ -174,7 +214,9 @@ fn probes_signals_and_sidecars_count_as_the_spec_says() {
     for delay in ["back-off 10s ", "back-off 20s "] {
         cluster.pod_until("crashing", delay, |pod| {
             let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"];
-            waiting.as_str().is_some_and(|message| message.starts_with(delay))
+            waiting
+                .as_str()
+                .is_some_and(|message| message.starts_with(delay))
         });
     }
     cluster.exit(0);

@@ -24,8 +24,8 @@ pub fn open(volumes: &[ImageVolume]) -> Result<Vec<Opened<'_>>, Failure> {
         .iter()
         .map(|volume| {
             let target = volume.target.as_path();
-            let tree = open(volume)
-                .map_err(failed(format!("making the volume {}", target.display())))?;
+            let tree =
+                open(volume).map_err(failed(format!("making the volume {}", target.display())))?;
             Ok(Opened { tree, target })
         })
         .collect()
