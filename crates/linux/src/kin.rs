@@ -107,7 +107,9 @@ mod tests {
             assert!(Instant::now() < end, "somebody is left");
             std::thread::sleep(Duration::from_millis(2));
         }
-        let ended = Command::new("pgrep").args(["-f", "sleep 61[.][123]"]).status();
+        let ended = Command::new("pgrep")
+            .args(["-f", "sleep 61[.][123]"])
+            .status();
         assert!(!ended.unwrap().success());
     }
 
