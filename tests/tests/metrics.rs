@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use e2e::{Cluster, Lab, eventually};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// One container works, one holds memory, one writes.
 const BUSY: &str = r#"
@@ -17,8 +17,8 @@ spec:
   - {name: works, image: IMAGE, command: [sh, -c, 'while :; do :; done']}
   - name: holds
     image: IMAGE
-    command: [sh, -c, 'x=$(head -c 24000000 /dev/zero | tr "\0" x); echo ${#x}; sleep 1000']
-    resources: {limits: {memory: 512Mi}}
+    command: [sh, -c, 'x=$(head -c 24000000 /dev/zero | tr "\0" x); echo ${#x}; sleep 1000; :']
+    resources: {requests: {memory: 32Mi}, limits: {memory: 128Mi}}
   - name: writes
     image: IMAGE
     command: [sh, -c, 'head -c 3000000 /dev/zero > /file; head -c 5000000 /dev/zero > /v/file; head -c 2000000 /dev/zero > /m/file; echo done; sleep 1000']
@@ -74,10 +74,10 @@ fn raw(cluster: &mut Cluster, node: &str, path: &str) -> String {
 }
 
 fn summary(cluster: &mut Cluster, node: &str, query: &str) -> Value {
-    json(cluster, node, &format!("stats/summary{query}"))
+    raw_json(cluster, node, &format!("stats/summary{query}"))
 }
 
-fn json(cluster: &mut Cluster, node: &str, path: &str) -> Value {
+fn raw_json(cluster: &mut Cluster, node: &str, path: &str) -> Value {
     let text = raw(cluster, node, path);
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
 }
@@ -110,7 +110,7 @@ fn the_summary_is_true(cluster: &mut Cluster) {
     assert!(number(&busy["cpu"]["usageCoreNanoSeconds"]) >= work);
     let held = number(&holds["memory"]["workingSetBytes"]);
     assert!((20 * MB..200 * MB).contains(&held), "{held}");
-    assert!(number(&holds["memory"]["availableBytes"]) > 300 * MB);
+    assert!(number(&holds["memory"]["availableBytes"]) > 60 * MB);
     assert!(number(&busy["memory"]["workingSetBytes"]) >= held);
     let root = number(&writes["rootfs"]["usedBytes"]);
     assert!((3 * MB..5 * MB).contains(&root), "{root}");
@@ -188,7 +188,7 @@ fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
     let limit = "container_spec_memory_limit_bytes{container=\"holds\"";
     let line = cadvisor.lines().find(|line| line.starts_with(limit));
     assert!(
-        line.is_some_and(|line| line.ends_with(" 536870912")),
+        line.is_some_and(|line| line.ends_with(" 134217728")),
         "{line:?}"
     );
     let own = raw(cluster, &node, "metrics");
@@ -254,9 +254,9 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     for check in ["healthz", "healthz/ping", "healthz/syncloop"] {
         assert_eq!(raw(cluster, &node, check), "ok", "{check}");
     }
-    let config = json(cluster, &node, "configz");
+    let config = raw_json(cluster, &node, "configz");
     assert_eq!(config["kubeletconfig"]["kind"], "KubeletConfiguration");
-    let pods = json(cluster, &node, "pods");
+    let pods = raw_json(cluster, &node, "pods");
     find(&pods["items"], |pod| pod["metadata"]["name"] == "busy");
     let checkpoint = format!(
         "kubectl create --raw /api/v1/nodes/{node}/proxy/checkpoint/default/busy/works --filename=/dev/null"
@@ -280,7 +280,7 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     assert_eq!(found.lines().count(), 1, "{found}");
     let path = format!("/api/v1/nodes/{node}/proxy/logs/?query=kubelet&sinceTime=yesterday");
     let (code, words) = cluster.try_ask(&format!("kubectl get --raw \"{path}\""));
-    assert!(code != 0 && words.contains("sinceTime"), "{words}");
+    assert!(code != 0 && words.contains("BadRequest"), "{words}");
 }
 
 const SCALED: &str = r#"
@@ -356,7 +356,7 @@ fn logs_of_components_are_shown_from_everywhere() {
             assert!(list.contains(name), "no {name}\n{list}");
         }
     }
-    let log = cluster.ask("coracle logs etcd");
+    let log = cluster.ask("coracle logs kube-apiserver");
     assert!(log.lines().count() > 3, "{log}");
     let tail = lab
         .call(&["coracle", "logs", "-n", "2", "etcd"])
@@ -378,10 +378,13 @@ fn logs_of_components_are_shown_from_everywhere() {
     let mut follow = lab
         .call(&["coracle", "logs", "-f", "-n", "0", "kube-apiserver"])
         .start();
+    let mut round = 0;
     let seen = eventually(Duration::from_secs(40), || {
-        // What the API server says about a webhook that nobody answers is in its log.
-        cluster.try_ask("kubectl get --raw /apis/nowhere.coracle.dev; kubectl delete apiservice v1beta1.metrics.k8s.io --wait=false");
-        (!follow.stdout().is_empty() || follow.has_ended()).then_some(())
+        // A new kind of objects is worth a line to the API server.
+        round += 1;
+        cluster.create_objects(&[new_kind(&format!("round{round}"))]);
+        let said = follow.stdout().contains("round");
+        (said || follow.has_ended()).then_some(())
     });
     let said = (follow.stdout(), follow.stderr());
     assert!(seen.is_some() && !follow.has_ended(), "{said:?}");
@@ -389,4 +392,20 @@ fn logs_of_components_are_shown_from_everywhere() {
     // The log ends with the cluster, and so does who followed it.
     follow.wait(Duration::from_secs(30));
     lab.nothing_left();
+}
+
+fn new_kind(group: &str) -> Value {
+    let group = format!("{group}.coracle.dev");
+    let schema = json!({"openAPIV3Schema": {"type": "object"}});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("things.{group}")},
+        "spec": {
+            "group": group,
+            "scope": "Cluster",
+            "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": schema}],
+        },
+    })
 }

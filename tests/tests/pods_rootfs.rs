@@ -16,6 +16,7 @@ echo closed > srv/closed/file; chmod 500 srv/closed
 ln -s /srv/one srv/link
 truncate --size=64M srv/sparse
 tar --owner=33 --group=44 --sparse --create .wh.tmp etc/.wh..wh..opq etc/passwd srv
+chmod 700 srv/closed
 ";
 
 /// What every container of the image should see, whatever those before it did.
@@ -112,7 +113,7 @@ fn image_is_seen_as_it_is(way: &str) {
             "user",
             user,
             &[with_image(
-                r#"works cat /srv/owned; works busybox touch /srv/closed/mine; fails busybox touch /bin/new; is me 33 "$(id -u)""#,
+                r#"works cat /srv/owned; works cat /srv/closed/file; fails busybox touch /srv/closed/mine; fails busybox touch /bin/new; is me 33 "$(id -u)""#,
             )],
         ),
         pod(
@@ -151,8 +152,10 @@ fn image_is_seen_as_it_is(way: &str) {
     cluster.in_phase("stays", "Failed");
     wait_until(10, "nobody shows anything", || shown(&lab) == 0);
     cluster.ask("kubectl delete pod --all --grace-period=0");
-    let left = lab.root("node1", "ls -d /tmp/coracle-*/pods/* 2> /dev/null; true");
-    assert_eq!(left.stdout, "");
+    wait_until(30, "nothing of pods is left", || {
+        let left = lab.root("node1", "ls -d /tmp/coracle-*/pods/* 2> /dev/null; true");
+        left.stdout.is_empty()
+    });
     cluster.exit(0);
     lab.nothing_left();
 }
@@ -178,7 +181,8 @@ fn users_with_one_id_have_all_three_ways() {
     lab.load_busybox_for("user2");
     for way in ["overlay", "fuse-overlayfs", "copy"] {
         let mut cluster = start(&lab, "user2", way);
-        let script = "works touch /new; works chown 7:8 /new; works rm -r /var; works mkdir /var";
+        let script =
+            "works touch /new; works chown 7:8 /new; works rm -r /etc/group /tmp; works mkdir /tmp";
         cluster.create_objects(&[
             pod("root", json!({}), &[looking("main", json!({}), script)]),
             pod(
@@ -187,7 +191,7 @@ fn users_with_one_id_have_all_three_ways() {
                 &[looking(
                     "main",
                     json!({}),
-                    "works cat /etc/passwd; works touch /tmp/new",
+                    "works cat /etc/passwd; works touch /tmp/new; works rm /tmp/new",
                 )],
             ),
         ]);
