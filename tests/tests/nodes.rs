@@ -101,9 +101,9 @@ fn addresses_labels_and_conditions_are_right() {
                 "{conditions:?}"
             );
         }
-        // Of what nodes may declare in this version of Kubernetes, nothing is true of ours yet.
-        assert!(
-            node["status"].get("declaredFeatures").is_none(),
+        assert_eq!(
+            node["status"]["declaredFeatures"],
+            serde_json::json!(["ExtendWebSocketsToKubelet"]),
             "{}",
             node["status"]
         );

@@ -14,6 +14,10 @@ use crate::hub_role::Start;
 /// What it may take to be gone.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
+/// How often it is looked whether a hub's process has taken over from its guard, and how long between.
+const TAKE_OVER_LOOKS: u32 = 20;
+const TAKE_OVER_PAUSE: Duration = Duration::from_millis(25);
+
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
     start: Start,
@@ -38,8 +42,10 @@ impl NodeHub {
     /// Makes sure that it is there.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
-        let lives = match running.as_mut() {
-            Some(child) => child.try_wait()?.is_none(),
+        let lives = match running.as_mut().map(Child::try_wait).transpose()? {
+            Some(None) => true,
+            // Its other process takes over.
+            Some(Some(_)) => self.is_there_soon().await,
             // Perhaps one of an agent before us.
             None => network::hub::is_there(&self.start.socket),
         };
@@ -47,6 +53,16 @@ impl NodeHub {
             *running = Some(self.spawn().await?);
         }
         Ok(())
+    }
+
+    async fn is_there_soon(&self) -> bool {
+        for _ in 0..TAKE_OVER_LOOKS {
+            if network::hub::is_there(&self.start.socket) {
+                return true;
+            }
+            tokio::time::sleep(TAKE_OVER_PAUSE).await;
+        }
+        false
     }
 
     async fn spawn(&self) -> anyhow::Result<Child> {

@@ -492,7 +492,7 @@ impl<W: World> LinuxRuntime<W> {
                 remains::end(kin).await;
             }
             // Not for ever: a process that left the container may still hold the pipe.
-            let _ = tokio::time::timeout(Duration::from_millis(500), copying).await;
+            let _ = tokio::time::timeout(Duration::from_secs(2), copying).await;
             if let Some(taps) = taps {
                 taps.close();
             }
