@@ -41,7 +41,7 @@ const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 fn create(cluster: &mut Cluster, objects: &[Value]) {
     cluster.create_objects(objects);
     for object in objects {
-        let name = object["metadata"]["name"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
         cluster.ask(&format!(
             "kubectl wait pod/{name} --for=jsonpath={{.status.phase}}=Running --timeout=30s"
         ));
@@ -270,10 +270,16 @@ fn terminals_work_as_terminals_do() {
     screen.keys("'echo code $?' Enter");
     screen.shows("code 130");
     screen.keys("'vi /tmp/x' Enter");
-    screen.shows("~");
-    screen.keys("'ihello from vi' Escape ':wq' Enter");
-    screen.keys("'cat /tmp/x' Enter");
+    screen.shows("- /tmp/x");
+    screen.keys("'ihello from vi'");
     screen.shows("hello from vi");
+    // Alone, or it would be the beginning of a key like an arrow.
+    screen.keys("Escape");
+    screen.shows("[Modified]");
+    screen.keys("':wq' Enter");
+    screen.shows("#");
+    screen.keys("'clear; tr a-z A-Z < /tmp/x' Enter");
+    screen.shows("HELLO FROM VI");
     screen.keys("top Enter");
     screen.shows("Load average");
     screen.keys("q");
