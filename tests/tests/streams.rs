@@ -270,10 +270,16 @@ fn terminals_work_as_terminals_do() {
     screen.keys("'echo code $?' Enter");
     screen.shows("code 130");
     screen.keys("'vi /tmp/x' Enter");
-    screen.shows("~");
-    screen.keys("'ihello from vi' Escape ':wq' Enter");
-    screen.keys("'cat /tmp/x' Enter");
+    screen.shows("- /tmp/x");
+    screen.keys("'ihello from vi'");
     screen.shows("hello from vi");
+    // Alone, or it would be the beginning of a key like an arrow.
+    screen.keys("Escape");
+    screen.shows("[Modified]");
+    screen.keys("':wq' Enter");
+    screen.shows("#");
+    screen.keys("'clear; tr a-z A-Z < /tmp/x' Enter");
+    screen.shows("HELLO FROM VI");
     screen.keys("top Enter");
     screen.shows("Load average");
     screen.keys("q");
