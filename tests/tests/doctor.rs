@@ -4,7 +4,7 @@ use e2e::Lab;
 use serde_json::Value;
 
 /// Programs rely on them: they are never renamed.
-const IDS: [&str; 19] = [
+const IDS: [&str; 20] = [
     "kernel",
     "user-namespaces",
     "process-namespaces",
@@ -18,6 +18,7 @@ const IDS: [&str; 19] = [
     "local-scratch",
     "overlayfs",
     "fuse",
+    "root-file-systems",
     "shared-home",
     "shared-program",
     "slurm-commands",

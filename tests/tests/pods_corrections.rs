@@ -221,7 +221,7 @@ fn who_fills_the_disk_is_evicted() {
     let scratch = json!({"volumes": [{"name": "v", "emptyDir": {}}]});
     let mounted = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
     let writer = merged(
-        shell("head -c 490M /dev/zero > /v/fill; sleep 10000"),
+        shell("dd if=/dev/zero of=/v/fill bs=1048576 count=490; sleep 10000"),
         mounted.clone(),
     );
     cluster.create_objects(&[

@@ -55,6 +55,8 @@ spec:
 fn pods_outlive(host: &str, role: Role) {
     let lab = Lab::ready();
     lab.load_busybox();
+    // Of a test that failed.
+    lab.remove("out");
     let mut cluster = Cluster::start(&lab);
     cluster.create(&lab, PODS);
     for pod in ["steady", "ending", "crashing"] {
