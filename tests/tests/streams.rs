@@ -494,7 +494,9 @@ fn with_one_id_streams_work_too() {
     ];
     for (command, text) in asked {
         let (code, said) = cluster.try_ask(command);
-        assert_eq!((code, said.trim_end()), (0, text), "{command}");
+        // script(1) may show the end of its own input.
+        let said = said.trim_end().trim_start_matches("^@");
+        assert_eq!((code, said), (0, text), "{command}");
     }
     end(&lab, cluster);
 }
