@@ -158,7 +158,7 @@ fn seconds_between(from: &Value, to: &Value) -> i64 {
         let text = time.as_str().unwrap_or_default();
         let clock: Vec<i64> = text[11..19]
             .split(':')
-            .map(|part| part.parse().unwrap())
+            .map(|part| part.parse().unwrap_or_default())
             .collect();
         clock[1] * 60 + clock[2]
     };
