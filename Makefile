@@ -62,6 +62,7 @@ bench: dist ## Measure start-up, pods and memory on the lab; see docs/performanc
 	lab/up $(NODES)
 	bench/startup
 	bench/pods
+	bench/inside
 
 .PHONY: dist
 dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs
