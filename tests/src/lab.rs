@@ -15,6 +15,8 @@ pub const HOSTS: [&str; 4] = ["login", "node1", "node2", "node3"];
 const SLURM_PATIENCE: Duration = Duration::from_secs(20);
 /// What may take a moment longer than the command of which it was a part.
 const LAST_MOMENT: Duration = Duration::from_secs(3);
+/// What a job may take to go after its processes were killed under Slurm's nose: linuxproc looks again after 1, 2, 4 … 64 s.
+const CLEANING: Duration = Duration::from_secs(130);
 
 /// Where a lab that tests share is. There may be a second one, for the second of two tests that run at the same time.
 fn common_dir() -> PathBuf {
@@ -223,7 +225,7 @@ impl Lab {
             }
             self.root(host, "find /tmp /var/tmp /dev/shm -mindepth 1 -user user1 -delete -o -mindepth 1 -user user2 -delete");
         }
-        let tidy = eventually(Duration::from_secs(60), clean);
+        let tidy = eventually(CLEANING, clean);
         let status = self.command("status", &[]);
         assert!(
             tidy.is_some(),
