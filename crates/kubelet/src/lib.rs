@@ -27,7 +27,6 @@ mod measure;
 mod node;
 mod pods;
 mod pressure;
-mod quantity;
 mod register;
 mod resolve;
 mod status;

@@ -14,7 +14,7 @@ use volumes::provisioner::{REMOVE, SCRATCH};
 
 use crate::conditions::{Readiness, conditions, keep_transitions, with_foreign};
 use crate::pods::HANDLER;
-use crate::{Capacity, NodeConfig, Pressures, SystemFacts, local_volumes, quantity};
+use crate::{Capacity, NodeConfig, Pressures, SystemFacts, local_volumes};
 
 /// The container runtime as Nodes name it; the runtime is this program.
 const RUNTIME_VERSION: &str = concat!("coracle://", env!("CARGO_PKG_VERSION"));
@@ -173,18 +173,18 @@ fn addresses(config: &NodeConfig) -> Vec<NodeAddress> {
 
 pub(crate) fn resources(capacity: &Capacity) -> BTreeMap<String, Quantity> {
     let basic = [
-        ("cpu", quantity::count(capacity.cpus.into())),
+        ("cpu", quantity::decimal(capacity.cpus.into())),
         (
             "ephemeral-storage",
-            quantity::bytes(capacity.ephemeral_storage_bytes),
+            quantity::binary(capacity.ephemeral_storage_bytes),
         ),
-        ("memory", quantity::bytes(capacity.memory_bytes)),
-        ("pods", quantity::count(capacity.pods.into())),
+        ("memory", quantity::binary(capacity.memory_bytes)),
+        ("pods", quantity::decimal(capacity.pods.into())),
     ];
     let extended = capacity
         .extended
         .iter()
-        .map(|(name, &number)| (name.clone(), quantity::count(number)));
+        .map(|(name, &number)| (name.clone(), quantity::decimal(number)));
     basic
         .map(|(name, quantity)| (name.to_owned(), quantity))
         .into_iter()
@@ -278,7 +278,7 @@ pub(crate) mod tests {
             .capacity
             .as_mut()
             .unwrap()
-            .insert("amd.com/gpu".to_owned(), quantity::count(4));
+            .insert("amd.com/gpu".to_owned(), quantity::decimal(4));
 
         let now = Timestamp::from_second(100).unwrap();
         let desired = node_object(&config(), &facts(), Pressures::default(), now);

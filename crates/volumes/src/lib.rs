@@ -13,7 +13,6 @@
 pub mod content;
 pub mod dirs;
 pub mod provisioner;
-pub mod quantity;
 mod source;
 
 pub use content::{FileContent, Payload};

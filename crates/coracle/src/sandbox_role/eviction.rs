@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use quantity::bytes;
 use sandbox::protocol::Problem;
 use sandbox::runtime::Places;
-use volumes::quantity::bytes;
 
 /// How often it is looked, as upstream.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -94,7 +94,9 @@ impl Limits {
             pod: None,
         };
         let of_containers = limits.containers.values().flatten();
-        limits.pod = of_containers.map(|limit| limit.0).reduce(|a, b| a + b);
+        limits.pod = of_containers
+            .map(|limit| limit.0)
+            .reduce(u64::saturating_add);
         let has_any = limits.pod.is_some() || limits.volumes.values().any(Option::is_some);
         has_any.then_some(limits)
     }
@@ -118,7 +120,7 @@ impl Limits {
             .chain(usage.containers.values())
             .sum();
         if let Some(limit) = self.pod.filter(|&limit| total > limit) {
-            let limit = binary(limit);
+            let limit = quantity::binary(limit).0;
             return Some(format!(
                 "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
             ));
@@ -191,17 +193,6 @@ fn staying(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
     sidecars.chain(&spec.containers)
-}
-
-/// Bytes as upstream prints a sum of limits.
-fn binary(bytes: u64) -> String {
-    let suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
-    let power = suffixes.len() - 1;
-    let power = (0..=power)
-        .rev()
-        .find(|&power| bytes.is_multiple_of(1 << (10 * power)));
-    let power = power.unwrap_or(0);
-    format!("{}{}", bytes >> (10 * power), suffixes[power])
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use quantity::Amount;
 
-use super::quantity;
 use super::text::{Text, seconds, since_1970};
 use crate::stats::summary::{ContainerStats, MemoryStats, NetworkStats, PodStats};
 use crate::stats::{Machine, Measured};
@@ -148,7 +148,7 @@ fn of_spec(text: &mut Text, labels: &[(&str, &str)], spec: Option<&Container>) {
 }
 
 fn value(quantity: &Quantity) -> Option<f64> {
-    quantity::parse(&quantity.0)
+    Amount::of(quantity).map(Amount::to_f64)
 }
 
 fn cpu_seconds(text: &mut Text, labels: &[(&str, &str)], nanoseconds: u64) {

@@ -4,7 +4,6 @@
 
 mod cadvisor;
 mod own;
-mod quantity;
 mod resource;
 mod text;
 

@@ -191,7 +191,7 @@ fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
 
 fn memory_limit(container: &Container) -> Option<u64> {
     let limits = container.resources.as_ref()?.limits.as_ref()?;
-    volumes::quantity::bytes(limits.get("memory")?)
+    quantity::bytes(limits.get("memory")?)
 }
 
 #[cfg(test)]

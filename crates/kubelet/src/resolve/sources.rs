@@ -1,8 +1,8 @@
 //! Volumes → what they are made of, or why they can't be had, in upstream's words.
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
+use quantity::{Amount, bytes};
 use volumes::content::{ContentError, Selection, config_map, downward_api, projected, secret};
-use volumes::quantity::{Amount, bytes};
 use volumes::{Payload, Source};
 
 use super::references::{References, nested_mount_points};

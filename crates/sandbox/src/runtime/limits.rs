@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use linux::cgroup::{Limits, weight_of_shares};
-
-use super::quantity::{milli, whole};
+use quantity::Amount;
 
 /// One processor, in the measure of which weights are made.
 const SHARES_PER_CPU: u64 = 1024;
@@ -98,6 +97,20 @@ fn every(spec: &PodSpec) -> impl Iterator<Item = &Container> {
         .chain(&spec.containers)
 }
 
+/// Whole units, such as bytes. Nothing, zero and what is no quantity are no limit.
+fn whole(quantity: Option<&Quantity>) -> Option<u64> {
+    positive(Amount::of(quantity?)?.value())
+}
+
+/// Thousandths, likewise.
+fn milli(quantity: Option<&Quantity>) -> Option<u64> {
+    positive(Amount::of(quantity?)?.milli_value())
+}
+
+fn positive(number: i64) -> Option<u64> {
+    u64::try_from(number).ok().filter(|&number| number > 0)
+}
+
 /// The weight of a request in thousandths of a processor.
 fn weight(request: Option<u64>) -> u64 {
     weight_of_shares(request.unwrap_or(0).saturating_mul(SHARES_PER_CPU) / 1000)
@@ -115,6 +128,20 @@ mod tests {
 
     fn limits(cpu: &str, memory: &str) -> serde_json::Value {
         json!({"limits": {"cpu": cpu, "memory": memory}})
+    }
+
+    #[test]
+    fn what_is_no_limit() {
+        let of = |text: &str| {
+            let quantity = Quantity(text.to_owned());
+            (milli(Some(&quantity)), whole(Some(&quantity)))
+        };
+        assert_eq!(of("250m"), (Some(250), Some(1)));
+        assert_eq!(of("64Mi"), (Some((64 << 20) * 1000), Some(64 << 20)));
+        for none in ["0", "", "-1", "x", "1.2.3"] {
+            assert_eq!(of(none), (None, None), "{none}");
+        }
+        assert_eq!(milli(None), None);
     }
 
     #[test]

@@ -15,7 +15,6 @@ mod oom_score;
 mod output;
 mod plan;
 mod process_output;
-mod quantity;
 mod remains;
 mod security;
 mod stacking;

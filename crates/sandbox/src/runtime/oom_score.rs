@@ -6,8 +6,6 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 
-use super::quantity;
-
 const BEST_EFFORT: i64 = 1000;
 const GUARANTEED: i64 = -997;
 /// The pods without which a node is none.
@@ -40,7 +38,7 @@ fn burstable(spec: &PodSpec, container: &Container, capacity: u64) -> i64 {
         let least = regular.map(|other| memory(other.resources.as_ref())).min();
         request = request.max(least.unwrap_or(0));
     }
-    request += unclaimed(spec);
+    request = request.saturating_add(unclaimed(spec));
     let share = u128::from(request) * 1000 / u128::from(capacity.max(1));
     let share = i64::try_from(share).unwrap_or(i64::MAX);
     // Always after those who asked for nothing, and before those who use what they asked for.
@@ -52,17 +50,17 @@ fn unclaimed(spec: &PodSpec) -> u64 {
     let of_pod = memory(spec.resources.as_ref());
     let request = |container: &Container| memory(container.resources.as_ref());
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
-    let (mut sidecars, mut starting) = (0, 0);
+    let (mut sidecars, mut starting) = (0_u64, 0_u64);
     for container in init(spec) {
         if is_sidecar(container) {
-            sidecars += request(container);
+            sidecars = sidecars.saturating_add(request(container));
             starting = starting.max(sidecars);
         } else {
-            starting = starting.max(sidecars + request(container));
+            starting = starting.max(sidecars.saturating_add(request(container)));
         }
     }
-    let running: u64 = spec.containers.iter().map(request).sum();
-    let claimed = starting.max(running + sidecars);
+    let requests = spec.containers.iter().map(request);
+    let claimed = starting.max(requests.fold(sidecars, u64::saturating_add));
     let count = (spec.containers.len() + init(spec).count()).max(1);
     of_pod.saturating_sub(claimed) / count as u64
 }
@@ -73,7 +71,8 @@ fn init(spec: &PodSpec) -> impl Iterator<Item = &Container> {
 
 fn memory(resources: Option<&ResourceRequirements>) -> u64 {
     let requests = resources.and_then(|resources| resources.requests.as_ref());
-    quantity::whole(requests.and_then(|requests| requests.get("memory"))).unwrap_or(0)
+    let memory = requests.and_then(|requests| requests.get("memory"));
+    memory.and_then(quantity::bytes).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -110,6 +109,16 @@ mod tests {
         assert_eq!(one("Burstable", "1Ki"), 999);
         assert_eq!(one("Burstable", "10Gi"), 3);
         assert_eq!(one("Burstable", "99Gi"), 3);
+    }
+
+    #[test]
+    fn the_most_that_can_be_asked_for_is_not_too_much() {
+        let spec = json!({
+            "initContainers": [asking("i", "8Ei"), asking("j", "8Ei")],
+            "containers": [asking("a", "8Ei"), asking("b", "8Ei"), asking("c", "8Ei")],
+            "resources": { "requests": { "memory": "8Ei" } },
+        });
+        assert_eq!(of("Burstable", spec, "a"), 3);
     }
 
     #[test]

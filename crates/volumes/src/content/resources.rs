@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, ResourceFieldSelector, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use quantity::Amount;
 
 use super::ContentError;
-use crate::quantity::Amount;
 
 /// What a node can give stands for a limit that isn't set.
 const DEFAULTED: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];

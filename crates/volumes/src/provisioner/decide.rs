@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 use super::place::Room;
 use super::{LOCAL, SHARED};
-use crate::quantity;
 
 /// Where a node keeps `local` volumes: an annotation of the Node.
 pub const SCRATCH: &str = "coracle.dev/scratch";

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use quantity::Amount;
 use sandbox::protocol::Problem;
 
 use super::{Space, problem};
 use crate::pods::launch::Needs;
 use crate::pods::spec::{init_containers, is_sidecar};
-use volumes::quantity::Amount;
 
 /// Amounts by resource, counted as upstream does: CPUs in thousandths, everything else in ones.
 type Amounts = BTreeMap<String, i64>;

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use quantity::Amount;
 use sandbox::protocol::Problem;
 use sandbox::usage::{ContainerUsage, PodUsage};
-use volumes::quantity::Amount;
 
 use crate::pods::admission::requested;
 use crate::pods::spec::{init_containers, is_critical, is_final, is_to_be_deleted, phase};
 use crate::pressure::{Resource, Shortage};
-use crate::quantity;
 
 /// The beginning of what an evicted pod is told when the node, and not the pod itself, is why.
 pub(crate) const NODE_LOW: &str = "The node was low on resource: ";
@@ -100,7 +99,7 @@ fn message(candidate: &Candidate, shortage: &Shortage) -> String {
     let resource = name(shortage.resource);
     let mut text = format!(
         "{NODE_LOW}{resource}. Threshold quantity: {}, available: {}. ",
-        quantity::bytes(shortage.threshold).0,
+        quantity::binary(shortage.threshold).0,
         rounded(shortage.available),
     );
     let Some(spec) = &candidate.pod.spec else {
@@ -126,7 +125,7 @@ fn message(candidate: &Candidate, shortage: &Shortage) -> String {
 
 /// In whole kibibytes, as figures are that nobody needs to the byte.
 fn rounded(bytes: u64) -> String {
-    quantity::bytes(bytes & !1023).0
+    quantity::binary(bytes & !1023).0
 }
 
 /// What a container asks for, and its own words for it.
