@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use k8s_openapi::jiff::Timestamp;
-use kubelet_api::stats::summary::{ContainerStats, CpuStats, MemoryStats, Summary};
+use kubelet_api::stats::summary::{ContainerStats, Figures, Summary};
 
 /// A rate over less is noise.
 const LEAST_SECONDS: f64 = 1.0;
@@ -54,23 +54,21 @@ impl Snapshot {
         for (name, summary) in &self.0 {
             let before = earlier.0.get(name);
             let node = &summary.node;
-            let node_before = before.map(|before| (before.node.start_time, before.node.cpu));
-            let usage = rate(node.start_time, node.cpu, node.memory, node_before);
+            let usage = rate(&node.figures, before.map(|before| &before.node.figures));
             now.nodes.extend(usage.map(|usage| (name.clone(), usage)));
 
             let mut containers_before = HashMap::new();
             for pod in before.iter().flat_map(|before| &before.pods) {
                 for container in &pod.containers {
                     let key = (pod.pod_ref.uid.as_str(), container.name.as_str());
-                    containers_before.insert(key, (container.start_time, container.cpu));
+                    containers_before.insert(key, &container.figures);
                 }
             }
             for pod in &summary.pods {
                 let uid = pod.pod_ref.uid.as_str();
                 let of = |container: &ContainerStats| {
                     let before = containers_before.get(&(uid, container.name.as_str()));
-                    let (cpu, memory) = (container.cpu, container.memory);
-                    let usage = rate(container.start_time, cpu, memory, before.copied());
+                    let usage = rate(&container.figures, before.copied());
                     usage.map(|usage| (container.name.clone(), usage))
                 };
                 let containers: Option<Vec<_>> = pod.containers.iter().map(of).collect();
@@ -87,16 +85,11 @@ impl Snapshot {
     }
 }
 
-fn rate(
-    started: Timestamp,
-    cpu: Option<CpuStats>,
-    memory: Option<MemoryStats>,
-    before: Option<(Timestamp, Option<CpuStats>)>,
-) -> Option<Usage> {
-    let (cpu, memory) = (cpu?, memory?);
+fn rate(now: &Figures, before: Option<&Figures>) -> Option<Usage> {
+    let (cpu, memory, started) = (now.cpu?, now.memory?, now.start_time);
     // One that was started again has begun anew.
-    let before = before.filter(|(its_start, _)| *its_start == started);
-    let (from, used) = match before.and_then(|(_, cpu)| cpu) {
+    let before = before.filter(|before| before.start_time == started);
+    let (from, used) = match before.and_then(|before| before.cpu) {
         Some(before) => (before.time, before.usage_core_nano_seconds),
         None => (started, 0),
     };

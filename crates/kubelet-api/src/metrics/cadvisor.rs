@@ -61,11 +61,11 @@ fn of_machine(text: &mut Text, machine: &Machine) {
 fn of_pod(text: &mut Text, pod: &PodStats) {
     let id = format!("/pod{}", pod.pod_ref.uid);
     let labels = labels(pod, "", &id, "", "");
-    if let Some(cpu) = &pod.cpu {
+    if let Some(cpu) = &pod.figures.cpu {
         let total = [("cpu", "total")];
         cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
     }
-    if let Some(memory) = &pod.memory {
+    if let Some(memory) = &pod.figures.memory {
         of_memory(text, &labels, memory);
     }
     if let Some(processes) = &pod.process_stats {
@@ -74,7 +74,7 @@ fn of_pod(text: &mut Text, pod: &PodStats) {
     if let Some(network) = &pod.network {
         of_network(text, &labels, network);
     }
-    last_seen(text, &labels, pod.cpu.as_ref().map(|cpu| cpu.time));
+    last_seen(text, &labels, pod.figures.cpu.as_ref().map(|cpu| cpu.time));
 }
 
 fn of_container(
@@ -90,7 +90,7 @@ fn of_container(
     let id = format!("/pod{}/{name}", pod.pod_ref.uid);
     let image = status.map_or("", |status| status.image.as_str());
     let labels = labels(pod, &container.name, &id, image, name);
-    if let Some(cpu) = &container.cpu {
+    if let Some(cpu) = &container.figures.cpu {
         let total = [("cpu", "total")];
         cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
     }
@@ -99,7 +99,7 @@ fn of_container(
         text.counter("container_cpu_cfs_throttled_seconds_total", help)
             .now(&labels, seconds(throttled));
     }
-    if let Some(memory) = &container.memory {
+    if let Some(memory) = &container.figures.memory {
         of_memory(text, &labels, memory);
     }
     of_processes(text, &labels, container.processes);
@@ -119,8 +119,12 @@ fn of_container(
     }
     let help = "Start time of the container since unix epoch in seconds.";
     text.gauge("container_start_time_seconds", help)
-        .now(&labels, since_1970(container.start_time));
-    last_seen(text, &labels, container.cpu.as_ref().map(|cpu| cpu.time));
+        .now(&labels, since_1970(container.figures.start_time));
+    last_seen(
+        text,
+        &labels,
+        container.figures.cpu.as_ref().map(|cpu| cpu.time),
+    );
     of_spec(text, &labels, spec);
 }
 

@@ -7,11 +7,11 @@ use crate::stats::summary::{CpuStats, MemoryStats};
 pub(super) fn render(measured: &Measured) -> String {
     let mut text = Text::default();
     let node = &measured.summary.node;
-    if let Some(cpu) = &node.cpu {
+    if let Some(cpu) = &node.figures.cpu {
         let help = "[STABLE] Cumulative cpu time consumed by the node in core-seconds";
         used(&mut text, "node_cpu_usage_seconds_total", help, &[], cpu);
     }
-    if let Some(memory) = &node.memory {
+    if let Some(memory) = &node.figures.memory {
         let help = "[STABLE] Current working set of the node in bytes";
         working_set(
             &mut text,
@@ -31,24 +31,24 @@ pub(super) fn render(measured: &Measured) -> String {
             ];
             let help = "[STABLE] Start time of the container since unix epoch in seconds";
             text.gauge("container_start_time_seconds", help)
-                .now(&labels, since_1970(container.start_time));
-            if let Some(cpu) = &container.cpu {
+                .now(&labels, since_1970(container.figures.start_time));
+            if let Some(cpu) = &container.figures.cpu {
                 let help = "[STABLE] Cumulative cpu time consumed by the container in core-seconds";
                 let name = "container_cpu_usage_seconds_total";
                 used(&mut text, name, help, &labels, cpu);
             }
-            if let Some(memory) = &container.memory {
+            if let Some(memory) = &container.figures.memory {
                 let help = "[STABLE] Current working set of the container in bytes";
                 let name = "container_memory_working_set_bytes";
                 working_set(&mut text, name, help, &labels, memory);
             }
         }
         let labels = [("namespace", namespace), ("pod", name)];
-        if let Some(cpu) = &pod.cpu {
+        if let Some(cpu) = &pod.figures.cpu {
             let help = "[STABLE] Cumulative cpu time consumed by the pod in core-seconds";
             used(&mut text, "pod_cpu_usage_seconds_total", help, &labels, cpu);
         }
-        if let Some(memory) = &pod.memory {
+        if let Some(memory) = &pod.figures.memory {
             let help = "[STABLE] Current working set of the pod in bytes";
             let name = "pod_memory_working_set_bytes";
             working_set(&mut text, name, help, &labels, memory);

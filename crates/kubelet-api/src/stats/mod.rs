@@ -116,24 +116,24 @@ pub(crate) mod tests {
         "2026-11-15T10:00:00.5Z".parse().unwrap()
     }
 
-    fn cpu(ns: u64) -> Option<CpuStats> {
-        Some(CpuStats {
-            time: at(),
-            usage_nano_cores: Some(250_000_000),
-            usage_core_nano_seconds: ns,
-        })
-    }
-
-    fn memory(bytes: u64) -> Option<MemoryStats> {
-        Some(MemoryStats {
-            time: at(),
-            available_bytes: None,
-            usage_bytes: bytes,
-            working_set_bytes: bytes,
-            rss_bytes: bytes / 2,
-            page_faults: 10,
-            major_page_faults: 1,
-        })
+    fn figures(cpu_ns: u64, bytes: u64) -> Figures {
+        Figures {
+            start_time: at(),
+            cpu: Some(CpuStats {
+                time: at(),
+                usage_nano_cores: Some(250_000_000),
+                usage_core_nano_seconds: cpu_ns,
+            }),
+            memory: Some(MemoryStats {
+                time: at(),
+                available_bytes: None,
+                usage_bytes: bytes,
+                working_set_bytes: bytes,
+                rss_bytes: bytes / 2,
+                page_faults: 10,
+                major_page_faults: 1,
+            }),
+        }
     }
 
     fn fs(used: u64) -> FsStats {
@@ -151,9 +151,7 @@ pub(crate) mod tests {
     pub(crate) fn example() -> Summary {
         let container = ContainerStats {
             name: "main".to_owned(),
-            start_time: at(),
-            cpu: cpu(1_500_000_000),
-            memory: memory(4096),
+            figures: figures(1_500_000_000, 4096),
             rootfs: Some(fs(100)),
             logs: Some(fs(10)),
             processes: 3,
@@ -172,9 +170,7 @@ pub(crate) mod tests {
             node: NodeStats {
                 node_name: "node1".to_owned(),
                 system_containers: Vec::new(),
-                start_time: at(),
-                cpu: cpu(9_000_000_000),
-                memory: memory(1 << 20),
+                figures: figures(9_000_000_000, 1 << 20),
                 network: None,
                 fs: Some(fs(500)),
                 runtime: None,
@@ -186,10 +182,8 @@ pub(crate) mod tests {
                     namespace: "default".to_owned(),
                     uid: "u1".to_owned(),
                 },
-                start_time: at(),
+                figures: figures(2_000_000_000, 8192),
                 containers: vec![container],
-                cpu: cpu(2_000_000_000),
-                memory: memory(8192),
                 network: Some(NetworkStats {
                     time: at(),
                     default: interface.clone(),
@@ -221,7 +215,7 @@ pub(crate) mod tests {
         assert_eq!(read.pods[0].containers[0].processes, 0);
         read = read.only_cpu_and_memory();
         assert!(read.pods[0].network.is_none() && read.pods[0].containers[0].rootfs.is_none());
-        assert_eq!(read.pods[0].cpu, example().pods[0].cpu);
+        assert_eq!(read.pods[0].figures, example().pods[0].figures);
         assert!(is_true("true") && is_true("1") && !is_true("no"));
     }
 }

@@ -24,14 +24,9 @@ pub struct NodeStats {
     /// Parts of the node that are no pods: `kubelet` and `pods`, the sum of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub system_containers: Vec<ContainerStats>,
-    /// Since when it is measured.
-    pub start_time: Timestamp,
-    /// Processors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<CpuStats>,
-    /// Memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryStats>,
+    /// What it uses.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// The host's network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
@@ -44,6 +39,20 @@ pub struct NodeStats {
     /// Numbers of processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rlimit: Option<RlimitStats>,
+}
+
+/// What is said of nodes, pods and containers alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Figures {
+    /// Since when it is measured.
+    pub start_time: Timestamp,
+    /// Processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuStats>,
+    /// Memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStats>,
 }
 
 /// Where images and containers are.
@@ -73,16 +82,11 @@ pub struct RlimitStats {
 pub struct PodStats {
     /// Which one.
     pub pod_ref: PodReference,
-    /// Since when it is measured.
-    pub start_time: Timestamp,
+    /// What it uses.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Its containers that run.
     pub containers: Vec<ContainerStats>,
-    /// Processors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<CpuStats>,
-    /// Memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryStats>,
     /// Its network, if it is its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
@@ -129,14 +133,9 @@ pub struct PodReference {
 pub struct ContainerStats {
     /// Its name.
     pub name: String,
-    /// Since when it is measured.
-    pub start_time: Timestamp,
-    /// Processors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<CpuStats>,
-    /// Memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryStats>,
+    /// What it uses.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// What it changed in its image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<FsStats>,

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
-    ContainerStats, CpuStats, FsStats, InterfaceStats, MemoryStats, NetworkStats, PodReference,
-    PodStats, ProcessStats, PvcReference, VolumeStats,
+    ContainerStats, CpuStats, Figures, FsStats, InterfaceStats, MemoryStats, NetworkStats,
+    PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
 };
 use sandbox::usage::{ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage};
 
@@ -25,10 +25,14 @@ pub(super) fn pod(pod: &Pod, usage: &PodUsage, rates: &mut Round<'_>) -> PodStat
         .map(|container| of_container(pod, container, usage.at, rates))
         .collect();
     PodStats {
-        start_time: started,
+        figures: figures(
+            &uid,
+            usage.cpu_ns,
+            memory(&usage.memory, None, usage.at),
+            started,
+            rates,
+        ),
         containers,
-        cpu: Some(cpu(&uid, usage.cpu_ns, usage.at, started, rates)),
-        memory: Some(memory(&usage.memory, None, usage.at)),
         network: network(&usage.interfaces, usage.at),
         volume_stats: volumes(pod, usage),
         ephemeral_storage: ephemeral(pod, usage),
@@ -52,9 +56,13 @@ fn of_container(
     let limit = find(pod, &usage.name).and_then(memory_limit);
     ContainerStats {
         name: usage.name.clone(),
-        start_time: usage.started,
-        cpu: Some(cpu(&usage.id, usage.cpu_ns, at, usage.started, rates)),
-        memory: Some(memory(&usage.memory, limit, at)),
+        figures: figures(
+            &usage.id,
+            usage.cpu_ns,
+            memory(&usage.memory, limit, at),
+            usage.started,
+            rates,
+        ),
         rootfs: usage.root.map(|disk| fs(&disk, at)),
         logs: usage.logs.map(|disk| fs(&disk, at)),
         processes: usage.processes,
@@ -62,17 +70,22 @@ fn of_container(
     }
 }
 
-pub(super) fn cpu(
+/// Processors and memory of `what`, which has used so many nanoseconds since it began.
+pub(super) fn figures(
     what: &str,
-    used: u64,
-    at: Timestamp,
+    cpu_ns: u64,
+    memory: MemoryStats,
     started: Timestamp,
     rates: &mut Round<'_>,
-) -> CpuStats {
-    CpuStats {
-        time: at,
-        usage_nano_cores: rates.note(what, at, used, started),
-        usage_core_nano_seconds: used,
+) -> Figures {
+    Figures {
+        start_time: started,
+        cpu: Some(CpuStats {
+            time: memory.time,
+            usage_nano_cores: rates.note(what, memory.time, cpu_ns, started),
+            usage_core_nano_seconds: cpu_ns,
+        }),
+        memory: Some(memory),
     }
 }
 

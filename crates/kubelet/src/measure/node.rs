@@ -65,7 +65,7 @@ impl NodeMeter {
             }
             other => {
                 let (cpu, mut memory) = self.processes();
-                add(&mut memory, of_pods.memory.as_ref());
+                add(&mut memory, of_pods.figures.memory.as_ref());
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
@@ -75,13 +75,13 @@ impl NodeMeter {
                 .into_iter()
                 .flatten()
                 .collect(),
-            start_time: self.began,
-            cpu: Some(convert::cpu("node", used, now, self.began, rates)),
-            memory: Some(convert::memory(
-                &memory,
-                Some(config.capacity.memory_bytes),
-                now,
-            )),
+            figures: convert::figures(
+                "node",
+                used,
+                convert::memory(&memory, Some(config.capacity.memory_bytes), now),
+                self.began,
+                rates,
+            ),
             network: network(now),
             fs: file_system(&config.scratch_dir, now),
             runtime: file_system(&config.node_dir, now).map(|fs| RuntimeStats {
@@ -171,17 +171,21 @@ fn sum_of_pods(
     began: Timestamp,
     rates: &mut Round<'_>,
 ) -> ContainerStats {
-    let cpu = pods.iter().filter_map(|pod| pod.cpu.as_ref());
+    let cpu = pods.iter().filter_map(|pod| pod.figures.cpu.as_ref());
     let used = cpu.map(|cpu| cpu.usage_core_nano_seconds).sum();
     let mut memory = MemoryUsage::default();
     for pod in pods {
-        add(&mut memory, pod.memory.as_ref());
+        add(&mut memory, pod.figures.memory.as_ref());
     }
     ContainerStats {
         name: "pods".to_owned(),
-        start_time: began,
-        cpu: Some(convert::cpu("pods", used, now, began, rates)),
-        memory: Some(convert::memory(&memory, None, now)),
+        figures: convert::figures(
+            "pods",
+            used,
+            convert::memory(&memory, None, now),
+            began,
+            rates,
+        ),
         rootfs: None,
         logs: None,
         processes: 0,
@@ -217,9 +221,13 @@ fn kubelet(now: Timestamp, rates: &mut Round<'_>) -> Option<ContainerStats> {
     let used = u64::try_from(sample.cpu.as_nanos()).unwrap_or(u64::MAX);
     Some(ContainerStats {
         name: "kubelet".to_owned(),
-        start_time: started,
-        cpu: Some(convert::cpu("kubelet", used, now, started, rates)),
-        memory: Some(convert::memory(&memory, None, now)),
+        figures: convert::figures(
+            "kubelet",
+            used,
+            convert::memory(&memory, None, now),
+            started,
+            rates,
+        ),
         rootfs: None,
         logs: None,
         processes: 1,
@@ -298,8 +306,8 @@ mod tests {
         let rates = super::super::rates::Rates::default();
         let config = crate::node::tests::config();
         let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
-        assert!(node.cpu.unwrap().usage_core_nano_seconds > 0);
-        let memory = node.memory.unwrap();
+        assert!(node.figures.cpu.unwrap().usage_core_nano_seconds > 0);
+        let memory = node.figures.memory.unwrap();
         assert!(memory.working_set_bytes > 0 && memory.available_bytes.unwrap() > 0);
         assert!(node.fs.unwrap().capacity_bytes > 0);
         assert!(node.rlimit.unwrap().curproc > 0);
