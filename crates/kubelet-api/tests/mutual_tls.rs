@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,19 +16,17 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
     API_SERVER_CLIENT, Access, AttachOptions, Connection, ExecOptions, LogBytes, LogOptions,
-    NoLogs, NoSession, PodSource, ServerIdentity, Session, serve,
+    NoLogs, NoSession, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, Session, serve,
 };
-use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 mod common;
 
-use common::Ca;
+use common::{Ca, Server};
 
 struct OnePod;
 
@@ -119,41 +116,12 @@ impl Drop for Counted {
     }
 }
 
-/// A server on loopback, with the CA that its clients must be of.
-struct Server {
-    address: SocketAddr,
-    ca: Ca,
-    shutdown: CancellationToken,
-    task: JoinHandle<Result<(), kubelet_api::ApiError>>,
-}
+/// The server of that pod, which the API server alone may ask.
+struct Kubelet(Server);
 
-impl Server {
+impl Kubelet {
     async fn start() -> Self {
-        let ca = Ca::new("test CA");
-        let (cert_chain_pem, key_pem) =
-            ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
-        let identity = ServerIdentity {
-            cert_chain_pem,
-            key_pem,
-            client_ca_pem: ca.pem.clone(),
-        };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let shutdown = CancellationToken::new();
-        let allowed = [API_SERVER_CLIENT.to_owned()];
-        let task = tokio::spawn(serve(
-            listener,
-            identity,
-            allowed,
-            Arc::new(OnePod),
-            shutdown.clone(),
-        ));
-        Self {
-            address,
-            ca,
-            shutdown,
-            task,
-        }
+        Self(Server::of(OnePod, [API_SERVER_CLIENT.to_owned()]).await)
     }
 
     /// One GET over one connection: the whole answer, or how TLS ended.
@@ -170,14 +138,14 @@ impl Server {
         path: &str,
         client: Option<(String, String)>,
     ) -> io::Result<TlsStream<TcpStream>> {
-        let mut stream = self.ca.connect(self.address, client).await?;
+        let mut stream = self.0.connect(client).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         Ok(stream)
     }
 
     async fn get_as_api_server(&self, path: &str) -> String {
-        self.get(path, Some(self.ca.client(API_SERVER_CLIENT)))
+        self.get(path, Some(self.0.ca.client(API_SERVER_CLIENT)))
             .await
             .unwrap()
     }
@@ -185,7 +153,7 @@ impl Server {
 
 #[tokio::test]
 async fn logs_are_streamed() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let answer = server
         .get_as_api_server("/containerLogs/default/hello/main?follow=true")
         .await;
@@ -197,8 +165,8 @@ async fn logs_are_streamed() {
 
 #[tokio::test]
 async fn a_silent_log_is_followed_until_nobody_does() {
-    let server = Server::start().await;
-    let client = server.ca.client(API_SERVER_CLIENT);
+    let server = Kubelet::start().await;
+    let client = server.0.ca.client(API_SERVER_CLIENT);
     let path = "/containerLogs/default/hello/silent?follow=true";
     let mut stream = server.ask(path, Some(client)).await.unwrap();
     // That there is a log is told before the log says anything.
@@ -219,7 +187,7 @@ async fn a_silent_log_is_followed_until_nobody_does() {
 
 #[tokio::test]
 async fn init_containers_have_logs_too() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let answer = server
         .get_as_api_server("/containerLogs/default/hello/first")
         .await;
@@ -228,7 +196,7 @@ async fn init_containers_have_logs_too() {
 
 #[tokio::test]
 async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     for (path, status, words) in [
         ("default/bye/main", 404, r#"pod "bye" does not exist"#),
         ("other/hello/main", 404, r#"pod "hello" does not exist"#),
@@ -276,7 +244,7 @@ async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
 
 #[tokio::test]
 async fn running_pods_are_shown_with_what_runs() {
-    let answer = Server::start()
+    let answer = Kubelet::start()
         .await
         .get_as_api_server("/runningpods/")
         .await;
@@ -287,7 +255,7 @@ async fn running_pods_are_shown_with_what_runs() {
 
 #[tokio::test]
 async fn the_api_server_is_served() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let health = server.get_as_api_server("/healthz").await;
     assert!(health.starts_with("HTTP/1.1 200 OK\r\n"), "{health}");
     assert!(health.ends_with("\r\n\r\nok"), "{health}");
@@ -305,10 +273,10 @@ async fn the_api_server_is_served() {
 
 #[tokio::test]
 async fn another_user_of_the_cluster_is_forbidden() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     for path in ["/healthz", "/pods", "/nowhere"] {
         let answer = server
-            .get(path, Some(server.ca.client("system:node:node2")))
+            .get(path, Some(server.0.ca.client("system:node:node2")))
             .await
             .unwrap();
         assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
@@ -317,7 +285,7 @@ async fn another_user_of_the_cluster_is_forbidden() {
 
 #[tokio::test]
 async fn nobody_without_a_certificate_of_the_ca_gets_through_tls() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     assert!(server.get("/healthz", None).await.is_err());
     // The right name, signed by somebody else.
     let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
@@ -326,13 +294,13 @@ async fn nobody_without_a_certificate_of_the_ca_gets_through_tls() {
 
 #[tokio::test]
 async fn garbage_and_silence_disturb_nobody() {
-    let server = Server::start().await;
-    let mut noise = TcpStream::connect(server.address).await.unwrap();
+    let server = Kubelet::start().await;
+    let mut noise = TcpStream::connect(server.0.address).await.unwrap();
     noise
         .write_all(b"GET / HTTP/1.0\r\n\r\n\0\xff\xfe")
         .await
         .unwrap();
-    let _silent = TcpStream::connect(server.address).await.unwrap();
+    let _silent = TcpStream::connect(server.0.address).await.unwrap();
 
     let health = server.get_as_api_server("/healthz").await;
     assert!(health.starts_with("HTTP/1.1 200"), "{health}");
@@ -345,11 +313,11 @@ async fn garbage_and_silence_disturb_nobody() {
 
 #[tokio::test]
 async fn shutdown_ends_with_silent_connections_open() {
-    let server = Server::start().await;
-    let _silent = TcpStream::connect(server.address).await.unwrap();
+    let server = Kubelet::start().await;
+    let _silent = TcpStream::connect(server.0.address).await.unwrap();
     server.get_as_api_server("/healthz").await;
-    server.shutdown.cancel();
-    let ended = tokio::time::timeout(Duration::from_secs(5), server.task)
+    server.0.shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(5), server.0.task)
         .await
         .unwrap();
     assert!(ended.unwrap().is_ok());
@@ -368,6 +336,7 @@ async fn a_broken_identity_is_named() {
         identity,
         Access::only([]),
         Arc::new(OnePod),
+        STREAM_IDLE_TIMEOUT,
         CancellationToken::new(),
     )
     .await

@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,19 +13,15 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
     API_SERVER_CLIENT, Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes,
-    LogOptions, NoJudgement, NoLogs, NoSession, PodSource, Question, ServerIdentity, Session, User,
-    serve,
+    LogOptions, NoJudgement, NoLogs, NoSession, PodSource, Question, Session, User,
 };
-use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
-use tokio_util::sync::CancellationToken;
 
-use common::Ca;
+use common::{Ca, Server};
 
 /// A pod in which every command echoes its input.
 struct Echo;
@@ -97,40 +92,13 @@ impl Authority for Rbac {
     }
 }
 
-struct Server {
-    address: SocketAddr,
-    ca: Ca,
-    shutdown: CancellationToken,
-    task: JoinHandle<Result<(), kubelet_api::ApiError>>,
-}
+/// The server of that pod, which the API server may ask, and whom [`Rbac`] admits.
+struct Kubelet(Server);
 
-impl Server {
+impl Kubelet {
     async fn start() -> Self {
-        let ca = Ca::new("test CA");
-        let (cert_chain_pem, key_pem) =
-            ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
-        let identity = ServerIdentity {
-            cert_chain_pem,
-            key_pem,
-            client_ca_pem: ca.pem.clone(),
-        };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let shutdown = CancellationToken::new();
         let access = Access::only([API_SERVER_CLIENT.to_owned()]).or_as_judged_by(Arc::new(Rbac));
-        let task = tokio::spawn(serve(
-            listener,
-            identity,
-            access,
-            Arc::new(Echo),
-            shutdown.clone(),
-        ));
-        Self {
-            address,
-            ca,
-            shutdown,
-            task,
-        }
+        Self(Server::of(Echo, access).await)
     }
 
     /// Sends a request with these headers as the API server, and reads the head of the answer.
@@ -140,14 +108,14 @@ impl Server {
         path: &str,
         headers: &str,
     ) -> (String, TlsStream<TcpStream>) {
-        let client = self.ca.client(API_SERVER_CLIENT);
-        let stream = self.ca.connect(self.address, Some(client)).await.unwrap();
+        let client = self.0.ca.client(API_SERVER_CLIENT);
+        let stream = self.0.connect(Some(client)).await.unwrap();
         head(stream, method, path, headers).await
     }
 
     /// The same with a token instead of a certificate.
     async fn get_with_token(&self, path: &str, token: &str) -> String {
-        let stream = self.ca.connect(self.address, None).await.unwrap();
+        let stream = self.0.connect(None).await.unwrap();
         let headers = format!("Authorization: Bearer {token}\r\n");
         head(stream, "GET", path, &headers).await.0
     }
@@ -180,7 +148,7 @@ const ECHO: &str = "/exec/default/hello/main?command=cat&input=1&output=1";
 
 #[tokio::test]
 async fn a_websocket_carries_a_session() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n");
     let (head, mut stream) = server.upgrade("GET", ECHO, &headers).await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
@@ -215,7 +183,7 @@ async fn a_websocket_carries_a_session() {
 
 #[tokio::test]
 async fn spdy_is_agreed_upon() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let headers = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
     for path in [
         ECHO,
@@ -252,7 +220,7 @@ async fn spdy_is_agreed_upon() {
 
 #[tokio::test]
 async fn what_can_not_be_is_refused_before_the_upgrade() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let v4 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
     let v9 = format!("{SPDY}X-Stream-Protocol-Version: v9.channel.k8s.io\r\n");
     let w9 = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v9.channel.k8s.io\r\n");
@@ -353,7 +321,7 @@ async fn what_can_not_be_is_refused_before_the_upgrade() {
 
 #[tokio::test]
 async fn tokens_are_judged() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let answer = server.get_with_token("/healthz", "reader").await;
     assert!(answer.starts_with("http/1.1 200"), "{answer}");
     let answer = server.get_with_token("/pods", "reader").await;
@@ -364,7 +332,7 @@ async fn tokens_are_judged() {
     assert!(answer.starts_with("http/1.1 401"), "{answer}");
     // A certificate of somebody else's is worse than none.
     let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
-    let stream = server.ca.connect(server.address, Some(stranger)).await;
+    let stream = server.0.connect(Some(stranger)).await;
     let refused = match stream {
         Err(_) => true,
         Ok(mut stream) => stream.read_u8().await.is_err(),
@@ -374,11 +342,13 @@ async fn tokens_are_judged() {
 
 #[tokio::test]
 async fn the_end_of_the_server_is_the_end_of_sessions() {
-    let server = Server::start().await;
+    let server = Kubelet::start().await;
     let (head, mut stream) = server.upgrade("GET", ECHO, WEBSOCKET).await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
-    server.shutdown.cancel();
-    let ended = timeout(Duration::from_secs(5), server.task).await.unwrap();
+    server.0.shutdown.cancel();
+    let ended = timeout(Duration::from_secs(5), server.0.task)
+        .await
+        .unwrap();
     ended.unwrap().unwrap();
     let mut rest = Vec::new();
     let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest))

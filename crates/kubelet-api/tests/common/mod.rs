@@ -1,9 +1,10 @@
-//! Certificates made for the purpose, and connections with them.
+//! A server with certificates made for the purpose, and connections to it.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use kubelet_api::{Access, ApiError, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, serve};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -12,9 +13,57 @@ use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+/// A server on loopback, with the CA that its clients must be of.
+pub struct Server {
+    pub address: SocketAddr,
+    pub ca: Ca,
+    pub shutdown: CancellationToken,
+    pub task: JoinHandle<Result<(), ApiError>>,
+}
+
+impl Server {
+    pub async fn of(pods: impl PodSource + 'static, access: impl Into<Access>) -> Self {
+        let ca = Ca::new("test CA");
+        let (cert_chain_pem, key_pem) =
+            ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
+        let identity = ServerIdentity {
+            cert_chain_pem,
+            key_pem,
+            client_ca_pem: ca.pem.clone(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(serve(
+            listener,
+            identity,
+            access.into(),
+            Arc::new(pods),
+            STREAM_IDLE_TIMEOUT,
+            shutdown.clone(),
+        ));
+        Self {
+            address,
+            ca,
+            shutdown,
+            task,
+        }
+    }
+
+    /// A connection over TLS, as this client or as nobody.
+    pub async fn connect(
+        &self,
+        client: Option<(String, String)>,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        self.ca.connect(self.address, client).await
+    }
+}
 
 /// A CA, and the certificates it signs.
 pub struct Ca {
