@@ -1,0 +1,3 @@
+module coracle.dev/bench/wire
+
+go 1.26.0
