@@ -1,0 +1,128 @@
+//! The pod before its first container: namespaces, control group, network, volumes, files below `/etc`.
+//!
+//! Each step is done once, however often it is asked for: after a failure all are asked for again.
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use super::{Addresses, LinuxRuntime, etc, groups};
+use crate::inner::message::{NetworkSetUp, PodSetUp, Request};
+use crate::protocol::{Bundle, Problem};
+use crate::seams::{PodNetwork, World};
+
+impl<W: World> LinuxRuntime<W> {
+    pub(super) async fn set_up(&self) -> Result<PodNetwork, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        let spec = self.spec();
+        self.make_namespaces(&bundle, &spec).await?;
+        self.make_group(&bundle, &spec)
+            .map_err(|error| sandbox_problem(format!("the pod's control group: {error}")))?;
+        self.join_network(&bundle, &spec).await?;
+        self.make_volumes(&bundle, &spec).await?;
+        self.write_etc(&bundle)
+            .map_err(|error| sandbox_problem(format!("the pod's files below /etc: {error}")))?;
+        let ips = self.addresses.get().map(|addresses| &addresses.pod_ips[..]);
+        let parse = |ip: &String| ip.parse().ok();
+        Ok(PodNetwork {
+            ips: ips.unwrap_or_default().iter().filter_map(parse).collect(),
+        })
+    }
+
+    async fn make_namespaces(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        if self.is_set_up.get().is_some() {
+            return Ok(());
+        }
+        let host_network = spec.host_network == Some(true);
+        let hostname = etc::hostname(&bundle.pod, &bundle.node.cluster_domain);
+        let sysctls = spec
+            .security_context
+            .as_ref()
+            .and_then(|context| context.sysctls.clone());
+        let plan = PodSetUp {
+            network: !host_network,
+            ipc: spec.host_ipc != Some(true),
+            hostname: (!host_network).then_some(hostname),
+            sysctls: sysctls
+                .unwrap_or_default()
+                .into_iter()
+                .map(|sysctl| (sysctl.name, sysctl.value))
+                .collect(),
+        };
+        self.inside
+            .ask(Request::SetUp(plan))
+            .await
+            .map_err(|refusal| sandbox_problem(refusal.message))?;
+        let _ = self.is_set_up.set(());
+        Ok(())
+    }
+
+    /// Makes the pod's control group.
+    fn make_group(&self, bundle: &Bundle, spec: &PodSpec) -> std::io::Result<()> {
+        let (Some(pods), None) = (&self.places.groups, self.group.get()) else {
+            return Ok(());
+        };
+        let uid = bundle.pod.metadata.uid.as_deref().unwrap_or_default();
+        let group = groups::place(pods, uid);
+        groups::make_pod(&group, spec)?;
+        let _ = self.group.set(group);
+        Ok(())
+    }
+
+    async fn join_network(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+        if self.addresses.get().is_some() {
+            return Ok(());
+        }
+        let host_ips = bundle.node.host_ips.clone();
+        let pod_ips = if spec.host_network == Some(true) {
+            host_ips.iter().take(1).cloned().collect()
+        } else {
+            let path = format!("/proc/{}/ns/net", self.inner.as_raw_nonzero());
+            let namespace = std::fs::File::open(&path)
+                .map_err(|error| sandbox_problem(format!("{path}: {error}")))?;
+            let place = self.world.attach(namespace.into()).await?;
+            let plan = NetworkSetUp {
+                interface: place.interface,
+                address: place.address,
+                prefix: place.prefix,
+                gateway: place.gateway,
+            };
+            self.inside
+                .ask(Request::Network(plan))
+                .await
+                .map_err(|refusal| sandbox_problem(refusal.message))?;
+            vec![place.address.to_string()]
+        };
+        let _ = self.addresses.set(Addresses { pod_ips, host_ips });
+        Ok(())
+    }
+
+    fn write_etc(&self, bundle: &Bundle) -> std::io::Result<()> {
+        let pod_ips = self
+            .addresses
+            .get()
+            .map(|addresses| addresses.pod_ips.clone())
+            .unwrap_or_default();
+        let etc = self.places.memory.join("etc");
+        std::fs::create_dir_all(&etc)?;
+        let host = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let (pod, node) = (&bundle.pod, &bundle.node);
+        let hosts = etc::hosts(pod, node, &pod_ips, &host("/etc/hosts"));
+        std::fs::write(etc.join("hosts"), hosts)?;
+        let resolv = etc::resolv_conf(pod, node, &host("/etc/resolv.conf"));
+        std::fs::write(etc.join("resolv.conf"), resolv)?;
+        let name = etc::hostname(pod, &node.cluster_domain);
+        std::fs::write(etc.join("hostname"), format!("{name}\n"))?;
+        let shm = self.places.memory.join("shm");
+        if !shm.is_dir() {
+            std::fs::create_dir_all(&shm)?;
+            linux::mount::shared_memory(&shm)?;
+        }
+        Ok(())
+    }
+}
+
+fn sandbox_problem(message: String) -> Problem {
+    Problem {
+        reason: "FailedCreatePodSandBox".to_owned(),
+        message,
+    }
+}
