@@ -5,6 +5,7 @@
 //!   objects.rs      those, each watched for as long as a pod names it
 //!   services.rs     all services, and the variables that tell of them
 //!   tokens.rs       service account tokens, renewed in time
+//!   trust.rs        cluster trust bundles
 //!   claims.rs       persistent volume claims and their volumes
 //!   env.rs          a container's variables                            pure
 //!   sources.rs      volumes → what they are made of                    pure
@@ -26,6 +27,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod trust;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +41,7 @@ use kube::Client;
 use sandbox::protocol::{Bundle, ContainerInput, NodeFacts, Problem};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use volumes::content::Inputs;
+use volumes::content::{Inputs, TrustBundles};
 
 use crate::NodeConfig;
 use crate::node::resources;
@@ -48,6 +50,7 @@ use objects::{Known, Objects};
 use references::References;
 use services::Services;
 use tokens::Tokens;
+use trust::Trust;
 
 /// How long the first answer about an object may take before the pod is told that there is none.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -64,6 +67,7 @@ pub(crate) struct Resolver {
     secrets: Objects<Secret>,
     services: Services,
     tokens: Tokens,
+    trust: Trust,
     claims: Claims,
     /// By uid: what the last bundle was made of.
     pods: Mutex<HashMap<String, Basis>>,
@@ -85,6 +89,8 @@ pub(crate) struct Resolved {
 struct Basis {
     /// One signal for each object; each has been seen.
     objects: Vec<watch::Receiver<u64>>,
+    /// If the pod asks for trust bundles.
+    trust: Option<watch::Receiver<Option<Arc<TrustBundles>>>>,
     services: watch::Receiver<u64>,
     /// The variables that told of services.
     service_variables: BTreeMap<String, String>,
@@ -112,6 +118,7 @@ impl Resolver {
             secrets: Objects::new(client.clone(), "secret"),
             services: Services::follow(client.clone()),
             tokens: Tokens::new(client.clone()),
+            trust: Trust::new(client.clone()),
             claims: Claims::new(client),
             pods: Mutex::new(HashMap::new()),
         }
@@ -122,11 +129,12 @@ impl Resolver {
         let references = References::of(pod);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let (config_maps, secrets, tokens, claims, services) = tokio::join!(
+        let (config_maps, secrets, tokens, trust, claims, services) = tokio::join!(
             self.config_maps
                 .get(uid, namespace, &references.config_maps),
             self.secrets.get(uid, namespace, &references.secrets),
             self.tokens.get(pod),
+            self.trust.get(pod),
             self.claims.get(pod),
             self.services.synced(),
         );
@@ -144,6 +152,7 @@ impl Resolver {
                 .into_iter()
                 .chain(secrets.signals)
                 .collect(),
+            trust: trust.signal,
             services: services_version,
             service_variables: service_variables.clone(),
             again_at: again,
@@ -157,6 +166,8 @@ impl Resolver {
                 config_maps: existing(&config_maps.objects),
                 secrets: existing(&secrets.objects),
                 tokens: tokens.tokens,
+                trust_bundles: trust.bundles,
+                certificates: BTreeMap::new(),
             },
             unknown_config_maps: unknown(&config_maps.objects),
             unknown_secrets: unknown(&secrets.objects),
@@ -206,6 +217,12 @@ impl Resolver {
                 None => std::future::pending().await,
             }
         };
+        let trust = async {
+            match basis.trust {
+                Some(mut signal) if signal.changed().await.is_ok() => {}
+                _ => std::future::pending().await,
+            }
+        };
         let objects: Vec<_> = objects.collect();
         let objects = async {
             if objects.is_empty() {
@@ -215,6 +232,7 @@ impl Resolver {
         };
         tokio::select! {
             () = objects => {}
+            () = trust => {}
             () = services => {}
             () = again => {}
         }

@@ -52,6 +52,7 @@ fn facts(spec: Value) -> Facts {
                 ),
             ]),
             tokens: BTreeMap::from([(("api".to_owned(), 0), Ok("ey".to_owned()))]),
+            ..Default::default()
         },
         services: Some(BTreeMap::from([(
             "KUBERNETES_SERVICE_HOST".to_owned(),

@@ -5,7 +5,9 @@
 //!   fields.rs      fieldRef: labels, annotations, names
 //!   resources.rs   resourceFieldRef: limits and requests, divided
 //!   downward.rs    downwardAPI
-//!   projected.rs   all of these in one volume, and tokens
+//!   trust.rs       clusterTrustBundle: certificates of authorities
+//!   pem.rs         certificates as text
+//!   projected.rs   all of these in one volume, tokens and a pod's own certificates
 //! ```
 //!
 //! Paths are checked where files are written ([`check_path`]), whatever the source says.
@@ -13,8 +15,10 @@
 mod downward;
 mod fields;
 mod keys;
+pub mod pem;
 mod projected;
 mod resources;
+mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +27,9 @@ use serde::{Deserialize, Serialize};
 pub use downward::downward_api;
 pub use fields::{field, format_map};
 pub use keys::{Selection, config_map, secret};
-pub use projected::{Inputs, common_user, projected};
+pub use projected::{Credentials, Inputs, common_user, projected};
 pub use resources::resource;
+pub use trust::{TrustBundles, trust_anchors};
 
 /// The mode of files unless the volume says otherwise; the API server fills in the same.
 const DEFAULT_MODE: i32 = 0o644;
@@ -69,7 +74,7 @@ pub enum ContentError {
     /// An object that isn't optional isn't there.
     #[error("{kind} {name:?} not found")]
     NotFound {
-        /// `configmap` or `secret`.
+        /// `configmap`, `secret` or `clustertrustbundle.certificates.k8s.io`.
         kind: &'static str,
         /// Its name.
         name: String,
@@ -98,9 +103,28 @@ pub enum ContentError {
     /// A path that leaves the volume, or can't be one.
     #[error("invalid path: {0}")]
     Path(String),
-    /// Something that nodes of this kind don't offer.
-    #[error("{0} is not supported by Coracle")]
-    Unsupported(&'static str),
+    /// Nobody has told of trust bundles yet.
+    #[error("failed to sync clustertrustbundle cache: timed out waiting for the condition")]
+    NoTrustBundlesYet,
+    /// A clusterTrustBundle that says neither which nor whose.
+    #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
+    NoTrustBundleNamed,
+    /// A clusterTrustBundle that selects nothing.
+    #[error(
+        "combination of signerName and labelSelector matched zero ClusterTrustBundles: signerName {signer:?}, labelSelector {labels}"
+    )]
+    NoTrustBundles {
+        /// Whose bundles.
+        signer: String,
+        /// Which of them, in words.
+        labels: String,
+    },
+    /// A label selector that is none.
+    #[error("while parsing label selector: {0}")]
+    Selector(String),
+    /// A certificate that the caller did not get.
+    #[error("{0}")]
+    NoCertificate(String),
     /// A token that the caller did not get.
     #[error("failed to fetch token: {0}")]
     NoToken(String),

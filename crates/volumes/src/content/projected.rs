@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, ProjectedVolumeSource, Secret, 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
-    ContentError, FileContent, Payload, Selection, config_map, downward_api, mode, secret,
+    ContentError, FileContent, Payload, Selection, TrustBundles, config_map, downward_api, mode,
+    secret, trust_anchors,
 };
 
 /// All that a pod's volumes are made of.
@@ -23,6 +24,28 @@ pub struct Inputs {
     pub secrets: BTreeMap<String, Arc<Secret>>,
     /// By volume name and index of the source in a projected volume: a token, or why there is none.
     pub tokens: BTreeMap<(String, usize), Result<String, String>>,
+    /// All trust bundles of the cluster, if the pod asks for any and they are known.
+    pub trust_bundles: Option<Arc<TrustBundles>>,
+    /// By volume name and index of the source: a certificate, or why there is none.
+    pub certificates: BTreeMap<(String, usize), Result<Credentials, String>>,
+}
+
+/// A pod's own certificate, with its key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// PKCS#8, as PEM.
+    pub key: String,
+    /// The certificate, then those of the authorities between it and the root, as PEM.
+    pub chain: String,
+}
+
+/// The key stays out of logs.
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials")
+            .field("chain", &self.chain)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The files of a projected volume.
@@ -78,36 +101,56 @@ fn projection(
             Some(Err(why)) => return Err(ContentError::NoToken(why.clone())),
             None => return Err(ContentError::NoToken("nobody asked for it".to_owned())),
         };
-        Ok(Payload {
-            files: BTreeMap::from([(part.path.clone(), token_file(token, default_mode, inputs))]),
-            ..Default::default()
-        })
-    } else if part.cluster_trust_bundle.is_some() {
-        Err(ContentError::Unsupported("a clusterTrustBundle projection"))
-    } else if part.pod_certificate.is_some() {
-        Err(ContentError::Unsupported("a podCertificate projection"))
+        Ok(private([(&part.path, token)], default_mode, inputs))
+    } else if let Some(part) = &part.cluster_trust_bundle {
+        let anchors = trust_anchors(part, inputs.trust_bundles.as_deref())?;
+        let file = (&part.path, anchors.into_bytes());
+        Ok(private([file], default_mode, inputs))
+    } else if let Some(part) = &part.pod_certificate {
+        let Credentials { key, chain } = match inputs.certificates.get(&(volume.to_owned(), index))
+        {
+            Some(Ok(credentials)) => credentials,
+            Some(Err(why)) => return Err(ContentError::NoCertificate(why.clone())),
+            None => {
+                let why = "nobody asked for a certificate".to_owned();
+                return Err(ContentError::NoCertificate(why));
+            }
+        };
+        let files = [
+            (&part.credential_bundle_path, format!("{key}{chain}")),
+            (&part.key_path, key.clone()),
+            (&part.certificate_chain_path, chain.clone()),
+        ];
+        let wanted = files.into_iter().filter_map(|(path, text)| {
+            let path = path.as_ref().filter(|path| !path.is_empty())?;
+            Some((path, text.into_bytes()))
+        });
+        Ok(private(wanted, default_mode, inputs))
     } else {
         Ok(Payload::default())
     }
 }
 
-/// A token is its user's alone where that user is known, or the group's that the pod asks for.
-fn token_file(data: Vec<u8>, default_mode: Option<i32>, inputs: &Inputs) -> FileContent {
+/// Files that are their user's alone where that user is known, or the group's that the pod asks for.
+fn private<'a>(
+    files: impl IntoIterator<Item = (&'a String, Vec<u8>)>,
+    default_mode: Option<i32>,
+    inputs: &Inputs,
+) -> Payload {
     let user = common_user(&inputs.pod);
     let fs_group = inputs
         .pod
         .spec
         .as_ref()
         .and_then(|spec| spec.security_context.as_ref()?.fs_group);
-    let private = user.is_some() || fs_group.is_some();
-    FileContent {
-        data,
-        mode: if private {
-            0o600
-        } else {
-            mode(None, default_mode)
-        },
-        user,
+    let mode = match (user, fs_group) {
+        (None, None) => mode(None, default_mode),
+        _ => 0o600,
+    };
+    let file = |(path, data): (&String, Vec<u8>)| (path.clone(), FileContent { data, mode, user });
+    Payload {
+        files: files.into_iter().map(file).collect(),
+        ..Default::default()
     }
 }
 
@@ -142,8 +185,9 @@ pub fn common_user(pod: &Pod) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{
-        ClusterTrustBundleProjection, ConfigMapProjection, Container, PodSecurityContext, PodSpec,
-        SecretProjection, SecurityContext, ServiceAccountTokenProjection,
+        ClusterTrustBundleProjection, ConfigMapProjection, Container, PodCertificateProjection,
+        PodSecurityContext, PodSpec, SecretProjection, SecurityContext,
+        ServiceAccountTokenProjection,
     };
 
     use super::*;
@@ -231,13 +275,73 @@ mod tests {
                     ..Default::default()
                 },
                 VolumeProjection {
-                    cluster_trust_bundle: Some(ClusterTrustBundleProjection::default()),
+                    cluster_trust_bundle: Some(ClusterTrustBundleProjection {
+                        name: Some("t".to_owned()),
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                },
+                VolumeProjection {
+                    pod_certificate: Some(PodCertificateProjection::default()),
                     ..Default::default()
                 },
             ]),
             ..Default::default()
         };
-        let error = projected("v", &source, &Inputs::default()).unwrap_err();
+        let why = "credential bundle is not issued yet".to_owned();
+        let inputs = Inputs {
+            trust_bundles: Some(Arc::default()),
+            certificates: BTreeMap::from([(("v".to_owned(), 3), Err(why))]),
+            ..Default::default()
+        };
+        let error = projected("v", &source, &inputs).unwrap_err();
         insta::assert_snapshot!(error.to_string());
+    }
+
+    #[test]
+    fn a_certificate_is_in_the_files_that_are_asked_for() {
+        let source = |paths: [Option<&str>; 3]| {
+            let [bundle, key, chain] = paths.map(|path| path.map(str::to_owned));
+            ProjectedVolumeSource {
+                default_mode: Some(0o644),
+                sources: Some(vec![VolumeProjection {
+                    pod_certificate: Some(PodCertificateProjection {
+                        credential_bundle_path: bundle,
+                        key_path: key,
+                        certificate_chain_path: chain,
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                }]),
+                ..Default::default()
+            }
+        };
+        let credentials = Credentials {
+            key: "key\n".to_owned(),
+            chain: "chain\n".to_owned(),
+        };
+        assert!(!format!("{credentials:?}").contains("key\\n"));
+        let with = |context| Inputs {
+            certificates: BTreeMap::from([(("v".to_owned(), 0), Ok(credentials.clone()))]),
+            ..inputs(context, &[None])
+        };
+        let files = |paths, inputs: &Inputs| {
+            let payload = projected("v", &source(paths), inputs).unwrap();
+            let text = |file: &FileContent| String::from_utf8(file.data.clone()).unwrap();
+            let told = |(path, file): (&String, &FileContent)| {
+                format!("{path} {:o} {:?} {:?}", file.mode, file.user, text(file))
+            };
+            payload.files.iter().map(told).collect::<Vec<_>>()
+        };
+        let private = PodSecurityContext {
+            run_as_user: Some(7),
+            ..Default::default()
+        };
+        let all = [Some("all.pem"), Some("key.pem"), Some("chain.pem")];
+        insta::assert_debug_snapshot!([
+            files([Some("all.pem"), None, None], &with(Default::default())),
+            files([None, Some("key.pem"), Some("")], &with(Default::default())),
+            files(all, &with(private)),
+        ]);
     }
 }
