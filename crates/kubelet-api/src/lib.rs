@@ -46,5 +46,8 @@ pub use seam::{
 pub use server::serve;
 pub use tls::ServerIdentity;
 
+/// Upstream's default of `streamingConnectionIdleTimeout`.
+pub const STREAM_IDLE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4 * 60 * 60);
+
 /// The common name of the certificate with which the API server calls kubelets.
 pub const API_SERVER_CLIENT: &str = "kube-apiserver-kubelet-client";

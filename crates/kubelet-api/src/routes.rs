@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::auth::{Access, guard};
 use crate::logs::container_logs;
 use crate::portforward::port_forward;
-use crate::remotecommand::{attach, exec};
+use crate::remotecommand::{attach, exec, run};
 use crate::seam::PodSource;
 use crate::streams::Limits;
 use crate::upgrade::Upgrades;
@@ -61,6 +61,8 @@ pub(crate) fn router(access: Access, api: Api) -> Router {
         )
         .route("/exec/{namespace}/{pod}/{container}", exec())
         .route("/exec/{namespace}/{pod}/{uid}/{container}", exec())
+        .route("/run/{namespace}/{pod}/{container}", post(run))
+        .route("/run/{namespace}/{pod}/{uid}/{container}", post(run))
         .route("/attach/{namespace}/{pod}/{container}", attach())
         .route("/attach/{namespace}/{pod}/{uid}/{container}", attach())
         .route("/portForward/{namespace}/{pod}", port_forward())

@@ -20,6 +20,7 @@ use crate::routes::{Api, router};
 use crate::seam::PodSource;
 use crate::streams::Limits;
 use crate::upgrade::Upgrades;
+use crate::wide::WideReads;
 use crate::{Access, ApiError, Peer, ServerIdentity};
 
 /// How long a client may take to prove who it is.
@@ -28,11 +29,14 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many strangers may be in their handshake at once; the next waits in the kernel's queue.
 const MAX_HANDSHAKES: usize = 256;
+/// How much encrypted output may wait for the socket: more than the largest piece of a stream with its headers, which would
+/// be written in two parts otherwise.
+const ENCRYPTED: usize = 128 * 1024;
 /// How long to leave the socket alone when accepting fails, as it does when descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the kubelet's API until `shutdown`, to those who have `access`: peers of `client_ca_pem` by their common
-/// names, and others if there is an authority to judge them.
+/// names, and others if there is an authority to judge them. Streams that are silent for `idle` are cut.
 ///
 /// One connection's failure is that connection's alone; an `Err` means that nothing could be served at all.
 pub async fn serve(
@@ -40,6 +44,7 @@ pub async fn serve(
     identity: ServerIdentity,
     access: impl Into<Access>,
     pods: Arc<dyn PodSource>,
+    idle: Duration,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
     let access = access.into();
@@ -49,7 +54,10 @@ pub async fn serve(
     let upgrades = Upgrades::new(shutdown.clone());
     let api = Api {
         pods,
-        limits: Limits::default(),
+        limits: Limits {
+            idle,
+            ..Limits::default()
+        },
         upgrades: upgrades.clone(),
     };
     let router = router(access, api);
@@ -115,9 +123,14 @@ struct Connection {
 impl Connection {
     async fn run(self, stream: TcpStream, permit: Option<OwnedSemaphorePermit>) {
         let address = stream.peer_addr().ok();
+        // What is written is whole: nothing is gained by waiting for more, and a key press would wait for an answer.
+        let _ = stream.set_nodelay(true);
+        let stream = WideReads::new(stream);
+        let handshake = (self.acceptor)
+            .accept_with(stream, |tls| tls.set_buffer_limit(Some(ENCRYPTED)));
         let handshake = tokio::select! {
             () = self.shutdown.cancelled() => return,
-            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.acceptor.accept(stream)) => done,
+            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake) => done,
         };
         drop(permit);
         match handshake {
@@ -128,7 +141,7 @@ impl Connection {
         }
     }
 
-    async fn serve(self, stream: TlsStream<TcpStream>) {
+    async fn serve(self, stream: TlsStream<WideReads<TcpStream>>) {
         let certificate = stream
             .get_ref()
             .1

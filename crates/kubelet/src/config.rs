@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::{NodeKey, Way};
 
@@ -40,6 +41,8 @@ pub struct NodeConfig {
     pub cluster_dns: Vec<IpAddr>,
     /// The cluster's domain.
     pub cluster_domain: String,
+    /// How long a stream of exec, attach or port-forward may be silent.
+    pub stream_idle_timeout: Duration,
 }
 
 /// What pods may use on a node: the allocation's share of the machine, not the machine.

@@ -224,6 +224,7 @@ pub(crate) mod tests {
             pod_cidrs: vec!["100.64.3.0/24".to_owned()],
             cluster_dns: vec![],
             cluster_domain: "cluster.local".to_owned(),
+            stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
         }
     }
 

@@ -23,6 +23,7 @@ use super::image_list::ImageList;
 use super::launch::Launchers;
 use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
 use super::place::{self, NodePlace};
+use super::streaming;
 use crate::handover::{Handover, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
@@ -105,6 +106,7 @@ pub async fn run(
         server_identity(&identity),
         Access::only([KUBELET_CLIENT.to_owned()]).or_as_judged_by(Arc::new(authority)),
         pods.clone(),
+        config.stream_idle_timeout,
         stop.clone(),
     ));
     let (tell_registered, registered) = oneshot::channel();
@@ -356,6 +358,7 @@ fn node_config(
         pod_cidrs: vec![welcome.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
+        stream_idle_timeout: streaming::idle_timeout(),
     })
 }
 

@@ -14,6 +14,7 @@ mod launch;
 mod line;
 pub mod place;
 pub mod stacking;
+mod streaming;
 
 use std::io::BufRead;
 use std::process::ExitCode;

@@ -2,10 +2,11 @@
 //!
 //! This file decides whether there may be a session and what carries it. `options.rs` reads the query; `spdy.rs` and
 //! `websocket.rs` make a client's streams out of what its protocol has; `session.rs` joins them with those of the process;
-//! `status.rs` tells the end.
+//! `status.rs` tells the end. `run.rs` is `/run`, the same without streams.
 
 mod options;
 mod resize;
+mod run;
 mod session;
 mod spdy;
 mod status;
@@ -20,10 +21,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures::future::BoxFuture;
 use hyper::upgrade::OnUpgrade;
+use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::options::Options;
+pub(crate) use self::run::run;
 use crate::lookup::{find_pod, has_terminal, is_running};
 use crate::routes::Api;
 use crate::seam::{AttachOptions, ExecOptions, NoSession, PodSource, Session, Streams};
@@ -113,25 +116,7 @@ fn answer(kind: Kind, api: &Api, target: Target, request: Request) -> Response {
 /// Checks everything that can be checked before the connection is upgraded.
 fn agree(kind: Kind, api: &Api, target: Target, request: &Request) -> Result<Agreed, Refusal> {
     let options = options::parse(request.uri().query().unwrap_or_default())?;
-    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
-    let uid = pod.metadata.uid.clone().unwrap_or_default();
-    let other_pod = target.uid.as_ref().is_some_and(|wanted| *wanted != uid);
-    if other_pod || !is_running(&pod, &target.container) {
-        let Target {
-            namespace,
-            pod,
-            container,
-            ..
-        } = target;
-        return Err(match kind {
-            Kind::Exec => Refusal::NotRunning { container },
-            Kind::Attach => Refusal::NotAttachable {
-                container,
-                pod,
-                namespace,
-            },
-        });
-    }
+    let (pod, uid) = find(kind, api, &target)?;
     if kind == Kind::Exec && options.command.is_empty() {
         return Err(Refusal::NoCommand);
     }
@@ -146,6 +131,25 @@ fn agree(kind: Kind, api: &Api, target: Target, request: &Request) -> Result<Agr
         container: target.container,
         options,
     })
+}
+
+/// The pod and its uid, if the container that a path names runs.
+fn find(kind: Kind, api: &Api, target: &Target) -> Result<(Arc<Pod>, String), Refusal> {
+    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let other_pod = target.uid.as_ref().is_some_and(|wanted| *wanted != uid);
+    if other_pod || !is_running(&pod, &target.container) {
+        let container = target.container.clone();
+        return Err(match kind {
+            Kind::Exec => Refusal::NotRunning { container },
+            Kind::Attach => Refusal::NotAttachable {
+                container,
+                pod: target.pod.clone(),
+                namespace: target.namespace.clone(),
+            },
+        });
+    }
+    Ok((pod, uid))
 }
 
 /// A session that nothing speaks against.

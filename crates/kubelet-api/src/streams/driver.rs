@@ -46,8 +46,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // Upstream's streamingConnectionIdleTimeout.
-            idle: Duration::from_secs(4 * 60 * 60),
+            idle: crate::STREAM_IDLE_TIMEOUT,
             // kubectl gives up after a minute without an answer to its pings.
             keep_alive: Duration::from_secs(10),
             flush: Duration::from_secs(1),

@@ -1,5 +1,7 @@
 //! This kubelet's configuration as upstream's `KubeletConfiguration`: only what is true here.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::NodeConfig;
@@ -34,6 +36,7 @@ pub(super) fn of(config: &NodeConfig) -> Value {
         "topologyManagerPolicy": "none",
         "failSwapOn": false,
         "serializeImagePulls": false,
+        "streamingConnectionIdleTimeout": go_duration(config.stream_idle_timeout),
         "containerLogMaxSize": "10Mi",
         "containerLogMaxFiles": 5,
         "enableDebuggingHandlers": true,
@@ -50,4 +53,28 @@ pub(super) fn of(config: &NodeConfig) -> Value {
         "logging": {"format": "text"},
         "featureGates": {"NodeLogQuery": true, "ContainerCheckpoint": false},
     })
+}
+
+/// As Go writes a duration, in whole seconds.
+fn go_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds}s"),
+        _ => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        let written = |seconds| go_duration(Duration::from_secs(seconds));
+        assert_eq!(written(4 * 3600), "4h0m0s");
+        assert_eq!(written(90), "1m30s");
+        assert_eq!(written(5), "5s");
+    }
 }

@@ -326,6 +326,7 @@ fn config(node_dir: &Path) -> NodeConfig {
         pod_cidrs: vec![],
         cluster_dns: vec![],
         cluster_domain: "cluster.local".to_owned(),
+        stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
     }
 }
 

@@ -1,0 +1,53 @@
+//! How long a stream of exec, attach or port-forward may be silent before it is cut.
+
+use std::time::Duration;
+
+/// As in `90s`, `10m` or `4h`; upstream's kubelets call it `streamingConnectionIdleTimeout`.
+const VARIABLE: &str = "CORACLE_STREAM_IDLE";
+
+/// What the environment says, or upstream's default.
+pub fn idle_timeout() -> Duration {
+    let Ok(wanted) = std::env::var(VARIABLE) else {
+        return kubelet_api::STREAM_IDLE_TIMEOUT;
+    };
+    parse(&wanted).unwrap_or_else(|| {
+        tracing::warn!("{VARIABLE}: {wanted:?} is not like 90s, 10m or 4h; using the default");
+        kubelet_api::STREAM_IDLE_TIMEOUT
+    })
+}
+
+fn parse(text: &str) -> Option<Duration> {
+    let unit = match text.chars().last()? {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        _ => return None,
+    };
+    let number: u64 = text.get(..text.len() - 1)?.parse().ok()?;
+    let seconds = number.checked_mul(unit)?;
+    (seconds > 0).then_some(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit() {
+        assert_eq!(parse("90s"), Some(Duration::from_secs(90)));
+        assert_eq!(parse("10m"), Some(Duration::from_secs(600)));
+        assert_eq!(parse("4h"), Some(Duration::from_secs(14400)));
+        for text in [
+            "",
+            "s",
+            "0s",
+            "90",
+            "-1s",
+            "1d",
+            "99999999999999999999h",
+            "\u{e9}",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=WORDS`: a command's output in one answer, for callers without streams.
+//!
+//! Nothing of Kubernetes asks for it any more, but upstream's kubelets have it still, and so do the tools that are written for them.
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tokio::io::AsyncReadExt;
+
+use super::{Kind, Refusal, Target, find};
+use crate::routes::Api;
+use crate::seam::{ByteReader, ExecOptions, Exit, Streams};
+
+/// More of an output is read and thrown away, as runtimes do for upstream's kubelets.
+const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+const READ: usize = 32 * 1024;
+
+/// The endpoint.
+pub(crate) async fn run(
+    State(api): State<Api>,
+    Path(target): Path<Target>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = query.unwrap_or_default();
+    let mut values = form_urlencoded::parse(query.as_bytes());
+    let command = values.find(|(name, _)| name == "cmd");
+    let command = command.map(|(_, value)| value).unwrap_or_default();
+    if command.is_empty() {
+        return Refusal::NoCommand.into_response();
+    }
+    // It knows no quotes, and never did.
+    let command = command.split(' ').map(str::to_owned).collect();
+    match find(Kind::Exec, &api, &target) {
+        Ok((_, uid)) => output(&api, &uid, target.container, command).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn output(api: &Api, uid: &str, container: String, command: Vec<String>) -> Response {
+    let failed = |words: String| (StatusCode::INTERNAL_SERVER_ERROR, words).into_response();
+    let name = command.join(" ");
+    let options = ExecOptions {
+        container,
+        command,
+        streams: Streams {
+            stdout: true,
+            stderr: true,
+            ..Streams::default()
+        },
+    };
+    let session = match api.pods.exec(uid, options).await {
+        Ok(session) => session,
+        Err(refusal) => return failed(refusal.words),
+    };
+    let (exit, mut output, errors) =
+        tokio::join!(session.exit, all(session.stdout), all(session.stderr));
+    match exit {
+        Exit::Code(0) => {
+            output.extend(errors);
+            // Upstream's type of whatever the command wrote.
+            ([(header::CONTENT_TYPE, "application/json")], output).into_response()
+        }
+        Exit::Code(code) => {
+            let errors = String::from_utf8_lossy(&errors);
+            failed(format!("command '{name}' exited with {code}: {errors}"))
+        }
+        Exit::Failed(words) => failed(words),
+    }
+}
+
+/// The beginning of an output, which is read to its end.
+async fn all(from: Option<ByteReader>) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let Some(mut from) = from else { return kept };
+    let mut block = Vec::with_capacity(READ);
+    // An output that breaks has ended.
+    while let Ok(1..) = from.read_buf(&mut block).await {
+        let room = MAX_OUTPUT - kept.len();
+        kept.extend_from_slice(&block[..block.len().min(room)]);
+        block.clear();
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::body::to_bytes;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::streams::Limits;
+    use crate::testing::TestPods;
+    use crate::upgrade::Upgrades;
+
+    async fn asked(container: &str, query: &str) -> (u16, Vec<u8>) {
+        let api = Api {
+            pods: Arc::new(TestPods::default()),
+            limits: Limits::default(),
+            upgrades: Upgrades::new(CancellationToken::new()),
+        };
+        let target = Target {
+            namespace: "default".to_owned(),
+            pod: "p".to_owned(),
+            uid: None,
+            container: container.to_owned(),
+        };
+        let answer = run(State(api), Path(target), RawQuery(Some(query.to_owned()))).await;
+        let code = answer.status().as_u16();
+        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        (code, body.to_vec())
+    }
+
+    async fn words(container: &str, query: &str) -> (u16, String) {
+        let (code, body) = asked(container, query).await;
+        (code, String::from_utf8(body).unwrap())
+    }
+
+    #[tokio::test]
+    async fn output_or_failure_is_the_answer() {
+        assert_eq!(asked("c", "cmd=zeros+5").await, (200, vec![0; 5]));
+        let (code, body) = asked("c", "cmd=zeros+20000000").await;
+        assert_eq!((code, body.len()), (200, MAX_OUTPUT));
+        assert_eq!(
+            words("c", "cmd=both").await,
+            (500, "command 'both' exited with 3: err".to_owned())
+        );
+        assert_eq!(
+            words("c", "cmd=nonsense").await,
+            (500, "nonsense: not found".to_owned())
+        );
+        assert_eq!(
+            words("c", "cmd=broken").await,
+            (500, "the sandbox is gone".to_owned())
+        );
+    }
+
+    #[tokio::test]
+    async fn what_makes_no_sense_is_refused() {
+        let none = "you must specify at least one command for the container";
+        assert_eq!(words("c", "command=true").await, (400, none.to_owned()));
+        assert_eq!(
+            words("ended", "cmd=true").await,
+            (500, "container not found (\"ended\")".to_owned())
+        );
+    }
+}
