@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, eventually, merged, pod, wait_until};
-use serde_json::{Value, json};
+use e2e::{BUSYBOX, Cluster, Lab, WAITS, eventually, pod, runs, simple, wait_until};
+use serde_json::json;
 
 /// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
@@ -24,30 +24,6 @@ fn end(lab: &Lab, mut cluster: Cluster) {
     lab.nothing_left();
 }
 
-/// A container that runs a script.
-fn runs(name: &str, script: &str, more: Value) -> Value {
-    let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
-    merged(own, more)
-}
-
-/// A pod with one container, `main`.
-fn simple(name: &str, script: &str, more: Value) -> Value {
-    pod(name, json!({}), &[runs("main", script, more)])
-}
-
-const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
-
-#[track_caller]
-fn create(cluster: &mut Cluster, objects: &[Value]) {
-    cluster.create_objects(objects);
-    for object in objects {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        cluster.ask(&format!(
-            "kubectl wait pod/{name} --for=jsonpath={{.status.phase}}=Running --timeout=30s"
-        ));
-    }
-}
-
 /// A script in the directory of the test's files.
 fn here(script: &str) -> String {
     format!("cd /tmp/streams-$USER; set -o pipefail; {script}")
@@ -59,18 +35,15 @@ fn commands_run_in_containers() {
     let mut cluster = cluster(&lab, "user1");
     let env = json!({"env": [{"name": "MINE", "value": "yes"}], "workingDir": "/var"});
     let other = json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "allowPrivilegeEscalation": false}});
-    create(
-        &mut cluster,
-        &[
-            simple("p", WAITS, env),
-            simple("q", WAITS, other),
-            pod(
-                "two",
-                json!({"shareProcessNamespace": true}),
-                &[runs("a", WAITS, json!({})), runs("b", WAITS, json!({}))],
-            ),
-        ],
-    );
+    cluster.create_running(&[
+        simple("p", WAITS, env),
+        simple("q", WAITS, other),
+        pod(
+            "two",
+            json!({"shareProcessNamespace": true}),
+            &[runs("a", WAITS, json!({})), runs("b", WAITS, json!({}))],
+        ),
+    ]);
 
     // Streams, codes, words.
     let asked = [
@@ -143,7 +116,7 @@ fn commands_run_in_containers() {
 fn large_streams_arrive_whole() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
-    create(&mut cluster, &[simple("p", WAITS, json!({}))]);
+    cluster.create_running(&[simple("p", WAITS, json!({}))]);
     let sum = cluster.ask(&here(
         "head -c 67108864 /dev/urandom > file && sha256sum < file",
     ));
@@ -170,13 +143,10 @@ fn large_streams_arrive_whole() {
 fn many_commands_and_clients_and_containers_that_end() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
-    create(
-        &mut cluster,
-        &[
-            simple("p", WAITS, json!({})),
-            simple("dies", WAITS, json!({})),
-        ],
-    );
+    cluster.create_running(&[
+        simple("p", WAITS, json!({})),
+        simple("dies", WAITS, json!({})),
+    ]);
     let counted = cluster.ask(
         "for i in $(seq 50); do kubectl exec p -- sh -c \"sleep 2; echo $i\" & done | sort -n | uniq | wc -l; wait",
     );
@@ -252,10 +222,7 @@ fn terminals_work_as_terminals_do() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let other = json!({"securityContext": {"runAsUser": 1000}});
-    create(
-        &mut cluster,
-        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
-    );
+    cluster.create_running(&[simple("p", WAITS, json!({})), simple("q", WAITS, other)]);
     let mut screen = Screen::new(&mut cluster, "kubectl exec -it p -- sh");
     screen.keys("'stty size; tty; echo $TERM' Enter");
     screen.shows("30 100\n/dev/pts/0\nxterm");
@@ -306,14 +273,11 @@ fn clients_attach_to_containers() {
     let mut cluster = cluster(&lab, "user1");
     let reads = "while read line; do echo got $line; done; echo end; exit 4";
     let once = json!({"stdin": true, "stdinOnce": true});
-    create(
-        &mut cluster,
-        &[
-            simple("once", reads, once),
-            simple("always", reads, json!({"stdin": true})),
-            simple("says", "while sleep 0.2; do echo tick; done", json!({})),
-        ],
-    );
+    cluster.create_running(&[
+        simple("once", reads, once),
+        simple("always", reads, json!({"stdin": true})),
+        simple("says", "while sleep 0.2; do echo tick; done", json!({})),
+    ]);
     // What the client says is the container's input, and its end is the end.
     let (code, text) = cluster.try_ask("printf 'one\\ntwo\\n' | timeout 20 kubectl attach -i once");
     assert_eq!(code, 0, "{text}");
@@ -357,7 +321,7 @@ fn a_client_that_does_not_read_holds_no_container_up() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let writes = "sleep 4; yes 0123456789012345678901234567890123456789 | head -c 200000000; echo done; exit 0";
-    create(&mut cluster, &[simple("writes", writes, json!({}))]);
+    cluster.create_running(&[simple("writes", writes, json!({}))]);
     let text = cluster.ask(
         "kubectl attach writes | sleep 30 & \
          kubectl wait pod/writes --for=jsonpath={.status.phase}=Succeeded --timeout=25s && kubectl logs writes --tail=1",
@@ -392,7 +356,7 @@ fn ports_are_forwarded() {
     let mut cluster = cluster(&lab, "user1");
     let serves = "mkdir /www; head -c 50000000 /dev/urandom > /www/file; sha256sum < /www/file | cut -c1-64 > /www/sum; \
         while true; do nc -l -p 9000 -e wc -c; done & httpd -f -p 127.0.0.1:8080 -h /www";
-    create(&mut cluster, &[simple("p", serves, json!({}))]);
+    cluster.create_running(&[simple("p", serves, json!({}))]);
     wait_until(20, "it serves", || {
         cluster
             .try_ask("kubectl exec p -- wget -qO- http://127.0.0.1:8080/sum")
@@ -435,7 +399,7 @@ fn ports_are_forwarded() {
 fn pods_and_nodes_are_debugged() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
-    create(&mut cluster, &[simple("p", "sleep 5678", json!({}))]);
+    cluster.create_running(&[simple("p", "sleep 5678", json!({}))]);
     // Sees the container's processes and, through them, its files.
     let (code, text) = cluster.try_ask(&format!(
         "timeout 50 kubectl debug p --quiet -i --image={BUSYBOX} --target=main -- sh -c 'ps; ls /proc/1/root/bin/busybox; hostname'"
@@ -474,10 +438,7 @@ fn with_one_id_streams_work_too() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user2");
     let other = json!({"securityContext": {"runAsUser": 1000}});
-    create(
-        &mut cluster,
-        &[simple("p", WAITS, json!({})), simple("q", WAITS, other)],
-    );
+    cluster.create_running(&[simple("p", WAITS, json!({})), simple("q", WAITS, other)]);
     let asked = [
         ("kubectl exec p -- id -u", "0"),
         ("kubectl exec q -- id -u", "1000"),

@@ -1,0 +1,61 @@
+//! Pods that wait to be talked to, and clients that talk to them.
+
+use serde_json::{Value, json};
+
+use crate::{BUSYBOX, Cluster, merged, pod};
+
+/// A script that waits for its end, and ends in order.
+pub const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
+
+/// Speaks every version of the protocols of exec, attach and port-forward.
+const CLIENT: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/streams.py";
+
+/// A container that runs a script; `more` has its other fields.
+pub fn runs(name: &str, script: &str, more: Value) -> Value {
+    let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
+    merged(own, more)
+}
+
+/// A pod with one container, `main`.
+pub fn simple(name: &str, script: &str, more: Value) -> Value {
+    pod(name, json!({}), &[runs("main", script, more)])
+}
+
+impl Cluster {
+    /// Creates pods, and waits until they run.
+    #[track_caller]
+    pub fn create_running(&mut self, objects: &[Value]) {
+        self.create_objects(objects);
+        for object in objects {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            self.wait_for(name, "jsonpath={.status.phase}=Running");
+        }
+    }
+
+    /// The name of its first node.
+    #[track_caller]
+    pub fn first_node(&mut self) -> String {
+        self.ask("kubectl get nodes --output=jsonpath={.items[0].metadata.name}")
+    }
+
+    /// What the client with all protocols (tests/clients/streams.py) heard; `input` is a shell's command that writes what it sends.
+    #[track_caller]
+    pub fn talk(&mut self, input: &str, words: &str) -> Value {
+        let text = self.ask(&format!("{input} | timeout 55 {CLIENT} {words}"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{words}: {error}: {text}"))
+    }
+
+    /// What this node's kubelet has logged that is worse than news.
+    #[track_caller]
+    pub fn complaints(&mut self, node: &str) -> Vec<String> {
+        let log = self.ask(&format!(
+            "kubectl get --raw \"/api/v1/nodes/{node}/proxy/logs/?query=kubelet\""
+        ));
+        let bad = |line: &&str| {
+            ["WARN", "ERROR", "panicked"]
+                .iter()
+                .any(|word| line.contains(word))
+        };
+        log.lines().filter(bad).map(str::to_owned).collect()
+    }
+}

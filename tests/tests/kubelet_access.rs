@@ -1,0 +1,257 @@
+//! Who may ask a kubelet for what: by certificate, by token, and by what RBAC says of them.
+
+use e2e::{Cluster, Lab, WAITS, simple, wait_until};
+use serde_json::{Value, json};
+
+const DIR: &str = "/tmp/kubelet-access";
+
+/// What a caller shows, as words for curl.
+const NOTHING: &str = "";
+
+/// Asks a kubelet: the status code, 0 if there was not even a handshake, and the body.
+#[track_caller]
+fn ask(cluster: &mut Cluster, shown: &str, url: &str) -> (u32, String) {
+    let (_, text) = cluster.try_ask(&format!(
+        "curl --silent --insecure --max-time 40 --write-out '\\n%{{http_code}}' {shown} '{url}'"
+    ));
+    let (body, code) = text.rsplit_once('\n').unwrap_or(("", &text));
+    let code = code.parse().unwrap_or_else(|_| panic!("{url}: {text}"));
+    (code, body.trim_end().to_owned())
+}
+
+/// A service account with these rights on nodes; words for curl that show its token.
+fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> String {
+    cluster.ask(&format!("kubectl create serviceaccount {name}"));
+    if !resources.is_empty() {
+        cluster.ask(&format!(
+            "kubectl create clusterrole {name} --verb={verbs} --resource={resources} && \
+             kubectl create clusterrolebinding {name} --clusterrole={name} --serviceaccount=default:{name}"
+        ));
+    }
+    let token = cluster.ask(&format!("kubectl create token {name}"));
+    format!("--header 'Authorization: Bearer {token}'")
+}
+
+#[test]
+fn a_kubelet_answers_only_those_who_may_ask() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.ask(&format!("rm -rf {DIR}; mkdir {DIR}"));
+    cluster.create_running(&[simple("p", &format!("echo hello; {WAITS}"), json!({}))]);
+    let node: Value = cluster.json("get nodes")["items"][0].clone();
+    let address = node["status"]["addresses"][0]["address"]
+        .as_str()
+        .unwrap_or_default();
+    let port = &node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"];
+    let base = format!("https://{address}:{port}");
+
+    strangers_learn_nothing(&lab, &mut cluster, &base);
+    certificates_of_the_cluster_name_users(&mut cluster, &base);
+    rbac_decides_about_tokens(&mut cluster, &base);
+    cluster.ask(&format!("rm -rf {DIR}"));
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+fn strangers_learn_nothing(lab: &Lab, cluster: &mut Cluster, base: &str) {
+    let paths = [
+        "/healthz",
+        "/pods",
+        "/metrics",
+        "/stats/summary",
+        "/logs/",
+        "/containerLogs/default/p/main",
+        "/exec/default/p/main?command=id&output=1",
+        "/run/default/p/main?cmd=id",
+        "/there/is/no/such/path",
+    ];
+    let unauthorised = (401, "Unauthorized".to_owned());
+    for path in paths {
+        let url = format!("{base}{path}");
+        assert_eq!(ask(cluster, NOTHING, &url), unauthorised, "{path}");
+        let wrong = "--header 'Authorization: Bearer not.a.token'";
+        assert_eq!(ask(cluster, wrong, &url), unauthorised, "{path}");
+        let basic = "--user admin:admin";
+        assert_eq!(ask(cluster, basic, &url), unauthorised, "{path}");
+    }
+    // Another user of the machine is a stranger too.
+    let asked = lab
+        .call(&["curl", "--silent", "--insecure", &format!("{base}/pods")])
+        .user("user2")
+        .on("node1")
+        .run();
+    assert_eq!(asked.stdout, "Unauthorized", "{asked}");
+    // Whoever can make a certificate can give it any name, so only the CA counts.
+    cluster.ask(&format!(
+        "cd {DIR} && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 \
+         -subj /O=system:masters/CN=kube-apiserver-kubelet-client -keyout false.key -out false.crt 2> /dev/null"
+    ));
+    let shown = format!("--cert {DIR}/false.crt --key {DIR}/false.key");
+    assert_eq!(ask(cluster, &shown, &format!("{base}/pods")).0, 0);
+}
+
+fn certificates_of_the_cluster_name_users(cluster: &mut Cluster, base: &str) {
+    cluster.ask(&format!(
+        "cd {DIR}; for part in certificate key; do \
+         kubectl config view --raw --output=jsonpath=\"{{.users[0].user.client-$part-data}}\" | base64 --decode > own.$part; done"
+    ));
+    let own = format!("--cert {DIR}/own.certificate --key {DIR}/own.key");
+    let (code, pods) = ask(cluster, &own, &format!("{base}/pods"));
+    assert!(
+        code == 200 && pods.contains("\"name\":\"p\""),
+        "{code}: {pods}"
+    );
+    let (code, log) = ask(
+        cluster,
+        &own,
+        &format!("{base}/containerLogs/default/p/main"),
+    );
+    assert_eq!((code, log.as_str()), (200, "hello"));
+    let missing = (404, "404 page not found".to_owned());
+    assert_eq!(
+        ask(cluster, &own, &format!("{base}/there/is/no/such/path")),
+        missing
+    );
+
+    // Somebody else whom the cluster's CA has signed.
+    cluster.ask(&format!(
+        "cd {DIR} && openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /O=guests/CN=guest \
+         -keyout guest.key -out guest.csr 2> /dev/null && kubectl create --filename=- <<END\n\
+         {{\"apiVersion\": \"certificates.k8s.io/v1\", \"kind\": \"CertificateSigningRequest\", \"metadata\": {{\"name\": \"guest\"}}, \
+         \"spec\": {{\"request\": \"$(base64 --wrap=0 < guest.csr)\", \"signerName\": \"kubernetes.io/kube-apiserver-client\", \"usages\": [\"client auth\"]}}}}\n\
+         END\n\
+         kubectl certificate approve guest"
+    ));
+    wait_until(40, "the certificate is signed", || {
+        let asked = format!(
+            "cd {DIR}; kubectl get csr guest --output=jsonpath={{.status.certificate}} | base64 --decode > guest.crt; test -s guest.crt"
+        );
+        cluster.try_ask(&asked).0 == 0
+    });
+    let guest = format!("--cert {DIR}/guest.crt --key {DIR}/guest.key");
+    let forbidden = "Forbidden (user=guest, verb=get, resource=nodes, subresource(s)=[stats])";
+    let asked = ask(cluster, &guest, &format!("{base}/stats/summary"));
+    assert_eq!(asked, (403, forbidden.to_owned()));
+    // The certificate says in which groups its owner is.
+    cluster.ask("kubectl create clusterrole guests --verb=get --resource=nodes/metrics && kubectl create clusterrolebinding guests --clusterrole=guests --group=guests");
+    let (code, text) = ask(cluster, &guest, &format!("{base}/metrics/resource"));
+    assert!(
+        code == 200 && text.contains("node_cpu_usage_seconds_total"),
+        "{code}: {text}"
+    );
+}
+
+fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
+    let none = account(cluster, "none", "", "");
+    let stats = account(cluster, "stats", "get", "nodes/stats");
+    let metrics = account(cluster, "metrics", "get", "nodes/metrics");
+    let log = account(cluster, "log", "get", "nodes/log");
+    let pods = account(cluster, "pods", "get", "nodes/pods,nodes/healthz");
+    let proxy = account(cluster, "proxy", "get", "nodes/proxy");
+    let all = [
+        ("none", &none),
+        ("stats", &stats),
+        ("metrics", &metrics),
+        ("log", &log),
+        ("pods", &pods),
+        ("proxy", &proxy),
+    ];
+    // Who may, and what RBAC is asked for.
+    let paths: [(&str, &[&str], &str); 12] = [
+        ("/stats/summary", &["stats"], "stats"),
+        ("/metrics", &["metrics"], "metrics"),
+        ("/metrics/resource", &["metrics"], "metrics"),
+        ("/metrics/cadvisor", &["metrics"], "metrics"),
+        ("/metrics/probes", &["metrics"], "metrics"),
+        ("/logs/", &["log"], "log"),
+        ("/logs/?query=kubelet", &["log"], "log"),
+        ("/pods", &["pods", "proxy"], "pods proxy"),
+        ("/runningpods/", &["pods", "proxy"], "pods proxy"),
+        ("/healthz", &["pods", "proxy"], "healthz proxy"),
+        ("/configz", &["proxy"], "configz proxy"),
+        ("/containerLogs/default/p/main", &["proxy"], "proxy"),
+    ];
+    for (path, may, asked) in paths {
+        for (name, shown) in all {
+            let (code, body) = ask(cluster, shown, &format!("{base}{path}"));
+            if may.contains(&name) {
+                assert_eq!(code, 200, "{name}: {path}: {body}");
+            } else {
+                let words = format!(
+                    "Forbidden (user=system:serviceaccount:default:{name}, verb=get, resource=nodes, subresource(s)=[{asked}])"
+                );
+                assert_eq!((code, body), (403, words), "{name}: {path}");
+            }
+        }
+    }
+    // A POST is another verb.
+    let post = format!("{proxy} --request POST");
+    let (code, body) = ask(cluster, &post, &format!("{base}/run/default/p/main?cmd=id"));
+    let words = "Forbidden (user=system:serviceaccount:default:proxy, verb=create, resource=nodes, subresource(s)=[proxy])";
+    assert_eq!((code, body.as_str()), (403, words));
+    let (code, body) = ask(cluster, &post, &format!("{base}/checkpoint/default/p/main"));
+    assert!(
+        code == 403 && body.contains("verb=create") && body.contains("[checkpoint]"),
+        "{code}: {body}"
+    );
+    let runs = account(cluster, "runs", "create", "nodes/proxy,nodes/checkpoint");
+    let post = format!("{runs} --request POST");
+    let (code, body) = ask(
+        cluster,
+        &post,
+        &format!("{base}/run/default/p/main?cmd=id+-u"),
+    );
+    assert_eq!((code, body.as_str()), (200, "0"));
+    let (code, body) = ask(cluster, &post, &format!("{base}/checkpoint/default/p/main"));
+    assert!(
+        code == 501 && body.contains("can't be checkpointed"),
+        "{code}: {body}"
+    );
+
+    // Streams are no exception.
+    let node = cluster.first_node();
+    let path = format!("'/exec/default/p/main?command=id&command=-u&output=1' --kubelet {node}");
+    let token = |shown: &str| {
+        shown
+            .split("Bearer ")
+            .nth(1)
+            .unwrap_or_default()
+            .trim_end_matches('\'')
+            .to_owned()
+    };
+    let told = cluster.talk(
+        "true",
+        &format!(
+            "--token {} websocket v5.channel.k8s.io {path}",
+            token(&stats)
+        ),
+    );
+    assert_eq!(told["status"], 403, "{told}");
+    let told = cluster.talk(
+        "true",
+        &format!(
+            "--token {} websocket v5.channel.k8s.io {path}",
+            token(&proxy)
+        ),
+    );
+    assert_eq!(
+        (&told["status"], &told["1"]),
+        (&json!(101), &json!("0\n")),
+        "{told}"
+    );
+    let told = cluster.talk(
+        "true",
+        &format!("--token {} spdy v4.channel.k8s.io {path}", token(&proxy)),
+    );
+    assert_eq!(told["status"], 403, "{told}");
+    let told = cluster.talk(
+        "true",
+        &format!("--token {} spdy v4.channel.k8s.io {path}", token(&runs)),
+    );
+    assert_eq!(
+        (&told["status"], &told["stdout"]),
+        (&json!(101), &json!("0\n")),
+        "{told}"
+    );
+}

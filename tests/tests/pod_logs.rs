@@ -1,0 +1,393 @@
+//! `kubectl logs`: every option of it, every kind of container, and what containers can do to their logs.
+
+use std::time::Duration;
+
+use e2e::{BUSYBOX, Cluster, Lab, eventually, pod, runs, simple, wait_until};
+use serde_json::{Value, json};
+
+/// Where files of these tests are.
+const DIR: &str = "/tmp/pod-logs";
+
+#[track_caller]
+fn cluster(lab: &Lab) -> Cluster {
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.ask(&format!("rm -rf {DIR}; mkdir {DIR}"));
+    cluster
+}
+
+#[track_caller]
+fn end(lab: &Lab, mut cluster: Cluster) {
+    cluster.ask(&format!("rm -rf {DIR}"));
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// Asks until a log has these words.
+#[track_caller]
+fn until_logged(cluster: &mut Cluster, logs: &str, words: &str) {
+    let mut last = String::new();
+    let logged = eventually(Duration::from_secs(40), || {
+        last = cluster.try_ask(&format!("kubectl logs {logs}")).1;
+        last.contains(words).then_some(())
+    });
+    assert!(logged.is_some(), "{logs}: never {words:?}: {last}");
+}
+
+/// Three lines, far enough apart for the whole seconds that the API has, then silence.
+const LINES: &str = "echo one; sleep 2.5; echo two >&2; sleep 2.5; echo three; trap 'exit 0' TERM; sleep 1000 & wait";
+
+fn of_options() -> Vec<Value> {
+    // Its second run goes on; what the first said is the previous log.
+    let again = "if [ -e /mark/once ]; then echo second run; sleep 1000; else touch /mark/once; echo first run; echo its end; exit 5; fi";
+    let mark = json!({"volumeMounts": [{"name": "mark", "mountPath": "/mark"}]});
+    let restarts =
+        json!({"restartPolicy": "Always", "volumes": [{"name": "mark", "emptyDir": {}}]});
+    let init = json!({"initContainers": [
+        runs("first", "echo from the first", json!({})),
+        runs("sidecar", "echo from the sidecar; sleep 1000", json!({"restartPolicy": "Always"})),
+    ]});
+    vec![
+        simple("lines", LINES, json!({})),
+        pod("again", restarts, &[runs("main", again, mark)]),
+        pod(
+            "many",
+            init,
+            &[
+                runs("a", "echo from a; sleep 1000", json!({})),
+                runs("b", "echo from b; sleep 1000", json!({})),
+            ],
+        ),
+        simple("torn", "printf 'a line\\nno end'; sleep 1000", json!({})),
+        simple(
+            "bytes",
+            "printf '\\377\\376\\000\\200 \\303\\050\\n'; head -c 300000 /dev/urandom > /tmp/file; cat /tmp/file; sleep 1000",
+            json!({}),
+        ),
+        simple(
+            "long",
+            "head -c 100000 /dev/zero | tr '\\0' x; echo; echo short; sleep 1000",
+            json!({}),
+        ),
+    ]
+}
+
+#[test]
+fn every_option_is_understood() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab);
+    cluster.create_running(&of_options());
+    let waits = pod(
+        "waits",
+        json!({}),
+        &[json!({"name": "main", "image": "coracle.test/none:1", "imagePullPolicy": "Never"})],
+    );
+    cluster.create_objects(&[waits]);
+
+    until_logged(&mut cluster, "lines", "three");
+    times_and_lengths(&mut cluster);
+    earlier_runs(&mut cluster);
+    all_kinds_of_containers(&mut cluster);
+    bytes_of_all_kinds(&mut cluster);
+    what_has_no_log_says_why(&mut cluster);
+    records_are_those_of_the_cri(&lab);
+    end(&lab, cluster);
+}
+
+fn times_and_lengths(cluster: &mut Cluster) {
+    let asked = [
+        ("lines", "one\ntwo\nthree"),
+        ("lines --tail=-1", "one\ntwo\nthree"),
+        ("lines --tail=2", "two\nthree"),
+        ("lines --tail=1", "three"),
+        ("lines --tail=0", ""),
+        ("lines --tail=99", "one\ntwo\nthree"),
+        ("lines --limit-bytes=6", "one\ntw"),
+        ("lines --tail=2 --limit-bytes=5", "two\nt"),
+        ("lines --since=1h", "one\ntwo\nthree"),
+        ("lines --since-time=2020-01-01T00:00:00Z --tail=1", "three"),
+        ("lines --since-time=2120-01-01T00:00:00Z", ""),
+        (
+            "pod/lines --container=main --prefix",
+            "[pod/lines/main] one\n[pod/lines/main] two\n[pod/lines/main] three",
+        ),
+    ];
+    for (options, text) in asked {
+        assert_eq!(
+            cluster.ask(&format!("kubectl logs {options}")),
+            text,
+            "{options}"
+        );
+    }
+    let stamped = cluster.ask("kubectl logs lines --timestamps");
+    let (times, texts): (Vec<_>, Vec<_>) = stamped
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .unzip();
+    assert_eq!(texts, ["one", "two", "three"], "{stamped}");
+    assert!(
+        times
+            .iter()
+            .all(|time| time.len() == 30 && time.ends_with('Z')),
+        "{stamped}"
+    );
+    assert!(times.is_sorted(), "{stamped}");
+    // The second before a line is its own, or the one before: lines are more than two apart.
+    for (at, expected) in [(1, "two\nthree"), (2, "three")] {
+        let second = &times[at][..19];
+        let since = cluster.ask(&format!("kubectl logs lines --since-time={second}Z"));
+        assert_eq!(since, expected, "since {second}");
+    }
+    // Nothing is new when the last line is older than what is asked for.
+    wait_until(20, "the last line is old", || {
+        cluster
+            .ask(&format!(
+                "echo $(($(date +%s) - $(date +%s --date={})))",
+                times[2]
+            ))
+            .parse()
+            .is_ok_and(|age: i64| age > 2)
+    });
+    assert_eq!(cluster.ask("kubectl logs lines --since=1s"), "");
+    // One output alone is what the API has, and kubectl has not.
+    let log = "/api/v1/namespaces/default/pods/lines/log";
+    assert_eq!(
+        cluster.ask(&format!("kubectl get --raw '{log}?stream=Stderr'")),
+        "two"
+    );
+    assert_eq!(
+        cluster.ask(&format!("kubectl get --raw '{log}?stream=Stdout'")),
+        "one\nthree"
+    );
+}
+
+fn earlier_runs(cluster: &mut Cluster) {
+    until_logged(cluster, "again", "second run");
+    let asked = [
+        ("again", "second run"),
+        ("again --previous", "first run\nits end"),
+        ("again --previous --tail=1", "its end"),
+        ("again --previous --follow", "first run\nits end"),
+    ];
+    for (options, text) in asked {
+        assert_eq!(
+            cluster.ask(&format!("kubectl logs {options}")),
+            text,
+            "{options}"
+        );
+    }
+}
+
+fn all_kinds_of_containers(cluster: &mut Cluster) {
+    let (code, text) = cluster.try_ask(&format!(
+        "timeout 50 kubectl debug many --quiet --container=looks -i --image={BUSYBOX} --target=a -- echo from the ephemeral one"
+    ));
+    assert_eq!(code, 0, "{text}");
+    until_logged(cluster, "many --container=looks", "from the ephemeral one");
+    for (container, text) in [
+        ("first", "from the first"),
+        ("sidecar", "from the sidecar"),
+        ("a", "from a"),
+        ("b", "from b"),
+        ("looks", "from the ephemeral one"),
+    ] {
+        until_logged(cluster, &format!("many --container={container}"), text);
+        assert_eq!(cluster.logs("many", container), text);
+    }
+    // Of several, kubectl takes the first, and says so.
+    assert!(cluster.ask("kubectl logs many").ends_with("from a"));
+    let sorted = |text: String| {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let prefixed = [
+        "[pod/many/a] from a",
+        "[pod/many/b] from b",
+        "[pod/many/first] from the first",
+        "[pod/many/looks] from the ephemeral one",
+        "[pod/many/sidecar] from the sidecar",
+    ];
+    let all = "kubectl logs --selector=app=many --prefix --all-containers";
+    assert_eq!(sorted(cluster.ask(all)), prefixed);
+    let followed = cluster.ask(&format!(
+        "cd {DIR}; {all} --follow --max-log-requests=10 > all 2>&1 & \
+         until [ $(wc -l < {DIR}/all) -ge 5 ]; do sleep 0.2; done; kill $!; cat {DIR}/all"
+    ));
+    assert_eq!(sorted(followed), prefixed);
+    let text = cluster.ask("kubectl logs --selector='app in (lines, many)' --prefix --container=a --tail=5 --ignore-errors 2>/dev/null");
+    assert!(text.contains("[pod/many/a] from a"), "{text}");
+}
+
+fn bytes_of_all_kinds(cluster: &mut Cluster) {
+    // A line without its end is shown without one.
+    assert_eq!(
+        cluster.ask("kubectl logs torn | od -An -c | tr -d ' \\n'"),
+        "aline\\nnoend"
+    );
+    assert_eq!(cluster.ask("kubectl logs torn --tail=1"), "no end");
+    let stamped = cluster.ask("kubectl logs torn --timestamps --tail=1");
+    assert!(stamped.ends_with("Z no end"), "{stamped}");
+    // What is no text arrives as it was written.
+    let (there, here) = (
+        "kubectl exec bytes -- sh -c 'printf \"\\377\\376\\000\\200 \\303\\050\\n\" | cat - /tmp/file | sha256sum'",
+        "kubectl logs bytes | sha256sum",
+    );
+    let expected = cluster.ask(there);
+    wait_until(20, "all bytes are logged", || cluster.ask(here) == expected);
+    // A line that is longer than a record is one line.
+    until_logged(cluster, "long --tail=1", "short");
+    let lengths = cluster.ask("kubectl logs long | while read -r line; do echo ${#line}; done");
+    assert_eq!(lengths, "100000\n5");
+    assert_eq!(cluster.ask("kubectl logs long --tail=2 | wc -c"), "100007");
+    assert_eq!(cluster.ask("kubectl logs long --timestamps | wc -l"), "2");
+    assert_eq!(
+        cluster.ask("kubectl logs long --limit-bytes=50000 | wc -c"),
+        "50000"
+    );
+}
+
+fn what_has_no_log_says_why(cluster: &mut Cluster) {
+    let asked = [
+        (
+            "lines --previous",
+            "previous terminated container \"main\" in pod \"lines\" not found",
+        ),
+        (
+            "lines --container=other",
+            "container other is not valid for pod lines",
+        ),
+        ("nobody", "pods \"nobody\" not found"),
+        (
+            "lines --tail=1 --since=1s --since-time=2020-01-01T00:00:00Z",
+            "at most one of",
+        ),
+    ];
+    for (options, words) in asked {
+        let (code, text) = cluster.try_ask(&format!("kubectl logs {options}"));
+        assert!(code != 0 && text.contains(words), "{options}: {text}");
+    }
+    let mut last = String::new();
+    let told = eventually(Duration::from_secs(30), || {
+        last = cluster.try_ask("kubectl logs waits").1;
+        last.contains("container \"main\" in pod \"waits\" is waiting to start: ErrImageNeverPull")
+            .then_some(())
+    });
+    assert!(told.is_some(), "{last}");
+}
+
+/// Tools that read logs on nodes find what they know.
+fn records_are_those_of_the_cri(lab: &Lab) {
+    let found = lab.root(
+        "node1",
+        "find /tmp /var/tmp /dev/shm -path '*/main/0.log' -exec cat {} + | tr -cd '[:print:]\\n' | grep -cE '^[0-9]{4}-[0-9-]{5}T[0-9:]{8}\\.[0-9]{9}Z (stdout|stderr) [FP] '",
+    );
+    let records: u32 = found.stdout.trim().parse().unwrap_or_default();
+    assert!(records >= 8, "{found}");
+    let modes = lab.root(
+        "node1",
+        "find /tmp /var/tmp /dev/shm -name '0.log' ! -perm 600",
+    );
+    assert_eq!(modes.stdout, "", "others could read them");
+}
+
+/// Numbered lines of 100 bytes each.
+fn numbered(lines: u32) -> String {
+    format!("yes '' | head -n {lines} | awk '{{ printf \"%09d %090d\\n\", NR, 0 }}'")
+}
+
+#[test]
+fn logs_are_rotated_and_followed() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab);
+    let says_goodbye = "trap 'echo goodbye; exit 0' TERM; echo hello; sleep 1000 & wait";
+    // 25 MB, and what records add to it, are less than what is kept; 90 MB are more.
+    let writes = |lines| {
+        format!(
+            "until [ -e /tmp/go ]; do sleep 0.1; done; {}; echo done",
+            numbered(lines)
+        )
+    };
+    cluster.create_running(&[
+        simple("deleted", says_goodbye, json!({})),
+        simple(
+            "ends",
+            "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; echo last",
+            json!({}),
+        ),
+        simple("writes", &writes(250_000), json!({})),
+        simple("floods", &writes(900_000), json!({})),
+    ]);
+    until_logged(&mut cluster, "deleted", "hello");
+    until_logged(&mut cluster, "ends", "begin");
+
+    // All four are followed before anything happens.
+    cluster.ask(&format!(
+        "cd {DIR}; for pod in deleted ends writes; do \
+           (timeout 150 kubectl logs --follow $pod > $pod.log 2> $pod.errors; echo $? > $pod.code) & \
+         done; until grep -q hello deleted.log && grep -q begin ends.log; do sleep 0.1; done"
+    ));
+    for pod in ["ends", "writes", "floods"] {
+        cluster.ask(&format!("kubectl exec {pod} -- touch /tmp/go"));
+    }
+    // It is pushed: what is said is there, though nobody asks again.
+    cluster.ask("kubectl delete pod deleted --wait=true --timeout=50s");
+    let ended = |cluster: &mut Cluster, pod: &str| {
+        wait_until(120, &format!("{pod} is followed to its end"), || {
+            cluster.try_ask(&format!("cat {DIR}/{pod}.code")).0 == 0
+        });
+        cluster.ask(&format!("cd {DIR}; cat {pod}.errors {pod}.code"))
+    };
+    assert_eq!(ended(&mut cluster, "deleted"), "0");
+    assert_eq!(
+        cluster.ask(&format!("cat {DIR}/deleted.log")),
+        "hello\ngoodbye"
+    );
+    assert_eq!(ended(&mut cluster, "ends"), "0");
+    assert_eq!(cluster.ask(&format!("cat {DIR}/ends.log")), "begin\nlast");
+    assert_eq!(ended(&mut cluster, "writes"), "0");
+    // Across three rotations nothing is missing, nothing twice.
+    let whole = "awk '/^done$/ { print NR - 1, $0; next } $1 + 0 != NR || length($0) != 100 { print \"wrong:\", NR, $0; exit }'";
+    for log in [
+        format!("cat {DIR}/writes.log"),
+        "kubectl logs writes".to_owned(),
+    ] {
+        assert_eq!(
+            cluster.ask(&format!("{log} | {whole}")),
+            "250000 done",
+            "{log}"
+        );
+    }
+    assert_eq!(
+        cluster.ask("kubectl logs writes --tail=150000 | wc -l"),
+        "150000"
+    );
+
+    // Of more than is kept, the end is there: at most five files of at most 10 MiB, and what is shown of them.
+    cluster.in_phase("floods", "Succeeded");
+    let shown = cluster.ask(&format!("kubectl logs floods > {DIR}/floods.log; wc -c < {DIR}/floods.log; tail -n 1 {DIR}/floods.log"));
+    let (bytes, last) = shown.split_once('\n').unwrap_or_default();
+    let bytes: u64 = bytes.parse().unwrap_or_default();
+    assert!((25_000_000..52_428_800).contains(&bytes), "{shown}");
+    assert_eq!(last, "done");
+    let gaps = format!(
+        "head -n -1 {DIR}/floods.log | awk 'NR > 1 && $1 + 0 != last + 1 {{ print \"wrong:\", last, $0 }} {{ last = $1 + 0 }} END {{ print last }}'"
+    );
+    assert_eq!(cluster.ask(&gaps), "900000");
+    let uid = cluster.ask("kubectl get pod floods --output=jsonpath={.metadata.uid}");
+    let files = lab.root(
+        "node1",
+        &format!("find /tmp /var/tmp /dev/shm -path '*{uid}*/main/0.log*' -printf '%s\\n'"),
+    );
+    let sizes: Vec<u64> = files
+        .stdout
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
+    assert!((2..=5).contains(&sizes.len()), "{files}");
+    assert!(
+        sizes.iter().all(|size| *size <= 10 * 1024 * 1024),
+        "{files}"
+    );
+    end(&lab, cluster);
+}
