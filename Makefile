@@ -49,6 +49,10 @@ advisories: tools ## Look for known vulnerabilities in dependencies (needs the i
 unit: tools ## The tests that don't need the lab
 	cargo nextest run --workspace --exclude e2e
 
+.PHONY: fuzz
+fuzz: tools ## Garbage for the parsers of protocols and logs, FUZZ_SECONDS=60 for each
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) cargo nextest run --package kubelet-api --package sandbox -E 'test(/fuzz_/)'
+
 .PHONY: conformance
 conformance: dist ## Upstream's e2e tests on the lab: FOCUS='expression' chooses (default: those known to pass); see docs/conformance.md
 	tests/conformance/run $(if $(FOCUS),-f '$(FOCUS)') $(if $(SKIP),-s '$(SKIP)') $(if $(PROCS),-p $(PROCS)) $(if $(UPDATE),-u)

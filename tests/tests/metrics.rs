@@ -29,7 +29,7 @@ kind: Pod
 metadata: {name: idle, labels: {app: idle}}
 spec:
   terminationGracePeriodSeconds: 1
-  containers: [{name: main, image: IMAGE, command: [sleep, '1000']}]
+  containers: [{name: main, image: IMAGE, command: [sleep, '1000'], readinessProbe: {exec: {command: ['true']}, periodSeconds: 1}}]
 "#;
 
 const MB: u64 = 1_000_000;
@@ -191,6 +191,18 @@ fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
         line.is_some_and(|line| line.ends_with(" 134217728")),
         "{line:?}"
     );
+    let idle = node_of(cluster, "idle");
+    let probes = raw(cluster, &idle, "metrics/probes");
+    let ready = |line: &&str| {
+        line.starts_with("prober_probe_total{container=\"main\",namespace=\"default\",pod=\"idle\"")
+            && line.contains("probe_type=\"Readiness\",result=\"successful\"}")
+    };
+    let count = probes
+        .lines()
+        .find(ready)
+        .and_then(|line| line.split(' ').next_back());
+    let count: Option<u64> = count.and_then(|count| count.parse().ok());
+    assert!(count.is_some_and(|count| count > 0), "{probes}");
     let own = raw(cluster, &node, "metrics");
     for name in [
         "kubelet_running_pods ",

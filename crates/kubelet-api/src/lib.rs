@@ -16,6 +16,8 @@
 mod about;
 mod auth;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod logs;
 mod lookup;
 mod metrics;

@@ -51,6 +51,7 @@ pub(crate) fn router(access: Access, api: Api) -> Router {
         .route("/metrics", get(metrics::own))
         .route("/metrics/resource", get(metrics::resource))
         .route("/metrics/cadvisor", get(metrics::cadvisor))
+        .route("/metrics/probes", get(metrics::probes))
         .route("/logs/", get(node_logs::list))
         .route("/logs/{*path}", get(node_logs::file))
         .route("/pods", get(list_pods))

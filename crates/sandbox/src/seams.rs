@@ -50,6 +50,9 @@ pub trait Runtime: 'static {
     /// the log's end (80 lines, 2048 bytes) where the policy is FallbackToLogsOnError, the file is empty and it failed.
     async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String>;
 
+    /// Hears of every probe: the container, what was asked (`Liveness`, …) and the result (`successful`, …).
+    fn probed(&self, _container: &str, _kind: &'static str, _result: &'static str) {}
+
     /// Kills what is left and takes network and volumes away. Never fails; what can't be removed is logged.
     async fn down(&self);
 }

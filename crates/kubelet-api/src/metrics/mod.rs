@@ -1,9 +1,10 @@
 //! `GET /metrics…`: the node's figures in Prometheus' text format.
 //!
-//! `resource.rs`, `cadvisor.rs` and `own.rs` are pure functions of figures and pods, one for each endpoint.
+//! `resource.rs`, `cadvisor.rs`, `probes.rs` and `own.rs` are pure functions of figures and pods, one for each endpoint.
 
 mod cadvisor;
 mod own;
+mod probes;
 mod resource;
 mod text;
 
@@ -31,6 +32,14 @@ pub(crate) async fn cadvisor(State(source): State<Arc<dyn PodSource>>) -> Respon
             let measured = node.measure().await;
             plain(cadvisor::render(&measured, &source.pods(), &node.machine()))
         }
+        Err(answer) => *answer,
+    }
+}
+
+/// `GET /metrics/probes`
+pub(crate) async fn probes(State(source): State<Arc<dyn PodSource>>) -> Response {
+    match node_of(&*source) {
+        Ok(node) => plain(probes::render(&node.measure().await)),
         Err(answer) => *answer,
     }
 }

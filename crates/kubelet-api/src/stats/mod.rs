@@ -199,6 +199,7 @@ pub(crate) mod tests {
                 }],
                 ephemeral_storage: Some(fs(110)),
                 process_stats: Some(ProcessStats { process_count: 3 }),
+                probes: Vec::new(),
             }],
         }
     }

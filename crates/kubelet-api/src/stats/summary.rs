@@ -107,6 +107,22 @@ pub struct PodStats {
         skip_serializing_if = "Option::is_none"
     )]
     pub process_stats: Option<ProcessStats>,
+    /// Its containers' probes, for metrics only.
+    #[serde(skip)]
+    pub probes: Vec<ProbeStats>,
+}
+
+/// How often probes of one kind had one result; the words are those of upstream's metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeStats {
+    /// The container.
+    pub container: String,
+    /// `Startup`, `Liveness` or `Readiness`.
+    pub kind: String,
+    /// `successful`, `failed`, `warning` or `unknown`.
+    pub result: String,
+    /// How often.
+    pub count: u64,
 }
 
 /// Processes.

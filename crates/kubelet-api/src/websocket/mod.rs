@@ -12,6 +12,8 @@ mod fuzz;
 mod handshake;
 #[cfg(test)]
 pub(crate) mod peer;
+#[cfg(test)]
+mod sessions;
 mod tunnel;
 
 pub(crate) use channels::{Channels, Encoding};

@@ -4,9 +4,11 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
     ContainerStats, CpuStats, Figures, FsStats, InterfaceStats, MemoryStats, NetworkStats,
-    PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
+    PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, VolumeStats,
 };
-use sandbox::usage::{ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage};
+use sandbox::usage::{
+    ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount,
+};
 
 use super::rates::Round;
 
@@ -39,11 +41,21 @@ pub(super) fn pod(pod: &Pod, usage: &PodUsage, rates: &mut Round<'_>) -> PodStat
         process_stats: Some(ProcessStats {
             process_count: usage.processes,
         }),
+        probes: usage.probes.iter().map(probe).collect(),
         pod_ref: PodReference {
             name: meta.name.clone().unwrap_or_default(),
             namespace: meta.namespace.clone().unwrap_or_default(),
             uid,
         },
+    }
+}
+
+fn probe(count: &ProbeCount) -> ProbeStats {
+    ProbeStats {
+        container: count.container.clone(),
+        kind: count.kind.clone(),
+        result: count.result.clone(),
+        count: count.count,
     }
 }
 
@@ -284,6 +296,7 @@ mod tests {
                     disk: disk(999),
                 },
             ],
+            probes: Vec::new(),
         };
         let rates = Rates::default();
         insta::assert_json_snapshot!(pod(&spec, &usage, &mut rates.begin()));

@@ -14,6 +14,8 @@
 //!
 //! Start reading at [`LogDir`].
 
+#[cfg(test)]
+mod fuzz;
 mod place;
 mod reader;
 mod record;

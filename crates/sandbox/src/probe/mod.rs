@@ -33,6 +33,18 @@ pub enum Outcome {
     Error(String),
 }
 
+impl Outcome {
+    /// What upstream's metrics call it.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Success => "successful",
+            Self::Warning(_) => "warning",
+            Self::Failure(_) => "failed",
+            Self::Error(_) => "unknown",
+        }
+    }
+}
+
 /// Whom to ask.
 #[derive(Clone, Debug)]
 pub struct Subject {

@@ -59,7 +59,9 @@ pub async fn work<R: Runtime>(
     let mut run = (false, 0_u64);
     loop {
         ticks.tick().await;
-        let well = match ask(&*runtime, &subject, &probe).await {
+        let outcome = ask(&*runtime, &subject, &probe).await;
+        runtime.probed(&subject.container.name, which.word(), outcome.word());
+        let well = match outcome {
             Outcome::Success => true,
             Outcome::Warning(output) => {
                 let message = format!("{} probe warning: {output}", which.word());

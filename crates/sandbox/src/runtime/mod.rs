@@ -243,6 +243,10 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         self.last_words_of(request, failed).await
     }
 
+    fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
+        self.meter.probed(container, kind, result);
+    }
+
     async fn down(&self) {
         self.take_down().await;
     }

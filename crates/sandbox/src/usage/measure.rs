@@ -1,7 +1,7 @@
 //! Puts a pod's figures together.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use k8s_openapi::jiff::Timestamp;
@@ -9,7 +9,9 @@ use linux::cgroup::{Group, Usage};
 
 use super::disk::{self, Disk};
 use super::processes::{Counter, PodProcesses, Together};
-use super::{ContainerUsage, InterfaceUsage, MemoryUsage, PodUsage, TrafficUsage, VolumeUsage};
+use super::{
+    ContainerUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount, TrafficUsage, VolumeUsage,
+};
 
 /// A container to measure.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub struct Meter {
     disk: Disk,
     /// By container id, and one for the pod under the empty name.
     cpu: RefCell<HashMap<String, Counter>>,
+    /// By container, kind and result.
+    probes: RefCell<BTreeMap<(String, &'static str, &'static str), u64>>,
 }
 
 impl Meter {
@@ -109,7 +113,26 @@ impl Meter {
                 interfaces(inner)
             },
             volumes: of_volumes,
+            probes: self.probes(),
         }
+    }
+
+    /// Counts a probe of a container.
+    pub fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
+        let key = (container.to_owned(), kind, result);
+        *self.probes.borrow_mut().entry(key).or_default() += 1;
+    }
+
+    fn probes(&self) -> Vec<ProbeCount> {
+        let counted = self.probes.borrow();
+        let all = counted.iter();
+        all.map(|((container, kind, result), count)| ProbeCount {
+            container: container.clone(),
+            kind: (*kind).to_owned(),
+            result: (*result).to_owned(),
+            count: *count,
+        })
+        .collect()
     }
 
     fn container(&self, subject: &Subject, processes: &PodProcesses) -> ContainerUsage {

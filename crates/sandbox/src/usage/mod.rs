@@ -32,6 +32,22 @@ pub struct PodUsage {
     pub interfaces: Vec<InterfaceUsage>,
     /// Volumes of which it can be told.
     pub volumes: Vec<VolumeUsage>,
+    /// How often its containers were asked how they are, and what they answered.
+    #[serde(default)]
+    pub probes: Vec<ProbeCount>,
+}
+
+/// How often probes of one kind had one result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeCount {
+    /// The container.
+    pub container: String,
+    /// In upstream's words: `Startup`, `Liveness` or `Readiness`.
+    pub kind: String,
+    /// In upstream's words: `successful`, `failed`, `warning` or `unknown`.
+    pub result: String,
+    /// How often.
+    pub count: u64,
 }
 
 /// What one container uses.

@@ -1,0 +1,165 @@
+//! Log files as a full disk, a crash or another program may leave them: `make fuzz`, or `FUZZ_SECONDS=600 cargo nextest run fuzz_`.
+
+use std::time::{Duration, Instant};
+
+use futures::TryStreamExt;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::record::{Output, Record};
+use super::select::{Selection, Wanted};
+use super::*;
+
+/// A line of a file: mostly a record, sometimes a torn one, sometimes something else.
+fn line() -> impl Strategy<Value = Vec<u8>> {
+    let record = (
+        0..10_u8,
+        prop_oneof![Just("stdout"), Just("stderr")],
+        prop_oneof![4 => Just("F"), 2 => Just("P"), 1 => Just("F:x"), 1 => Just("")],
+        prop::collection::vec(
+            any::<u8>().prop_filter("no line's end", |byte| *byte != b'\n'),
+            0..80,
+        ),
+    )
+        .prop_map(|(second, output, tag, content)| {
+            let head = format!("2026-01-01T00:00:0{second}.000000000Z {output} {tag} ");
+            [head.as_bytes(), &content].concat()
+        });
+    let torn = (record.clone(), any::<prop::sample::Index>()).prop_map(|(record, at)| {
+        let end = at.index(record.len() + 1);
+        record[..end].to_vec()
+    });
+    let long = (60_000..80_000_usize).prop_map(|length| vec![b'l'; length]);
+    let garbage = prop::collection::vec(any::<u8>(), 0..60);
+    prop_oneof![40 => record, 6 => torn, 1 => long, 3 => garbage]
+}
+
+fn file() -> impl Strategy<Value = Vec<u8>> {
+    (prop::collection::vec(line(), 0..30), any::<bool>()).prop_map(|(lines, ended)| {
+        let mut file = lines.join(&b'\n');
+        if ended {
+            file.push(b'\n');
+        }
+        file
+    })
+}
+
+fn wanted() -> impl Strategy<Value = Wanted> {
+    let output = prop_oneof![
+        Just(None),
+        Just(Some(Output::Stdout)),
+        Just(Some(Output::Stderr))
+    ];
+    let since = prop::option::of(0..10_u8)
+        .prop_map(|second| second.map(|second| format!("2026-01-01T00:00:0{second}.000000000Z")));
+    (output, since, any::<bool>(), prop::option::of(0..500_u64)).prop_map(
+        |(output, since, timestamps, limit)| Wanted {
+            output,
+            since,
+            timestamps,
+            limit,
+        },
+    )
+}
+
+fn shown(file: &[u8], wanted: &Wanted, piece: usize) -> Vec<u8> {
+    let mut selection = Selection::new(wanted.clone());
+    let mut shown = Vec::new();
+    for piece in file.chunks(piece) {
+        if selection.is_done() {
+            break;
+        }
+        selection.push(piece, &mut shown);
+    }
+    selection.finish(&mut shown);
+    shown
+}
+
+/// What a selection should show, worked out line by line.
+fn expected(file: &[u8], wanted: &Wanted) -> Vec<u8> {
+    let mut shown = Vec::new();
+    let mut at_line_start = true;
+    let lines: Vec<_> = file.split(|byte| *byte == b'\n').collect();
+    for (index, line) in lines.iter().enumerate() {
+        let Some(record) = Record::parse(line).filter(|_| line.len() <= 64 * 1024) else {
+            continue;
+        };
+        let early = wanted
+            .since
+            .as_ref()
+            .is_some_and(|since| record.time < since.as_bytes());
+        if early || !wanted.takes(record.output) {
+            continue;
+        }
+        if wanted.timestamps && at_line_start {
+            shown.extend(record.time);
+            shown.push(b' ');
+        }
+        shown.extend(record.content);
+        at_line_start = record.full && index + 1 < lines.len();
+        if at_line_start {
+            shown.push(b'\n');
+        }
+    }
+    if let Some(limit) = wanted.limit {
+        shown.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+    shown
+}
+
+#[test]
+fn fuzz_files_of_logs() {
+    let seconds = std::env::var("FUZZ_SECONDS").ok();
+    let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(0);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let cases = (file(), wanted(), 1..100_000_usize, 1..200_usize, 0..40_u64);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    loop {
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::default()
+        });
+        let done = runner.run(&cases, |(file, wanted, large, small, tail)| {
+            let whole = expected(&file, &wanted);
+            prop_assert_eq!(&shown(&file, &wanted, large), &whole);
+            prop_assert_eq!(&shown(&file, &wanted, small), &whole);
+            runtime.block_on(the_end_is_the_end(&file, tail));
+            Ok(())
+        });
+        if let Err(failure) = done {
+            panic!("{failure}");
+        }
+        if Instant::now() >= end {
+            return;
+        }
+    }
+}
+
+/// The last lines are how all of them end.
+async fn the_end_is_the_end(file: &[u8], tail: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let logs = LogDir::new(dir.path());
+    std::fs::create_dir(dir.path().join("c")).unwrap();
+    std::fs::write(dir.path().join("c/0.log"), file).unwrap();
+    let read = |tail_lines| {
+        let query = LogQuery {
+            container: "c".to_owned(),
+            tail_lines,
+            ..LogQuery::default()
+        };
+        let logs = logs.clone();
+        async move {
+            let log = logs.read(&query).await.unwrap();
+            let pieces: Vec<_> = log.try_collect().await.unwrap();
+            pieces.concat()
+        }
+    };
+    let all = read(None).await;
+    let last = read(Some(tail)).await;
+    assert!(all.ends_with(&last), "tail {tail}");
+    let lines = last.split_inclusive(|byte| *byte == b'\n').count() as u64;
+    // A line of each output may be without its end.
+    assert!(lines <= tail + 1, "tail {tail} gives {lines}");
+}
