@@ -47,6 +47,9 @@ fn a_kubelet_answers_only_those_who_may_ask() {
     let base = format!("https://{address}:{port}");
 
     strangers_learn_nothing(&lab, &mut cluster, &base);
+    // Nor do they fill our logs.
+    let node = cluster.first_node();
+    assert_eq!(cluster.complaints(&node), Vec::<String>::new());
     certificates_of_the_cluster_name_users(&mut cluster, &base);
     rbac_decides_about_tokens(&mut cluster, &base);
     cluster.ask(&format!("rm -rf {DIR}"));

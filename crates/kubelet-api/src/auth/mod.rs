@@ -114,7 +114,15 @@ pub(crate) async fn guard(
     {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
         Err(refusal) => {
-            tracing::warn!(path, why = %refusal.to_string().trim_end(), "refused a caller of the kubelet API");
+            let why = refusal.to_string();
+            let why = why.trim_end();
+            match refusal {
+                // Anybody on the network can do this to us, so it is no warning.
+                Refusal::Unauthorised => {
+                    tracing::debug!(path, why, "refused a caller of the kubelet API");
+                }
+                _ => tracing::warn!(path, why, "refused a caller of the kubelet API"),
+            }
             refusal.into_response()
         }
     }
