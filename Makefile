@@ -39,6 +39,7 @@ lint: tools
 	@# With the flags of the build, or everything would be compiled once more.
 	cd kubernetes && CGO_ENABLED=0 go vet -trimpath ./...
 	cd tests/conformance && go vet ./... && test -z "$$(gofmt -l .)"
+	cd bench/lib/wire && go vet ./... && test -z "$$(gofmt -l .)"
 	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build kubernetes/version-flags $$(find lab examples scripts bench tests .ci -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
 
 .PHONY: advisories
@@ -62,11 +63,12 @@ suite: tools
 	tests/conformance/build target/conformance
 
 .PHONY: bench
-bench: dist ## Measure start-up, pods and memory on the lab; see docs/performance.md
+bench: dist ## Measure start-up, pods, streams and memory on the lab; see docs/performance.md
 	lab/up $(NODES)
 	bench/startup
 	bench/pods
 	bench/inside
+	bench/streams
 
 .PHONY: dist
 dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs
