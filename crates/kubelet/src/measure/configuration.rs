@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::NodeConfig;
 
 pub(super) fn of(config: &NodeConfig) -> Value {
-    json!({
+    let mut configuration = json!({
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "enableServer": true,
@@ -36,7 +36,6 @@ pub(super) fn of(config: &NodeConfig) -> Value {
         "topologyManagerPolicy": "none",
         "failSwapOn": false,
         "serializeImagePulls": false,
-        "streamingConnectionIdleTimeout": go_duration(config.stream_idle_timeout),
         "containerLogMaxSize": "10Mi",
         "containerLogMaxFiles": 5,
         "enableDebuggingHandlers": true,
@@ -52,7 +51,11 @@ pub(super) fn of(config: &NodeConfig) -> Value {
         "containerRuntimeEndpoint": "",
         "logging": {"format": "text"},
         "featureGates": {"NodeLogQuery": true, "ContainerCheckpoint": false},
-    })
+    });
+    // One more than the macro can take.
+    configuration["streamingConnectionIdleTimeout"] =
+        go_duration(config.stream_idle_timeout).into();
+    configuration
 }
 
 /// As Go writes a duration, in whole seconds.
