@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use e2e::{Cluster, Lab, Role, wait_until};
+use e2e::{Cluster, Lab, Process, Role, wait_until};
 use serde_json::Value;
 
 fn bytes(quantity: &Value) -> u64 {
@@ -210,18 +210,33 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
     lab.nothing_left();
 }
 
+/// The port to which an agent on another node has its line. The leader listens on others too.
+fn door_of_the_leader(lab: &Lab, agent: &Process) -> String {
+    let leader = lab.find("node1", Role::LeaderWorker);
+    let sockets = |host: &str, options: &str, owner: &Process, column: usize| -> Vec<String> {
+        let listed = lab.root(host, &format!("ss -H -t -n -p {options}")).stdout;
+        let owner = format!("pid={},", owner.pid);
+        let ports = listed.lines().filter(|line| line.contains(&owner));
+        ports
+            .filter_map(|line| line.split_whitespace().nth(column)?.rsplit(':').next())
+            .map(str::to_owned)
+            .collect()
+    };
+    let listening = sockets("node1", "-l", &leader, 3);
+    let lines = sockets("node2", "", agent, 4);
+    let mut doors = listening.into_iter().filter(|port| lines.contains(port));
+    doors.next().expect("the agent has a line to the leader")
+}
+
 #[test]
 fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
-    let leader = lab.find("node1", Role::LeaderWorker);
-    let listening = lab.root("node1", "ss -H -l -t -n -p").stdout;
-    let door = listening
-        .lines()
-        .find(|line| line.contains(&format!("pid={},", leader.pid)))
-        .and_then(|line| line.split_whitespace().nth(3)?.rsplit(':').next())
-        .expect("the leader listens")
-        .to_owned();
+    let (agent, guard) = (
+        lab.find("node2", Role::Agent),
+        lab.find("node2", Role::AgentGuard),
+    );
+    let door = door_of_the_leader(&lab, &agent);
     // More than the door lets wait at once, all of them silent, and coming again.
     let crowd = format!(
         "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{door}; done; \
@@ -229,10 +244,6 @@ fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
     );
     let mut crowd = lab.call(&["bash", "-c", &crowd]).user("user2").start();
     crowd.until_stdout("here");
-    let (agent, guard) = (
-        lab.find("node2", Role::Agent),
-        lab.find("node2", Role::AgentGuard),
-    );
     lab.root("node2", &format!("kill -KILL {} {}", agent.pid, guard.pid));
     wait_until(10, "node2 is NotReady", || !cluster.has_ready_nodes(2));
     wait_until(40, "node2 came in", || cluster.has_ready_nodes(2));

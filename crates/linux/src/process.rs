@@ -122,15 +122,24 @@ pub fn kill_from_below(child: Pid) -> io::Result<()> {
 /// Kills a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
 /// belong to another by now.
 fn kill_child(pid: i32, parent: i32) {
-    let Some(Ok(process)) =
-        Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
-    else {
-        return;
-    };
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    if stat.is_ok_and(|stat| parent_in_stat(&stat) == Some(parent)) {
-        let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
-    }
+    kill_if(pid, || {
+        stat_of(pid).is_ok_and(|stat| parent_in_stat(&stat) == Some(parent))
+    });
+}
+
+/// Kills a process if it is the one that is meant, which is asked while its number can't become another's. Says whether it did.
+fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
+    let process = Pid::from_raw(pid)
+        .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    process.is_some_and(|process| {
+        is_meant() && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
+    })
+}
+
+/// The text of `/proc/PID/stat`. The command's name in it is whatever bytes a program has chosen.
+pub(crate) fn stat_of(pid: i32) -> io::Result<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/stat"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The processes below `root`, given every one's parent; those that are furthest from it come first.
@@ -150,23 +159,34 @@ fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
 /// Kills every process of this user that carries `variable` (`NAME=value`) in its environment, ourselves
 /// excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
 pub fn kill_marked(variable: &str) -> io::Result<usize> {
-    let mut killed = 0;
-    for (pid, _) in parents()? {
-        let Some(pid) = Pid::from_raw(pid).filter(|pid| *pid != rustix::process::getpid()) else {
-            continue;
-        };
-        // Other users' environments can't be read.
-        let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else {
-            continue;
-        };
-        let mut variables = environment.split(|byte| *byte == 0);
-        if variables.any(|found| found == variable.as_bytes())
-            && rustix::process::kill_process(pid, Signal::KILL).is_ok()
-        {
-            killed += 1;
-        }
-    }
-    Ok(killed)
+    let ours = rustix::process::getpid().as_raw_nonzero().get();
+    let others = parents()?.into_keys().filter(|pid| *pid != ours);
+    Ok(others
+        .filter(|pid| kill_if(*pid, || carries(*pid, variable)))
+        .count())
+}
+
+/// Whether a process of this user runs with these as its last arguments and with `variable` (`NAME=value`) in its environment.
+pub fn is_running(arguments: &[&str], variable: &str) -> io::Result<bool> {
+    let ending: Vec<u8> = arguments
+        .iter()
+        .flat_map(|argument| [b"\0", argument.as_bytes()].concat())
+        .chain([0])
+        .collect();
+    let is_called_so = |pid: i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.ends_with(&ending)
+    };
+    Ok(parents()?
+        .into_keys()
+        .any(|pid| is_called_so(pid) && carries(pid, variable)))
+}
+
+/// Whether a process has `variable` (`NAME=value`) in its environment. Those of other users can't be read.
+fn carries(pid: i32, variable: &str) -> bool {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables.any(|found| found == variable.as_bytes())
 }
 
 /// The exit code that a shell would report for `status`.
@@ -200,7 +220,7 @@ fn parents() -> io::Result<HashMap<i32, i32>> {
             continue;
         };
         // A process may end while we look at it.
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+        let Ok(stat) = stat_of(pid) else {
             continue;
         };
         if let Some(parent) = parent_in_stat(&stat) {
@@ -251,6 +271,40 @@ mod tests {
         child.wait().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert!(!told.exists());
+    }
+
+    /// A child whose name is no text: that of its file is what the kernel calls it.
+    fn nameless(dir: &std::path::Path) -> std::process::Child {
+        use std::os::unix::ffi::OsStrExt;
+        use std::os::unix::fs::PermissionsExt;
+        let program = dir.join(std::ffi::OsStr::from_bytes(b"\xff\xfe"));
+        std::fs::write(&program, "#!/bin/sh\nread x\n").unwrap();
+        let runs = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, runs).unwrap();
+        let input = std::process::Stdio::piped();
+        let child = Command::new(&program).stdin(input).spawn().unwrap();
+        let comm = format!("/proc/{}/comm", child.id());
+        assert_eq!(std::fs::read(comm).unwrap(), b"\xff\xfe\n");
+        child
+    }
+
+    #[test]
+    fn nobody_hides_behind_a_name_that_is_no_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = nameless(dir.path());
+        let pid = Pid::from_child(&child);
+        let children = children_of(rustix::process::getpid()).unwrap();
+        assert!(children.contains(&pid));
+        assert!(crate::usage::Sample::of(pid.as_raw_nonzero().get()).is_some());
+        kill_child(
+            pid.as_raw_nonzero().get(),
+            rustix::process::getpid().as_raw_nonzero().get(),
+        );
+        let ended = child.wait().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&ended),
+            Some(9)
+        );
     }
 
     #[test]

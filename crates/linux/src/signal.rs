@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -48,25 +49,40 @@ impl Held {
     /// Waits for the next of the signals.
     pub fn wait(&self) -> io::Result<Taken> {
         loop {
+            if let Some(taken) = self.wait_for(Duration::from_secs(3600))? {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// The same for at most this long; `None` if there was none.
+    pub fn wait_for(&self, patience: Duration) -> io::Result<Option<Taken>> {
+        let patience = libc::timespec {
+            tv_sec: patience.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        loop {
             let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-            // SAFETY: both pointers are valid for the call; `info` is filled on success.
-            let raw = unsafe { libc::sigwaitinfo(&self.set, info.as_mut_ptr()) };
+            // SAFETY: all pointers are valid for the call; `info` is filled on success.
+            let raw =
+                unsafe { libc::sigtimedwait(&self.set, info.as_mut_ptr(), &raw const patience) };
             if raw == -1 {
                 let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
+                match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    _ => return Err(error),
                 }
-                return Err(error);
             }
             // SAFETY: zeroed above and filled by the kernel.
             let code = unsafe { info.assume_init() }.si_code;
             let Some(signal) = Signal::from_named_raw(raw) else {
                 continue;
             };
-            return Ok(Taken {
+            return Ok(Some(Taken {
                 signal,
                 from_kernel: code > 0,
-            });
+            }));
         }
     }
 

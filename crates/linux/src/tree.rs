@@ -241,9 +241,21 @@ pub fn enter_root(root: &Tree, place: &Path) -> io::Result<()> {
     root.put(place)?;
     rustix::process::chdir(place)?;
     // The old root is put on top of the new one, and taken away from there.
-    rustix::process::pivot_root(".", ".")?;
-    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    match rustix::process::pivot_root(".", ".") {
+        Ok(()) => rustix::mount::unmount(".", UnmountFlags::DETACH)?,
+        Err(rustix::io::Errno::INVAL) => cover_root()?,
+        Err(error) => return Err(error.into()),
+    }
     rustix::process::chdir("/")?;
+    Ok(())
+}
+
+/// Makes the working directory the root by moving its mount over the old one. On nodes without disks the root may be the
+/// kernel's first file system, which stays where it is for ever. What is covered can't be reached from above: `..` of
+/// the first root leads to what covers it.
+fn cover_root() -> io::Result<()> {
+    rustix::mount::mount_move(".", "/")?;
+    rustix::process::chroot(".")?;
     Ok(())
 }
 

@@ -20,9 +20,9 @@ use crate::kubelets::Kubelets;
 use crate::usage::Usages;
 
 /// How long a client may take to prove who it is.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How many strangers may be in their handshake at once.
-const MAX_HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES: usize = 512;
 /// After a failed accept, which is for want of descriptors.
 const BREATH: Duration = Duration::from_millis(100);
 

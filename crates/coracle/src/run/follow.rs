@@ -3,6 +3,7 @@
 //! when it ends: some sites kill a step in which one task ends long before the others.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use linux::signal::Held;
 use rustix::process::Signal;
@@ -12,10 +13,23 @@ use slurm::{Allocation, Place, Slurm};
 /// and everything below it, so it must be one that does nothing to those who don't wait for it.
 const DISMISSAL: (Signal, &str) = (Signal::URG, "URG");
 
+/// How often a task that waits looks whether its node still has an agent, and for how long there may be none. A leader
+/// replaces an agent within seconds: without one for longer, everybody who could dismiss us was killed at once.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LONGEST_ALONE: Duration = Duration::from_secs(20);
+
 /// Waits for the leader's end, or for Slurm's word.
-pub fn until_dismissed() -> anyhow::Result<ExitCode> {
+pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     let held = Held::new(&[DISMISSAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
-    held.wait()?;
+    let job = format!("SLURM_JOB_ID={}", allocation.job_id);
+    let mut agent_seen = None;
+    while held.wait_for(LOOK_EVERY)?.is_none() {
+        if linux::process::is_running(&["internal", "node"], &job)? {
+            agent_seen = Some(Instant::now());
+        } else if agent_seen.is_some_and(|seen: Instant| seen.elapsed() > LONGEST_ALONE) {
+            break;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -67,7 +67,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Place::AllocatedElsewhere => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(),
+        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
         Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(code) => {

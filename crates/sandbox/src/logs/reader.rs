@@ -71,6 +71,8 @@ impl Reading {
                 self.end = *more.borrow_and_update();
             }
             if self.read_block()? {
+                // Never more than was read, but for what of a record was read before.
+                shown.reserve(self.block.len());
                 self.selection.push(&self.block, &mut shown);
                 self.over = self.selection.is_done();
             } else if !self.wait().await {

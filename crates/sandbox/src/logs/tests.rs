@@ -126,6 +126,27 @@ proptest! {
     }
 }
 
+/// The last line of a program often has no end, and its outputs end at the same moment.
+#[tokio::test]
+async fn outputs_that_end_together_lose_nothing() {
+    for silent in 0..2 {
+        let (_dir, logs) = logs(SMALL);
+        let (mut stdout, mut stderr, task) = begin(&logs, 0);
+        // Whose turn it is changes with each time that something is read.
+        for _ in 0..silent {
+            stdout.write_all(b"once\n").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        stdout.write_all(b"out").await.unwrap();
+        stderr.write_all(b"err").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop((stdout, stderr));
+        task.await.unwrap();
+        let text = String::from_utf8(read(&logs, query()).await).unwrap();
+        assert!(text.contains("out") && text.contains("err"), "{text:?}");
+    }
+}
+
 #[tokio::test]
 async fn both_outputs_are_told_apart() {
     let (_dir, logs) = logs(Limits::default());

@@ -58,22 +58,23 @@ impl LogWriter {
             let read = std::future::poll_fn(|context| {
                 // Not kept from one call to the next: a silent container needs no memory for what it does not say.
                 let mut block = Vec::with_capacity(BLOCK);
-                let both = if stderr_first {
-                    [
-                        stderr.poll(context, &mut block),
-                        stdout.poll(context, &mut block),
-                    ]
+                let first = if stderr_first {
+                    stderr.poll(context, &mut block)
                 } else {
-                    [
-                        stdout.poll(context, &mut block),
-                        stderr.poll(context, &mut block),
-                    ]
+                    stdout.poll(context, &mut block)
                 };
-                match both {
-                    [Polled::Ended, Polled::Ended] => Poll::Ready(None),
-                    [Polled::Read(from), _] | [_, Polled::Read(from)] => {
-                        Poll::Ready(Some((from, block)))
-                    }
+                // One at a time, for there is one block: the other's turn is next.
+                if let Polled::Read(from) = first {
+                    return Poll::Ready(Some((from, block)));
+                }
+                let second = if stderr_first {
+                    stdout.poll(context, &mut block)
+                } else {
+                    stderr.poll(context, &mut block)
+                };
+                match (first, second) {
+                    (_, Polled::Read(from)) => Poll::Ready(Some((from, block))),
+                    (Polled::Ended, Polled::Ended) => Poll::Ready(None),
                     _ => Poll::Pending,
                 }
             });
@@ -142,14 +143,11 @@ impl<R: AsyncRead + Unpin> Source<R> {
         }
     }
 
-    /// Reads into the block, unless the other output has just filled it.
+    /// Reads into the block, which is empty.
     fn poll(&mut self, context: &mut Context<'_>, block: &mut Vec<u8>) -> Polled {
         let Some(io) = &mut self.io else {
             return Polled::Ended;
         };
-        if !block.is_empty() {
-            return Polled::Waiting;
-        }
         let read = pin!(io.read_buf(block)).poll(context);
         match read {
             Poll::Pending => return Polled::Waiting,
