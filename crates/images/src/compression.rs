@@ -1,6 +1,6 @@
 //! Compressed streams, recognised by their first bytes: media types are often wrong.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
@@ -42,8 +42,9 @@ impl Compression {
 
 /// Reads what is inside of a stream that may be compressed.
 pub fn decompress<'a>(stream: impl Read + 'a) -> io::Result<(Compression, Box<dyn Read + 'a>)> {
-    let mut stream = BufReader::with_capacity(256 << 10, stream);
-    let compression = Compression::of(fill(&mut stream)?);
+    let (start, stream) = peek(stream)?;
+    let compression = Compression::of(&start);
+    let stream = BufReader::with_capacity(256 << 10, stream);
     let inner: Box<dyn Read + 'a> = match compression {
         Compression::None => Box::new(stream),
         Compression::Gzip => Box::new(MultiGzDecoder::new(stream)),
@@ -56,23 +57,27 @@ pub fn decompress<'a>(stream: impl Read + 'a) -> io::Result<(Compression, Box<dy
     Ok((compression, inner))
 }
 
-/// The buffer, with at least one byte unless the stream is empty. A pipe may give as little as that, so
-/// a second read is no more certain than the first: files and sockets give all that is needed at once.
-fn fill(stream: &mut impl BufRead) -> io::Result<&[u8]> {
-    loop {
-        match stream.fill_buf() {
-            Ok(_) => break,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    stream.fill_buf()
+/// The first bytes of a stream, as many as tell how it is compressed, and the stream with them. A pipe may give them one by one.
+pub fn peek<R: Read>(mut stream: R) -> io::Result<(Vec<u8>, impl Read + use<R>)> {
+    let mut start = Vec::new();
+    stream.by_ref().take(4).read_to_end(&mut start)?;
+    Ok((start.clone(), io::Cursor::new(start).chain(stream)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
+
+    /// Gives only so many bytes at once.
+    struct Slow<'a>(&'a [u8], usize);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let most = buffer.len().min(self.1);
+            self.0.read(&mut buffer[..most])
+        }
+    }
 
     #[test]
     fn streams_of_all_kinds_are_read() {
@@ -88,10 +93,13 @@ mod tests {
             ([gzip(b"one"), gzip(b"two")].concat(), Compression::Gzip),
             ([zstd(b"one"), zstd(b"two")].concat(), Compression::Zstd),
         ] {
-            let (found, mut inner) = decompress(&stream[..]).unwrap();
-            let mut text = String::new();
-            inner.read_to_string(&mut text).unwrap();
-            assert_eq!((found, text.as_str()), (kind, "onetwo"));
+            for most in [1, 3, 1000] {
+                let pipe = Slow(&stream, most);
+                let (found, mut inner) = decompress(pipe).unwrap();
+                let mut text = String::new();
+                inner.read_to_string(&mut text).unwrap();
+                assert_eq!((found, text.as_str()), (kind, "onetwo"));
+            }
         }
         let (_, mut inner) = decompress(&b""[..]).unwrap();
         assert_eq!(inner.read(&mut [0; 1]).unwrap(), 0);

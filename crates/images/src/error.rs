@@ -89,18 +89,41 @@ impl ImageError {
         }
     }
 
+    /// The store's own failure, if that is the cause.
+    pub fn store(&self) -> Option<&StoreError> {
+        let (ImageError::Inspect { cause, .. }
+        | ImageError::Unavailable { cause, .. }
+        | ImageError::Pull { cause, .. }) = self
+        else {
+            return None;
+        };
+        match cause {
+            PullError::Store(error) | PullError::Registry(RegistryError::Store(error)) => {
+                Some(error)
+            }
+            _ => None,
+        }
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            ImageError::Unavailable { .. } => Some(
-                "is this host allowed to reach the registry? Set https_proxy, name a mirror in \
-                 ~/.config/coracle/registries.toml, or bring the image here with `coracle image load`",
-            ),
-            ImageError::Pull {
+        let own = match self {
+            ImageError::Unavailable {
+                cause: PullError::Registry(error),
+                ..
+            }
+            | ImageError::Pull {
                 cause: PullError::Registry(error),
                 ..
             } => error.hint(),
             _ => None,
+        };
+        match self {
+            ImageError::Unavailable { .. } => own.or(Some(
+                "is this host allowed to reach the registry? Set https_proxy, name a mirror in \
+                 ~/.config/coracle/registries.toml, or bring the image here with `coracle image load`",
+            )),
+            _ => own,
         }
     }
 }

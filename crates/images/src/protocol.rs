@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::layers::Limits;
 use crate::progress::Event;
 use crate::pull::{Image, PullRequest};
 
@@ -17,9 +16,6 @@ pub struct Command {
     pub layers: PathBuf,
     /// What to pull.
     pub request: PullRequest,
-    /// How large it may be.
-    #[serde(default)]
-    pub limits: Limits,
 }
 
 /// A line that it writes. The last one is either `Done` or `Failed`.

@@ -10,9 +10,19 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use common::*;
-use images::archive::{Format, Loaded, load, load_directory, save};
-use images::{Digest, Image, Prune, PullPolicy, Quiet, RegistryConfig, ensure};
+use images::archive::{Format, LoadError, Loaded, load_directory, save};
+use images::{
+    Digest, Image, Limits, Prune, PullPolicy, Quiet, Reference, RegistryConfig, Store, ensure,
+};
 use serde_json::json;
+
+fn load(
+    store: &Store,
+    archive: &[u8],
+    name: Option<&Reference>,
+) -> Result<Vec<Loaded>, LoadError> {
+    images::archive::load(store, archive, name, Limits::default())
+}
 
 async fn run(place: &Place, name: &str) -> Image {
     let request = request(name, PullPolicy::Never);
@@ -255,6 +265,66 @@ fn archives_that_are_none() {
             0
         );
     }
+}
+
+#[test]
+fn a_few_bytes_that_become_many_are_refused() {
+    let limits = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let image = TestImage::usual(OCI);
+    let mut files = layout(&image, ("io.containerd.image.name", "app:1"), None);
+    let place = Place::new();
+    let whole = pack(&tar_of(&files), Packing::Gzip);
+    images::archive::load(&place.store, &whole[..], None, limits).unwrap();
+    // Before, among and after the parts of the image.
+    for at in [0, 2, files.len()] {
+        let place = Place::new();
+        files.insert(at, ("zeros".to_owned(), vec![0; 4 << 20]));
+        let bomb = pack(&tar_of(&files), Packing::Gzip);
+        assert!(bomb.len() < 100_000);
+        let error = images::archive::load(&place.store, &bomb[..], None, limits).unwrap_err();
+        let said = images::causes(&error);
+        assert!(said.contains("more than 1048576 bytes"), "{said}");
+        assert!(place.store.list().unwrap().is_empty());
+        files.remove(at);
+    }
+}
+
+#[test]
+fn one_name_is_for_one_image() {
+    let full = ("io.containerd.image.name", "app:1");
+    let files = layout(&TestImage::usual(OCI), full, None);
+    let name: Reference = "team/app:1".parse().unwrap();
+    for (entries, words) in [(0, "it has no image"), (2, "2 images")] {
+        let mut files = files.clone();
+        for (_, index) in files.iter_mut().filter(|(name, _)| name == "index.json") {
+            let mut parsed: serde_json::Value = serde_json::from_slice(index).unwrap();
+            let entry = parsed["manifests"][0].clone();
+            parsed["manifests"] = vec![entry; entries].into();
+            *index = parsed.to_string().into();
+        }
+        let error = load(&Place::new().store, &tar_of(&files), Some(&name)).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn removed_by_digest_under_all_of_its_names() {
+    let place = Place::new();
+    load(
+        &place.store,
+        &old_docker(&["app:1", "app:2", "other:1"]),
+        None,
+    )
+    .unwrap();
+    let digest = place.store.list().unwrap()[0].digest;
+    let unknown = format!("app@{}", Digest::of(b"something else"));
+    assert!(!place.store.forget(&unknown.parse().unwrap()).unwrap());
+    let app = format!("app@{digest}").parse().unwrap();
+    assert!(place.store.forget(&app).unwrap());
+    assert_eq!(listed(&place), ["other:1"]);
 }
 
 /// An image of one layer of about `size` bytes, used so long ago.

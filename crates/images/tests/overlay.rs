@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use common::*;
 use images::archive::load;
-use images::{Digest, PullPolicy, Quiet, RegistryConfig, ensure};
+use images::{Digest, Limits, PullPolicy, Quiet, RegistryConfig, ensure};
 use serde_json::json;
 
 /// The ids that the namespaces map.
@@ -115,7 +115,7 @@ async fn inside_a_namespace() {
         return;
     };
     let place = Place::new();
-    load(&place.store, &image()[..], None).unwrap();
+    load(&place.store, &image()[..], None, Limits::default()).unwrap();
     let request = request("app:1", PullPolicy::Never);
     let config = RegistryConfig::default();
     let image = ensure(&place.store, &place.layers, &request, &config, &Quiet)

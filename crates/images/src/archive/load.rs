@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::compression::{Compression, decompress};
+use crate::compression::{Compression, decompress, peek};
 use crate::digest::{Digest, HashingReader};
+use crate::layers::Limits;
 use crate::layers::tar::{Archive, Kind};
 use crate::manifest::{
     Configuration, Descriptor, Document, DocumentError, LARGEST_DOCUMENT, Manifest, OCI_CONFIG,
@@ -38,6 +39,9 @@ pub enum LoadError {
     /// It can't be read.
     #[error("the archive can't be read")]
     Read(#[source] io::Error),
+    /// Not a single byte came.
+    #[error("the archive is empty")]
+    Empty,
     /// There is no image in it.
     #[error("the archive is neither one of `docker save` nor an OCI image layout: it has no {0}")]
     NoImage(&'static str),
@@ -77,6 +81,9 @@ pub enum LoadError {
     /// It has far too many files.
     #[error("the archive has more than {MOST_FILES} files: it is no image")]
     TooMany,
+    /// A name was given, and it is not clear for which.
+    #[error("the archive has {0} images, and a name was given for one")]
+    Names(usize),
 }
 
 /// An image that was loaded.
@@ -98,15 +105,25 @@ enum Kept {
     Link(String),
 }
 
-/// Loads all images of an archive, which may be compressed. `name` is for an image that has none. Blocks.
+/// Loads all images of an archive, which may be compressed, but not hold more than `limits` allow for an image. `name` is
+/// what its only image shall be called. Blocks.
 pub fn load(
     store: &Store,
     archive: impl Read,
     name: Option<&Reference>,
+    limits: Limits,
 ) -> Result<Vec<Loaded>, LoadError> {
     let _in_use = store.in_use_blocking()?;
+    let (start, archive) = peek(archive).map_err(LoadError::Read)?;
+    if start.is_empty() {
+        return Err(LoadError::Empty);
+    }
     let (_, stream) = decompress(archive).map_err(LoadError::Read)?;
-    let mut archive = Archive::new(stream);
+    let mut archive = Archive::new(Bounded {
+        inner: stream,
+        most: limits.bytes,
+        read: 0,
+    });
     let mut files = Files::new(store);
     while let Some(entry) = archive.next().map_err(LoadError::Read)? {
         let path = normal(&String::from_utf8_lossy(&entry.path));
@@ -200,11 +217,10 @@ impl<'a> Files<'a> {
         if self.kept.len() >= MOST_FILES {
             return Err(LoadError::TooMany);
         }
-        let mut content = BufReader::new(content);
-        let start = io::BufRead::fill_buf(&mut content).map_err(LoadError::Read)?;
+        let (start, mut content) = peek(content).map_err(LoadError::Read)?;
         // In the new form a file's name is its digest, and must stay that.
         let ours = !name.starts_with("blobs/") && name.ends_with(".tar");
-        let kept = match ours && Compression::of(start) == Compression::None {
+        let kept = match ours && Compression::of(&start) == Compression::None {
             true => self.compress(content)?,
             false => {
                 let mut spool = self.store.spool()?;
@@ -317,8 +333,11 @@ impl<'a> Files<'a> {
             None if docker.is_empty() => return Err(LoadError::NoImage("manifest.json")),
             None => self.docker(docker)?,
         };
-        if let (Some(name), [only]) = (name, loaded.as_mut_slice()) {
-            only.1 = vec![name.clone()];
+        match (name, loaded.as_mut_slice()) {
+            (_, []) => return Err(LoadError::NoImage("image")),
+            (Some(name), [only]) => only.1 = vec![name.clone()],
+            (Some(_), several) => return Err(LoadError::Names(several.len())),
+            (None, _) => {}
         }
         let mut all = Vec::new();
         for (descriptor, names) in loaded {
@@ -476,6 +495,27 @@ fn names(
     match top.annotations.get(REF_NAME).filter(named) {
         Some(name) => Ok(vec![name.parse()?]),
         None => Ok(Vec::new()),
+    }
+}
+
+/// Ends with an error, and not quietly, where a few compressed bytes become more than an image may be.
+struct Bounded<R> {
+    inner: R,
+    most: u64,
+    read: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.read += n as u64;
+        match self.read > self.most {
+            true => Err(io::Error::other(format!(
+                "it holds more than {} bytes, and no image may",
+                self.most
+            ))),
+            false => Ok(n),
+        }
     }
 }
 

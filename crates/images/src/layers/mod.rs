@@ -12,7 +12,6 @@
 
 mod ids;
 mod path;
-mod remove;
 pub(crate) mod tar;
 mod tree;
 mod unpack;
@@ -295,7 +294,7 @@ impl Layers {
         let dir = File::open(parent).map_err(io_error("open", parent))?;
         CString::new(name.as_bytes())
             .map_err(io::Error::from)
-            .and_then(|name| remove::remove_all(dir.as_fd(), &name))
+            .and_then(|name| linux::remove::tree_in(dir.as_fd(), &name))
             .map_err(io_error("remove", &self.dir))
     }
 }
@@ -309,7 +308,7 @@ fn remove(dir: &Path, name: &str) -> Result<(), LayerError> {
     let open = File::open(dir).map_err(io_error("open", dir))?;
     CString::new(name)
         .map_err(io::Error::from)
-        .and_then(|name| remove::remove_all(open.as_fd(), &name))
+        .and_then(|name| linux::remove::tree_in(open.as_fd(), &name))
         .map_err(io_error("remove", &path))
 }
 

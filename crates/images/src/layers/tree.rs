@@ -11,7 +11,6 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::remove::remove_all;
 
 /// As many as the kernel follows itself.
 const MOST_LINKS: usize = 40;
@@ -176,7 +175,7 @@ pub fn is_whiteout(stat: &Stat) -> bool {
 pub fn clear(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(_) => remove_all(dir, &CString::new(name)?),
+        Err(_) => linux::remove::tree_in(dir, &CString::new(name)?),
     }
 }
 

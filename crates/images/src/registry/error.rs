@@ -6,6 +6,7 @@ use reqwest::StatusCode;
 
 use super::credentials::CredentialError;
 use crate::digest::Digest;
+use crate::error::causes;
 use crate::store::StoreError;
 
 /// Something can't be had from a registry.
@@ -99,6 +100,20 @@ pub enum RegistryError {
     NoSource,
 }
 
+/// By the words of the TLS library, which nothing else tells apart.
+fn hint_of_tls(said: &str) -> Option<&'static str> {
+    if said.contains("InvalidContentType") {
+        return Some(
+            "if this registry has no TLS, say `insecure = true` for it in \
+             ~/.config/coracle/registries.toml (docs/images.md)",
+        );
+    }
+    said.contains("certificate").then_some(
+        "if this registry has a certificate of its own, name its authority with `ca = \"FILE\"` in \
+         ~/.config/coracle/registries.toml (docs/images.md)",
+    )
+}
+
 fn colon(said: &str) -> String {
     match said {
         "" => String::new(),
@@ -126,6 +141,9 @@ impl RegistryError {
                 "is the name right? If the repository is private, credentials are taken from \
                  ~/.docker/config.json (`docker login`, `podman login --authfile ~/.docker/config.json`)",
             ),
+            RegistryError::Unreachable { source, .. } | RegistryError::Broken { source, .. } => {
+                hint_of_tls(&causes(source.as_ref()))
+            }
             _ => None,
         }
     }

@@ -58,7 +58,7 @@ impl Store {
             if let Ok(reference) = root.reference.parse::<Reference>()
                 && !what.dry_run
             {
-                self.forget(&reference)?;
+                self.forget_name(&reference)?;
             }
             collected.references.push(root.reference);
         }

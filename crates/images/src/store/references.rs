@@ -88,8 +88,24 @@ impl Store {
             .and_then(|file| file.set_times(now));
     }
 
-    /// Forgets a reference; says whether it was known. Its blobs stay until they are collected.
+    /// Forgets a reference; says whether it was known. Its blobs stay until they are collected. With a digest, all names
+    /// go under which the repository's image of that digest is known.
     pub fn forget(&self, reference: &Reference) -> Result<bool, StoreError> {
+        let mut known = self.forget_name(reference)?;
+        if let (Some(digest), None) = (reference.digest(), reference.tag()) {
+            for (record, _) in self.records()? {
+                if let Ok(name) = record.reference.parse::<Reference>()
+                    && name.name() == reference.name()
+                    && record.descriptor.digest == digest
+                {
+                    known |= self.forget_name(&name)?;
+                }
+            }
+        }
+        Ok(known)
+    }
+
+    pub(super) fn forget_name(&self, reference: &Reference) -> Result<bool, StoreError> {
         let path = self.record_path(reference);
         match fs::remove_file(&path) {
             Ok(()) => Ok(true),
