@@ -340,7 +340,7 @@ fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (us
 }
 
 /// Whether it wants other resources than its run was started with, and says that it has to be restarted for them.
-fn restarts_to_resize(record: &Record, run: &Run) -> bool {
+pub fn restarts_to_resize(record: &Record, run: &Run) -> bool {
     let wanted = record.spec.resources.as_ref();
     let policies = record.spec.resize_policy.iter().flatten();
     let mut strict = policies.filter(|policy| policy.restart_policy == "RestartContainer");

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::plan::restarts_to_resize;
 use super::record::{Kind, Record, Stage, terminated};
 use super::restart::RestartPolicy;
 
@@ -33,7 +34,12 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
         Kind::Sidecar | Kind::Regular => record.ready(),
     };
     let image = record.image.as_ref().filter(|_| created);
-    let resources = record.spec.resources.clone().unwrap_or_default();
+    let given = record.spec.resources.clone().unwrap_or_default();
+    // One that is restarted for other resources has, until then, those that it was started with.
+    let has = match &record.run {
+        Some(run) if restarts_to_resize(record, run) => run.resources.clone().unwrap_or_default(),
+        _ => given.clone(),
+    };
     let mounts = record.spec.volume_mounts.iter().flatten();
     ContainerStatus {
         name: record.name().to_owned(),
@@ -48,8 +54,8 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
         ),
         image_id: image.map(|image| image.id.clone()).unwrap_or_default(),
         container_id: record.id.as_deref().filter(|_| created).map(full_id),
-        allocated_resources: resources.requests.clone().filter(|_| created),
-        resources: created.then_some(resources),
+        allocated_resources: given.requests.filter(|_| created),
+        resources: created.then_some(has),
         user: record.user.clone().filter(|_| created),
         volume_mounts: (record.spec.volume_mounts.is_some())
             .then(|| mounts.map(mount_status).collect()),

@@ -85,6 +85,7 @@ impl<W: World> LinuxRuntime<W> {
 
     pub(super) async fn take_down(&self) {
         self.is_ending.set(true);
+        self.host_ports.take();
         if self.spec().host_pid == Some(true) {
             // There is no namespace whose end would be theirs: the inner process kills all that descends from it.
             self.inside.hang_up();
@@ -108,9 +109,7 @@ impl<W: World> LinuxRuntime<W> {
         self.world.leave().await;
         for dir in ["containers", "images"] {
             let dir = self.places.disk.join(dir);
-            if let Err(error) = std::fs::remove_dir_all(&dir)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
+            if let Err(error) = linux::remove::tree(&dir) {
                 tracing::warn!(path = %dir.display(), %error, "cannot remove what containers wrote");
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 
+use super::inside::Inside;
 use super::{LinuxRuntime, output};
 use crate::inner::message::Request;
 use crate::protocol::Problem;
@@ -55,15 +56,17 @@ impl<W: World> LinuxRuntime<W> {
         address: IpAddr,
         port: u16,
     ) -> std::io::Result<TcpStream> {
-        let request = Request::Socket {
-            v6: address.is_ipv6(),
-        };
-        let made = self.inside.ask(request).await;
-        let socket = made
-            .map_err(|refusal| std::io::Error::other(refusal.message))?
-            .pop();
-        let socket = socket.ok_or_else(|| std::io::Error::other("no socket came"))?;
-        let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
-        socket.connect(SocketAddr::new(address, port)).await
+        connect(&self.inside, SocketAddr::new(address, port)).await
     }
+}
+
+/// Connects from within the pod's network.
+pub(super) async fn connect(inside: &Inside, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let made = inside.ask(Request::Socket { v6: to.is_ipv6() }).await;
+    let socket = made
+        .map_err(|refusal| std::io::Error::other(refusal.message))?
+        .pop();
+    let socket = socket.ok_or_else(|| std::io::Error::other("no socket came"))?;
+    let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
+    socket.connect(to).await
 }

@@ -10,6 +10,7 @@ mod env_files;
 mod etc;
 mod exec;
 mod groups;
+mod host_ports;
 mod inside;
 mod last_words;
 mod limits;
@@ -48,6 +49,7 @@ use tokio::sync::watch;
 
 use self::env::Addresses;
 pub use self::groups::place as pod_group;
+use self::host_ports::HostPorts;
 use self::inside::Inside;
 use self::make_volumes::fs_group;
 use self::stacking::Mounted;
@@ -89,6 +91,8 @@ pub struct LinuxRuntime<W> {
     /// Known once the pod is up.
     addresses: OnceCell<Addresses>,
     is_set_up: OnceCell<()>,
+    /// Ports of the machine that lead to the pod, once it is up.
+    host_ports: RefCell<Option<HostPorts>>,
     /// The pod's control group, if it has one, once it is up.
     group: OnceCell<Group>,
     is_ending: Cell<bool>,
@@ -137,6 +141,7 @@ impl<W: World> LinuxRuntime<W> {
             shown: Rc::default(),
             addresses: OnceCell::new(),
             is_set_up: OnceCell::new(),
+            host_ports: RefCell::default(),
             group: OnceCell::new(),
             is_ending: Cell::new(false),
             meter: Meter::default(),

@@ -1,34 +1,64 @@
 //! Telling a container that was killed for want of memory from one that was killed for another reason.
 //!
 //! A control group of its own says so exactly. Without one there is only the count of the group that Slurm put us in, or of the
-//! machine: a kill that is not ours, while that count went up, was the kernel's.
+//! machine, and the kernel tells nobody whom it killed: a kill that is not ours, within seconds of that count going up, was the
+//! kernel's. So one by hand is told apart, unless something else that shares the count was short of memory just then.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
 
 use linux::cgroup::Group;
 
 /// As a shell says it of a process that was killed.
 const KILLED: i32 = 128 + 9;
+/// How often the count is looked at. Who is killed has ended long before the next look but one.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The life of one container, as far as it may end for want of memory.
 #[derive(Debug)]
 pub struct Watch {
     group: Option<Group>,
-    kills_before: u64,
+    /// Of kills by the kernel; without a group of its own.
+    count: Rc<Lately>,
     killed_by_us: Cell<bool>,
+}
+
+/// What a count was a while ago: at the last look but one, or at the first.
+#[derive(Debug)]
+struct Lately {
+    before: Cell<u64>,
+    last: Cell<u64>,
+}
+
+impl Lately {
+    fn new(count: u64) -> Self {
+        Self {
+            before: Cell::new(count),
+            last: Cell::new(count),
+        }
+    }
+
+    fn look(&self, count: u64) {
+        self.before.set(self.last.replace(count));
+    }
+
+    fn went_up_to(&self, count: u64) -> bool {
+        count > self.before.get()
+    }
 }
 
 impl Watch {
     /// Begins before the container does; `group` is its own.
     pub fn new(group: Option<Group>) -> Self {
-        let kills_before = match group {
-            Some(_) => 0,
-            None => kills(),
+        let count = match group {
+            Some(_) => Rc::new(Lately::new(0)),
+            None => counted(),
         };
         Self {
             group,
-            kills_before,
+            count,
             killed_by_us: Cell::new(false),
         }
     }
@@ -52,9 +82,23 @@ impl Watch {
     fn has_killed(&self) -> bool {
         match &self.group {
             Some(group) => group.oom_kills().is_some_and(|count| count > 0),
-            None => kills() > self.kills_before,
+            None => self.count.went_up_to(kills()),
         }
     }
+}
+
+/// Begins to look at the count, for as long as somebody asks.
+fn counted() -> Rc<Lately> {
+    let count = Rc::new(Lately::new(kills()));
+    let asked = Rc::downgrade(&count);
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let Some(count) = asked.upgrade() else { return };
+            count.look(kills());
+        }
+    });
+    count
 }
 
 /// How often the kernel has killed for want of memory, where we are limited (by Slurm, mostly), or on the whole machine if nobody
@@ -104,6 +148,19 @@ mod tests {
         let ours = watch();
         ours.we_kill();
         assert!(!ours.was_it(KILLED));
+    }
+
+    #[test]
+    fn a_kill_long_ago_is_not_the_cause() {
+        let count = Lately::new(3);
+        assert!(!count.went_up_to(3));
+        assert!(count.went_up_to(4));
+        // Just before the end, with a look in between.
+        count.look(4);
+        assert!(count.went_up_to(4));
+        count.look(4);
+        assert!(!count.went_up_to(4));
+        assert!(count.went_up_to(5));
     }
 
     #[test]

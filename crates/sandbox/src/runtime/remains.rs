@@ -30,10 +30,8 @@ pub async fn end(kin: Kin) {
 
 /// Removes what a run of a container has written: nobody will look into it any more.
 pub async fn remove(dir: PathBuf) {
-    let removing = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir));
-    if let Ok(Err(error)) = removing.await
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
+    let removing = tokio::task::spawn_blocking(move || linux::remove::tree(&dir));
+    if let Ok(Err(error)) = removing.await {
         tracing::debug!(%error, "cannot remove what a container wrote");
     }
 }

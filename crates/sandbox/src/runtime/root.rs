@@ -88,9 +88,7 @@ pub(super) async fn hide(shown: &RefCell<HashMap<PathBuf, Mounted>>, place: &Pat
 
 fn copy_image(layers: &[PathBuf], place: &Path) -> std::io::Result<()> {
     // What an attempt that failed has left.
-    match std::fs::remove_dir_all(place) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => std::fs::create_dir_all(place)?,
-    }
+    linux::remove::tree(place)?;
+    std::fs::create_dir_all(place)?;
     linux::stack::copy(layers, place).map(drop)
 }

@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use super::{Addresses, LinuxRuntime, etc, groups};
+use super::{Addresses, HostPorts, LinuxRuntime, etc, groups};
 use crate::inner::message::{NetworkSetUp, PodSetUp, Request};
 use crate::protocol::{Bundle, Problem};
 use crate::seams::{PodNetwork, World};
@@ -17,6 +17,7 @@ impl<W: World> LinuxRuntime<W> {
         self.make_group(&bundle, &spec)
             .map_err(|error| sandbox_problem(format!("the pod's control group: {error}")))?;
         self.join_network(&bundle, &spec).await?;
+        self.publish_ports(&spec).await?;
         self.make_volumes(&bundle, &spec).await?;
         self.write_etc(&bundle)
             .map_err(|error| sandbox_problem(format!("the pod's files below /etc: {error}")))?;
@@ -92,6 +93,19 @@ impl<W: World> LinuxRuntime<W> {
             vec![place.address.to_string()]
         };
         let _ = self.addresses.set(Addresses { pod_ips, host_ips });
+        Ok(())
+    }
+
+    /// Listens at the ports of the machine that the pod asks for.
+    async fn publish_ports(&self, spec: &PodSpec) -> Result<(), Problem> {
+        let addresses = self.addresses.get();
+        let pod = addresses.and_then(|addresses| addresses.pod_ips.first()?.parse().ok());
+        let are_open = self.host_ports.borrow().is_some();
+        if let Some(pod) = pod.filter(|_| !are_open) {
+            let opened = HostPorts::open(spec, pod, &self.inside).await;
+            let opened = opened.map_err(sandbox_problem)?;
+            self.host_ports.replace(Some(opened));
+        }
         Ok(())
     }
 

@@ -29,6 +29,39 @@ life! {
 }
 
 life! {
+    async fn who_is_restarted_for_other_resources_has_the_old_ones_until_then() {
+        let sim = Sim::new().script("a", &[Obeys(5, 0)]).script("b", &[Obeys(5, 0)]);
+        let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+        let container = |name: &str, policy: &str| json!({"name": name, "resources": resources("1"),
+            "resizePolicy": [{"resourceName": "cpu", "restartPolicy": policy}]});
+        let containers = [container("a", "RestartContainer"), container("b", "NotRequired")];
+        let mut world = World::new(&sim, json!({"containers": containers}));
+        world.at(1).await;
+        world.change(|bundle| {
+            let spec = bundle.pod.spec.as_mut().expect("a spec");
+            for container in &mut spec.containers {
+                container.resources = from_value(resources("2")).expect("resources");
+            }
+        });
+        let cpus = |world: &World, name: &str| {
+            let status = world.status(name);
+            let has = status.resources.and_then(|has| has.requests).expect("requests");
+            let given = status.allocated_resources.expect("requests");
+            format!("{} of {}", has["cpu"].0, given["cpu"].0)
+        };
+        world.at(3).await;
+        assert_eq!(cpus(&world, "a"), "1 of 2");
+        assert_eq!(cpus(&world, "b"), "2 of 2");
+        world.at(10).await;
+        assert_eq!(cpus(&world, "a"), "2 of 2");
+        assert_eq!(world.word("a"), "running (last Completed 0) r1 ready");
+        assert_eq!(world.word("b"), "running ready");
+        world.stop(1);
+        world.finish().await;
+    }
+}
+
+life! {
     async fn other_inputs_restart_nothing() {
         let sim = Sim::new();
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
