@@ -117,6 +117,18 @@ async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_d
         .unwrap();
     let volume = cluster.bound("data").await;
     let place = path(&volume);
+    let more = json!({ "spec": { "resources": { "requests": { "storage": "2Mi" } } } });
+    let merge = PatchParams::default();
+    cluster
+        .claims
+        .patch("data", &merge, &Patch::Merge(more))
+        .await
+        .unwrap();
+    let grown = async || {
+        let status = cluster.claims.get("data").await.unwrap().status?;
+        (status.capacity?.get("storage")?.0 == "2Mi").then_some(())
+    };
+    until("the volume to grow", grown).await;
     assert_eq!(place.parent(), Some(shared_dir));
     assert_eq!(std::fs::metadata(&place).unwrap().mode() & 0o7777, 0o777);
     std::fs::create_dir_all(place.join("a/b")).unwrap();

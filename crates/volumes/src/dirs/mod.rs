@@ -192,7 +192,7 @@ impl Volumes {
                 read_only,
             } => {
                 let path = match mounted_at {
-                    Some(place) => place.clone(),
+                    Some(place) => nfs::told(place)?,
                     None => nfs::find(server, path)?,
                 };
                 host_path::check(&path, HostPathKind::Directory)?;
@@ -214,18 +214,20 @@ impl Volumes {
                     return Err(VolumeError::Missing(path.clone()));
                 }
                 host_path::check(path, HostPathKind::Directory)?;
+                // A link to a volume is as good as the volume; those within it are never followed.
+                let path = std::fs::canonicalize(path).map_err(failed("look at", path))?;
                 let skip = match ownership {
                     Ownership::Keep => true,
                     Ownership::Always => false,
                     Ownership::OnRootMismatch => {
-                        fs_group.is_some_and(|group| ownership::root_matches(path, group))
+                        fs_group.is_some_and(|group| ownership::root_matches(&path, group))
                     }
                 };
                 if !skip && !read_only {
-                    apply(path, fs_group, false)?;
+                    apply(&path, fs_group, false)?;
                 }
                 Ok(Prepared {
-                    path: path.clone(),
+                    path,
                     read_only: *read_only,
                 })
             }
@@ -284,12 +286,7 @@ impl Volumes {
             }
         }
         for dir in [&self.memory_dir, &self.disk_dir] {
-            match std::fs::remove_dir_all(dir) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    note(Err(failed("remove", dir)(error)));
-                }
-                _ => {}
-            }
+            note(linux::remove::tree(dir).map_err(failed("remove", dir)));
         }
         first
     }

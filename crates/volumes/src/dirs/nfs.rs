@@ -1,11 +1,28 @@
 //! Directories of NFS servers that the node has mounted already.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::{VolumeError, failed};
+use crate::content::ContentError;
+
+/// Where the user says that it is mounted.
+pub(super) fn told(place: &Path) -> Result<PathBuf, VolumeError> {
+    check(place)?;
+    Ok(place.to_owned())
+}
+
+/// As the API has it for paths of nodes: absolute, and never up. A server would not be led out of what it exports either.
+fn check(path: &Path) -> Result<(), VolumeError> {
+    if path.is_absolute() && !path.components().any(|part| part == Component::ParentDir) {
+        return Ok(());
+    }
+    let path = path.display().to_string();
+    Err(VolumeError::Content(ContentError::Path(path)))
+}
 
 /// Where this node has `path` of `server` mounted.
 pub(super) fn find(server: &str, path: &str) -> Result<PathBuf, VolumeError> {
+    check(Path::new(path))?;
     let table = Path::new("/proc/self/mountinfo");
     let mounts = std::fs::read_to_string(table).map_err(failed("read", table))?;
     locate(&mounts, server, path).ok_or_else(|| VolumeError::NotMounted {
@@ -47,30 +64,23 @@ fn locate(mounts: &str, server: &str, path: &str) -> Option<PathBuf> {
     best.map(|(_, place)| place)
 }
 
-/// The kernel writes spaces and their like as `\040`.
-fn unescaped(text: &str) -> String {
-    let mut plain = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find('\\') {
-        plain.push_str(&rest[..at]);
-        let code = rest.get(at + 1..at + 4);
-        match code.and_then(|code| u8::from_str_radix(code, 8).ok()) {
-            Some(code) => {
-                plain.push(char::from(code));
-                rest = &rest[at + 4..];
-            }
-            None => {
-                plain.push('\\');
-                rest = &rest[at + 1..];
-            }
-        }
-    }
-    plain + rest
+fn unescaped(field: &str) -> String {
+    String::from_utf8_lossy(&linux::mounted::unescape(field.as_bytes())).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_path_leads_up() {
+        assert_eq!(told(Path::new("/data/x")).unwrap(), Path::new("/data/x"));
+        for path in ["data", "/data/../etc", ""] {
+            told(Path::new(path)).unwrap_err();
+            let error = find("nas", path).unwrap_err().to_string();
+            assert_eq!(error, format!("invalid path: {path}"));
+        }
+    }
 
     #[test]
     fn mounts_of_a_server_are_found() {

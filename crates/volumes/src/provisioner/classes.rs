@@ -31,6 +31,8 @@ fn class(name: &str, provisioner: &str, binding: &str, is_default: bool) -> Stor
         provisioner: provisioner.to_owned(),
         reclaim_policy: Some("Delete".to_owned()),
         volume_binding_mode: Some(binding.to_owned()),
+        // Nothing holds a volume to its size, so larger ones cost nothing.
+        allow_volume_expansion: Some(true),
         ..Default::default()
     }
 }

@@ -62,11 +62,7 @@ pub(super) fn claim(claim: &PersistentVolumeClaim) -> Decision {
     let Some(spec) = &claim.spec else {
         return Decision::Nothing;
     };
-    let is_bound = spec
-        .volume_name
-        .as_ref()
-        .is_some_and(|name| !name.is_empty());
-    if is_bound || claim.metadata.deletion_timestamp.is_some() {
+    if bound_to(claim).is_some() || claim.metadata.deletion_timestamp.is_some() {
         return Decision::Nothing;
     }
     let place = match annotation(&claim.metadata, PROVISIONER) {
@@ -91,16 +87,93 @@ pub(super) fn claim(claim: &PersistentVolumeClaim) -> Decision {
     Decision::Provision(place)
 }
 
+/// Refuses a class that asks for what nothing here would do: whoever wrote it believes that it has an effect.
+pub(super) fn check_class(class: &StorageClass) -> Result<(), String> {
+    let name = class.metadata.name.as_deref().unwrap_or_default();
+    if let Some(parameter) = class.parameters.iter().flat_map(BTreeMap::keys).next() {
+        return Err(format!(
+            "StorageClass {name:?} has the parameter {parameter:?}, but {} knows no parameters",
+            class.provisioner
+        ));
+    }
+    match class.mount_options.as_deref().unwrap_or_default() {
+        [] => Ok(()),
+        options => Err(format!(
+            "StorageClass {name:?} has the mount options {options:?}, but {} mounts nothing",
+            class.provisioner
+        )),
+    }
+}
+
 /// Refuses a claim for more than there is.
 pub(super) fn check_room(claim: &PersistentVolumeClaim, room: Room) -> Result<(), String> {
     let requested = requested(claim).as_ref().and_then(quantity::bytes);
-    match requested {
-        Some(bytes) if bytes > room.available => Err(format!(
-            "{bytes} bytes are requested, but only {} of {} are free on the shared file system",
-            room.available, room.total
+    fits(requested.unwrap_or_default(), room)
+}
+
+/// Whether so many bytes more can be had on the shared file system.
+pub(super) fn fits(bytes: u64, room: Room) -> Result<(), String> {
+    if bytes <= room.available {
+        return Ok(());
+    }
+    Err(format!(
+        "{bytes} bytes are requested, but only {} of {} are free on the shared file system",
+        room.available, room.total
+    ))
+}
+
+/// Refuses a claim for more than the disk of a node holds. What is free there, only the node knows.
+pub(super) fn check_node_room(claim: &PersistentVolumeClaim, node: &Node) -> Result<(), String> {
+    let requested = requested(claim).as_ref().and_then(quantity::bytes);
+    match (requested, disk(node)) {
+        (Some(bytes), Some(total)) if bytes > total => Err(format!(
+            "{bytes} bytes are requested, but the disk of node {:?} has {total}",
+            node.metadata.name.as_deref().unwrap_or_default()
         )),
         _ => Ok(()),
     }
+}
+
+/// What the disk of a node holds, in bytes.
+fn disk(node: &Node) -> Option<u64> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?;
+    quantity::bytes(capacity.get("ephemeral-storage")?)
+}
+
+/// The change that has the scheduler look for another node.
+pub(super) fn without_node() -> Value {
+    json!({ "metadata": { "annotations": { SELECTED_NODE: null } } })
+}
+
+/// How much larger a volume is to become, as its claim asks for more than it got.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Growth {
+    /// In bytes.
+    pub by: u64,
+    /// What it has then.
+    pub to: Quantity,
+}
+
+pub(super) fn growth(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<Growth> {
+    let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    let is_its = reference.uid.is_some() && reference.uid == claim.metadata.uid;
+    let is_ours = matches!(
+        annotation(&volume.metadata, PROVISIONED_BY),
+        Some(SHARED | LOCAL)
+    );
+    if !is_its || !is_ours || claim.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let to = requested(claim)?;
+    let has = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
+    let by = quantity::bytes(&to)?.checked_sub(quantity::bytes(has)?)?;
+    (by > 0).then_some(Growth { by, to })
+}
+
+/// The volume that a claim is bound to.
+pub(super) fn bound_to(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    Some(name).filter(|name| !name.is_empty())
 }
 
 /// The name that upstream's controllers expect; also what makes a second volume for the same claim impossible.
@@ -146,6 +219,7 @@ pub(super) fn local_volume(
     let mut volume = volume(claim, class, LOCAL);
     let annotations = volume.metadata.annotations.get_or_insert_default();
     annotations.insert(ON_NODE.to_owned(), node_name.to_owned());
+    annotations.extend(disk(node).map(|total| (TOTAL.to_owned(), total.to_string())));
     let spec = volume.spec.get_or_insert_default();
     spec.local = Some(LocalVolumeSource {
         path: Path::new(scratch).join(name).display().to_string(),
@@ -188,7 +262,6 @@ fn volume(claim: &PersistentVolumeClaim, class: &StorageClass, by: &str) -> Pers
                 resource_version: claim.metadata.resource_version.clone(),
                 ..Default::default()
             }),
-            mount_options: class.mount_options.clone(),
             persistent_volume_reclaim_policy: class.reclaim_policy.clone(),
             storage_class_name: spec.storage_class_name,
             volume_mode: Some("Filesystem".to_owned()),
@@ -214,6 +287,11 @@ pub(super) fn removal(volume: &PersistentVolume) -> Option<Place> {
     if !is_free || !is_deleted_with_claim(volume) || volume.metadata.deletion_timestamp.is_some() {
         return None;
     }
+    place(volume)
+}
+
+/// Where a volume of ours lies.
+pub(super) fn place(volume: &PersistentVolume) -> Option<Place> {
     match annotation(&volume.metadata, PROVISIONED_BY) {
         Some(SHARED) => Some(Place::Shared),
         Some(LOCAL) => Some(Place::Local {

@@ -4,6 +4,7 @@
 //!   classes.rs   the StorageClasses `shared` and `local`                       pure
 //!   decide.rs    what a claim or a volume needs, what a new volume looks like  pure
 //!   place.rs     directories on the shared file system
+//!   grow.rs      claims that ask for more than they got
 //! ```
 //!
 //! Runs once per cluster, beside the control plane. `shared` volumes are directories on the file system that all nodes see,
@@ -16,6 +17,7 @@
 
 mod classes;
 mod decide;
+mod grow;
 mod place;
 
 use std::collections::{BTreeSet, HashMap};
@@ -52,6 +54,9 @@ pub type Remove = Arc<dyn Fn(PathBuf) -> BoxFuture<'static, io::Result<()>> + Se
 enum ProvisionError {
     #[error("{0}")]
     Refused(String),
+    /// Another node may do.
+    #[error("{0}")]
+    Elsewhere(String),
     #[error("can't {action} {}: {source}", .path.display())]
     Io {
         action: &'static str,
@@ -147,7 +152,7 @@ impl Provisioner {
         nodes: &Store<Node>,
     ) -> bool {
         let provisioned = match decide::claim(claim) {
-            Decision::Nothing => return true,
+            Decision::Nothing => return self.serve_growth(claim, volumes, nodes).await,
             // The store may be behind; then the API server refuses the second volume of that name.
             _ if volumes
                 .get(&reflector::ObjectRef::new(&decide::volume_name(claim)))
@@ -171,7 +176,26 @@ impl Provisioner {
             ),
         };
         self.say(claim, warning, reason, message).await;
+        if let Err(ProvisionError::Elsewhere(_)) = provisioned
+            && let Err(error) = self.unselect_node(claim).await
+        {
+            tracing::debug!(claim = claim.name_any(), %error, "asking for another node");
+        }
         provisioned.is_ok()
+    }
+
+    /// Has the scheduler choose again where the first pod of a claim goes.
+    async fn unselect_node(&self, claim: &PersistentVolumeClaim) -> Result<(), kube::Error> {
+        let api = self.claims_beside(claim);
+        let patch = Patch::Merge(decide::without_node());
+        api.patch(&claim.name_any(), &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    }
+
+    fn claims_beside(&self, claim: &PersistentVolumeClaim) -> Api<PersistentVolumeClaim> {
+        let namespace = claim.namespace().unwrap_or_default();
+        Api::namespaced(self.client.clone(), &namespace)
     }
 
     /// Makes a volume for a claim, and tells its name.
@@ -186,6 +210,7 @@ impl Provisioner {
         let class = classes.get_opt(class).await?.ok_or_else(|| {
             ProvisionError::Refused(format!("storageclass.storage.k8s.io {class:?} not found"))
         })?;
+        decide::check_class(&class).map_err(ProvisionError::Refused)?;
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
         match place {
             Place::Shared => {
@@ -204,10 +229,11 @@ impl Provisioner {
             Place::Local { node } => {
                 let node = nodes
                     .get(&reflector::ObjectRef::new(&node))
-                    .ok_or_else(|| ProvisionError::Refused(format!("node {node:?} not found")))?;
+                    .ok_or_else(|| ProvisionError::Elsewhere(format!("node {node:?} not found")))?;
+                decide::check_node_room(claim, &node).map_err(ProvisionError::Elsewhere)?;
                 let name = place::random_name()?;
                 let volume = decide::local_volume(claim, &class, &node, &name)
-                    .map_err(ProvisionError::Refused)?;
+                    .map_err(ProvisionError::Elsewhere)?;
                 create(&api, &volume).await?;
                 Ok(volume.name_any())
             }

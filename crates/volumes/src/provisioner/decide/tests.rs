@@ -83,6 +83,55 @@ fn a_claim_for_more_than_there_is_is_refused() {
 }
 
 #[test]
+fn a_class_that_asks_for_what_nobody_does_is_refused() {
+    let plain = class("Delete");
+    assert_eq!(check_class(&plain), Ok(()));
+    let mut fast = plain.clone();
+    fast.parameters = Some([("speed".to_owned(), "high".to_owned())].into());
+    let mut careful = plain;
+    careful.mount_options = Some(vec!["noexec".to_owned()]);
+    insta::assert_debug_snapshot!([check_class(&fast), check_class(&careful)]);
+}
+
+#[test]
+fn a_claim_for_more_than_a_node_has_is_refused() {
+    let mut small = node(json!({}));
+    assert_eq!(check_node_room(&shared_claim(), &small), Ok(()));
+    small.status =
+        serde_json::from_value(json!({ "capacity": { "ephemeral-storage": "1Gi" } })).unwrap();
+    assert_eq!(check_node_room(&shared_claim(), &small), Ok(()));
+    small.status =
+        serde_json::from_value(json!({ "capacity": { "ephemeral-storage": "1Mi" } })).unwrap();
+    assert_eq!(
+        check_node_room(&shared_claim(), &small).unwrap_err(),
+        "1073741824 bytes are requested, but the disk of node \"node1\" has 1048576"
+    );
+}
+
+#[test]
+fn a_volume_grows_when_its_own_claim_asks_for_more() {
+    let volume = shared_volume(&shared_claim(), &class("Delete"), Path::new("/v/abc"), ROOM);
+    let having = |capacity: &str| {
+        let mut claim = shared_claim();
+        claim.status =
+            serde_json::from_value(json!({ "capacity": { "storage": capacity } })).unwrap();
+        claim
+    };
+    assert_eq!(growth(&shared_claim(), &volume), None, "not bound yet");
+    assert_eq!(growth(&having("1Gi"), &volume), None);
+    assert_eq!(growth(&having("2Gi"), &volume), None, "nothing shrinks");
+    let to = Quantity("1Gi".to_owned());
+    let by = 512 << 20;
+    assert_eq!(growth(&having("512Mi"), &volume), Some(Growth { by, to }));
+    let mut another = having("512Mi");
+    another.metadata.uid = Some("4".to_owned());
+    assert_eq!(growth(&another, &volume), None);
+    let mut foreign = volume;
+    foreign.metadata.annotations = None;
+    assert_eq!(growth(&having("512Mi"), &foreign), None);
+}
+
+#[test]
 fn volumes_of_both_kinds() {
     let shared = shared_volume(
         &shared_claim(),
