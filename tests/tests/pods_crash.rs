@@ -50,9 +50,9 @@ spec:
   containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo still at work']}]
 "#;
 
-/// Kills a part beside the pods: they go on, and the cluster learns what happened meanwhile.
+/// Kills a part beside the pods, or stops it for a while: they go on, and the cluster learns what happened meanwhile.
 #[track_caller]
-fn pods_outlive(host: &str, role: Role) {
+fn pods_outlive(host: &str, role: Role, signal: &str) {
     let lab = Lab::ready();
     lab.load_busybox();
     // Of a test that failed.
@@ -66,12 +66,19 @@ fn pods_outlive(host: &str, role: Role) {
     let process = the_marked(&lab, "mark-41001");
 
     let killed = lab.find(host, role);
-    lab.kill(host, "KILL", &killed);
+    lab.kill(host, signal, &killed);
     // Meanwhile one ends, and one crashes and comes again.
     lab.sh("touch out/go").run().succeeded();
-    wait_until(30, "it was started again", || {
-        lab.find(host, role).pid != killed.pid
-    });
+    if signal == "STOP" {
+        wait_until(30, "the pods have gone on without it", || {
+            lab.sh("test -e out/gone").run().code == 0
+        });
+        lab.kill(host, "CONT", &killed);
+    } else {
+        wait_until(30, "it was started again", || {
+            lab.find(host, role).pid != killed.pid
+        });
+    }
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
 
     let ended = cluster.in_phase("ending", "Failed");
@@ -120,27 +127,32 @@ fn pods_outlive(host: &str, role: Role) {
 
 #[test]
 fn pods_outlive_their_agent() {
-    pods_outlive("node2", Role::Agent);
+    pods_outlive("node2", Role::Agent, "KILL");
 }
 
 #[test]
 fn pods_outlive_their_agents_guard() {
-    pods_outlive("node2", Role::AgentGuard);
+    pods_outlive("node2", Role::AgentGuard, "KILL");
 }
 
 #[test]
 fn pods_keep_their_network_without_their_hub() {
-    pods_outlive("node2", Role::Hub);
+    pods_outlive("node2", Role::Hub, "KILL");
 }
 
 #[test]
 fn pods_keep_their_network_without_their_hubs_guard() {
-    pods_outlive("node2", Role::HubGuard);
+    pods_outlive("node2", Role::HubGuard, "KILL");
 }
 
 #[test]
 fn pods_outlive_the_api_server() {
-    pods_outlive("node1", Role::Component("kube-apiserver"));
+    pods_outlive("node1", Role::Component("kube-apiserver"), "KILL");
+}
+
+#[test]
+fn pods_go_on_while_the_api_server_hangs() {
+    pods_outlive("node1", Role::Component("kube-apiserver"), "STOP");
 }
 
 const BELOW: &str = r#"
@@ -162,6 +174,19 @@ spec:
   restartPolicy: Never
   containers: [{name: a, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done', mark-never-NAME-a]}]
 ---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-failure-NAME}
+spec:
+  nodeName: node2
+  restartPolicy: OnFailure
+  volumes: [{name: v, emptyDir: {}}]
+  initContainers: [{name: init, image: IMAGE, command: [sh, -c, 'echo init >> /v/log'], volumeMounts: [{name: v, mountPath: /v}]}]
+  containers:
+  - {name: a, image: IMAGE, command: [sh, -c, 'echo a >> /v/log; trap exit TERM; while true; do sleep 1; done', mark-on-failure-NAME-a], volumeMounts: [{name: v, mountPath: /v}]}
+  - {name: done, image: IMAGE, command: [sh, -c, 'echo done >> /v/log'], volumeMounts: [{name: v, mountPath: /v}]}
+  - {name: alone, image: IMAGE, restartPolicy: Never, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done']}
+---
 "#;
 
 #[test]
@@ -176,6 +201,16 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
     for kind in kinds {
         cluster.wait_for(&format!("always-{kind}"), "condition=Ready");
         cluster.wait_for(&format!("never-{kind}"), "condition=Ready");
+        cluster.pod_until(
+            &format!("on-failure-{kind}"),
+            "has one that is done",
+            |pod| {
+                let one = |name| &container(pod, name)["state"];
+                one("done")["terminated"]["exitCode"] == 0
+                    && one("a")["running"].is_object()
+                    && one("alone")["running"].is_object()
+            },
+        );
     }
 
     for kind in kinds {
@@ -184,7 +219,9 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
         let before = cluster.pod(&always);
         let [a, b] = ["a", "b"].map(|name| the_marked(&lab, &format!("mark-{always}-{name}")));
         let alone = the_marked(&lab, &format!("mark-{never}-a"));
-        for process in [&a, &alone] {
+        let on_failure = format!("on-failure-{kind}");
+        let failing = the_marked(&lab, &format!("mark-{on_failure}-a"));
+        for process in [&a, &alone, &failing] {
             lab.kill("node2", "KILL", &victim(&lab, process, kind));
         }
 
@@ -211,6 +248,30 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
             });
         }
         cluster.wait_for(&always, "condition=Ready");
+
+        // To be killed is to fail; who was done is done, and what was written is still there.
+        let after = cluster.pod_until(&on_failure, "began again", |pod| {
+            container(pod, "a")["restartCount"] == 1
+                && container(pod, "a")["state"]["running"].is_object()
+        });
+        let done = container(&after, "done");
+        assert_eq!(done["restartCount"], 0, "{kind}: {after:#}");
+        assert_eq!(
+            done["state"]["terminated"]["exitCode"], 0,
+            "{kind}: {after:#}"
+        );
+        let policy = container(&after, "alone");
+        assert_eq!(policy["restartCount"], 0, "{kind}: {after:#}");
+        if kind != "process" {
+            let ended = &policy["state"]["terminated"];
+            assert_eq!(ended["exitCode"], 137, "{kind}: {after:#}");
+        }
+        let log = cluster.ask(&format!(
+            "kubectl exec {on_failure} --container=a -- cat /v/log"
+        ));
+        let count = |word: &str| log.lines().filter(|line| *line == word).count();
+        assert_eq!((count("a"), count("done")), (2, 1), "{kind}: {log}");
+        assert!(count("init") >= 1, "{kind}: {log}");
 
         let failed = cluster.in_phase(&never, "Failed");
         let state = &container(&failed, "a")["state"]["terminated"];

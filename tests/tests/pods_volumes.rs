@@ -33,7 +33,7 @@ fn mounting(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
 
 fn of_api() -> Vec<Value> {
     let config = json!({"data": {"one": "1", "two": "2"}, "binaryData": {"raw": "AAEC"}});
-    let items = json!([{"key": "one", "path": "deep/er/one", "mode": 0o400}]);
+    let items = json!([{"key": "one", "path": "deep/er/one", "mode": 0o400}, {"key": "two", "path": "other"}]);
     vec![
         object("ConfigMap", "c", config),
         object("Secret", "s", json!({"stringData": {"key": "word"}})),
@@ -50,7 +50,8 @@ is one 1 "$(cat /all/one)"
 is raw 000102 "$(xxd -p /all/raw)"
 is mode 644 "$(stat -L -c %a /all/two)"
 is link ..data/one "$(readlink /all/one)"
-is "chosen files" deep "$(ls /some)"
+is "chosen files" 'deep other' "$(echo $(ls /some))"
+is "the mode of others" 440 "$(stat -L -c %a /some/other)"
 is "chosen file" 1 "$(cat /some/deep/er/one)"
 is "its mode" 400 "$(stat -L -c %a /some/deep/er/one)"
 is none '' "$(ls /none /no-item | grep -v ':$')"
@@ -108,15 +109,21 @@ MANY is 'bits of the volume' 2777 "$(stat -c %a /disk)"
             "host",
             json!([{"name": "dir", "hostPath": {"path": format!("{lab_dir}/data"), "type": "Directory"}}, {"name": "new", "hostPath": {"path": format!("{lab_dir}/new/er"), "type": "DirectoryOrCreate"}},
                 {"name": "file", "hostPath": {"path": format!("{lab_dir}/data/file"), "type": "File"}}, {"name": "new-file", "hostPath": {"path": format!("{lab_dir}/made"), "type": "FileOrCreate"}},
-                {"name": "null", "hostPath": {"path": "/dev/null", "type": "CharDevice"}}, {"name": "any", "hostPath": {"path": format!("{lab_dir}/data")}}]),
+                {"name": "null", "hostPath": {"path": "/dev/null", "type": "CharDevice"}}, {"name": "any", "hostPath": {"path": format!("{lab_dir}/data")}},
+                {"name": "socket", "hostPath": {"path": format!("{lab_dir}/socket"), "type": "Socket"}}, {"name": "block", "hostPath": {"path": format!("{lab_dir}/block"), "type": "BlockDevice"}},
+                {"name": "absent", "hostPath": {"path": format!("{lab_dir}/absent")}}, {"name": "link", "hostPath": {"path": format!("{lab_dir}/link"), "type": "Directory"}}]),
             json!([{"name": "dir", "mountPath": "/dir"}, {"name": "new", "mountPath": "/new"}, {"name": "file", "mountPath": "/file", "readOnly": true}, {"name": "new-file", "mountPath": "/new-file"},
-                {"name": "null", "mountPath": "/null"}, {"name": "any", "mountPath": "/any", "mountPropagation": "HostToContainer"}]),
+                {"name": "null", "mountPath": "/null"}, {"name": "any", "mountPath": "/any", "mountPropagation": "HostToContainer"}, {"name": "socket", "mountPath": "/socket"},
+                {"name": "block", "mountPath": "/block"}, {"name": "absent", "mountPath": "/absent"}, {"name": "link", "mountPath": "/link"}]),
             r#"
 is file content "$(cat /dir/file)"
 is 'same file' content "$(cat /file)"
 fails sh -c 'echo x > /file'
 works touch /dir/from-the-pod /new/x /any/x
 works sh -c 'echo x > /null; echo y > /new-file'
+works test -S /socket -a -b /block
+works touch /absent/x
+is 'through a link' content "$(cat /link/file)"
 "#,
         ),
         mounting(
@@ -166,6 +173,31 @@ const FAILING: &[(&str, &str, &str)] = &[
         "hostPath type check failed: /tmp is not a block device",
     ),
     (
+        "no-char-device",
+        r#"{"hostPath": {"path": "/tmp", "type": "CharDevice"}}"#,
+        "hostPath type check failed: /tmp is not a character device",
+    ),
+    (
+        "no-new-dir",
+        r#"{"hostPath": {"path": "/dev/null", "type": "DirectoryOrCreate"}}"#,
+        "hostPath type check failed: /dev/null is not a directory",
+    ),
+    (
+        "no-new-file",
+        r#"{"hostPath": {"path": "/tmp", "type": "FileOrCreate"}}"#,
+        "hostPath type check failed: /tmp is not a file",
+    ),
+    (
+        "no-dir-for-file",
+        r#"{"hostPath": {"path": "/tmp/none/file", "type": "FileOrCreate"}}"#,
+        "can't make /tmp/none/file: No such file or directory",
+    ),
+    (
+        "huge-pages",
+        r#"{"emptyDir": {"medium": "HugePages"}}"#,
+        "Coracle does not support emptyDir on huge pages",
+    ),
+    (
         "not-allowed",
         r#"{"hostPath": {"path": "/etc/new/er", "type": "DirectoryOrCreate"}}"#,
         "/etc/new",
@@ -185,11 +217,14 @@ fn volumes_are_what_the_api_says() {
         let many = if user == "user1" { "" } else { "#" };
         let home = format!("/home/{user}/volumes");
         lab.sh(&format!(
-            "mkdir -p {home}/data && echo content > {home}/data/file"
+            "mkdir -p {home}/data && echo content > {home}/data/file && ln -s data {home}/link && perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 1) or die' {home}/socket"
         ))
         .user(user)
         .run()
         .succeeded();
+        // Only its kind matters; nobody opens it.
+        let device = format!("mknod {home}/block b 7 99 && chmod 666 {home}/block");
+        lab.root("login", &device).succeeded();
         if user == "user1" {
             lab.load_image(
                 "coracle.test/data:1",
@@ -240,6 +275,14 @@ fn volumes_are_what_the_api_says() {
     lab.nothing_left();
 }
 
+/// Fifty keys that all have the same value.
+fn many(word: &str) -> Value {
+    (0..50)
+        .map(|i| (format!("key-{i}"), json!(format!("{word}\n"))))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
 #[test]
 fn changes_reach_running_pods_all_at_once() {
     let lab = Lab::ready();
@@ -260,9 +303,31 @@ done
     cluster.create_objects(&[
         object("ConfigMap", "c", json!({"data": {"one": "1", "two": "2"}})),
         object("Secret", "s", json!({"stringData": {"key": "word"}})),
+        object("ConfigMap", "many", json!({"data": many("first")})),
         mounting("watcher", volumes, mounts, script),
+        // Whoever is in the directory sees files of one version only.
+        mounting(
+            "whole",
+            json!([{"name": "m", "configMap": {"name": "many"}}]),
+            json!([{"name": "m", "mountPath": "/m"}]),
+            r#"
+while :; do
+  cd -P /m/..data 2> /dev/null || continue
+  seen=$(cat ./key-* 2> /dev/null | sort -u)
+  case $seen in *first*second*) echo mixed;; first | second | '') ;; third) echo done; exit;; *) echo "odd: $seen";; esac
+  sleep 0.02
+done
+"#,
+        ),
     ]);
     cluster.in_phase("watcher", "Running");
+    cluster.in_phase("whole", "Running");
+    for word in ["second", "first", "second", "first", "second", "third"] {
+        let patch = json!({"data": many(word)});
+        cluster.ask(&format!("kubectl patch configmap many --patch '{patch}'"));
+    }
+    cluster.in_phase("whole", "Succeeded");
+    assert_eq!(cluster.logs("whole", "main"), "done");
     let says = |cluster: &mut Cluster, command: &str, words: &str| {
         if !command.is_empty() {
             cluster.ask(command);
@@ -346,14 +411,31 @@ is HOSTNAME variables "$HOSTNAME"
         json!({}),
         "is none '' \"$(env | grep MY_WEB)\"\nis kubernetes 443 \"$KUBERNETES_SERVICE_PORT\"",
     );
+    // Who has no limit is limited by the node.
+    let memory =
+        cluster.ask("kubectl get node node1 --output=jsonpath={.status.allocatable.memory}");
+    let number = |suffix: &str| memory.strip_suffix(suffix)?.parse::<u64>().ok();
+    let memory = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("", 0)]
+        .iter()
+        .find_map(|(suffix, shift)| Some(number(suffix)? << shift))
+        .unwrap_or_else(|| panic!("{memory}"));
+    let unlimited = json!({"env": [
+        {"name": "MEMORY", "valueFrom": resource("limits.memory")},
+        {"name": "CPU", "valueFrom": resource("requests.cpu")}]});
+    let unlimited = looking(
+        "main",
+        unlimited,
+        &format!("is MEMORY {memory} \"$MEMORY\"\nis CPU 0 \"$CPU\""),
+    );
     let missing = json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "x"}}}]});
     cluster.create_objects(&[
         pod("variables", json!({}), &[looking("main", more, &script.replace("SERVICE:", &format!("{service}:")))]),
         pod("no-links", json!({"enableServiceLinks": false}), &[without]),
+        pod("unlimited", json!({}), &[unlimited]),
         pod("no-secret", json!({}), &[looking("main", missing, "true")]),
         pod("no-key", json!({}), &[looking("main", json!({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "absent"}}}]}), "true")]),
     ]);
-    cluster.find_all_right(&["variables", "no-links"]);
+    cluster.find_all_right(&["variables", "no-links", "unlimited"]);
     for (name, words) in [
         ("no-secret", "secret \"absent\" not found"),
         ("no-key", "couldn't find key absent in ConfigMap default/c"),
