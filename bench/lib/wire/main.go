@@ -9,7 +9,7 @@
 //	forward ADDRESS PATH               the relay's end at the client: a connection to ADDRESS is one to PATH of the API server
 //	fetch ADDRESS BYTES                takes so many bytes from an endpoint, and prints the seconds
 //	push ADDRESS BYTES                 sends them
-//	run PATH [BYTES]                   joins standard input (so many bytes, or none) and output with a command behind the relay
+//	run PATH BYTES COMMAND...          joins standard input, of which there are so many bytes, and output with a command behind the relay
 //	exec PATH ROUNDS COMMAND...        how long an exec takes, and how long COMMAND does here: prints milliseconds of each
 //	hold PATH COUNT                    as many exec sessions at once, of which nothing is read, until standard input ends
 //
@@ -51,7 +51,7 @@ func run(args []string) error {
 	case "push":
 		return measured(push(first, number))
 	case "run":
-		return remote(first, number)
+		return remote(first, number, rest[1:])
 	case "exec":
 		return execs(first, int(number), rest[1:])
 	case "hold":

@@ -18,6 +18,9 @@ import (
 	"time"
 )
 
+// commandHeader has the words of a command: of a request for an upgrade, the API server hands on headers but no query.
+const commandHeader = "X-Command"
+
 // relay is what a kubelet would be if it did nothing: /tcp is a connection to target, /run a command.
 func relay(address, target string) error {
 	certificate, err := selfSigned()
@@ -35,7 +38,7 @@ func relay(address, target string) error {
 	}))
 	routes.HandleFunc("/run", upgraded(func(client io.ReadWriteCloser, request *http.Request) {
 		defer client.Close()
-		serveCommand(client, request.URL.Query()["command"])
+		serveCommand(client, request.Header[commandHeader])
 	}))
 	server := &http.Server{Addr: address, Handler: routes, TLSConfig: &tls.Config{
 		Certificates: []tls.Certificate{certificate},
@@ -82,8 +85,8 @@ func forward(address, path string) error {
 }
 
 // remote runs a command behind the relay, with so many bytes of our input.
-func remote(path string, bytes int64) error {
-	server, err := upgrade(path, nil)
+func remote(path string, bytes int64, command []string) error {
+	server, err := upgrade(path, http.Header{commandHeader: command})
 	if err != nil {
 		return err
 	}
