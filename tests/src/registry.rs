@@ -1,70 +1,144 @@
-//! A registry on the login host: Debian's `docker-registry`, which demands a password.
+//! Registries on the login host: Debian's `docker-registry`, one that demands a password, and one with a certificate.
 
 use serde_json::Value;
 
 use crate::{Lab, Running, wait_until};
 
-/// Where it listens, as images are called after it.
+/// Where the one with passwords listens, as images are called after it.
 pub const REGISTRY: &str = "login:5000";
+/// Where the one with a certificate listens.
+pub const MIRROR: &str = "login:5001";
 
-/// In the home directory of `user1`.
-const DIR: &str = "registry";
 /// `user`, `right`, as `htpasswd -B` writes it.
 const PASSWORDS: &str = "user:$2y$05$H8Im/kYs2XHsNYcymyhT6OMqdC.iiprx4V4OVCeTEb21QkOx6DWvy\n";
-const CONFIG: &str = "version: 0.1
-log: {level: error, accesslog: {disabled: true}}
-storage: {filesystem: {rootdirectory: /home/user1/registry/data}}
-auth: {htpasswd: {realm: test, path: /home/user1/registry/htpasswd}}
-http: {addr: ':5000'}
+/// An authority in `ca.pem`, and a certificate that it has given to `login`.
+const CERTIFICATE: &str = r"
+set -eu
+cd ~/mirror
+key='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
+openssl req -x509 $key -days 2 -subj '/CN=The site' -keyout ca.key -out ca.pem
+openssl req -new $key -subj /CN=login -keyout key.pem -out request.pem
+echo 'subjectAltName=DNS:login' > names
+openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out cert.pem
 ";
-/// Reads an archive as `docker save` writes it, and pushes the image as `$1`, with the tag `1`.
-const PUSH: &str = r#"
+/// What the scripts below have in common; `$1` is the registry's address, `$2` the repository, `$3` the tag.
+const TALK: &str = r#"
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
+base=$1/v2/$2 tag=$3
+ask() { curl --silent --show-error --fail --insecure --user user:right "$@"; }
+descriptor() { printf '{"mediaType":"%s","size":%s,"digest":"sha256:%s"%s}' "$2" "$(stat -c %s "$1")" "$(sha256sum < "$1" | cut -c1-64)" "${3:-}"; }
+manifest() { ask --request PUT --header "Content-Type: $1" --data-binary @manifest "$base/manifests/$tag"; }
+"#;
+/// Reads an archive as `docker save` writes it, and pushes the image in the form `$4`.
+const PUSH: &str = r#"
+case $4 in
+  docker)
+    kind=application/vnd.docker.distribution.manifest.v2+json config=application/vnd.docker.container.image.v1+json
+    layer=application/vnd.docker.image.rootfs.diff.tar.gzip pack='gzip --no-name --fast' ;;
+  *)
+    kind=application/vnd.oci.image.manifest.v1+json config=application/vnd.oci.image.config.v1+json
+    layer=application/vnd.oci.image.layer.v1.tar pack=cat ;;
+esac
+case $4 in zstd) layer=$layer+zstd pack='zstd --quiet' ;; esac
 tar --extract
-base=http://login:5000/v2/$1
-ask() { curl --silent --show-error --fail --user user:right "$@"; }
-descriptor() { printf '{"mediaType":"%s","size":%s,"digest":"sha256:%s"}' "$2" "$(stat -c %s "$1")" "$(sha256sum < "$1" | cut -c1-64)"; }
-for blob in config.json first.tar second.tar; do
+for blob in first second; do $pack < $blob.tar > $blob; done
+for blob in config.json first second; do
   to=$(ask --request POST --dump-header - --output /dev/null "$base/blobs/uploads/" | tr -d '\r' | sed -n 's/^[Ll]ocation: //p')
   ask --request PUT --header 'Content-Type: application/octet-stream' --data-binary "@$blob" "$to&digest=sha256:$(sha256sum < $blob | cut -c1-64)"
 done
-layer=application/vnd.oci.image.layer.v1.tar
-printf '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":%s,"layers":[%s,%s]}' \
-  "$(descriptor config.json application/vnd.oci.image.config.v1+json)" "$(descriptor first.tar $layer)" "$(descriptor second.tar $layer)" > manifest
-ask --request PUT --header 'Content-Type: application/vnd.oci.image.manifest.v1+json' --data-binary @manifest "$base/manifests/1"
+printf '{"schemaVersion":2,"mediaType":"%s","config":%s,"layers":[%s,%s]}' \
+  $kind "$(descriptor config.json $config)" "$(descriptor first $layer)" "$(descriptor second $layer)" > manifest
+manifest $kind
 "#;
+/// Pushes an index of images that are there: `$4` and all that follow are like `arm64=TAG`.
+const PUSH_INDEX: &str = r#"
+shift 3
+kind=application/vnd.oci.image.manifest.v1+json list=
+for entry; do
+  ask --header "Accept: $kind" --output one "$base/manifests/${entry#*=}"
+  list=$list${list:+,}$(descriptor one $kind ",\"platform\":{\"os\":\"linux\",\"architecture\":\"${entry%%=*}\"}")
+done
+index=application/vnd.oci.image.index.v1+json
+printf '{"schemaVersion":2,"mediaType":"%s","manifests":[%s]}' $index "$list" > manifest
+manifest $index
+"#;
+
+/// How an image is pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// OCI's, with layers as they are.
+    Plain,
+    /// OCI's, with layers compressed by zstd.
+    Zstd,
+    /// Docker's (schema 2), with layers compressed by gzip.
+    Docker,
+}
 
 /// A registry that runs until it is dropped.
 #[derive(Debug)]
 pub struct Registry<'a> {
     lab: &'a Lab,
+    /// In the home directory of `user1`.
+    dir: &'static str,
+    host: &'static str,
+    url: String,
     running: Option<Running>,
 }
 
 impl Lab {
-    /// Starts a registry, and tells the Coracle of `user1` that it has no TLS.
+    /// Starts the registry that demands a password, and tells the Coracle of `user1` that it has no TLS.
     #[track_caller]
     pub fn registry(&self) -> Registry<'_> {
-        self.write(&format!("{DIR}/config.yml"), CONFIG);
-        self.write(&format!("{DIR}/htpasswd"), PASSWORDS);
-        self.write(
-            ".config/coracle/registries.toml",
-            &format!("[registry.\"{REGISTRY}\"]\ninsecure = true\n"),
+        self.write("registry/htpasswd", PASSWORDS);
+        self.registries(&format!("[registry.\"{REGISTRY}\"]\ninsecure = true\n"));
+        let auth = "auth: {htpasswd: {realm: test, path: /home/user1/registry/htpasswd}}\n";
+        self.serve("registry", REGISTRY, "http", auth, "")
+    }
+
+    /// Starts the registry with a certificate; its authority is in `~/mirror/ca.pem`.
+    #[track_caller]
+    pub fn mirror(&self) -> Registry<'_> {
+        self.sh("mkdir -p ~/mirror").run().succeeded();
+        self.sh(CERTIFICATE).run().succeeded();
+        let tls =
+            ", tls: {certificate: /home/user1/mirror/cert.pem, key: /home/user1/mirror/key.pem}";
+        self.serve("mirror", MIRROR, "https", "", tls)
+    }
+
+    /// What the Coracle of `user1` knows about registries.
+    pub fn registries(&self, toml: &str) {
+        self.write(".config/coracle/registries.toml", toml);
+    }
+
+    #[track_caller]
+    fn serve(
+        &self,
+        dir: &'static str,
+        host: &'static str,
+        scheme: &str,
+        auth: &str,
+        tls: &str,
+    ) -> Registry<'_> {
+        let port = host.trim_start_matches("login");
+        let config = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: /home/user1/{dir}/data}}}}\n\
+             {auth}http: {{addr: '{port}'{tls}}}\n"
         );
-        let running = self.call(&[
-            "docker-registry",
-            "serve",
-            "/home/user1/registry/config.yml",
-        ]);
+        let file = self.write(&format!("{dir}/config.yml"), &config);
+        let running = self.call(&["docker-registry", "serve", &file]);
         let registry = Registry {
             lab: self,
+            dir,
+            host,
+            url: format!("{scheme}://{host}"),
             running: Some(running.start()),
         };
+        let ping = format!("curl --silent --insecure {}/v2/", registry.url);
         wait_until(20, "the registry answers", || {
-            self.sh("curl --silent http://login:5000/v2/").run().code == 0
+            self.sh(&ping).run().code == 0
         });
         registry
     }
@@ -74,16 +148,88 @@ impl Registry<'_> {
     /// Pushes an image, made as by [`Lab::load_image`]; what it is called.
     #[track_caller]
     pub fn push(&self, name: &str, config: Value, layer: &str) -> String {
-        let push = format!("bash -c '{}' push {name}", PUSH.replace('\'', r"'\''"));
+        self.push_as(name, "1", Form::Plain, config, layer)
+    }
+
+    /// Pushes an image with a tag and in a form; what it is called.
+    #[track_caller]
+    pub fn push_as(&self, name: &str, tag: &str, form: Form, config: Value, layer: &str) -> String {
+        let form = match form {
+            Form::Plain => "plain",
+            Form::Zstd => "zstd",
+            Form::Docker => "docker",
+        };
+        let push = self.script(PUSH, &format!("{name} {tag} {form}"));
         self.lab.archive(name, config, layer, &push);
-        format!("{REGISTRY}/{name}:1")
+        format!("{}/{name}:{tag}", self.host)
+    }
+
+    /// Pushes an index of images that were pushed with these tags, for these architectures and in this order; what it is called.
+    #[track_caller]
+    pub fn push_index(&self, name: &str, tag: &str, entries: &[(&str, &str)]) -> String {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(architecture, tag)| format!("{architecture}={tag}"))
+            .collect();
+        let push = self.script(PUSH_INDEX, &format!("{name} {tag} {}", entries.join(" ")));
+        self.lab.sh(&push).run().succeeded();
+        format!("{}/{name}:{tag}", self.host)
+    }
+
+    fn script(&self, script: &str, arguments: &str) -> String {
+        let script = format!("{TALK}{script}").replace('\'', r"'\''");
+        format!("bash -c '{script}' push {} {arguments}", self.url)
+    }
+
+    /// What a tag stands for: its digest and the document itself.
+    #[track_caller]
+    pub fn manifest(&self, name: &str, tag: &str) -> (String, Value) {
+        let kinds =
+            "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json";
+        let url = format!("{}/v2/{name}/manifests/{tag}", self.url);
+        let ask = format!(
+            "curl --silent --fail --insecure --user user:right --header 'Accept: {kinds}' {url}"
+        );
+        let digest = self
+            .lab
+            .sh(&format!("{ask} | sha256sum | cut -c1-64"))
+            .run();
+        let text = self.lab.sh(&ask).run().succeeded().stdout;
+        let document = serde_json::from_str(&text).expect("a manifest is JSON");
+        (format!("sha256:{}", digest.stdout.trim()), document)
+    }
+
+    /// Changes one byte of the last layer of an image behind the registry's back.
+    #[track_caller]
+    pub fn spoil(&self, name: &str, tag: &str) {
+        let (_, manifest) = self.manifest(name, tag);
+        let layer = manifest["layers"].as_array().and_then(|all| all.last());
+        let digest = layer.and_then(|layer| layer["digest"].as_str());
+        let hex = digest.expect("a layer").trim_start_matches("sha256:");
+        let file = format!(
+            "~/{}/data/docker/registry/v2/blobs/sha256/{}/{hex}/data",
+            self.dir,
+            &hex[..2]
+        );
+        let spoil = format!("printf '!' | dd of={file} bs=1 seek=600 conv=notrunc status=none");
+        self.lab.sh(&spoil).run().succeeded();
+    }
+
+    /// How often it gave what was asked for with a request that begins so, such as `GET /v2/NAME/blobs/`.
+    pub fn answered(&self, request: &str) -> usize {
+        let log = self.running.as_ref().map(Running::stdout);
+        let asked = format!("\"{request}");
+        log.unwrap_or_default()
+            .lines()
+            .filter(|line| line.contains(&asked) && line.contains("\" 200 "))
+            .count()
     }
 }
 
 impl Drop for Registry<'_> {
     fn drop(&mut self) {
         self.running = None;
-        self.lab.remove(DIR);
+        self.lab.remove(self.dir);
         self.lab.remove(".config");
     }
 }

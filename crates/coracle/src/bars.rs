@@ -59,6 +59,26 @@ impl Progress {
 impl FileProgress {
     /// Data begins to arrive, at position `at` of `total`.
     pub fn begin(&mut self, at: u64, total: Option<u64>) {
+        self.show(at, total);
+        if let Shown::Lines { .. } = &self.shown {
+            let size = total.map_or_else(String::new, |total| format!(" {}", HumanBytes(total)));
+            match at {
+                0 => say(format_args!("{}: downloading{size}", self.name)),
+                at => say(format_args!(
+                    "{}: resuming at {} of{size}",
+                    self.name,
+                    HumanBytes(at)
+                )),
+            }
+        }
+    }
+
+    /// The same for what is no download and seldom takes long: where there are no bars, nothing is said of it yet.
+    pub fn begin_quietly(&mut self, total: Option<u64>) {
+        self.show(0, total);
+    }
+
+    fn show(&mut self, at: u64, total: Option<u64>) {
         self.total = total;
         match &mut self.shown {
             Shown::Bar(bars, bar) => {
@@ -74,19 +94,7 @@ impl FileProgress {
                 bar.set_position(at);
                 bar.reset_eta();
             }
-            Shown::Lines { last } => {
-                *last = Instant::now();
-                let size =
-                    total.map_or_else(String::new, |total| format!(" {}", HumanBytes(total)));
-                match at {
-                    0 => say(format_args!("{}: downloading{size}", self.name)),
-                    at => say(format_args!(
-                        "{}: resuming at {} of{size}",
-                        self.name,
-                        HumanBytes(at)
-                    )),
-                }
-            }
+            Shown::Lines { last } => *last = Instant::now(),
         }
     }
 
@@ -120,6 +128,13 @@ impl FileProgress {
                 let _ = bars.println(format!("{}: {text}", self.name));
             }
             Shown::Lines { .. } => say(format_args!("{}: {text}", self.name)),
+        }
+    }
+
+    /// It is over, and what comes next says how.
+    pub fn clear(&mut self) {
+        if let Shown::Bar(_, Some(bar)) = &self.shown {
+            bar.finish_and_clear();
         }
     }
 

@@ -136,7 +136,7 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
 }
 
 /// What the system refuses for want of something is no defect of ours.
-fn code_of_io(error: &std::io::Error) -> Option<Code> {
+pub fn code_of_io(error: &std::io::Error) -> Option<Code> {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
         StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem => {

@@ -4,13 +4,15 @@
 //! and what the user sees of it.
 
 mod amount;
+mod limits;
 mod list;
+mod passing;
 pub mod role;
 mod show;
 
 use std::error::Error;
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,8 +26,9 @@ use images::{
 };
 use indicatif::HumanBytes;
 
-use crate::exit::{Code, Failure};
+use crate::exit::{self, Code, Failure};
 use crate::say::say;
+use passing::Passing;
 
 /// `coracle image …`
 #[derive(Debug, Subcommand)]
@@ -183,23 +186,57 @@ pub async fn run(command: ImageCommand) -> anyhow::Result<()> {
 
 /// What the user can do about an error, if it is one of images.
 pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
-    let hint = cause.downcast_ref().and_then(ImageError::hint);
+    let hint = match store_error(cause) {
+        Some(StoreError::NoRoom { .. }) => {
+            Some("make room with `coracle image prune`, or name another place with `--store DIR`")
+        }
+        _ if matches!(cause.downcast_ref(), Some(SaveError::Unknown(_))) => {
+            Some("`coracle image ls` shows what is there")
+        }
+        _ => cause.downcast_ref().and_then(ImageError::hint),
+    };
     hint.map(str::to_owned)
 }
 
 /// How the program ends on an error of images.
 pub fn code_of(cause: &(dyn Error + 'static)) -> Option<Code> {
-    if let Some(StoreError::NoRoom { .. }) = cause.downcast_ref() {
-        return Some(Code::CannotWrite);
+    match store_error(cause) {
+        Some(StoreError::NoRoom { .. }) => return Some(Code::CannotWrite),
+        Some(StoreError::Io { source, .. }) => {
+            return exit::code_of_io(source).or(Some(Code::NoImage));
+        }
+        Some(_) => return Some(Code::NoImage),
+        None => {}
     }
-    if cause.is::<ReferenceError>() || matches!(cause.downcast_ref(), Some(ImageError::Name(_))) {
+    let usage = cause.is::<ReferenceError>()
+        || matches!(cause.downcast_ref(), Some(ImageError::Name(_)))
+        || matches!(cause.downcast_ref(), Some(LoadError::Names(_)));
+    if usage {
         return Some(Code::Usage);
+    }
+    if let Some(SaveError::Write(_)) = cause.downcast_ref() {
+        return Some(Code::CannotWrite);
     }
     let ours = cause.is::<ImageError>()
         || cause.is::<LoadError>()
         || cause.is::<SaveError>()
         || cause.is::<ConfigError>();
     ours.then_some(Code::NoImage)
+}
+
+/// The store's failure that an error is, or that it passes on as its own.
+fn store_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a StoreError> {
+    let loading = match cause.downcast_ref() {
+        Some(LoadError::Store(error)) => Some(error),
+        _ => None,
+    };
+    let saving = match cause.downcast_ref() {
+        Some(SaveError::Store(error)) => Some(error),
+        _ => None,
+    };
+    let own = cause.downcast_ref::<StoreError>();
+    let image = cause.downcast_ref().and_then(ImageError::store);
+    own.or(loading).or(saving).or(image)
 }
 
 impl StoreArgs {
@@ -218,9 +255,10 @@ impl StoreArgs {
 async fn pull(args: &PullArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let config = RegistryConfig::from_environment()?;
-    for reference in &args.images {
+    // A name that is none is found before anything is downloaded.
+    for reference in parse(&args.images)? {
         let request = PullRequest {
-            reference: reference.clone(),
+            reference: reference.to_string(),
             policy: match args.missing {
                 true => PullPolicy::IfNotPresent,
                 false => PullPolicy::Always,
@@ -242,20 +280,29 @@ async fn pull(args: &PullArgs) -> anyhow::Result<()> {
 async fn load(args: LoadArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let name: Option<Reference> = args.name.as_deref().map(str::parse).transpose()?;
+    let limits = limits::from_environment()
+        .map_err(|error| Failure::new(Code::Usage, format!("{error:#}")))?;
     let loaded = blocking(move || {
-        if args.input == Path::new("-") {
-            return Ok(archive::load(&store, io::stdin().lock(), name.as_ref())?);
-        }
-        let shown = args.input.display();
-        let loading = || format!("can't load {shown}");
-        if args.input.is_dir() {
-            return archive::load_directory(&store, &args.input, name.as_ref())
-                .with_context(loading);
-        }
-        let file = File::open(&args.input).map_err(|error| {
-            Failure::new(Code::NoImage, format!("can't read {shown}")).because(error)
-        })?;
-        archive::load(&store, file, name.as_ref()).with_context(loading)
+        let (shown, total, from) = match args.input == Path::new("-") {
+            true => ("standard input".to_owned(), None, input()?),
+            false => {
+                let shown = args.input.display().to_string();
+                if args.input.is_dir() {
+                    return archive::load_directory(&store, &args.input, name.as_ref())
+                        .with_context(|| format!("can't load {shown}"));
+                }
+                let file = File::open(&args.input).map_err(|error| {
+                    Failure::new(Code::NoImage, format!("can't read {shown}")).because(error)
+                })?;
+                // A pipe has none.
+                let size = file.metadata().ok().map(|found| found.len());
+                let from: Box<dyn Read> = Box::new(file);
+                (shown, size.filter(|size| *size > 0), from)
+            }
+        };
+        let from = Passing::new(from, &shown, total);
+        archive::load(&store, from, name.as_ref(), limits)
+            .with_context(|| format!("can't load {shown}"))
     })
     .await?;
     for Loaded { reference, digest } in loaded {
@@ -275,6 +322,16 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn input() -> Result<Box<dyn Read>, Failure> {
+    match io::stdin().is_terminal() {
+        true => {
+            let message = "an archive is not read from a terminal";
+            Err(Failure::new(Code::Usage, message).hint("name a file or directory with `-i FILE`"))
+        }
+        false => Ok(Box::new(io::stdin().lock())),
+    }
+}
+
 async fn save(args: SaveArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let references = parse(&args.images)?;
@@ -292,21 +349,19 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
                     .hint("name it with `-o DIR`")
                     .into())
             }
-            (true, _) if io::IsTerminal::is_terminal(&io::stdout()) => {
+            (true, _) if io::stdout().is_terminal() => {
                 let message = "an archive is not written to a terminal";
                 Err(Failure::new(Code::Usage, message)
                     .hint("name a file with `-o FILE`")
                     .into())
             }
-            (true, _) => Ok(archive::save(
-                &store,
-                &references,
-                format,
-                io::stdout().lock(),
-                out,
-            )?),
+            (true, _) => {
+                let to = Passing::new(io::stdout().lock(), "standard output", None);
+                Ok(archive::save(&store, &references, format, to, out)?)
+            }
             (false, Format::OciDirectory) => {
-                Ok(archive::save(&store, &references, format, io::sink(), out)?)
+                archive::save(&store, &references, format, io::sink(), out)
+                    .map_err(|error| not_saved(out, error))
             }
             (false, _) => save_file(&store, &references, format, out),
         }
@@ -321,31 +376,64 @@ fn save_file(
     format: Format,
     path: &Path,
 ) -> anyhow::Result<()> {
-    let path = std::path::absolute(path)?;
+    // What a link leads to is written, not the link.
+    let path = fs::canonicalize(path).or_else(|_| std::path::absolute(path))?;
+    let failed = |error: io::Error| not_saved(&path, SaveError::Write(error));
+    let name = path.display().to_string();
+    let there = fs::metadata(&path).ok();
+    if there.as_ref().is_some_and(fs::Metadata::is_dir) {
+        let message = format!("can't write {name}: it is a directory");
+        return Err(Failure::new(Code::CannotWrite, message)
+            .hint("name a file, or say `--format oci-dir`")
+            .into());
+    }
+    if there.is_some_and(|there| !there.is_file()) {
+        // A pipe or a device stays what it is.
+        let to = File::options().write(true).open(&path).map_err(failed)?;
+        let to = Passing::new(to, &name, None);
+        return archive::save(store, references, format, to, &path)
+            .map_err(|error| not_saved(&path, error));
+    }
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let failed = |error: io::Error| {
-        Failure::new(Code::CannotWrite, format!("can't write {}", path.display())).because(error)
-    };
     let file = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile_in(dir)
         .map_err(failed)?;
-    archive::save(store, references, format, io::BufWriter::new(&file), &path)?;
+    let to = Passing::new(io::BufWriter::new(&file), &name, None);
+    archive::save(store, references, format, to, &path).map_err(|error| not_saved(&path, error))?;
     file.persist(&path).map_err(|error| failed(error.error))?;
     Ok(())
 }
 
+/// Names the place that can't be written.
+fn not_saved(path: &Path, error: SaveError) -> anyhow::Error {
+    match error {
+        SaveError::Write(source) => {
+            let message = format!("can't write {}", path.display());
+            let failure = Failure::new(Code::CannotWrite, message);
+            failure.because(source).into()
+        }
+        other => other.into(),
+    }
+}
+
 async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
+    let mut unknown = Vec::new();
     for reference in parse(&args.images)? {
-        if !store.forget(&reference)? {
-            return Err(SaveError::Unknown(reference.to_string()).into());
+        match store.forget(&reference)? {
+            true => say(format_args!("removed {reference}")),
+            false => unknown.push(reference.to_string()),
         }
-        say(format_args!("removed {reference}"));
     }
-    let gone = store.prune(&Prune::default()).await?;
-    say(format_args!("freed {}", HumanBytes(gone.bytes)));
-    Ok(())
+    if unknown.len() < args.images.len() {
+        let gone = store.prune(&Prune::default()).await?;
+        say(format_args!("freed {}", HumanBytes(gone.bytes)));
+    }
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => Err(SaveError::Unknown(unknown.join(", ")).into()),
+    }
 }
 
 async fn prune(args: &PruneArgs) -> anyhow::Result<()> {

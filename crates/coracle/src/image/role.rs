@@ -9,6 +9,7 @@ use anyhow::Context;
 use images::protocol::{Command, Line};
 use images::{Event, ImageError, Layers, Progress, RegistryConfig, Store};
 
+use super::limits;
 use crate::exit;
 
 /// Pulls and unpacks one image.
@@ -34,7 +35,8 @@ async fn pull(command: &Command) -> Result<images::Image, Line> {
     let store = Store::open(&command.store).map_err(|error| here(&error))?;
     let layers = Layers::open(&command.layers).map_err(|error| here(&error))?;
     let config = RegistryConfig::from_environment().map_err(|error| here(&error))?;
-    let layers = layers.with_limits(command.limits);
+    let limits = limits::from_environment().map_err(|error| here(error.as_ref()))?;
+    let layers = layers.with_limits(limits);
     images::ensure(&store, &layers, &command.request, &config, &Lines)
         .await
         .map_err(|error: ImageError| failed(error.reason(), &error))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use images::protocol::{Command as Pull, Line};
-use images::{Held, Layers, PullPolicy, PullRequest};
+use images::{PullPolicy, PullRequest};
 use network::hub::{Attach, Place};
 use sandbox::protocol::Problem;
 use sandbox::runtime::Places;
@@ -21,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use volumes::{Source, Volumes};
 
 use super::Start;
+use super::held::HeldLayers;
 use crate::node::place;
 
 /// Between attempts to get a place back from a hub that was started again.
@@ -38,7 +39,7 @@ pub struct NodeWorld {
     /// Images that are there, by reference: a container that is started again need not ask.
     present: RefCell<HashMap<String, PodImage>>,
     /// And whose layers nobody may remove.
-    held: RefCell<HashMap<String, Held>>,
+    held: HeldLayers,
 }
 
 impl NodeWorld {
@@ -52,17 +53,7 @@ impl NodeWorld {
             volumes: Volumes::new(places.disk.join("volumes"), places.memory.join("volumes")),
             place: RefCell::new(None),
             present: RefCell::default(),
-            held: RefCell::default(),
-        }
-    }
-
-    /// Keeps layers from being removed while the pod lives. May wait for somebody who is just removing one.
-    async fn hold(&self, layers: Vec<PathBuf>) -> Result<Held, String> {
-        let dir = self.layers.clone();
-        let held = tokio::task::spawn_blocking(move || Layers::open(&dir)?.hold(&layers)).await;
-        match held {
-            Ok(held) => held.map_err(|error| images::causes(&error)),
-            Err(error) => Err(error.to_string()),
+            held: HeldLayers::new(place::layers(&start.node_dir)),
         }
     }
 
@@ -71,7 +62,6 @@ impl NodeWorld {
             store: self.store.clone(),
             layers: self.layers.clone(),
             request,
-            limits: images::Limits::default(),
         };
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "image-pull"])
@@ -127,7 +117,7 @@ impl World for NodeWorld {
         };
         let name = request.reference.clone();
         let mut attempts = 3;
-        let (image, held) = loop {
+        let image = loop {
             let image = match self.pull(request.clone()).await {
                 Ok(Line::Done(image)) => image,
                 Ok(Line::Failed { reason, message }) => return Err(wrong(&reason, message)),
@@ -137,8 +127,8 @@ impl World for NodeWorld {
                 Err(error) => return Err(wrong("ErrImagePull", format!("{error:#}"))),
             };
             attempts -= 1;
-            match self.hold(image.layers.clone()).await {
-                Ok(held) => break (image, held),
+            match self.held.hold(&image.layers).await {
+                Ok(()) => break image,
                 // Removed in just this moment, by somebody who makes room.
                 Err(error) if attempts > 0 => tracing::debug!(error, "unpacking it again"),
                 Err(error) => return Err(wrong("ErrImagePull", error)),
@@ -163,7 +153,6 @@ impl World for NodeWorld {
         };
         let mut again = image.clone();
         again.pulled = false;
-        self.held.borrow_mut().insert(name.clone(), held);
         self.present.borrow_mut().insert(name, again);
         Ok(image)
     }

@@ -1,0 +1,48 @@
+//! How large an image may be: few compressed bytes can become many.
+
+use anyhow::{Context, bail};
+use images::Limits;
+
+use super::amount;
+
+/// Changes the limits, as in `bytes=128G,files=8000000`.
+const VARIABLE: &str = "CORACLE_IMAGE_LIMITS";
+
+/// The user's own limits, or ours.
+pub fn from_environment() -> anyhow::Result<Limits> {
+    parse(&std::env::var(VARIABLE).unwrap_or_default())
+}
+
+fn parse(text: &str) -> anyhow::Result<Limits> {
+    let mut limits = Limits::default();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let malformed = || format!("{VARIABLE}: {part:?} is not like bytes=128G or files=8000000");
+        match name {
+            "bytes" => {
+                let bytes = amount::bytes(value).map_err(anyhow::Error::msg);
+                limits.bytes = bytes.with_context(malformed)?;
+            }
+            "files" => limits.entries = value.parse().with_context(malformed)?,
+            other => bail!("{VARIABLE} has no {other:?}"),
+        }
+    }
+    Ok(limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read() {
+        assert_eq!(parse("").unwrap(), Limits::default());
+        let both = parse("bytes=2M,files=7").unwrap();
+        assert_eq!((both.bytes, both.entries), (2 << 20, 7));
+        let one = parse("files=7").unwrap();
+        assert_eq!(one.bytes, Limits::default().bytes);
+        for bad in ["bytes", "bytes=many", "files=-1", "files=2K", "size=1"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Archives on their way in or out, with a bar for those who wait.
+
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use crate::bars::{FileProgress, Progress};
+
+/// Nobody looks at a bar more often.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Passes bytes on, and shows how many there were.
+#[derive(Debug)]
+pub struct Passing<T> {
+    inner: T,
+    at: u64,
+    told: Instant,
+    progress: FileProgress,
+}
+
+impl<T> Passing<T> {
+    /// `name` is what the user calls it, `total` its size if that is known.
+    pub fn new(inner: T, name: &str, total: Option<u64>) -> Self {
+        let mut progress = Progress::new().file(name);
+        progress.begin_quietly(total);
+        Self {
+            inner,
+            at: 0,
+            told: Instant::now(),
+            progress,
+        }
+    }
+
+    fn passed(&mut self, n: usize) {
+        self.at += n as u64;
+        if self.told.elapsed() > TELL_EVERY {
+            self.told = Instant::now();
+            self.progress.advance(self.at);
+        }
+    }
+}
+
+impl<T: Read> Read for Passing<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.passed(n);
+        Ok(n)
+    }
+}
+
+impl<T: Write> Write for Passing<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(bytes)?;
+        self.passed(n);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T> Drop for Passing<T> {
+    fn drop(&mut self) {
+        self.progress.clear();
+    }
+}
