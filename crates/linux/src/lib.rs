@@ -19,6 +19,7 @@ mod netlink;
 pub mod packet;
 pub mod probe;
 pub mod process;
+pub mod remove;
 pub mod route;
 pub mod seccomp;
 pub mod signal;

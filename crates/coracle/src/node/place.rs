@@ -118,11 +118,11 @@ fn is_abandoned(dir: &Path) -> bool {
 /// thread, moves into if it has to.
 pub fn remove(dir: &Path) -> io::Result<()> {
     // Without containers' files nothing special is needed.
-    if !dir.exists() || std::fs::remove_dir_all(dir).is_ok() {
+    if linux::remove::tree(dir).is_ok() {
         return Ok(());
     }
     linux::namespace::enter_as_root(UnshareFlags::empty())?;
-    remove_as_root(dir)
+    linux::remove::tree(dir)
 }
 
 /// The same from a process with threads: another one does it.
@@ -148,26 +148,6 @@ pub fn kubelet_socket(dir: &Path) -> PathBuf {
 /// Where unpacked layers are, in a node's directory.
 pub fn layers(dir: &Path) -> PathBuf {
     dir.join("layers")
-}
-
-/// Removes a directory with what containers left in it. Directories may have been made unreadable even for their owner.
-pub fn remove_as_root(dir: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(dir);
-            std::fs::remove_dir_all(dir)
-        }
-        removed => removed,
-    }
-}
-
-fn open_up(dir: &Path) {
-    let _ = std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700));
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            open_up(&entry.path());
-        }
-    }
 }
 
 /// The node's local scratch.
