@@ -103,7 +103,7 @@ impl Table {
 impl Sample {
     /// Looks at one process; `None` if there is none, or it can't be seen.
     pub fn of(pid: i32) -> Option<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = crate::process::stat_of(pid).ok()?;
         Self::parse(&stat, rustix::param::clock_ticks_per_second(), page())
     }
 
@@ -142,7 +142,11 @@ impl Memory {
     /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very
     /// large, or not ours.
     pub fn of(pid: i32, sample: &Sample) -> Self {
-        let file = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
+        // Names of programs and of mapped files are no text that one could rely on.
+        let file = |name: &str| {
+            let bytes = std::fs::read(format!("/proc/{pid}/{name}")).ok()?;
+            Some(String::from_utf8_lossy(&bytes).into_owned())
+        };
         if sample.resident <= LARGEST_SHARED_OUT
             && let Some(text) = file("smaps_rollup")
             && let Some(all) = kilobytes(&text, "Pss:")
