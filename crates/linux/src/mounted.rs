@@ -19,8 +19,8 @@ fn places(text: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
         .map(unescape)
 }
 
-/// Spaces and their kin are written as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+/// A field of mountinfo as it is: spaces and their kin are written as a backslash and three octal digits there.
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {

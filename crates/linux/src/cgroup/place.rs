@@ -1,6 +1,10 @@
 //! Where the group of a process is, by what `/proc` says.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+use crate::mounted;
 
 /// The directories that may be the group, given `/proc/self/cgroup` and `/proc/self/mountinfo`: one for each mount that shows it.
 pub(super) fn candidates(membership: &str, mountinfo: &str) -> Vec<PathBuf> {
@@ -24,29 +28,13 @@ pub(super) fn candidates(membership: &str, mountinfo: &str) -> Vec<PathBuf> {
             // A mount may show a part of the tree only; what lies outside of it (`/../..`) isn't there for us.
             let below = own.strip_prefix(&root).ok()?;
             let outside = below.components().any(|part| part.as_os_str() == "..");
-            (!outside).then(|| Path::new(&point).join(below))
+            (!outside).then(|| point.join(below))
         })
         .collect()
 }
 
-/// Spaces and their kin are written as `\040` there.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digits = part.get(..3).unwrap_or_default();
-        match u8::from_str_radix(digits, 8) {
-            Ok(byte) => {
-                plain.push(char::from(byte));
-                plain.push_str(&part[3..]);
-            }
-            Err(_) => {
-                plain.push('\\');
-                plain.push_str(part);
-            }
-        }
-    }
-    plain
+fn unescape(field: &str) -> PathBuf {
+    PathBuf::from(OsString::from_vec(mounted::unescape(field.as_bytes())))
 }
 
 #[cfg(test)]
