@@ -27,6 +27,8 @@ const BRIDGE: &str = "pods";
 const BACKLOG: i32 = 1024;
 /// Sandboxes claim what they had within this.
 const CLAIMS: Duration = Duration::from_secs(60);
+/// Between attempts to accept a sandbox.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why there is no hub.
 #[derive(Debug, Error)]
@@ -112,7 +114,7 @@ impl Hub {
         let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted?.0,
+                accepted = next(&listener) => accepted,
                 () = places.end.notified() => return Ok(()),
             };
             let places = places.clone();
@@ -246,6 +248,20 @@ impl Places {
     }
 }
 
+/// The next sandbox that connects. An error is no reason to end, and with us the network of all pods: the machine is out of
+/// descriptors or memory, most likely, which others use and give back.
+async fn next(listener: &UnixListener) -> UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((connection, _)) => return connection,
+            Err(error) => {
+                tracing::warn!(%error, "the hub cannot accept a sandbox");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
 /// The hub's end of a pod's cable.
 fn interface(address: Ipv4Addr) -> String {
     format!("p{:08x}", u32::from(address))
@@ -262,4 +278,29 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    use super::*;
+
+    /// Changes the limit of the whole process, which is this test's alone where each test has its own.
+    #[tokio::test]
+    async fn who_connects_while_there_are_no_descriptors_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hub.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let _sandbox = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let before = getrlimit(Resource::Nofile);
+        let next_free = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/").unwrap());
+        let mut none = before;
+        none.current = Some(next_free.unsigned_abs().into());
+        setrlimit(Resource::Nofile, none).unwrap();
+        let refused = tokio::time::timeout(ACCEPT_PAUSE / 2, next(&listener)).await;
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(refused.is_err());
+        next(&listener).await;
+    }
 }
