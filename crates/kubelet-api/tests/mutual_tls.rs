@@ -266,7 +266,7 @@ async fn the_api_server_is_served() {
     assert_eq!(list["kind"], "PodList");
     assert_eq!(list["items"][0]["metadata"]["name"], "hello");
 
-    let nothing = server.get_as_api_server("/run/default/hello/main").await;
+    let nothing = server.get_as_api_server("/there/is/no/such/path").await;
     assert!(nothing.starts_with("HTTP/1.1 404"), "{nothing}");
     assert!(nothing.ends_with("404 page not found\n"), "{nothing}");
 }
