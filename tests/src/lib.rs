@@ -21,6 +21,7 @@ mod pods;
 mod process;
 mod registry;
 mod running;
+mod signer;
 mod talk;
 mod watched;
 
@@ -37,5 +38,6 @@ pub use pods::{condition, container};
 pub use process::{Process, Role};
 pub use registry::{Form, MIRROR, REGISTRY, Registry};
 pub use running::Running;
+pub use signer::{Held, NAME as CERTIFICATE_NAME, Signer, refusal};
 pub use talk::{WAITS, runs, simple};
 pub use watched::Watched;

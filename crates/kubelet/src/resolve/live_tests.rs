@@ -1,7 +1,7 @@
 //! The resolver as a node, against upstream's API server with its Node authorizer.
 
 #[path = "../../../volumes/tests/common/mod.rs"]
-mod api_server;
+pub(super) mod api_server;
 
 use std::time::Instant;
 
@@ -142,6 +142,39 @@ async fn a_node_resolves_its_pods() {
 
     claims_are_resolved(&server, &pods, &resolver).await;
     resolver.forget(missing.metadata.uid.as_deref().unwrap());
+}
+
+/// The API server grants no token for less than ten minutes, so time is moved on instead.
+#[tokio::test]
+async fn a_token_is_renewed_before_it_ends() {
+    let Some(server) = ApiServer::start().await else {
+        eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
+        return;
+    };
+    let pods: Api<Pod> = Api::namespaced(server.admin(), "default");
+    let resolver = Resolver::new(server.node(), &crate::node::tests::config());
+    let token = json!({ "path": "token", "audience": "mine", "expirationSeconds": 600 });
+    let bearer = pod(&pods, "bearer", json!({
+        "automountServiceAccountToken": false,
+        "volumes": [{ "name": "v", "projected": { "sources": [{ "serviceAccountToken": token }] } }],
+    }))
+    .await;
+    let now = async || file(&resolver.bundle(&bearer).await, "v", "token").unwrap();
+    let first = now().await;
+    let move_on = async |seconds| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+    };
+    // Up to ten seconds sooner than at four fifths of its life, so that not all pods ask at once.
+    move_on(460).await;
+    assert_eq!(now().await, first);
+    move_on(25).await;
+    let due = tokio::time::timeout(Duration::from_secs(20), resolver.changed(&bearer)).await;
+    assert!(due.is_ok(), "the pod is not told of a new token");
+    let second = now().await;
+    assert_ne!(second, first);
+    assert_eq!(now().await, second);
 }
 
 async fn claims_are_resolved(server: &ApiServer, pods: &Api<Pod>, resolver: &Resolver) {

@@ -6,6 +6,7 @@
 //!   services.rs     all services, and the variables that tell of them
 //!   tokens.rs       service account tokens, renewed in time
 //!   trust.rs        cluster trust bundles
+//!   certificates/   pods' own certificates, renewed in time
 //!   claims.rs       persistent volume claims and their volumes
 //!   env.rs          a container's variables                            pure
 //!   sources.rs      volumes → what they are made of                    pure
@@ -15,6 +16,9 @@
 //! Nothing here fails as a whole: what can't be had is told at the container or volume that it concerns, in upstream's
 //! words, and [`Resolver::changed`] says when asking again is worth it.
 
+#[cfg(test)]
+mod certificate_live_tests;
+mod certificates;
 mod claims;
 mod env;
 #[cfg(test)]
@@ -34,7 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::select_all;
+use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Client;
@@ -45,6 +49,7 @@ use volumes::content::{Inputs, TrustBundles};
 
 use crate::NodeConfig;
 use crate::node::resources;
+use certificates::{Certificates, Standing};
 use claims::Claims;
 use objects::{Known, Objects};
 use references::References;
@@ -68,6 +73,7 @@ pub(crate) struct Resolver {
     services: Services,
     tokens: Tokens,
     trust: Trust,
+    certificates: Certificates,
     claims: Claims,
     /// By uid: what the last bundle was made of.
     pods: Mutex<HashMap<String, Basis>>,
@@ -91,6 +97,8 @@ struct Basis {
     objects: Vec<watch::Receiver<u64>>,
     /// If the pod asks for trust bundles.
     trust: Option<watch::Receiver<Option<Arc<TrustBundles>>>>,
+    /// One for each of the pod's own certificates.
+    certificates: Vec<watch::Receiver<Standing>>,
     services: watch::Receiver<u64>,
     /// The variables that told of services.
     service_variables: BTreeMap<String, String>,
@@ -119,6 +127,7 @@ impl Resolver {
             services: Services::follow(client.clone()),
             tokens: Tokens::new(client.clone()),
             trust: Trust::new(client.clone()),
+            certificates: Certificates::new(client.clone(), &config.name),
             claims: Claims::new(client),
             pods: Mutex::new(HashMap::new()),
         }
@@ -129,12 +138,13 @@ impl Resolver {
         let references = References::of(pod);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let (config_maps, secrets, tokens, trust, claims, services) = tokio::join!(
+        let (config_maps, secrets, tokens, trust, certificates, claims, services) = tokio::join!(
             self.config_maps
                 .get(uid, namespace, &references.config_maps),
             self.secrets.get(uid, namespace, &references.secrets),
             self.tokens.get(pod),
             self.trust.get(pod),
+            self.certificates.get(pod),
             self.claims.get(pod),
             self.services.synced(),
         );
@@ -142,7 +152,7 @@ impl Resolver {
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links);
         let service_variables = self.services.variables(namespace, links.unwrap_or(true));
 
-        let again = [tokens.again_at, claims.again_at]
+        let again = [tokens.again_at, certificates.again_at, claims.again_at]
             .into_iter()
             .flatten()
             .min();
@@ -153,6 +163,7 @@ impl Resolver {
                 .chain(secrets.signals)
                 .collect(),
             trust: trust.signal,
+            certificates: certificates.signals,
             services: services_version,
             service_variables: service_variables.clone(),
             again_at: again,
@@ -167,14 +178,16 @@ impl Resolver {
                 secrets: existing(&secrets.objects),
                 tokens: tokens.tokens,
                 trust_bundles: trust.bundles,
-                certificates: BTreeMap::new(),
+                certificates: certificates.certificates,
             },
             unknown_config_maps: unknown(&config_maps.objects),
             unknown_secrets: unknown(&secrets.objects),
             claims: claims.volumes,
             services: services.then_some(service_variables),
         };
-        facts.resolve(self.node.clone())
+        let mut resolved = facts.resolve(self.node.clone());
+        resolved.warnings.extend(certificates.warnings);
+        resolved
     }
 
     /// Waits until [`bundle`](Self::bundle) could say something else about this pod than it did the last time.
@@ -186,14 +199,10 @@ impl Resolver {
             // Never resolved: then there is nothing to wait for.
             return;
         };
-        let objects = basis.objects.into_iter().map(|mut signal| {
-            async move {
-                if signal.changed().await.is_err() {
-                    std::future::pending().await
-                }
-            }
-            .boxed()
-        });
+        let objects = basis.objects.into_iter().map(signalled);
+        let trust = basis.trust.into_iter().map(signalled);
+        let certificates = basis.certificates.into_iter().map(signalled);
+        let objects: Vec<_> = objects.chain(trust).chain(certificates).collect();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links);
         let mut services = basis.services;
@@ -217,13 +226,6 @@ impl Resolver {
                 None => std::future::pending().await,
             }
         };
-        let trust = async {
-            match basis.trust {
-                Some(mut signal) if signal.changed().await.is_ok() => {}
-                _ => std::future::pending().await,
-            }
-        };
-        let objects: Vec<_> = objects.collect();
         let objects = async {
             if objects.is_empty() {
                 std::future::pending::<()>().await;
@@ -232,7 +234,6 @@ impl Resolver {
         };
         tokio::select! {
             () = objects => {}
-            () = trust => {}
             () = services => {}
             () = again => {}
         }
@@ -244,12 +245,23 @@ impl Resolver {
         self.config_maps.forget(uid);
         self.secrets.forget(uid);
         self.tokens.forget(uid);
+        self.certificates.forget(uid);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Basis>> {
         // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits for the next change, which never comes if nobody is left to make one.
+fn signalled<T: Send + Sync + 'static>(mut signal: watch::Receiver<T>) -> BoxFuture<'static, ()> {
+    async move {
+        if signal.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+    .boxed()
 }
 
 fn existing<K>(objects: &BTreeMap<String, Known<K>>) -> BTreeMap<String, Arc<K>> {

@@ -208,7 +208,8 @@ fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or_default())
 }
 
-fn random() -> u64 {
+/// Some number.
+pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     // Without random bytes all pods renew at the same time, which is only unkind.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -89,8 +89,7 @@ fn is_asked_for(pod: &Pod) -> bool {
 
 async fn watch_all(client: Client, tell: watch::Sender<Option<Arc<TrustBundles>>>) {
     let api: Api<ClusterTrustBundle> = Api::all(client);
-    let events =
-        watcher(api, watcher::Config::default()).backoff(Doubling::up_to(RETRY_AT_MOST));
+    let events = watcher(api, watcher::Config::default()).backoff(Doubling::up_to(RETRY_AT_MOST));
     tokio::pin!(events);
     let mut listed = TrustBundles::new();
     loop {
