@@ -1,0 +1,75 @@
+//! The layers of a pod's images, which nobody may remove while the pod lives.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use images::{Held, LayerError, Layers};
+
+/// Holds layers until it is dropped: also those of an image that has been pulled anew since, under the same name, because
+/// containers that were started before still run on them.
+pub struct HeldLayers {
+    dir: PathBuf,
+    held: RefCell<HashMap<PathBuf, Held>>,
+}
+
+impl HeldLayers {
+    /// For layers of the directory `dir`.
+    pub fn new(dir: PathBuf) -> Self {
+        Self {
+            dir,
+            held: RefCell::default(),
+        }
+    }
+
+    /// Keeps layers from being removed. May wait for somebody who is just removing one.
+    pub async fn hold(&self, layers: &[PathBuf]) -> Result<(), String> {
+        let dir = self.dir.clone();
+        let new: Vec<PathBuf> = {
+            let held = self.held.borrow();
+            let new = layers.iter().filter(|layer| !held.contains_key(*layer));
+            new.cloned().collect()
+        };
+        let hold = move || -> Result<Vec<_>, LayerError> {
+            let all = Layers::open(&dir)?;
+            let hold = |layer: PathBuf| Ok((all.hold(std::slice::from_ref(&layer))?, layer));
+            new.into_iter().map(hold).collect()
+        };
+        let held = tokio::task::spawn_blocking(hold)
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| images::causes(&error))?;
+        let held = held.into_iter().map(|(held, layer)| (layer, held));
+        self.held.borrow_mut().extend(held);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn layers_of_an_image_that_was_replaced_stay() {
+        let home = tempfile::tempdir().unwrap();
+        let layers = Layers::open(home.path()).unwrap();
+        let [base, old, new] = ["0", "1", "2"].map(|name| home.path().join(name.repeat(32)));
+        for layer in [&base, &old, &new] {
+            std::fs::create_dir(layer).unwrap();
+        }
+        let held = HeldLayers::new(home.path().to_owned());
+        held.hold(&[base.clone(), old.clone()]).await.unwrap();
+        held.hold(&[base.clone(), new.clone()]).await.unwrap();
+        assert_eq!(held.held.borrow().len(), 3);
+        assert_eq!(layers.prune(Duration::ZERO).unwrap(), 0);
+        assert!(
+            held.hold(&[home.path().join("3".repeat(32))])
+                .await
+                .is_err()
+        );
+        drop(held);
+        assert_eq!(layers.prune(Duration::ZERO).unwrap(), 3);
+    }
+}
