@@ -4,7 +4,8 @@
 //! root has become ours, so that links in it lead nowhere else.
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -78,8 +79,10 @@ fn keep_apt_from_changing_users() {
     let dir = Path::new("/etc/apt/apt.conf.d");
     if dir.is_dir() {
         let text = "// This container has one user id only.\nAPT::Sandbox::User \"root\";\n";
-        // A container that can do without apt goes on without this.
-        let _ = std::fs::write(dir.join("99-single-id"), text);
+        // Only a new one: what an image has there may be a pipe, at which one would wait for ever. A container that can do
+        // without apt goes on without this.
+        let _ = File::create_new(dir.join("99-single-id"))
+            .and_then(|mut file| file.write_all(text.as_bytes()));
     }
 }
 
@@ -116,7 +119,7 @@ fn shown_root(shown: &Path) -> std::io::Result<Tree> {
 /// Only a process of its own may take the time that copying takes; this one is the container's.
 fn copied_root(layers: &[PathBuf], beside: &Path, place: &Path) -> std::io::Result<Tree> {
     // What an attempt that failed has left.
-    std::fs::remove_dir_all(place)?;
+    linux::remove::tree(place)?;
     std::fs::create_dir(place)?;
     let taken = linux::stack::copy(layers, place)?;
     std::fs::write(beside.join("copied"), taken.to_string())?;

@@ -2,6 +2,9 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
 
 use super::message::UserPlan;
 
@@ -26,9 +29,13 @@ pub fn look_up(plan: &UserPlan) -> Result<User, String> {
     resolve(plan, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-fn read(path: &str) -> String {
+/// What is no regular file is empty: an image may have a pipe there, at which one would wait for ever.
+fn read(path: impl AsRef<Path>) -> String {
     let mut bytes = Vec::new();
-    if let Ok(file) = File::open(path) {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if let Ok(file) = rustix::fs::open(path.as_ref(), flags, Mode::empty()).map(File::from)
+        && file.metadata().is_ok_and(|found| found.is_file())
+    {
         let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -168,6 +175,21 @@ mod tests {
             ids(&ask("app:video", Some(5000), Some(9)).unwrap()),
             (5000, 9, &[9][..], "/")
         );
+    }
+
+    #[test]
+    fn nobody_waits_for_a_file_that_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let mode = Mode::RUSR | Mode::WUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        assert_eq!(read(&pipe), "");
+        assert_eq!(read(dir.path()), "");
+        assert_eq!(read("/dev/zero"), "");
+        assert_eq!(read(dir.path().join("none")), "");
+        std::fs::write(dir.path().join("file"), PASSWD).unwrap();
+        assert_eq!(read(dir.path().join("file")), PASSWD);
     }
 
     #[test]
