@@ -6,6 +6,8 @@ use super::launch::LAUNCHER_ANNOTATION;
 
 /// No pod is killed without a moment to react, as upstream.
 const LEAST_GRACE: i64 = 1;
+/// Longer is for ever. The API server lets any number pass, and no clock goes as far as the largest.
+const MOST_GRACE: i64 = 365 * 86_400;
 /// What the API server fills in for pods that don't say.
 const DEFAULT_GRACE: i64 = 30;
 
@@ -80,7 +82,10 @@ pub(crate) fn grace_seconds(pod: &Pod) -> i64 {
         .spec
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
-    asked.or(spec).unwrap_or(DEFAULT_GRACE).max(LEAST_GRACE)
+    asked
+        .or(spec)
+        .unwrap_or(DEFAULT_GRACE)
+        .clamp(LEAST_GRACE, MOST_GRACE)
 }
 
 /// Whether a container that ended with `exit_code` is to run again: its rules, else its own policy, else the pod's.

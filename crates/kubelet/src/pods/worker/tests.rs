@@ -131,6 +131,17 @@ fn statuses_are_written_once_each() {
 }
 
 #[test]
+fn a_grace_beyond_every_clock_is_a_long_one() {
+    simulate(async {
+        let (world, worker) = started("Always").await;
+        world.edit(|pod| to_be_deleted(pod, i64::MAX));
+        assert!(stopped(&world, 0).await.grace_seconds >= 86_400);
+        world.sandbox(0).await.say(ended(143));
+        worker.await.unwrap();
+    });
+}
+
+#[test]
 fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
     simulate(async {
         let (world, worker) = started("Always").await;
