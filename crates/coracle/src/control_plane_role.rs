@@ -12,7 +12,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use control_plane::{ClusterConfig, Command, Event, Home};
 use linux::process::Fork;
-use linux::signal::Held;
 use rustix::process::{Signal, WaitOptions};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe::Receiver;
@@ -28,13 +27,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let outside = rustix::process::getpid();
     // Slurm may signal every process of a job at once. This one has nothing to end in order, and its
     // death would be the death of all inside, so it is deaf: the leader's word counts.
-    let held = Held::new(&[
-        Signal::TERM,
-        Signal::INT,
-        Signal::HUP,
-        Signal::USR1,
-        Signal::USR2,
-    ])?;
+    let held = crate::guard::deaf()?;
     match linux::process::fork()? {
         Fork::Parent(first) => {
             let waited = rustix::process::waitpid(Some(first), WaitOptions::empty())?;

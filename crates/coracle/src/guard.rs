@@ -50,6 +50,18 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(20);
 const MAX_QUICK_ENDS: u32 = 5;
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Holds back, until it is released, what Slurm may send to every process of a job at once: for a process that ends
+/// by another's word, and whose death would be the death of what hangs on it.
+pub fn deaf() -> io::Result<Held> {
+    Held::new(&[
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::USR1,
+        Signal::USR2,
+    ])
+}
+
 /// Splits this process, which must have a single thread, into a guard and a worker.
 ///
 /// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.

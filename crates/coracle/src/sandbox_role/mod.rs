@@ -10,6 +10,7 @@
 //! It outlives the agent that started it. If no agent comes for a while it ends the pod and itself.
 
 mod eviction;
+mod held;
 mod pod;
 mod world;
 
@@ -22,7 +23,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
-use linux::signal::Held;
 use rustix::process::{DumpableBehavior, Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::connection::{Pod, stay_connected};
@@ -87,13 +87,7 @@ impl Start {
 /// The role's entry.
 pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the agent's word counts.
-    let _deaf = Held::new(&[
-        Signal::TERM,
-        Signal::INT,
-        Signal::HUP,
-        Signal::USR1,
-        Signal::USR2,
-    ])?;
+    let _deaf = crate::guard::deaf()?;
     let mut start = read_start()?;
     // A step has a control group of its own.
     let division = start.announces.then(cgroup::set_up).flatten();
@@ -221,7 +215,7 @@ async fn live(
     }
     let removed = match pod.keeps_logs() {
         true => remove_but_logs(&dir),
-        false => place::remove_as_root(&dir),
+        false => linux::remove::tree(&dir),
     };
     if let Err(error) = removed
         && error.kind() != std::io::ErrorKind::NotFound
@@ -238,11 +232,7 @@ fn remove_but_logs(dir: &Path) -> std::io::Result<()> {
         if entry.file_name() == LOGS {
             continue;
         }
-        if entry.file_type()?.is_dir() {
-            place::remove_as_root(&entry.path())?;
-        } else {
-            std::fs::remove_file(entry.path())?;
-        }
+        linux::remove::tree(&entry.path())?;
     }
     Ok(())
 }
