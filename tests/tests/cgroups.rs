@@ -58,7 +58,7 @@ spec:
   nodeName: node2
   restartPolicy: Never
   containers:
-  - {name: sibling, image: IMAGE, command: [sleep, '1000']}
+  - {name: sibling, image: IMAGE, command: [sleep, '41101']}
   - {name: says-so, image: IMAGE, command: [sh, -c, 'exit 137']}
 ---
 apiVersion: v1
@@ -94,6 +94,12 @@ fn a_container_that_the_jobs_limit_kills_is_told_from_others() {
         container(&several, "sibling")["state"]["running"].is_object(),
         "{several:#}"
     );
+    // One that somebody kills later was not short of memory: the kernel's last kill was another's, and a while ago.
+    cluster.ask("sleep 12");
+    let (host, sibling) = lab.marked("sleep 41101").remove(0);
+    lab.kill(&host, "KILL", &sibling);
+    let several = cluster.in_phase("several", "Failed");
+    assert_eq!(end(&several, "sibling"), "\"Error\" 137", "{several:#}");
     cluster.exit(0);
     lab.root("node2", UNDO);
     lab.nothing_left();

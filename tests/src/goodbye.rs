@@ -1,0 +1,77 @@
+//! Pods that say goodbye when their job ends, and what is left to see of that.
+
+use serde_json::{Value, json};
+
+use crate::{BUSYBOX, Cluster, Lab, Watched, condition, container, merged, pod};
+
+/// Where they say it, in the home directory of `user1`.
+const OUT: &str = "goodbye";
+
+impl Cluster {
+    /// Makes a pod on each of these nodes that says goodbye, and waits until they are ready and somebody watches.
+    #[track_caller]
+    pub fn with_polite_pods(&mut self, lab: &Lab, nodes: &[&str]) -> Watched {
+        let watched = self.watch_pods(lab);
+        let pods: Vec<Value> = nodes.iter().map(|node| polite(node)).collect();
+        self.create_objects(&pods);
+        for node in nodes {
+            self.wait_for(&format!("polite-{node}"), "condition=Ready");
+        }
+        watched
+    }
+}
+
+/// One with a hook, an end of its own and a sidecar that ends last, bound to a node.
+fn polite(node: &str) -> Value {
+    let file = format!("/out/{node}");
+    let says = |word: &str, last: &str| {
+        format!("trap 'echo {word} >> {file}; {last}' TERM; while true; do sleep 0.1; done")
+    };
+    let container = |name: &str, script: &str, more: Value| {
+        let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script],
+            "volumeMounts": [{"name": "out", "mountPath": "/out"}]});
+        merged(own, more)
+    };
+    let hook = json!({"exec": {"command": ["sh", "-c", format!("echo hook >> {file}")]}});
+    let side = container(
+        "side",
+        &says("side", "exit 0"),
+        json!({"restartPolicy": "Always"}),
+    );
+    let main = container(
+        "main",
+        &says("term", "exit 7"),
+        json!({"lifecycle": {"preStop": hook}}),
+    );
+    let place = json!({"path": format!("/home/user1/{OUT}"), "type": "DirectoryOrCreate"});
+    let spec = json!({"nodeName": node, "restartPolicy": "Always", "terminationGracePeriodSeconds": 600,
+        "volumes": [{"name": "out", "hostPath": place}], "initContainers": [side]});
+    pod(&format!("polite-{node}"), spec, &[main])
+}
+
+/// After the end of the job: the API server was told how the pods on these nodes ended. What each of them said.
+#[track_caller]
+pub fn said_goodbye(lab: &Lab, watched: &Watched, nodes: &[&str]) -> Vec<String> {
+    let mut words = Vec::new();
+    for node in nodes {
+        let said = lab.sh(&format!("echo $(cat {OUT}/{node})")).run().stdout;
+        words.push(said.trim().to_owned());
+        let pod = watched.last_of(&format!("polite-{node}"));
+        let status = &pod["status"];
+        assert_eq!(status["phase"], "Failed", "{status:#}");
+        assert_eq!(status["reason"], "Terminated", "{status:#}");
+        let why = "Pod was terminated in response to imminent node shutdown.";
+        assert_eq!(status["message"], why, "{status:#}");
+        for (name, code) in [("main", 7), ("side", 0)] {
+            let ended = &container(&pod, name)["state"]["terminated"];
+            assert_eq!(ended["exitCode"], code, "{status:#}");
+        }
+        assert_eq!(
+            condition(&pod, "DisruptionTarget"),
+            "True TerminationByKubelet"
+        );
+        assert_eq!(condition(&pod, "Ready"), "False PodFailed", "{status:#}");
+    }
+    lab.remove(OUT);
+    words
+}

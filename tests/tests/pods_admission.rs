@@ -1,0 +1,334 @@
+//! What a node takes and what it refuses, with upstream's reasons, and the ports of the node that pods ask for.
+
+use std::time::Duration;
+
+use e2e::{BUSYBOX, Cluster, Lab, condition, container, eventually, merged, pod, wait_until};
+use serde_json::{Value, json};
+
+/// One node, by name.
+const ONE: &[&str] = &["srun", "-N1", "-wnode1", "coracle", "run"];
+
+/// A pod that is bound to the node by hand, so that nobody but the node decides.
+fn bound(name: &str, spec: Value, more: Value) -> Value {
+    let own = json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "trap exit TERM; while true; do sleep 0.2; done"]});
+    let here = merged(json!({"nodeName": "node1"}), spec);
+    pod(name, here, &[merged(own, more)])
+}
+
+fn asking(requests: Value) -> Value {
+    json!({"resources": {"requests": requests}})
+}
+
+#[track_caller]
+fn is_refused(cluster: &mut Cluster, name: &str, reason: &str, words: &str) {
+    let pod = cluster.in_phase(name, "Failed");
+    let status = &pod["status"];
+    assert_eq!(status["reason"], reason, "{name}: {status:#}");
+    let message = status["message"].as_str().unwrap_or_default();
+    assert!(
+        message.starts_with("Pod was rejected: ") && message.contains(words),
+        "{name}: {message}"
+    );
+    assert!(status["containerStatuses"].is_null(), "{name}: {status:#}");
+    assert!(status["startTime"].is_string(), "{name}: {status:#}");
+    cluster.event(name, &format!("Warning {reason} "));
+}
+
+/// Pods that ask for what the node isn't or hasn't, why they are refused, and in which words.
+fn refusals() -> Vec<(Value, &'static str, &'static str)> {
+    let affinity = |operator: &str, values: Value| {
+        let term = json!({"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": operator, "values": values}]});
+        json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}})
+    };
+    let none = || json!({});
+    let mut windows = bound("label-os", none(), none());
+    windows["metadata"]["labels"]["kubernetes.io/os"] = json!("windows");
+    let claims = json!({"resourceClaims": [{"name": "d", "resourceClaimName": "none"}]});
+    let device =
+        json!({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "none"}}]});
+    let profile = json!({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "p"}}});
+    vec![
+        (
+            bound("cpu", none(), asking(json!({"cpu": "1k"}))),
+            "OutOfcpu",
+            "enough resource: cpu, requested: 1000000, used: ",
+        ),
+        (
+            bound("memory", none(), asking(json!({"memory": "10Ti"}))),
+            "OutOfmemory",
+            "enough resource: memory, ",
+        ),
+        (
+            bound(
+                "storage",
+                none(),
+                asking(json!({"ephemeral-storage": "10Pi"})),
+            ),
+            "OutOfephemeral-storage",
+            "ephemeral-storage",
+        ),
+        (
+            bound(
+                "selector",
+                json!({"nodeSelector": {"some": "label"}}),
+                none(),
+            ),
+            "NodeAffinity",
+            "node affinity/selector",
+        ),
+        (
+            bound("affinity", affinity("In", json!(["node2"])), none()),
+            "NodeAffinity",
+            "node affinity/selector",
+        ),
+        (
+            bound("anti-affinity", affinity("NotIn", json!(["node1"])), none()),
+            "NodeAffinity",
+            "node affinity/selector",
+        ),
+        (
+            bound("os", json!({"os": {"name": "windows"}}), none()),
+            "PodOSNotSupported",
+            "OS field",
+        ),
+        (
+            windows,
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "kubernetes.io/os",
+        ),
+        (
+            bound("app-armor", none(), profile),
+            "AppArmor",
+            "without root",
+        ),
+        (
+            bound(
+                "claims",
+                claims,
+                json!({"resources": {"claims": [{"name": "d"}]}}),
+            ),
+            "PodFeatureUnsupported",
+            "resourceClaims",
+        ),
+        (
+            bound(
+                "device",
+                device,
+                json!({"volumeDevices": [{"name": "d", "devicePath": "/d"}]}),
+            ),
+            "PodFeatureUnsupported",
+            "volumeDevices",
+        ),
+    ]
+}
+
+fn bytes(quantity: &Value) -> u64 {
+    let text = quantity.as_str().unwrap_or_default();
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &text[digits.len()..] {
+        "Ki" => 10,
+        "Mi" => 20,
+        "Gi" => 30,
+        _ => 0,
+    };
+    digits.parse::<u64>().expect("a number") << shift
+}
+
+#[test]
+fn a_node_refuses_with_the_usual_reasons() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let refusals = refusals();
+    let objects: Vec<_> = refusals.iter().map(|(pod, ..)| pod.clone()).collect();
+    cluster.create_objects(&objects);
+    for (pod, reason, words) in &refusals {
+        let name = pod["metadata"]["name"].as_str().expect("a name");
+        is_refused(&mut cluster, name, reason, words);
+    }
+
+    // What one has the other can't have, until it is free again.
+    let node = cluster.json("get node node1");
+    let most = bytes(&node["status"]["allocatable"]["memory"]) * 6 / 10;
+    let half = |name: &str| bound(name, json!({}), asking(json!({"memory": most.to_string()})));
+    cluster.create_objects(&[half("first")]);
+    cluster.wait_for("first", "condition=Ready");
+    cluster.create_objects(&[half("second")]);
+    is_refused(
+        &mut cluster,
+        "second",
+        "OutOfmemory",
+        &format!("requested: {most}, used: {most}"),
+    );
+    cluster.ask("kubectl delete pod first second");
+    cluster.create_objects(&[half("third")]);
+    cluster.wait_for("third", "condition=Ready");
+
+    only_so_many(&mut cluster, &node);
+    taints_keep_away(&mut cluster);
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// As many pods as the node takes. All but a few are of a class that there is no runtime for: they have their place, and cost nothing.
+#[track_caller]
+fn only_so_many(cluster: &mut Cluster, node: &Value) {
+    let most: usize = node["status"]["allocatable"]["pods"]
+        .as_str()
+        .and_then(|most| most.parse().ok())
+        .expect("a number");
+    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "none"}, "handler": "none"});
+    let place = |i: usize| {
+        bound(
+            &format!("place-{i}"),
+            json!({"runtimeClassName": "none"}),
+            json!({}),
+        )
+    };
+    // One place is taken.
+    let places = (1..most).map(place);
+    cluster.create_objects(&[class]);
+    cluster.create_objects(&places.collect::<Vec<_>>());
+    cluster.create_objects(&[bound("too-many", json!({}), json!({}))]);
+    is_refused(
+        cluster,
+        "too-many",
+        "OutOfpods",
+        &format!("requested: 1, used: {most}, capacity: {most}"),
+    );
+    cluster.ask("kubectl delete pod place-1");
+    cluster.create_objects(&[bound("not-too-many", json!({}), json!({}))]);
+    cluster.wait_for("not-too-many", "condition=Ready");
+    cluster
+        .ask("kubectl get pods --output=name | grep /place- | xargs kubectl delete --wait=false");
+}
+
+#[track_caller]
+fn taints_keep_away(cluster: &mut Cluster) {
+    let tolerations = json!({"tolerations": [{"key": "away", "operator": "Exists"}]});
+    // Others may come all the same: they are the scheduler's business.
+    cluster.ask("kubectl taint node node1 away=yes:NoSchedule");
+    cluster.create_objects(&[bound("not-scheduled", tolerations.clone(), json!({}))]);
+    cluster.wait_for("not-scheduled", "condition=Ready");
+    cluster.ask("kubectl taint node node1 away=yes:NoExecute");
+    // The node hears of its taints by a watch of its own, so that it may know the pod first; whoever was taken is evicted.
+    let mut tries = 0;
+    let seen = eventually(Duration::from_secs(40), || {
+        tries += 1;
+        let name = format!("tainted-{tries}");
+        cluster.create_objects(&[bound(&name, json!({}), json!({}))]);
+        let words = "Warning TaintToleration Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        eventually(Duration::from_secs(8), || {
+            cluster.events(&name).contains(words).then_some(())
+        })
+    });
+    assert!(seen.is_some(), "nobody was kept away");
+    cluster.create_objects(&[bound("tolerant", tolerations, json!({}))]);
+    cluster.wait_for("tolerant", "condition=Ready");
+    let stays = cluster.pod("not-scheduled");
+    assert_eq!(condition(&stays, "Ready"), "True", "{stays:#}");
+}
+
+/// A web server that says its own name, at ports of the node.
+fn publishing(name: &str, ports: Value) -> Value {
+    let script = format!(
+        "mkdir /www; echo {name} > /www/index.html; trap exit TERM; httpd -f -p 80 -h /www & wait"
+    );
+    bound(
+        name,
+        json!({}),
+        json!({"ports": ports, "command": ["sh", "-c", script]}),
+    )
+}
+
+#[test]
+fn ports_of_the_node_lead_to_pods() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let port =
+        |port: u16, more: Value| merged(json!({"containerPort": 80, "hostPort": port}), more);
+    // Somebody else's, whoever that is.
+    let other = "import socket, time; s = socket.create_server(('', 18083)); print('listens', flush=True); time.sleep(1000)";
+    let mut other = lab
+        .call(&["python3", "-c", other])
+        .user("user2")
+        .on("node1")
+        .start();
+    other.until_stdout("listens");
+    cluster.create_objects(&[
+        publishing(
+            "web",
+            json!([
+                port(18080, json!({})),
+                port(18081, json!({"hostIP": "127.0.0.1"}))
+            ]),
+        ),
+        publishing(
+            "other-address",
+            json!([port(18081, json!({"hostIP": "127.0.0.2"}))]),
+        ),
+        publishing(
+            "other-protocol",
+            json!([port(18080, json!({"protocol": "UDP"}))]),
+        ),
+        publishing("taken", json!([port(18083, json!({}))])),
+        publishing("forbidden", json!([port(81, json!({}))])),
+    ]);
+    for name in ["web", "other-address", "other-protocol"] {
+        cluster.wait_for(name, "condition=Ready");
+    }
+    cluster.create_objects(&[publishing(
+        "clash",
+        json!([port(18080, json!({"hostIP": "10.77.0.11"}))]),
+    )]);
+    is_refused(&mut cluster, "clash", "NodePorts", "free ports");
+
+    let get = |host: &str, address: &str| {
+        let asked = lab.call(&[
+            "curl",
+            "--silent",
+            "--max-time",
+            "20",
+            &format!("http://{address}/"),
+        ]);
+        let answer = asked.on(host).run();
+        (answer.code, answer.stdout.trim().to_owned())
+    };
+    let page = |name: &str| (0, name.to_owned());
+    wait_until(20, "the web server answers", || {
+        get("login", "10.77.0.11:18080") == page("web")
+    });
+    assert_eq!(get("node1", "127.0.0.1:18081"), page("web"));
+    wait_until(20, "the other one answers", || {
+        get("node1", "127.0.0.2:18081") == page("other-address")
+    });
+    assert_ne!(get("login", "10.77.0.11:18081").0, 0);
+    // Many at once, and a body of some size.
+    let many = "for i in $(seq 20); do curl --silent --max-time 30 http://10.77.0.11:18080/ & done | sort | uniq -c | awk '{ print $1, $2 }'";
+    lab.sh(many).run().printed("20 web");
+
+    // Whoever the port belongs to, the pod says so, and begins when it is free.
+    let words = "Warning FailedCreatePodSandBox Failed to create pod sandbox: host port 18083: ";
+    cluster.event("taken", words);
+    let waiting = cluster.pod("taken");
+    assert_eq!(waiting["status"]["phase"], "Pending", "{waiting:#}");
+    let state = &container(&waiting, "c")["state"]["waiting"];
+    assert_eq!(state["reason"], "ContainerCreating", "{waiting:#}");
+    cluster.event("forbidden", "host port 81: ");
+    drop(other);
+    cluster.wait_for("taken", "condition=Ready");
+    wait_until(20, "it answers", || {
+        get("login", "10.77.0.11:18083") == page("taken")
+    });
+
+    cluster.ask("kubectl delete pod web");
+    assert_ne!(get("login", "10.77.0.11:18080").0, 0);
+    cluster.create_objects(&[publishing("again", json!([port(18080, json!({}))]))]);
+    cluster.wait_for("again", "condition=Ready");
+    wait_until(20, "the next one answers", || {
+        get("login", "10.77.0.11:18080") == page("again")
+    });
+    cluster.exit(0);
+    lab.nothing_left();
+}

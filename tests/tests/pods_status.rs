@@ -1,0 +1,608 @@
+//! What a pod's status tells: who its containers are, what they have, what becomes of them, and that it never takes anything back.
+
+use std::collections::HashMap;
+
+use e2e::{BUSYBOX, Cluster, Lab, Role, Watched, condition, container, merged, pod, wait_until};
+use serde_json::{Value, json};
+
+/// One node is enough for most of it.
+const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
+
+fn main_container(name: &str, script: &str, more: Value) -> Value {
+    let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
+    merged(own, more)
+}
+
+/// Runs until it is told to end.
+const POLITE: &str = "trap exit TERM; while true; do sleep 0.2; done";
+/// Runs until it is killed.
+const DEAF: &str = "trap '' TERM; while true; do sleep 0.2; done";
+
+#[test]
+fn statuses_tell_users_mounts_and_resources() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let watched = cluster.watch_pods(&lab);
+    let resources =
+        json!({"requests": {"cpu": "50m", "memory": "16Mi"}, "limits": {"memory": "32Mi"}});
+    let mounts = json!([
+        {"name": "v", "mountPath": "/v"},
+        {"name": "v", "mountPath": "/r", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+    ]);
+    let context = json!({"runAsUser": 1000, "runAsGroup": 2000, "supplementalGroups": [3000], "fsGroup": 4000});
+    cluster.create_objects(&[
+        pod(
+            "told",
+            json!({"volumes": [{"name": "v", "emptyDir": {}}], "securityContext": context}),
+            &[
+                main_container(
+                    "user",
+                    POLITE,
+                    json!({"resources": resources, "volumeMounts": mounts}),
+                ),
+                main_container("root", POLITE, json!({"securityContext": {"runAsUser": 0}})),
+            ],
+        ),
+        pod(
+            "over",
+            json!({"initContainers": [main_container("first", "true", json!({}))]}),
+            &[main_container("main", "sleep 1", json!({}))],
+        ),
+    ]);
+    cluster.wait_for("told", "condition=Ready");
+    let told = cluster.pod("told");
+    let user = container(&told, "user");
+    let linux = &user["user"]["linux"];
+    assert_eq!((&linux["uid"], &linux["gid"]), (&json!(1000), &json!(2000)));
+    let groups = linux["supplementalGroups"].as_array().cloned();
+    let mut groups = groups.unwrap_or_default();
+    groups.sort_by_key(Value::as_u64);
+    assert_eq!(groups, [2000, 3000, 4000], "{user:#}");
+    assert_eq!(container(&told, "root")["user"]["linux"]["uid"], 0);
+    assert_eq!(user["resources"], resources);
+    assert_eq!(user["allocatedResources"], resources["requests"]);
+    let mounts = user["volumeMounts"].as_array().expect("mounts");
+    let at = |path: &str| mounts.iter().find(|mount| mount["mountPath"] == path);
+    assert_eq!(at("/v"), Some(&json!({"name": "v", "mountPath": "/v"})));
+    assert_eq!(
+        at("/r"),
+        Some(
+            &json!({"name": "v", "mountPath": "/r", "readOnly": true, "recursiveReadOnly": "Enabled"})
+        )
+    );
+    assert_eq!(told["status"]["qosClass"], "Burstable");
+    assert_eq!(
+        told["status"]["observedGeneration"],
+        told["metadata"]["generation"]
+    );
+
+    // All conditions, from the first to the last.
+    let over = cluster.in_phase("over", "Succeeded");
+    let all = |pod: &Value| {
+        let kinds = [
+            "PodScheduled",
+            "PodReadyToStartContainers",
+            "Initialized",
+            "ContainersReady",
+            "Ready",
+        ];
+        kinds.map(|kind| condition(pod, kind))
+    };
+    let done = "False PodCompleted";
+    let no_sandbox = "False PodSandboxNotReady";
+    assert_eq!(
+        all(&over),
+        ["True", no_sandbox, "True PodCompleted", done, done]
+    );
+    let seen: Vec<_> = watched.of("over").iter().map(all).collect();
+    let (uninitialized, unready) = ("False ContainersNotInitialized", "False ContainersNotReady");
+    for expected in [
+        ["True", no_sandbox, uninitialized, unready, unready],
+        ["True", "True", "True", "True", "True"],
+    ] {
+        assert!(seen.iter().any(|seen| *seen == expected), "{seen:#?}");
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+fn shell(word: &str) -> String {
+    format!("\"{}\"", word.replace('"', "\\\""))
+}
+
+/// The command that asks for other requests of CPUs, in thousandths, for each of these containers.
+fn resizing(pod: &str, containers: &[&str], millis: u64) -> String {
+    let each = containers.iter().map(
+        |name| json!({"name": name, "resources": {"requests": {"cpu": format!("{millis}m")}}}),
+    );
+    let patch = json!({"spec": {"containers": each.collect::<Vec<_>>()}});
+    let patch = shell(&patch.to_string());
+    format!("kubectl patch pod {pod} --subresource=resize --patch={patch}")
+}
+
+#[track_caller]
+fn resize(cluster: &mut Cluster, pod: &str, containers: &[&str], millis: u64) {
+    cluster.ask(&resizing(pod, containers, millis));
+}
+
+fn has_cpu(pod: &Value, name: &str, millis: u64) -> bool {
+    let status = container(pod, name);
+    let expected = format!("{millis}m");
+    status["resources"]["requests"]["cpu"] == expected
+        && status["allocatedResources"]["cpu"] == expected
+        && status["state"]["running"].is_object()
+}
+
+#[test]
+fn resources_change_while_a_pod_runs() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(
+        &lab,
+        "user1",
+        &["srun", "--overlap", "-N1", "coracle", "run"],
+    );
+    let watched = cluster.watch_pods(&lab);
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu, "memory": "16Mi"}, "limits": {"memory": "32Mi"}});
+    let resizable = |name: &str, policy: &str| {
+        let policy = json!([{"resourceName": "cpu", "restartPolicy": policy}]);
+        let script = "trap 'sleep 2; exit' TERM; while true; do sleep 0.2; done";
+        main_container(
+            name,
+            script,
+            json!({"resources": resources("50m"), "resizePolicy": policy}),
+        )
+    };
+    let lasting = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 30});
+    let names = ["goes-on", "restarts"];
+    let containers = [
+        resizable("goes-on", "NotRequired"),
+        resizable("restarts", "RestartContainer"),
+    ];
+    let mut step = pod("step", lasting.clone(), &containers[..1]);
+    step["metadata"]["annotations"] = json!({"coracle.dev/launcher": "step"});
+    cluster.create_objects(&[pod("resized", lasting, &containers), step]);
+    cluster.wait_for("resized", "condition=Ready");
+
+    resize(&mut cluster, "resized", &names, 75);
+    let resized = cluster.pod_until("resized", "has the new resources", |pod| {
+        names.iter().all(|name| has_cpu(pod, name, 75))
+            && container(pod, "restarts")["restartCount"] == 1
+    });
+    assert_eq!(
+        container(&resized, "goes-on")["restartCount"],
+        0,
+        "{resized:#}"
+    );
+    assert_eq!(
+        resized["spec"]["containers"][0]["resources"]["requests"]["cpu"],
+        "75m"
+    );
+    // While one is stopped for it, the change is under way, and then no longer.
+    wait_until(20, "the change is told as under way", || {
+        let told = watched.of("resized");
+        told.iter()
+            .any(|pod| condition(pod, "PodResizeInProgress") == "True")
+    });
+    cluster.pod_until("resized", "the change is over", |pod| {
+        condition(pod, "PodResizeInProgress").is_empty()
+            && condition(pod, "PodResizePending").is_empty()
+    });
+
+    // More than the node has is refused at once, and more than its step has by the node; it goes on with what it had.
+    let refused = cluster.try_ask(&resizing("resized", &names, 500_000));
+    assert!(
+        refused.0 != 0
+            && refused
+                .1
+                .contains("node didn't have enough allocatable resources: cpu"),
+        "{refused:?}"
+    );
+    cluster.wait_for("step", "condition=Ready");
+    resize(&mut cluster, "step", &["goes-on"], 75);
+    let refused = cluster.pod_until("step", "is told", |pod| {
+        condition(pod, "PodResizePending") == "True Infeasible"
+    });
+    assert!(has_cpu(&refused, "goes-on", 50), "{refused:#}");
+    cluster.ask("kubectl delete pod step");
+
+    // More than others leave: it waits for them.
+    let node = cluster.json("get nodes");
+    let cpus = node["items"][0]["status"]["allocatable"]["cpu"].clone();
+    let cpus: u64 = cpus
+        .as_str()
+        .and_then(|cpus| cpus.parse().ok())
+        .expect("a number");
+    let hog = json!({"resources": resources(&format!("{}m", cpus * 700))});
+    cluster.create_objects(&[pod("hog", json!({}), &[main_container("c", POLITE, hog)])]);
+    cluster.wait_for("hog", "condition=Ready");
+    resize(&mut cluster, "resized", &["goes-on"], cpus * 500);
+    let waits = cluster.pod_until("resized", "waits for the other", |pod| {
+        condition(pod, "PodResizePending") == "True Deferred"
+    });
+    assert!(has_cpu(&waits, "goes-on", 75), "{waits:#}");
+    cluster.ask("kubectl delete pod hog");
+    let resized = cluster.pod_until("resized", "has what has become free", |pod| {
+        has_cpu(pod, "goes-on", cpus * 500) && condition(pod, "PodResizePending").is_empty()
+    });
+    assert_eq!(
+        container(&resized, "goes-on")["restartCount"],
+        0,
+        "{resized:#}"
+    );
+    assert_eq!(
+        container(&resized, "restarts")["restartCount"],
+        1,
+        "{resized:#}"
+    );
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// What is wrong with the second of two statuses that follow each other.
+fn backwards(before: &Value, now: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut check = |holds: bool, what: String| {
+        if !holds {
+            wrong.push(what);
+        }
+    };
+    let rank = |pod: &Value| match pod["status"]["phase"].as_str() {
+        Some("Running") => 1,
+        Some("Succeeded" | "Failed") => 2,
+        _ => 0,
+    };
+    let phases = [before, now].map(|pod| pod["status"]["phase"].to_string());
+    check(
+        rank(now) > rank(before) || phases[0] == phases[1],
+        format!("phase {phases:?}"),
+    );
+    for field in ["startTime", "podIP", "hostIP", "qosClass"] {
+        let [was, is] = [before, now].map(|pod| &pod["status"][field]);
+        check(
+            was.is_null() || was == is,
+            format!("{field}: {was}, then {is}"),
+        );
+    }
+    let generation = |pod: &Value| pod["status"]["observedGeneration"].as_u64();
+    check(
+        generation(now) >= generation(before),
+        "generation".to_owned(),
+    );
+    for was in before["status"]["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        let kind = was["type"].as_str().unwrap_or_default();
+        let mut all = now["status"]["conditions"].as_array().into_iter().flatten();
+        let is = all.find(|is| is["type"] == kind).unwrap_or(&Value::Null);
+        let since = |condition: &Value| condition["lastTransitionTime"].as_str().map(str::to_owned);
+        check(since(is) >= since(was), format!("{was}, then {is}"));
+        let same = was["status"] == is["status"];
+        let stays = ["PodScheduled", "Initialized"].contains(&kind) && was["status"] == "True";
+        check(same || !stays, format!("{was}, then {is}"));
+        check(
+            !same || since(is) == since(was),
+            format!("{was}, then {is}"),
+        );
+    }
+    for kind in ["initContainerStatuses", "containerStatuses"] {
+        for was in before["status"][kind].as_array().into_iter().flatten() {
+            let mut all = now["status"][kind].as_array().into_iter().flatten();
+            let is = all
+                .find(|is| is["name"] == was["name"])
+                .unwrap_or(&Value::Null);
+            let (restarted, counted) = (&is["restartCount"], &was["restartCount"]);
+            check(
+                restarted.as_u64() >= counted.as_u64(),
+                format!("{was}, then {is}"),
+            );
+            let again = restarted.as_u64() > counted.as_u64();
+            let ended = &was["state"]["terminated"];
+            // What has ended says so until it begins again, or waits for that with its end as its last state.
+            let kept =
+                is["state"]["terminated"] == *ended || is["lastState"]["terminated"] == *ended;
+            check(
+                ended.is_null() || again || kept,
+                format!("{was}, then {is}"),
+            );
+            let ran = was["state"]["running"].is_object();
+            let waits =
+                is["state"]["waiting"].is_object() && is["lastState"]["terminated"].is_null();
+            check(!(ran && waits), format!("{was}, then {is}"));
+            let id = |status: &Value| status["containerID"].as_str().map(str::to_owned);
+            check(
+                id(was).is_none() || id(is).is_some(),
+                format!("{was}, then {is}"),
+            );
+        }
+    }
+    wrong
+}
+
+#[track_caller]
+fn never_goes_backwards(watched: &Watched, name: &str) -> usize {
+    let told = watched.of(name);
+    let steps = told.windows(2);
+    let wrong: Vec<_> = steps.flat_map(|two| backwards(&two[0], &two[1])).collect();
+    assert!(wrong.is_empty(), "{name}:\n{}", wrong.join("\n"));
+    told.len()
+}
+
+/// Pods of every kind are watched from their beginnings to their ends, while their kubelet is killed twice.
+#[test]
+fn a_status_never_goes_backwards() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    lab.remove("out");
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let watched = cluster.watch_pods(&lab);
+    let out = json!({"volumes": [{"name": "out", "hostPath": {"path": "/home/user1/out", "type": "DirectoryOrCreate"}},
+        {"name": "v", "emptyDir": {}}]});
+    let mounts = json!({"volumeMounts": [{"name": "out", "mountPath": "/out"}, {"name": "v", "mountPath": "/v"}]});
+    let own = |script: &str| main_container("c", script, mounts.clone());
+    let spec = |more: Value| merged(out.clone(), more);
+    let until_go = "until test -e /out/go; do sleep 0.1; done";
+    let init = merged(
+        own("sleep 0.5; test -e /v/again || { touch /v/again; exit 2; }"),
+        json!({"name": "init"}),
+    );
+    let side = merged(
+        own(POLITE),
+        json!({"name": "side", "restartPolicy": "Always"}),
+    );
+    let probe = json!({"readinessProbe": {"exec": {"command": ["sh", "-c", "test ! -e /out/unready"]}, "periodSeconds": 1, "failureThreshold": 1}});
+    cluster.create_objects(&[
+        pod(
+            "succeeds",
+            spec(json!({"initContainers": [side.clone()]})),
+            &[own(until_go)],
+        ),
+        pod(
+            "fails",
+            spec(json!({})),
+            &[own(&format!("{until_go}; exit 4"))],
+        ),
+        pod(
+            "begins-again",
+            spec(json!({"restartPolicy": "OnFailure", "initContainers": [init, side]})),
+            &[own(&format!(
+                "{until_go}; test -e /v/c || {{ touch /v/c; exit 5; }}"
+            ))],
+        ),
+        pod(
+            "crashes",
+            spec(json!({"restartPolicy": "Always"})),
+            &[own("sleep 1; exit 1")],
+        ),
+        pod(
+            "wavers",
+            spec(json!({"restartPolicy": "Always"})),
+            &[merged(own(POLITE), probe)],
+        ),
+    ]);
+    for name in ["succeeds", "fails", "begins-again", "wavers"] {
+        cluster.wait_for(name, "condition=Ready");
+    }
+    let kill_agent = |cluster: &mut Cluster| {
+        let agent = lab.find("node1", Role::Agent);
+        lab.kill("node1", "KILL", &agent);
+        wait_until(30, "there is another agent", || {
+            lab.find("node1", Role::Agent).pid != agent.pid
+        });
+        wait_until(30, "the node is Ready", || cluster.has_ready_nodes(1));
+    };
+    kill_agent(&mut cluster);
+    lab.sh("touch out/unready out/go").run().succeeded();
+    cluster.wait_for("wavers", "condition=Ready=False");
+    kill_agent(&mut cluster);
+    lab.sh("rm out/unready").run().succeeded();
+    cluster.wait_for("wavers", "condition=Ready");
+    cluster.in_phase("succeeds", "Succeeded");
+    cluster.in_phase("fails", "Failed");
+    let again = cluster.in_phase("begins-again", "Succeeded");
+    let counts: HashMap<_, _> = ["init", "side", "c"]
+        .map(|name| (name, container(&again, name)["restartCount"].clone()))
+        .into();
+    assert_eq!(
+        counts,
+        HashMap::from([("init", json!(1)), ("side", json!(0)), ("c", json!(1))])
+    );
+    cluster.pod_until("crashes", "has begun again", |pod| {
+        container(pod, "c")["restartCount"].as_u64() >= Some(2)
+    });
+    cluster.ask("kubectl delete pod wavers crashes");
+    for name in ["succeeds", "fails", "begins-again", "crashes", "wavers"] {
+        let told = never_goes_backwards(&watched, name);
+        assert!(told > 3, "{name} was told {told} times");
+    }
+    lab.remove("out");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// Answers each connection as a server of gRPC's health protocol would: settings, and when a request is there, headers, a
+/// message with this status, and trailers.
+fn grpc_server(status: u32) -> String {
+    let script = format!(
+        r#"cat > /tmp/answer <<'END'
+#!/bin/sh
+printf '\000\000\000\004\000\000\000\000\000'
+head -c 120 > /dev/null
+printf '\000\000\024\001\004\000\000\000\001\210\017\020\020application/grpc'
+printf '\000\000\007\000\000\000\000\000\001\000\000\000\000\002\010\00{status}'
+printf '\000\000\017\001\005\000\000\000\001\000\013grpc-status\0010'
+exec cat > /dev/null
+END
+chmod 755 /tmp/answer; trap exit TERM; nc -ll -p 5000 -e /tmp/answer & wait"#
+    );
+    // The API's own `$(…)` is not the shell's.
+    script.replace('$', "$$")
+}
+
+fn of_probes() -> Vec<Value> {
+    let asks = |status: u32, kind: &str| {
+        let probe = json!({"grpc": {"port": 5000, "service": "some"}, "periodSeconds": 1, "failureThreshold": 2, "initialDelaySeconds": 1});
+        main_container("c", &grpc_server(status), json!({kind: probe}))
+    };
+    let lasting = json!({"restartPolicy": "Always"});
+    vec![
+        pod("grpc", lasting.clone(), &[asks(1, "readinessProbe")]),
+        pod(
+            "grpc-unready",
+            lasting.clone(),
+            &[asks(2, "readinessProbe")],
+        ),
+        pod("grpc-dead", lasting, &[asks(2, "livenessProbe")]),
+    ]
+}
+
+fn of_hooks() -> Vec<Value> {
+    let server = r#"mkdir -p /v/www/cgi-bin; printf '#!/bin/sh\necho "$HTTP_X_WORD $REQUEST_METHOD" > /v/asked; printf "Content-Type: text/plain\\r\\n\\r\\n"\n' > /v/www/cgi-bin/hook
+        chmod 755 /v/www/cgi-bin/hook; trap exit TERM; httpd -f -p 8080 -h /v/www & wait"#;
+    let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+    let side = merged(
+        main_container("side", server, mounts.clone()),
+        json!({"restartPolicy": "Always", "startupProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "failureThreshold": 60}}),
+    );
+    let spec = json!({"volumes": [{"name": "v", "emptyDir": {}}], "initContainers": [side], "restartPolicy": "Always"});
+    let hook = |more: Value| json!({"lifecycle": {"postStart": more}});
+    let headers = json!([{"name": "X-Word", "value": "hello"}]);
+    let get =
+        hook(json!({"httpGet": {"port": 8080, "path": "/cgi-bin/hook", "httpHeaders": headers}}));
+    let no_server = hook(json!({"httpGet": {"port": 8081, "path": "/none"}}));
+    let waiting = "until test -e /v/asked; do sleep 0.1; done; cat /v/asked; trap exit TERM; while true; do sleep 0.2; done";
+    let lasting = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 10});
+    vec![
+        pod(
+            "hook-http",
+            spec,
+            &[merged(main_container("c", waiting, mounts), get)],
+        ),
+        pod(
+            "hook-refused",
+            lasting.clone(),
+            &[main_container("c", POLITE, no_server)],
+        ),
+        pod(
+            "hook-sleep",
+            lasting,
+            &[main_container(
+                "c",
+                POLITE,
+                hook(json!({"sleep": {"seconds": 3}})),
+            )],
+        ),
+    ]
+}
+
+/// All of these would take ten minutes by the pod's own word.
+fn of_graces() -> Vec<Value> {
+    let long = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 600});
+    let probe = json!({"exec": {"command": ["false"]}, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 1,
+        "terminationGracePeriodSeconds": 1});
+    let deaf = |more: Value| [main_container("c", DEAF, more)];
+    vec![
+        pod(
+            "startup-grace",
+            long.clone(),
+            &deaf(json!({"startupProbe": probe})),
+        ),
+        pod(
+            "liveness-grace",
+            long.clone(),
+            &deaf(json!({"livenessProbe": probe})),
+        ),
+        pod("deletion-grace", long.clone(), &deaf(json!({}))),
+        pod("nearer-grace", long, &deaf(json!({}))),
+    ]
+}
+
+#[test]
+fn hooks_probes_and_graces_of_every_kind() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let watched = cluster.watch_pods(&lab);
+    cluster.create_objects(&[of_probes(), of_hooks(), of_graces()].concat());
+
+    cluster.wait_for("grpc", "condition=Ready");
+    let unhealthy = "probe failed: service unhealthy (responded with \"NOT_SERVING\")";
+    cluster.event(
+        "grpc-unready",
+        &format!("Warning Unhealthy Readiness {unhealthy}"),
+    );
+    let unready = cluster.pod("grpc-unready");
+    assert_eq!(condition(&unready, "Ready"), "False ContainersNotReady");
+    assert_eq!(container(&unready, "c")["restartCount"], 0, "{unready:#}");
+    cluster.event(
+        "grpc-dead",
+        &format!("Warning Unhealthy Liveness {unhealthy}"),
+    );
+    let again = |pod: &Value| container(pod, "c")["restartCount"].as_u64() >= Some(1);
+    cluster.pod_until("grpc-dead", "begun again", again);
+
+    cluster.wait_for("hook-http", "condition=Ready");
+    assert_eq!(cluster.logs("hook-http", "c"), "hello GET");
+    cluster.event(
+        "hook-refused",
+        "Warning FailedPostStartHook PostStartHook failed",
+    );
+    cluster.pod_until("hook-refused", "begun again", again);
+    cluster.wait_for("hook-sleep", "condition=Ready");
+    // As long as the hook has not ended, the container is not told to run.
+    let started =
+        container(&cluster.pod("hook-sleep"), "c")["state"]["running"]["startedAt"].clone();
+    let ready = watched.of("hook-sleep").into_iter().find_map(|pod| {
+        let all = pod["status"]["conditions"].as_array().cloned();
+        let mut all = all.unwrap_or_default().into_iter();
+        all.find(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    });
+    let ready = ready.map(|ready| ready["lastTransitionTime"].clone());
+    let clock = |time: &Value| {
+        let text = time.as_str().unwrap_or_default().to_owned();
+        let parts = text[11..19]
+            .split(':')
+            .map(|part| part.parse::<i64>().expect("a number"));
+        parts.fold(0, |sum, part| sum * 60 + part)
+    };
+    let took = (clock(&ready.expect("it was ready")) - clock(&started)).rem_euclid(86_400);
+    assert!((2..3600).contains(&took), "{took} s");
+
+    for name in ["startup-grace", "liveness-grace"] {
+        let pod = cluster.pod_until(name, "begun again", again);
+        let last = &container(&pod, "c")["lastState"]["terminated"];
+        assert_eq!(last["exitCode"], 137, "{pod:#}");
+    }
+    for name in ["deletion-grace", "nearer-grace"] {
+        cluster.wait_for(name, "condition=Ready");
+    }
+    cluster.ask("kubectl delete pod nearer-grace --wait=false");
+    let pod = cluster.pod("nearer-grace");
+    assert_eq!(
+        pod["metadata"]["deletionGracePeriodSeconds"], 600,
+        "{pod:#}"
+    );
+    cluster.ask("kubectl delete pod nearer-grace deletion-grace --grace-period=1");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+/// Slurm's word reaches pods in time, and how they ended is told before the API server goes. On a lab of its own, whose Slurm
+/// signals a job's tasks and not every process below them, as most do.
+#[test]
+fn pods_end_in_order_when_the_job_is_cancelled() {
+    let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 2);
+    lab.load_busybox();
+    let lab = lab.look_again();
+    let mut cluster = Cluster::start(&lab);
+    let nodes = ["node1", "node2"];
+    let watched = cluster.with_polite_pods(&lab, &nodes);
+    lab.sh("scancel --me").run().succeeded();
+    let _ = cluster.ends_within(40);
+    let said = e2e::said_goodbye(&lab, &watched, &nodes);
+    assert_eq!(said, ["hook term side", "hook term side"]);
+    lab.nothing_left();
+}
