@@ -10,19 +10,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use linux::signal::Held;
 use network::hub::Hub;
 use rustix::process::PidfdFlags;
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 use crate::guard::{self, Policy, Side};
 use crate::node::place;
 
-/// How often it looks whether there still is an agent, and how often it must have been missing in a row.
-const LOOK_EVERY: Duration = Duration::from_secs(15);
-const MISSING_AT_MOST: u32 = 4;
+/// How often it looks whether there still is an agent, and how often it must have been missing in a row: for as long as pods wait
+/// for a new one, or shortly if there is no pod, for Slurm waits for us too.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+const MISSING_WITH_PODS: u32 = 20;
+const MISSING_WITHOUT: u32 = 2;
 
 /// What it is told on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,18 +33,14 @@ pub struct Start {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
+    /// What sandboxes carry in their environment: `NAME=value`.
+    pub mark: String,
 }
 
 /// The role's entry.
 pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the agent's word counts.
-    let _deaf = Held::new(&[
-        Signal::TERM,
-        Signal::INT,
-        Signal::HUP,
-        Signal::USR1,
-        Signal::USR2,
-    ])?;
+    let _deaf = guard::deaf()?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     let start: Start =
@@ -94,7 +90,7 @@ async fn serve(hub: &Hub, start: &Start) -> anyhow::Result<End> {
             Ok(End::Unguarded)
         }
         () = forsaken(start) => {
-            if let Err(error) = place::remove_as_root(&start.dir) {
+            if let Err(error) = linux::remove::tree(&start.dir) {
                 tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
             }
             Ok(End::Served)
@@ -116,11 +112,21 @@ async fn guard_is_gone() -> std::io::Result<()> {
 async fn forsaken(start: &Start) {
     let socket = place::kubelet_socket(&start.dir);
     let mut missing = 0;
-    while missing < MISSING_AT_MOST {
+    loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        missing = match UnixStream::connect(&socket).await {
-            Ok(_) => 0,
-            Err(_) => missing + 1,
+        if UnixStream::connect(&socket).await.is_ok() {
+            missing = 0;
+            continue;
+        }
+        missing += 1;
+        // Who can't look takes it that there are some.
+        let pods = linux::process::is_running(&["internal", "sandbox"], &start.mark);
+        let patience = match pods {
+            Ok(false) => MISSING_WITHOUT,
+            _ => MISSING_WITH_PODS,
         };
+        if missing >= patience {
+            return;
+        }
     }
 }

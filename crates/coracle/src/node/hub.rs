@@ -33,6 +33,7 @@ impl NodeHub {
                 dir: dir.to_owned(),
                 socket,
                 range: range.to_owned(),
+                mark: format!("{}={}", mark.0, mark.1),
             },
             mark,
             running: Mutex::new(None),
