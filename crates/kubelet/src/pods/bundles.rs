@@ -80,9 +80,11 @@ async fn until_changed(shared: &Shared, seen: &mut watch::Receiver<Seen>, pod: &
     }
 }
 
-/// Whether a sandbox would see a difference; its own status is none.
+/// Whether a sandbox would see a difference; its own status is none. Of resources that a pod has waited for, the API server
+/// has nothing new to say when it gets them.
 fn differs(one: &Pod, other: &Pod) -> bool {
     one.metadata.generation != other.metadata.generation
+        || one.spec != other.spec
         || one.metadata.labels != other.metadata.labels
         || one.metadata.annotations != other.metadata.annotations
 }
@@ -105,5 +107,25 @@ impl Following {
             shared: Arc::clone(shared),
             uid: uid(pod).to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn resources_that_came_late_are_news() {
+        let pod = |cpu: &str, phase: &str| -> Pod {
+            let resources = json!({"requests": {"cpu": cpu}});
+            let spec = json!({"containers": [{"name": "a", "resources": resources}]});
+            let pod =
+                json!({"metadata": {"generation": 2}, "spec": spec, "status": {"phase": phase}});
+            serde_json::from_value(pod).unwrap()
+        };
+        assert!(differs(&pod("1", "Running"), &pod("2", "Running")));
+        assert!(!differs(&pod("1", "Pending"), &pod("1", "Running")));
     }
 }
