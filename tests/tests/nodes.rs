@@ -103,7 +103,10 @@ fn addresses_labels_and_conditions_are_right() {
         }
         assert_eq!(
             node["status"]["declaredFeatures"],
-            serde_json::json!(["ExtendWebSocketsToKubelet"]),
+            serde_json::json!([
+                "ExtendWebSocketsToKubelet",
+                "RestartAllContainersOnContainerExits"
+            ]),
             "{}",
             node["status"]
         );

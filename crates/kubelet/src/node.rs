@@ -25,16 +25,20 @@ const OWN_PREFIX: &str = "coracle.dev/";
 /// `status.declaredFeatures`: what this kubelet can do of the things that not every kubelet of its version can.
 ///
 /// - `ExtendWebSocketsToKubelet`: the API server hands WebSockets of exec, attach and port-forward on as they are.
+/// - `RestartAllContainersOnContainerExits`: the scheduler sends pods with such a rule only to nodes that declare it.
 ///
 /// Upstream's registry (component-helpers/nodedeclaredfeatures) knows more names in 1.37, which are not true here yet:
-/// - `RestartAllContainersOnContainerExits`, `UserNamespacesHostNetworkSupport`, `VolumeBindMountOptions`: the scheduler
-///   sends pods that use these only to nodes that declare them. To be declared, each when it works.
+/// - `UserNamespacesHostNetworkSupport`, `VolumeBindMountOptions`: the scheduler sends pods that use these only to nodes
+///   that declare them. To be declared, each when it works.
 /// - `InPlacePodLevelResourcesVerticalScaling`, `InPlacePodVerticalScalingInitContainers`,
 ///   `InPlacePodVerticalScalingMemoryBackedVolumes`: the API server refuses such resizes unless the node declares them.
 /// - `DRANodeAllocatableResources`, `DRAOptionalNodeOperations`: dynamic resource allocation.
 ///
 /// Must be sorted: the API server's validation refuses the Node otherwise.
-const DECLARED_FEATURES: &[&str] = &["ExtendWebSocketsToKubelet"];
+const DECLARED_FEATURES: &[&str] = &[
+    "ExtendWebSocketsToKubelet",
+    "RestartAllContainersOnContainerExits",
+];
 
 /// The Node as it is created: with its whole status, so that it is Ready from the first moment.
 pub fn node_object(

@@ -1,6 +1,6 @@
 //! What a pod's spec says, in the questions that a kubelet asks of it.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRuleOnExitCodes, Pod, PodSpec};
 
 use super::launch::LAUNCHER_ANNOTATION;
 
@@ -102,27 +102,36 @@ pub(crate) fn restarts(container: &Container, spec: &PodSpec, exit_code: i32) ->
     }
 }
 
+/// Whether the end of a container with this code makes all containers of the pod start over.
+pub(super) fn restarts_all(container: &Container, exit_code: i32) -> bool {
+    rule(container, exit_code) == Some("RestartAllContainers")
+}
+
 fn rule_restarts(container: &Container, exit_code: i32) -> bool {
+    rule(container, exit_code).is_some()
+}
+
+/// The action of the first rule that fits; each restarts something.
+fn rule(container: &Container, exit_code: i32) -> Option<&str> {
     let rules = container.restart_policy_rules.as_deref();
-    rules.unwrap_or_default().iter().any(|rule| {
-        rule.exit_codes.as_ref().is_some_and(|codes| {
-            let listed = codes
-                .values
-                .as_deref()
-                .unwrap_or_default()
-                .contains(&exit_code);
-            match codes.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                _ => false,
-            }
-        })
-    })
+    let fits = |codes: &ContainerRestartRuleOnExitCodes| {
+        let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
+        match codes.operator.as_str() {
+            "In" => listed,
+            "NotIn" => !listed,
+            _ => false,
+        }
+    };
+    rules
+        .unwrap_or_default()
+        .iter()
+        .find(|rule| rule.exit_codes.as_ref().is_some_and(fits))
+        .map(|rule| rule.action.as_str())
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{ContainerRestartRule, ContainerRestartRuleOnExitCodes};
+    use k8s_openapi::api::core::v1::ContainerRestartRule;
 
     use super::*;
 

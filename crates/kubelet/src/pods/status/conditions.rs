@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::phase::{any_started, find};
+use super::phase::{any_started, find, starting_over};
 use crate::pods::spec::{init_containers, is_sidecar};
 
 /// What a condition says; `Ok` is "True".
@@ -39,11 +39,12 @@ pub(super) fn conditions(
     ];
     judged
         .into_iter()
-        .map(|(type_, judgement)| {
-            let (status, reason, message) = match judgement {
-                Ok(reason) => ("True", reason, None),
-                Err((reason, message)) => ("False", Some(reason), Some(message)),
-            };
+        .map(|(type_, judgement)| match judgement {
+            Ok(reason) => (type_, "True", reason, None),
+            Err((reason, message)) => (type_, "False", Some(reason), Some(message)),
+        })
+        .chain(all_restarting(evidence))
+        .map(|(type_, status, reason, message)| {
             let condition = PodCondition {
                 type_: type_.to_owned(),
                 status: status.to_owned(),
@@ -70,6 +71,36 @@ pub(super) fn since(
         .and_then(|have| have.last_transition_time.clone())
         .or(Some(Time(now)));
     condition
+}
+
+/// Only where a rule can make all containers start over: type, status, reason and message.
+fn all_restarting(
+    evidence: &Evidence,
+) -> Option<(
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    Option<String>,
+)> {
+    let spec = evidence.spec;
+    let mut rules = init_containers(spec)
+        .iter()
+        .chain(&spec.containers)
+        .flat_map(|container| container.restart_policy_rules.iter().flatten());
+    if !rules.any(|rule| rule.action == "RestartAllContainers") {
+        return None;
+    }
+    let (status, reason, message) = match evidence.phase {
+        "Succeeded" => ("False", Some("PodCompleted"), None),
+        "Failed" => ("False", Some("PodFailed"), None),
+        _ if starting_over(spec, evidence.init, evidence.regular) => (
+            "True",
+            Some("RestartAllContainersStarted"),
+            Some("container exited with restart policy rule".to_owned()),
+        ),
+        _ => ("False", None, None),
+    };
+    Some(("AllContainersRestarting", status, reason, message))
 }
 
 fn sandbox_ready(evidence: &Evidence) -> Judgement {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodSpec,
 };
 
-use crate::pods::spec::{init_containers, is_sidecar, restarts};
+use crate::pods::spec::{init_containers, is_sidecar, restarts, restarts_all};
 
 /// How far a container has come.
 enum Progress<'a> {
@@ -27,6 +27,9 @@ pub(super) fn phase(
     regular: &[ContainerStatus],
     ending: bool,
 ) -> &'static str {
+    let starting_over = !ending && starting_over(spec, init, regular);
+    let restarts =
+        |container: &Container, exit_code| starting_over || restarts(container, spec, exit_code);
     let started = regular.iter().any(|status| {
         !matches!(
             progress(Some(status)),
@@ -39,7 +42,7 @@ pub(super) fn phase(
         match progress(find(init, &container.name)) {
             Progress::Unknown | Progress::Waiting | Progress::Running => init_pending += 1,
             Progress::Ended(end) | Progress::Restarting(end) if end.exit_code != 0 => {
-                if ending || !restarts(container, spec, end.exit_code) {
+                if ending || !restarts(container, end.exit_code) {
                     return "Failed";
                 }
                 // Running again, or about to: the pod is not initialised.
@@ -79,11 +82,11 @@ pub(super) fn phase(
             Progress::Ended(end) => {
                 stopped += 1;
                 succeeded += usize::from(end.exit_code == 0);
-                stay_stopped += usize::from(!restarts(container, spec, end.exit_code));
+                stay_stopped += usize::from(!restarts(container, end.exit_code));
             }
             Progress::Restarting(end) => {
                 stopped += 1;
-                stay_stopped += usize::from(!restarts(container, spec, end.exit_code));
+                stay_stopped += usize::from(!restarts(container, end.exit_code));
             }
         }
     }
@@ -106,6 +109,28 @@ pub(super) fn phase(
         }
         _ => "Pending",
     }
+}
+
+/// Whether a container has ended so that all are to start over, which not all have done yet.
+pub(super) fn starting_over(
+    spec: &PodSpec,
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+) -> bool {
+    let of_init = init_containers(spec).iter().map(|one| (one, init));
+    let of_regular = spec.containers.iter().map(|one| (one, regular));
+    of_init.chain(of_regular).any(|(container, statuses)| {
+        let Some(status) = find(statuses, &container.name) else {
+            return false;
+        };
+        let waits = status
+            .state
+            .as_ref()
+            .and_then(|state| state.waiting.as_ref())
+            .is_some_and(|waiting| waiting.reason.as_deref() == Some("RestartingAllContainers"));
+        let asks = matches!(progress(Some(status)), Progress::Ended(end) if restarts_all(container, end.exit_code));
+        waits || asks
+    })
 }
 
 fn progress(status: Option<&ContainerStatus>) -> Progress<'_> {

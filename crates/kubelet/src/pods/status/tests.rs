@@ -643,3 +643,34 @@ fn a_change_of_resources_is_told_until_it_is_done() {
         ["PodResizePending Some(\"Deferred\")"]
     );
 }
+
+#[test]
+fn a_pod_that_starts_over_does_not_fail() {
+    let pod = pod(json!({
+        "restartPolicy": "Never",
+        "initContainers": [{ "name": "s", "image": "i", "restartPolicy": "Always", "restartPolicyRules": [
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [42] } },
+        ] }],
+        "containers": [{ "name": "a", "image": "i" }],
+    }));
+    let again = |name: &str, code| {
+        let mut status = waiting(name, "RestartingAllContainers");
+        status.last_state = ended(name, code).state;
+        status
+    };
+    let states = [
+        with_init(vec![running("s")], vec![running("a")]),
+        // The sidecar asks for it; the container has been killed.
+        with_init(vec![ended("s", 42)], vec![ended("a", 143)]),
+        with_init(vec![again("s", 42)], vec![again("a", 143)]),
+        with_init(vec![running("s")], vec![again("a", 143)]),
+        with_init(vec![running("s")], vec![running("a")]),
+        // Without such a rule that fits, the end of the container is the pod's.
+        finished(with_init(vec![ended("s", 0)], vec![ended("a", 143)])),
+    ];
+    let told: Vec<_> = states
+        .iter()
+        .map(|state| told(&status(&pod, state)))
+        .collect();
+    insta::assert_snapshot!(told.join("\n---\n"));
+}
