@@ -5,12 +5,15 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use crate::hub_role::Start;
 
+/// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
+/// site's users; every pod of the node waits for it.
+const START_PATIENCE: Duration = Duration::from_secs(60);
 /// What it may take to be gone.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
@@ -82,13 +85,11 @@ impl NodeHub {
         let mut line = serde_json::to_string(&self.start)?;
         line.push('\n');
         input.write_all(line.as_bytes()).await?;
-        let mut answer = String::new();
-        BufReader::new(output).read_line(&mut answer).await?;
-        match answer.trim() {
-            "ready" => Ok(child),
-            "" => bail!("the node's hub ended before it was ready"),
-            problem => bail!("{problem}"),
+        let ready = until_ready(output, START_PATIENCE).await;
+        if ready.is_err() {
+            let _ = child.start_kill();
         }
+        ready.map(|()| child)
     }
 
     /// Ends it, and with it the pods' network. It may be that of an agent before us.
@@ -105,5 +106,39 @@ impl NodeHub {
         if let Some(mut child) = self.running.lock().await.take() {
             let _ = tokio::time::timeout(LAST_BREATH, child.wait()).await;
         }
+    }
+}
+
+/// Waits for the hub's word that it is ready, or why not.
+async fn until_ready(output: impl AsyncRead + Unpin, patience: Duration) -> anyhow::Result<()> {
+    let mut answer = String::new();
+    let mut output = BufReader::new(output);
+    tokio::time::timeout(patience, output.read_line(&mut answer))
+        .await
+        .with_context(|| {
+            let seconds = patience.as_secs();
+            format!("the node's hub was not ready within {seconds} s")
+        })??;
+    match answer.trim() {
+        "ready" => Ok(()),
+        "" => bail!("the node's hub ended before it was ready"),
+        problem => bail!("{problem}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_hub_says_that_it_is_ready_or_why_not_or_is_given_up() {
+        let patience = Duration::from_millis(20);
+        let said = |words: &'static str| until_ready(words.as_bytes(), patience);
+        said("ready\n").await.unwrap();
+        let problem = |ready: anyhow::Result<()>| ready.unwrap_err().to_string();
+        assert_eq!(problem(said("no namespaces\n").await), "no namespaces");
+        assert!(problem(said("").await).contains("ended before"));
+        let (silent, _held) = tokio::io::duplex(16);
+        assert!(problem(until_ready(silent, patience).await).contains("not ready"));
     }
 }
