@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use crate::{BUSYBOX, Cluster, Lab, Watched, condition, container, merged, pod};
 
-/// Where they say it, in the home directory of `user1`.
-const OUT: &str = "goodbye";
+/// Where the one on this node says it, in the home directory of `user1`.
+fn place(node: &str) -> String {
+    format!("goodbye-{node}")
+}
 
 impl Cluster {
     /// Makes a pod on each of these nodes that says goodbye, and waits until they are ready and somebody watches.
@@ -23,16 +25,15 @@ impl Cluster {
 
 /// One with a hook, an end of its own and a sidecar that ends last, bound to a node.
 fn polite(node: &str) -> Value {
-    let file = format!("/out/{node}");
     let says = |word: &str, last: &str| {
-        format!("trap 'echo {word} >> {file}; {last}' TERM; while true; do sleep 0.1; done")
+        format!("trap 'echo {word} >> /out/words; {last}' TERM; while true; do sleep 0.1; done")
     };
     let container = |name: &str, script: &str, more: Value| {
         let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script],
             "volumeMounts": [{"name": "out", "mountPath": "/out"}]});
         merged(own, more)
     };
-    let hook = json!({"exec": {"command": ["sh", "-c", format!("echo hook >> {file}")]}});
+    let hook = json!({"exec": {"command": ["sh", "-c", "echo hook >> /out/words"]}});
     let side = container(
         "side",
         &says("side", "exit 0"),
@@ -43,7 +44,8 @@ fn polite(node: &str) -> Value {
         &says("term", "exit 7"),
         json!({"lifecycle": {"preStop": hook}}),
     );
-    let place = json!({"path": format!("/home/user1/{OUT}"), "type": "DirectoryOrCreate"});
+    let place = format!("/home/user1/{}", place(node));
+    let place = json!({"path": place, "type": "DirectoryOrCreate"});
     let spec = json!({"nodeName": node, "restartPolicy": "Always", "terminationGracePeriodSeconds": 600,
         "volumes": [{"name": "out", "hostPath": place}], "initContainers": [side]});
     pod(&format!("polite-{node}"), spec, &[main])
@@ -54,8 +56,9 @@ fn polite(node: &str) -> Value {
 pub fn said_goodbye(lab: &Lab, watched: &Watched, nodes: &[&str]) -> Vec<String> {
     let mut words = Vec::new();
     for node in nodes {
-        let said = lab.sh(&format!("echo $(cat {OUT}/{node})")).run().stdout;
-        words.push(said.trim().to_owned());
+        let said = lab.sh(&format!("echo $(cat {}/words)", place(node)));
+        words.push(said.run().stdout.trim().to_owned());
+        lab.remove(&place(node));
         let pod = watched.last_of(&format!("polite-{node}"));
         let status = &pod["status"];
         assert_eq!(status["phase"], "Failed", "{status:#}");
@@ -72,6 +75,5 @@ pub fn said_goodbye(lab: &Lab, watched: &Watched, nodes: &[&str]) -> Vec<String>
         );
         assert_eq!(condition(&pod, "Ready"), "False PodFailed", "{status:#}");
     }
-    lab.remove(OUT);
     words
 }

@@ -589,20 +589,3 @@ fn hooks_probes_and_graces_of_every_kind() {
     cluster.exit(0);
     lab.nothing_left();
 }
-
-/// Slurm's word reaches pods in time, and how they ended is told before the API server goes. On a lab of its own, whose Slurm
-/// signals a job's tasks and not every process below them, as most do.
-#[test]
-fn pods_end_in_order_when_the_job_is_cancelled() {
-    let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 2);
-    lab.load_busybox();
-    let lab = lab.look_again();
-    let mut cluster = Cluster::start(&lab);
-    let nodes = ["node1", "node2"];
-    let watched = cluster.with_polite_pods(&lab, &nodes);
-    lab.sh("scancel --me").run().succeeded();
-    let _ = cluster.ends_within(40);
-    let said = e2e::said_goodbye(&lab, &watched, &nodes);
-    assert_eq!(said, ["hook term side", "hook term side"]);
-    lab.nothing_left();
-}
