@@ -36,6 +36,7 @@ mod testing;
 mod tls;
 mod upgrade;
 mod websocket;
+mod wide;
 
 pub use auth::{Access, Authority, NoJudgement, Question, User};
 pub use error::ApiError;

@@ -9,12 +9,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 
 /// A request line with its headers is never longer than this.
 const MAX_REQUEST: usize = 8 * 1024;
+/// How much is read at once in each direction.
+const PIECE: usize = 64 * 1024;
 /// How long a client may take for its request, and we to connect.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -74,7 +76,7 @@ async fn tunnel(mut client: UnixStream) -> io::Result<()> {
         .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
         .await?;
     server.write_all(&early).await?;
-    copy_bidirectional(&mut client, &mut server).await?;
+    copy_bidirectional_with_sizes(&mut client, &mut server, PIECE, PIECE).await?;
     Ok(())
 }
 

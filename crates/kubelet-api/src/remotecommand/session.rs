@@ -12,7 +12,7 @@ use crate::seam::{ByteReader, ByteWriter, NoSession, Session};
 use crate::streams::{Incoming, Outgoing};
 
 /// How much is read from a process at once.
-const READ: usize = 32 * 1024;
+const READ: usize = 64 * 1024;
 /// A smaller rest of a buffer is not worth a read.
 const LEAST_READ: usize = 4 * 1024;
 

@@ -1,9 +1,11 @@
 //! Gives a [`Protocol`] a socket: one loop reads, one writes, and neither waits for the other.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -25,7 +27,7 @@ const WRITE: usize = 64 * 1024;
 /// How many pieces of at most [`READ`] bytes a stream holds that nobody takes.
 const INCOMING: usize = 4;
 /// How many commands wait for the socket.
-const COMMANDS: usize = 4;
+const COMMANDS: usize = 1;
 /// How many streams wait for somebody to accept them.
 const OPENED: usize = 16;
 
@@ -207,7 +209,7 @@ impl<P: Protocol> Reader<'_, P> {
             if buffer.capacity() - buffer.len() < LEAST_READ {
                 buffer.reserve(READ);
             }
-            match io.read_buf(&mut buffer).await {
+            match poll_fn(|context| fill(&mut io, &mut buffer, context)).await {
                 Ok(0) => return Ended::ByClient,
                 Ok(_) => {}
                 Err(error) => return Ended::Io(error),
@@ -272,6 +274,28 @@ impl<P: Protocol> Reader<'_, P> {
                     self.shared.with(Protocol::keep_alive);
                 }
             }
+        }
+    }
+}
+
+/// Reads as much as is there and fits: TLS hands out one record at a time, and each piece has its price all the way to the pod.
+fn fill(
+    io: &mut (impl AsyncRead + Unpin),
+    buffer: &mut BytesMut,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    let mut all = 0;
+    loop {
+        match pin!(io.read_buf(buffer)).poll(context) {
+            Poll::Ready(Ok(read)) if read > 0 => {
+                all += read;
+                if buffer.capacity() - buffer.len() < LEAST_READ {
+                    return Poll::Ready(Ok(all));
+                }
+            }
+            // An end or an error is there the next time too.
+            _ if all > 0 => return Poll::Ready(Ok(all)),
+            other => return other,
         }
     }
 }

@@ -37,11 +37,11 @@ pub use server::{Ended, LogBytes, Parting, Pod, serve, stay_connected};
 /// How many calls may be under way at once on one connection; people run hundreds of commands in one pod.
 const MAX_STREAMS: u32 = 512;
 /// How much of one answer the kubelet takes in before its reader has read it: enough for a fast log, and no more.
-const ANSWER_WINDOW: u32 = 256 * 1024;
+const ANSWER_WINDOW: u32 = 128 * 1024;
 /// Together they never fill the connection: a reader of logs who dawdles does not hold up the pod's state.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * ANSWER_WINDOW;
-/// How large a piece of an answer may be.
-const FRAME: u32 = 64 * 1024;
+/// How large a piece of a question or an answer may be: a block of a stream and its header, so that it is one piece and not two.
+const FRAME: u32 = 64 * 1024 + 64;
 /// How often each side asks whether the other is still there; a peer that is dead is known without asking if it was on
 /// the same machine, for its sockets die with it.
 const PING_EVERY: Duration = Duration::from_secs(30);

@@ -39,8 +39,9 @@ const FIRST_WORD_PATIENCE: Duration = Duration::from_secs(10);
 const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// How large a request may be: a bundle, with the content of all its volumes.
 const LARGEST_REQUEST: usize = 64 * 1024 * 1024;
-/// Most requests are rare and small, so little is set aside for what is not read yet, or not sent.
-const REQUEST_WINDOW: u32 = 64 * 1024;
+/// How much of one request may wait to be read: enough that whoever sends a file into the pod need not wait for us each time.
+const REQUEST_WINDOW: u32 = 256 * 1024;
+/// Most answers are rare and small, so little is set aside for what is not sent yet.
 const SEND_BUFFER: usize = 64 * 1024;
 
 /// What a kubelet asks of a pod. All on one thread, so futures need not be `Send`.

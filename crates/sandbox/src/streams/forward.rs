@@ -10,6 +10,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
 use super::BLOCK;
+use super::frames::fitting;
 use super::words::next_piece;
 
 /// Carries bytes until both ways have ended, or the client is gone.
@@ -50,7 +51,7 @@ async fn from_pod(reader: OwnedReadHalf, tell: mpsc::Sender<io::Result<Bytes>>) 
         match reader.try_read_buf(&mut block) {
             Ok(0) => return Ok(()),
             Ok(_) => {
-                if tell.send(Ok(block.freeze())).await.is_err() {
+                if tell.send(Ok(fitting(block))).await.is_err() {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
             }

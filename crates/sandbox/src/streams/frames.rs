@@ -154,6 +154,14 @@ fn seal(kind: Kind, mut bytes: BytesMut) -> Bytes {
     let [_, head @ ..] = u32::try_from(length).unwrap_or_default().to_be_bytes();
     bytes[0] = kind as u8;
     bytes[1..HEAD].copy_from_slice(&head);
+    fitting(bytes)
+}
+
+/// What was read, without the room that was made for more: it may wait long for a client, and many of its kind with it.
+pub(super) fn fitting(bytes: BytesMut) -> Bytes {
+    if bytes.len() * 2 < bytes.capacity() {
+        return Bytes::copy_from_slice(&bytes);
+    }
     bytes.freeze()
 }
 

@@ -60,19 +60,19 @@ async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {
 
 /// Tells everything; `false` if the client was gone first.
 async fn say(frames: &mut Frames, tell: &mpsc::Sender<Bytes>) -> bool {
-    loop {
+    // Room first: what can't be told yet is better left in the process's pipe.
+    while let Ok(room) = tell.reserve().await {
         let frame = tokio::select! {
             biased;
             () = tell.closed() => return false,
             frame = frames.next() => frame,
         };
-        let Some(frame) = frame else {
-            return true;
-        };
-        if tell.send(frame).await.is_err() {
-            return false;
+        match frame {
+            Some(frame) => room.send(frame),
+            None => return true,
         }
     }
+    false
 }
 
 /// Passes on what the client says, until it has said all or is gone.
