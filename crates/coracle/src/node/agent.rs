@@ -28,6 +28,8 @@ use crate::handover::{Handover, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
+/// The port of every other kubelet: who asks `nodes/NAME:10250/proxy` means this.
+const USUAL_PORT: u16 = 10250;
 /// After Slurm's word, the leader has this long to say the same.
 const LEADER_GRACE: Duration = Duration::from_secs(10);
 /// A line that breaks is tied again this often, in case it was the network and not the leader.
@@ -70,9 +72,7 @@ pub async fn run(
     } = join(&handover, &node, &kept).await?;
     kept.save(&identity)?;
 
-    let listener = TcpListener::bind("0.0.0.0:0")
-        .await
-        .context("cannot open the kubelet's port")?;
+    let listener = listen().await.context("cannot open the kubelet's port")?;
     place
         .make()
         .with_context(|| format!("cannot make the node's directory {}", place.dir.display()))?;
@@ -161,6 +161,14 @@ pub async fn run(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The usual port, or any if another cluster, or another user, has that on this machine.
+async fn listen() -> std::io::Result<TcpListener> {
+    match TcpListener::bind(("0.0.0.0", USUAL_PORT)).await {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind("0.0.0.0:0").await,
+    }
 }
 
 /// Reports for the first time. The door may be crowded by strangers for a while, and the network slow.

@@ -10,9 +10,6 @@ const MAX_SEARCHES: usize = 32;
 /// The name by which a pod's processes know their machine.
 pub fn hostname(pod: &Pod, cluster_domain: &str) -> String {
     let spec = pod.spec.clone().unwrap_or_default();
-    if let Some(name) = spec.hostname_override {
-        return name;
-    }
     let short = short_name(pod, &spec);
     match (
         spec.set_hostname_as_fqdn,
@@ -24,6 +21,9 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> String {
 }
 
 fn short_name(pod: &Pod, spec: &PodSpec) -> String {
+    if let Some(name) = overriding(spec) {
+        return name.to_owned();
+    }
     let name = pod.metadata.name.clone().unwrap_or_default();
     let mut name = spec
         .hostname
@@ -34,7 +34,17 @@ fn short_name(pod: &Pod, spec: &PodSpec) -> String {
     name.trim_end_matches(['-', '.']).to_owned()
 }
 
+/// A name that stands for itself, in no domain of the cluster.
+fn overriding(spec: &PodSpec) -> Option<&str> {
+    spec.hostname_override
+        .as_deref()
+        .filter(|name| !name.is_empty())
+}
+
 fn domain(pod: &Pod, spec: &PodSpec, cluster_domain: &str) -> Option<String> {
+    if overriding(spec).is_some() {
+        return None;
+    }
     let subdomain = spec.subdomain.as_ref().filter(|name| !name.is_empty())?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     Some(format!("{subdomain}.{namespace}.svc.{cluster_domain}"))
@@ -217,6 +227,14 @@ mod tests {
         ));
         let host = pod(json!({"hostNetwork": true, "hostAliases": aliases}));
         insta::assert_snapshot!(hosts(&host, &node(), &["10.1.1.1".into()], "10.1.1.1 host"));
+    }
+
+    #[test]
+    fn an_overriding_name_stands_for_itself() {
+        let own = pod(json!({"hostname": "a", "subdomain": "b", "hostnameOverride": "db.example"}));
+        assert_eq!(hostname(&own, "cluster.local"), "db.example");
+        let text = hosts(&own, &node(), &["100.64.0.5".into()], "");
+        assert_eq!(text.lines().last(), Some("100.64.0.5\tdb.example"));
     }
 
     #[test]
