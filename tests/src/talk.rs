@@ -45,17 +45,14 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{words}: {error}: {text}"))
     }
 
-    /// What this node's kubelet has logged that is worse than news.
+    /// What this node's kubelet has logged about its API that is worse than news.
     #[track_caller]
     pub fn complaints(&mut self, node: &str) -> Vec<String> {
         let log = self.ask(&format!(
             "kubectl get --raw \"/api/v1/nodes/{node}/proxy/logs/?query=kubelet\""
         ));
-        let bad = |line: &&str| {
-            ["WARN", "ERROR", "panicked"]
-                .iter()
-                .any(|word| line.contains(word))
-        };
+        let about = [" WARN kubelet_api", "ERROR kubelet_api", "panicked"];
+        let bad = |line: &&str| about.iter().any(|words| line.contains(words));
         log.lines().filter(bad).map(str::to_owned).collect()
     }
 }
