@@ -49,7 +49,7 @@ impl<'a> Mounted<'a> {
     fn on_node1(lab: &'a Lab, source: &str, place: &'static str) -> Self {
         lab.sh(&format!("mkdir -p {place}")).run().succeeded();
         let mount =
-            format!("mount -t tmpfs -o size=64m,uid=2001,gid=2001,mode=0700 '{source}' {place}");
+            format!("mount -n -t tmpfs -o size=64m,uid=2001,gid=2001,mode=0700 '{source}' {place}");
         lab.root("node1", &mount).succeeded();
         Self { lab, place }
     }
@@ -58,7 +58,7 @@ impl<'a> Mounted<'a> {
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         self.lab
-            .root("node1", &format!("umount --lazy {}", self.place));
+            .root("node1", &format!("umount -n --lazy {}", self.place));
     }
 }
 

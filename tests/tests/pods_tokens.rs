@@ -76,7 +76,8 @@ fn tokens_are_bound_and_renewed() {
     assert_eq!(extra("node-name"), "node1", "{answer:#}");
 
     let tokens = |cluster: &mut Cluster| -> Vec<(String, String)> {
-        let logs = cluster.logs("watching", "main");
+        // Nobody can be asked while there is no agent.
+        let (_, logs) = cluster.try_ask("kubectl logs watching | grep '^[.][.]'");
         let lines = logs.lines().filter_map(|line| line.split_once(' '));
         lines
             .map(|(dir, token)| (dir.to_owned(), token.to_owned()))
