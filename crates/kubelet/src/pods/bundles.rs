@@ -32,12 +32,27 @@ pub(super) async fn resolve_all(
             }
             complaints = news;
         }
-        // A pod doesn't start without its volumes, and one that runs keeps those that it has.
-        if resolved.failed_mounts.is_empty() {
-            replace(&bundles, resolved.bundle);
+        // A pod doesn't start without its volumes. One that runs keeps those that can't be had any more, and hears of all
+        // else: its token would end if a config map that somebody has deleted stood in its way.
+        let mut bundle = resolved.bundle;
+        let kept = keep_volumes(&mut bundle, bundles.borrow().as_deref());
+        if kept == resolved.failed_mounts.len() {
+            replace(&bundles, bundle);
         }
         until_changed(&shared, &mut seen, &pod).await;
     }
+}
+
+/// Gives a bundle the volumes that it lacks and an earlier one has; how many there are.
+fn keep_volumes(new: &mut Bundle, old: Option<&Bundle>) -> usize {
+    let mut kept = 0;
+    for (name, source) in old.into_iter().flat_map(|old| &old.volumes) {
+        if !new.volumes.contains_key(name) {
+            new.volumes.insert(name.clone(), source.clone());
+            kept += 1;
+        }
+    }
+    kept
 }
 
 /// Who reads the bundle is woken only if it says something new.
@@ -127,5 +142,22 @@ mod tests {
         };
         assert!(differs(&pod("1", "Running"), &pod("2", "Running")));
         assert!(!differs(&pod("1", "Pending"), &pod("1", "Running")));
+    }
+
+    #[test]
+    fn what_can_not_be_had_any_more_is_kept() {
+        let bundle = |volumes: serde_json::Value| Bundle {
+            pod: Pod::default(),
+            containers: Default::default(),
+            volumes: serde_json::from_value(volumes).unwrap(),
+            pull_credentials: vec![],
+            node: Default::default(),
+            before: vec![],
+        };
+        let old = bundle(json!({"gone": "old", "token": "old"}));
+        let mut new = bundle(json!({"token": "new"}));
+        assert_eq!(keep_volumes(&mut new, None), 0);
+        assert_eq!(keep_volumes(&mut new, Some(&old)), 1);
+        assert_eq!(json!(new.volumes), json!({"gone": "old", "token": "new"}));
     }
 }
