@@ -1,6 +1,6 @@
 //! A part of upstream's own e2e suite. `make conformance` runs more of it (docs/conformance.md).
 //!
-//! `conformance/quick.txt` names the tests: a dozen that take a moment each, of those in `conformance/passing.txt`.
+//! `conformance/quick.txt` names the tests: two dozen that take a moment each, of those in `conformance/passing.txt`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
