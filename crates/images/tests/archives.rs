@@ -16,11 +16,7 @@ use images::{
 };
 use serde_json::json;
 
-fn load(
-    store: &Store,
-    archive: &[u8],
-    name: Option<&Reference>,
-) -> Result<Vec<Loaded>, LoadError> {
+fn load(store: &Store, archive: &[u8], name: Option<&Reference>) -> Result<Vec<Loaded>, LoadError> {
     images::archive::load(store, archive, name, Limits::default())
 }
 
@@ -297,7 +293,7 @@ fn one_name_is_for_one_image() {
     let full = ("io.containerd.image.name", "app:1");
     let files = layout(&TestImage::usual(OCI), full, None);
     let name: Reference = "team/app:1".parse().unwrap();
-    for (entries, words) in [(0, "it has no image"), (2, "2 images")] {
+    let with_entries = |entries: usize| {
         let mut files = files.clone();
         for (_, index) in files.iter_mut().filter(|(name, _)| name == "index.json") {
             let mut parsed: serde_json::Value = serde_json::from_slice(index).unwrap();
@@ -305,9 +301,43 @@ fn one_name_is_for_one_image() {
             parsed["manifests"] = vec![entry; entries].into();
             *index = parsed.to_string().into();
         }
-        let error = load(&Place::new().store, &tar_of(&files), Some(&name)).unwrap_err();
-        assert!(error.to_string().contains(words), "{error}");
-    }
+        load(&Place::new().store, &tar_of(&files), Some(&name))
+    };
+    // The same image twice is one.
+    assert_eq!(names(&with_entries(2).unwrap()), ["docker.io/team/app:1"]);
+    let error = with_entries(0).unwrap_err();
+    assert!(error.to_string().contains("it has no image"), "{error}");
+
+    // Two images in one archive.
+    let other = TestImage::new(&[(layer(&[("other", b"")]), Packing::Plain)], OCI);
+    let place = Place::new();
+    load(&place.store, &tar_of(&files), None).unwrap();
+    let full = ("io.containerd.image.name", "other:1");
+    load(&place.store, &tar_of(&layout(&other, full, None)), None).unwrap();
+    let mut two = Vec::new();
+    let both = ["app:1".parse().unwrap(), "other:1".parse().unwrap()];
+    save(
+        &place.store,
+        &both,
+        Format::Docker,
+        &mut two,
+        Path::new("x"),
+    )
+    .unwrap();
+    let error = load(&Place::new().store, &two, Some(&name)).unwrap_err();
+    assert!(error.to_string().contains("2 images"), "{error}");
+    // What can't be saved leaves nothing that looks like an archive.
+    let mut none = Vec::new();
+    let absent = ["absent:1".parse().unwrap()];
+    save(
+        &place.store,
+        &absent,
+        Format::Oci,
+        &mut none,
+        Path::new("x"),
+    )
+    .unwrap_err();
+    assert!(none.is_empty());
 }
 
 #[tokio::test]

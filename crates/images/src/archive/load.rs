@@ -328,11 +328,11 @@ impl<'a> Files<'a> {
             })?,
             None => Vec::new(),
         };
-        let mut loaded = match self.text("index.json")? {
+        let mut loaded = by_image(match self.text("index.json")? {
             Some(index) => self.layout(&index, &docker)?,
             None if docker.is_empty() => return Err(LoadError::NoImage("manifest.json")),
             None => self.docker(docker)?,
-        };
+        });
         match (name, loaded.as_mut_slice()) {
             (_, []) => return Err(LoadError::NoImage("image")),
             (Some(name), [only]) => only.1 = vec![name.clone()],
@@ -468,6 +468,21 @@ impl<'a> Files<'a> {
         let n = file.read(&mut start).map_err(LoadError::Read)?;
         Ok(Compression::of(&start[..n]))
     }
+}
+
+/// Each image once, with all of its names: a layout has an entry for each of them.
+fn by_image(listed: Vec<(Descriptor, Vec<Reference>)>) -> Vec<(Descriptor, Vec<Reference>)> {
+    let mut all: Vec<(Descriptor, Vec<Reference>)> = Vec::new();
+    for (descriptor, names) in listed {
+        match all.iter_mut().find(|(d, _)| d.digest == descriptor.digest) {
+            Some((_, known)) => {
+                let new: Vec<_> = names.into_iter().filter(|n| !known.contains(n)).collect();
+                known.extend(new);
+            }
+            None => all.push((descriptor, names)),
+        }
+    }
+    all
 }
 
 /// What an image of a layout is called: by its own notes, else by Docker's list beside it.

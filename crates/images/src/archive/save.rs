@@ -59,10 +59,6 @@ pub fn save(
     out: impl Write,
     dir: &Path,
 ) -> Result<(), SaveError> {
-    let mut target = match format {
-        Format::OciDirectory => Target::Directory(dir.to_path_buf()),
-        Format::Docker | Format::Oci => Target::Tar(Box::new(tar::Builder::new(out))),
-    };
     let _in_use = store.in_use_blocking()?;
     let mut images = Vec::new();
     for reference in references {
@@ -77,6 +73,11 @@ pub fn save(
         }
         images.push((reference, image));
     }
+    // Not before: a tar archive that is dropped writes its end, and looks whole.
+    let mut target = match format {
+        Format::OciDirectory => Target::Directory(dir.to_path_buf()),
+        Format::Docker | Format::Oci => Target::Tar(Box::new(tar::Builder::new(out))),
+    };
     target.text("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     let mut written = BTreeSet::new();
     for (_, image) in &images {

@@ -120,7 +120,7 @@ async fn ask(name: &str, server: &str) -> Result<Option<Secret>, CredentialError
             return Ok(None);
         }
         let errors = String::from_utf8_lossy(&output.stderr);
-        let words = format!("{} {}", said.trim(), errors.trim());
+        let words = format!("{} {} {}", said.trim(), errors.trim(), output.status);
         return Err(failed(words.trim().chars().take(500).collect()));
     }
     #[derive(Deserialize)]
