@@ -27,6 +27,7 @@ mod set_up;
 mod stacking;
 mod start;
 mod streams;
+mod sub_paths;
 mod taps;
 mod usage;
 mod volumes;

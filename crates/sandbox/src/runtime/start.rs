@@ -15,7 +15,7 @@ use super::inside::{Process, Refusal};
 use super::root::hide;
 use super::{
     Addresses, LinuxRuntime, Running, env_files, etc, groups, oom, oom_score, output, plan,
-    remains, streams,
+    remains, streams, sub_paths,
 };
 use crate::inner::message::{ContainerPlan, Identity, Processes, Request};
 use crate::protocol::Problem;
@@ -28,6 +28,7 @@ impl<W: World> LinuxRuntime<W> {
             self.make_volume(&bundle, &mount.name).await?;
         }
         let mut plan = self.plan(request)?;
+        sub_paths::check(&plan.mounts, &request.container.name)?;
         let dir = self.container_dir(request);
         make_container_dir(&dir)
             .map_err(|error| not_created(format!("{}: {error}", dir.display())))?;
