@@ -66,7 +66,10 @@ impl Drop for Mounted<'_> {
 #[track_caller]
 fn place_of(cluster: &mut Cluster, claim: &str) -> String {
     let volume = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
-    let volume = cluster.json(&format!("get pv {}", volume.as_str().unwrap()));
+    let volume = cluster.json(&format!(
+        "get pv {}",
+        volume.as_str().expect("a bound claim")
+    ));
     let spec = &volume["spec"];
     let path = spec["hostPath"]["path"].as_str();
     let path = path.or(spec["local"]["path"].as_str());
@@ -224,7 +227,7 @@ is 'file of another user' '1234 3000' "$(stat -c '%u %g' /gone/closed/x)"
 fn what_there_is_is_told(cluster: &mut Cluster) {
     let volume = |cluster: &mut Cluster, claim: &str| {
         let name = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
-        cluster.json(&format!("get pv {}", name.as_str().unwrap()))["metadata"]["annotations"]
+        cluster.json(&format!("get pv {}", name.as_str().expect("a bound claim")))["metadata"]["annotations"]
             .clone()
     };
     let shared = volume(cluster, "gone");
@@ -242,7 +245,7 @@ fn what_there_is_is_told(cluster: &mut Cluster) {
     let mut last = Value::Null;
     wait_until(30, "the pod's figures tell of its claim", || {
         let text = cluster.ask("kubectl get --raw /api/v1/nodes/node1/proxy/stats/summary");
-        last = serde_json::from_str(&text).unwrap();
+        last = serde_json::from_str(&text).expect("JSON");
         let pods = last["pods"].as_array().into_iter().flatten();
         let volumes = pods.flat_map(|pod| pod["volume"].as_array().into_iter().flatten());
         let mut claimed = volumes.filter(|volume| volume["pvcRef"]["name"] == "gone");
@@ -273,7 +276,7 @@ fn claims_grow(cluster: &mut Cluster) {
 /// Not even who knows the path, which nobody can guess.
 #[track_caller]
 fn nobody_else_gets_there(lab: &Lab, place: &str) {
-    let (parent, name) = place.rsplit_once('/').unwrap();
+    let (parent, name) = place.rsplit_once('/').expect("a path");
     let random = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(random, "{place}");
     lab.root("node1", &format!("cat {place}/file")).succeeded();
