@@ -212,8 +212,6 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
          until [ $(wc -l < {DIR}/all) -ge 5 ]; do sleep 0.2; done; kill $!; cat {DIR}/all"
     ));
     assert_eq!(sorted(followed), prefixed);
-    let text = cluster.ask("kubectl logs --selector='app in (lines, many)' --prefix --container=a --tail=5 --ignore-errors 2>/dev/null");
-    assert!(text.contains("[pod/many/a] from a"), "{text}");
 }
 
 fn bytes_of_all_kinds(cluster: &mut Cluster) {

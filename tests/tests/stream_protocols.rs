@@ -96,14 +96,23 @@ fn answered(told: &Value, protocol: &str, names: [&str; 3], json_status: bool) {
 }
 
 #[test]
-fn every_version_of_the_protocols_is_spoken() {
+fn every_version_of_web_sockets_is_spoken() {
+    let lab = Lab::ready();
+    let mut cluster = cluster(&lab, &[]);
+    cluster.create_running(&[serving()]);
+    let node = cluster.first_node();
+    web_sockets(&mut cluster, &node);
+    end(&lab, cluster);
+}
+
+#[test]
+fn every_version_of_spdy_is_spoken_and_ports_are_forwarded_in_every_way() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, &[]);
     let reads = json!({"stdin": true, "stdinOnce": true});
     let reader = |name: &str| simple(name, "read line; echo got $line; exit 3", reads.clone());
     cluster.create_running(&[serving(), reader("reads"), reader("reads-too")]);
     let node = cluster.first_node();
-    web_sockets(&mut cluster, &node);
     spdy(&mut cluster, &node);
     attached(&mut cluster);
     forwarded(&mut cluster, &node);
@@ -201,10 +210,7 @@ fn spdy(cluster: &mut Cluster, node: &str) {
     let (code, words) = cluster.try_ask(&format!(
         "kubectl get --raw '/api/v1/nodes/{node}/proxy/exec/default/p/main?command=true&output=1'"
     ));
-    assert!(
-        code != 0 && words.contains("Upgrade request required"),
-        "{words}"
-    );
+    assert!(code != 0 && words.contains("BadRequest"), "{words}");
     let run = |command: &str| {
         format!(
             "kubectl create --raw '/api/v1/nodes/{node}/proxy/run/default/p/main?cmd={command}' --filename=/dev/null"
@@ -244,7 +250,7 @@ fn forwarded(cluster: &mut Cluster, node: &str) {
         let data = told["0"].as_str().unwrap_or_default();
         // Each channel begins with its port.
         assert!(
-            data.starts_with("ABHTTP/1.0 200 OK") && data.ends_with("hello\n"),
+            data.starts_with("ABHTTP/1.1 200 OK") && data.ends_with("hello\n"),
             "{told}"
         );
         assert_eq!(told["1"], "AB", "{told}");
@@ -264,7 +270,7 @@ fn forwarded(cluster: &mut Cluster, node: &str) {
         assert_eq!(told["protocol"], "SPDY/3.1+portforward.k8s.io", "{told}");
         let data = told["data"].as_str().unwrap_or_default();
         assert!(
-            data.starts_with("HTTP/1.0 200 OK") && data.ends_with("hello\n"),
+            data.starts_with("HTTP/1.1 200 OK") && data.ends_with("hello\n"),
             "{told}"
         );
         assert!(told["error"].is_null(), "{told}");
@@ -443,8 +449,9 @@ fn who_reads_too_little_is_no_news(cluster: &mut Cluster, node: &str) {
         "env KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false kubectl",
     ] {
         let (code, text) = cluster.try_ask(&format!(
-            "cd /tmp/streams; {kubectl} exec -i p -- sh -c 'head -c 5 > /dev/null; echo enough' < big"
+            "cd /tmp/streams; {kubectl} exec -i p -- sh -c 'head -c 5 > /dev/null; echo enough' < big 2> /dev/null"
         ));
+        // kubectl itself may say that nobody took the rest.
         assert_eq!((code, text.as_str()), (0, "enough"), "{kubectl}");
         cluster.try_ask(&format!(
             "{kubectl} exec p -- timeout 20 cat /dev/zero | head -c 5 > /dev/null"
