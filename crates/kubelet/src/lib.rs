@@ -12,6 +12,7 @@
 //! Everything here is done as `system:node:NAME` of group `system:nodes`, within what upstream's Node authorizer and
 //! NodeRestriction allow such a user. The one thing they don't is removing the own Node: see `farewell.rs`.
 
+mod advertised;
 mod api;
 mod authority;
 mod backoff;

@@ -13,9 +13,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::advertised;
 use crate::api::{CallError, call};
 use crate::backoff::Doubling;
 use crate::conditions::{Readiness, conditions, says};
+use crate::node::resources;
 use crate::{NodeConfig, Pressures};
 
 /// How often this machine is looked at. Local reads only: the server's side comes by watch.
@@ -49,6 +51,9 @@ pub(crate) async fn keep_true(
     let mut pressures = Pressures::read(&config.scratch_dir);
     // What the server says, once we know; `None` is no Node, or no watch yet.
     let mut server: Option<Vec<NodeCondition>> = None;
+    let own = resources(&config.capacity);
+    // What others have advertised, until it is allocatable.
+    let mut advertised: Option<Value> = None;
 
     loop {
         tokio::select! {
@@ -57,6 +62,7 @@ pub(crate) async fn keep_true(
             event = events.try_next() => match event {
                 Ok(Some(node)) => {
                     let node = node.map(Arc::new);
+                    advertised = node.as_deref().and_then(|node| advertised::patch(node, &own));
                     shown.send_replace(node.clone());
                     server = seen(&config.name, node.as_deref(), &present);
                 }
@@ -68,6 +74,17 @@ pub(crate) async fn keep_true(
             },
         }
 
+        if let Some(patch) = &advertised {
+            match patch_status(&nodes, &config.name, patch).await {
+                Ok(()) => advertised = None,
+                // The next look tries again.
+                Err(error) => tracing::warn!(
+                    node = config.name,
+                    error = &error as &dyn std::error::Error,
+                    "could not make allocatable what others advertise"
+                ),
+            }
+        }
         let Some(believed) = &server else { continue };
         let wanted = conditions(pressures, Readiness::Ready, believed, Timestamp::now());
         let due = !says(believed, &wanted) || reported_at.elapsed() >= REPORT_INTERVAL;
@@ -125,8 +142,11 @@ pub(crate) async fn report(
     name: &str,
     wanted: &[NodeCondition],
 ) -> Result<(), CallError> {
-    let patch = Patch::Strategic(conditions_patch(wanted));
-    call(nodes.patch_status(name, &PatchParams::default(), &patch))
+    patch_status(nodes, name, &conditions_patch(wanted)).await
+}
+
+async fn patch_status(nodes: &Api<Node>, name: &str, patch: &Value) -> Result<(), CallError> {
+    call(nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)))
         .await
         .map(|_| ())
 }
