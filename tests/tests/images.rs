@@ -649,7 +649,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
     registry.spoil("team/bad", "1");
     mirror.push("hub/library/tool", says("tool"), EMPTY_LAYER);
     let moving = registry.push("team/moving", says("old"), EMPTY_LAYER);
-    let noise = "head -c 24M /dev/urandom > noise && tar --create noise";
+    let noise = "head -c 12M /dev/urandom > noise && tar --create noise";
     let many = registry.push("team/many", says("many"), noise);
     // Out of the store and into it again.
     lab.load_image("coracle.test/first:1", says("again"), EMPTY_LAYER);
@@ -821,12 +821,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     (
         "bomb",
-        "truncate --size=100M zeros && tar --create zeros",
+        "truncate --size=24M zeros && tar --create zeros",
         "the image is larger than is allowed: its layers hold more bytes than may be unpacked",
     ),
     (
         "crowd",
-        "seq 3000 | xargs touch && tar --create .",
+        "seq 1500 | xargs touch && tar --create .",
         "the image is larger than is allowed: it has more files than may be unpacked",
     ),
 ];
@@ -873,7 +873,7 @@ fn hostile_layers_do_no_harm() {
     }
     let odd = "coracle.test/odd:1";
     lab.load_image(odd, says("odd"), ODD);
-    let limits = "CORACLE_IMAGE_LIMITS=bytes=64M,files=2000";
+    let limits = "CORACLE_IMAGE_LIMITS=bytes=16M,files=1000";
     let words = ["env", limits, "srun", "-N1", "coracle", "run"];
     let mut cluster = Cluster::start_as(&lab, "user1", &words);
     let look = looking(
