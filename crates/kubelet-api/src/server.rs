@@ -126,8 +126,8 @@ impl Connection {
         // What is written is whole: nothing is gained by waiting for more, and a key press would wait for an answer.
         let _ = stream.set_nodelay(true);
         let stream = WideReads::new(stream);
-        let handshake = (self.acceptor)
-            .accept_with(stream, |tls| tls.set_buffer_limit(Some(ENCRYPTED)));
+        let handshake =
+            (self.acceptor).accept_with(stream, |tls| tls.set_buffer_limit(Some(ENCRYPTED)));
         let handshake = tokio::select! {
             () = self.shutdown.cancelled() => return,
             done = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake) => done,
