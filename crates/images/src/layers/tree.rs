@@ -11,7 +11,6 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-
 /// As many as the kernel follows itself.
 const MOST_LINKS: usize = 40;
 
