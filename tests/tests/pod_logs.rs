@@ -58,10 +58,14 @@ fn of_options() -> Vec<Value> {
                 runs("b", "echo from b; sleep 1000", json!({})),
             ],
         ),
-        simple("torn", "printf 'a line\\nno end'; sleep 1000", json!({})),
+        simple(
+            "torn",
+            "printf 'a line\\nno end'; until [ -e /tmp/go ]; do sleep 0.1; done",
+            json!({}),
+        ),
         simple(
             "bytes",
-            "printf '\\377\\376\\000\\200 \\303\\050\\n'; head -c 300000 /dev/urandom > /tmp/file; cat /tmp/file; sleep 1000",
+            "printf '\\377\\376\\000\\200 \\303\\050\\n'; head -c 300000 /dev/urandom > /tmp/file; cat /tmp/file; echo; sleep 1000",
             json!({}),
         ),
         simple(
@@ -215,7 +219,9 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
 }
 
 fn bytes_of_all_kinds(cluster: &mut Cluster) {
-    // A line without its end is shown without one.
+    // A line without its end is shown without one, once it can't come any more.
+    cluster.ask("kubectl exec torn -- touch /tmp/go");
+    cluster.in_phase("torn", "Succeeded");
     assert_eq!(
         cluster.ask("kubectl logs torn | od -An -c | tr -d ' \\n'"),
         "aline\\nnoend"
@@ -225,7 +231,7 @@ fn bytes_of_all_kinds(cluster: &mut Cluster) {
     assert!(stamped.ends_with("Z no end"), "{stamped}");
     // What is no text arrives as it was written.
     let (there, here) = (
-        "kubectl exec bytes -- sh -c 'printf \"\\377\\376\\000\\200 \\303\\050\\n\" | cat - /tmp/file | sha256sum'",
+        "kubectl exec bytes -- sh -c '(printf \"\\377\\376\\000\\200 \\303\\050\\n\" | cat - /tmp/file; echo) | sha256sum'",
         "kubectl logs bytes | sha256sum",
     );
     let expected = cluster.ask(there);
