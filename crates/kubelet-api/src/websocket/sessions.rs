@@ -121,6 +121,9 @@ fn play(
     outcome
 }
 
+/// Makes a fresh protocol for each play.
+type New = fn() -> Box<dyn Protocol>;
+
 #[test]
 fn fuzz_sessions_of_web_sockets() {
     let sessions = (
@@ -128,7 +131,7 @@ fn fuzz_sessions_of_web_sockets() {
         prop::collection::vec(1..50_usize, 1..10),
     );
     for_a_while(&sessions, |(steps, pieces)| {
-        let channels: [(fn() -> Box<dyn Protocol>, Encoding); 3] = [
+        let channels: [(New, Encoding); 3] = [
             (
                 || Box::new(Channels::new(Encoding::Binary)),
                 Encoding::Binary,
