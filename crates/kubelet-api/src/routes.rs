@@ -55,6 +55,7 @@ pub(crate) fn router(access: Access, api: Api) -> Router {
         .route("/logs/", get(node_logs::list))
         .route("/logs/{*path}", get(node_logs::file))
         .route("/pods", get(list_pods))
+        .route("/runningpods", get(list_running_pods))
         .route("/runningpods/", get(list_running_pods))
         .route(
             "/containerLogs/{namespace}/{pod}/{container}",

@@ -244,13 +244,13 @@ async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
 
 #[tokio::test]
 async fn running_pods_are_shown_with_what_runs() {
-    let answer = Kubelet::start()
-        .await
-        .get_as_api_server("/runningpods/")
-        .await;
-    assert!(answer.contains(r#""uid":"1234""#), "{answer}");
-    assert!(answer.contains(r#""name":"main""#), "{answer}");
-    assert!(!answer.contains(r#""name":"late""#), "{answer}");
+    let kubelet = Kubelet::start().await;
+    for path in ["/runningpods/", "/runningpods"] {
+        let answer = kubelet.get_as_api_server(path).await;
+        assert!(answer.contains(r#""uid":"1234""#), "{path}: {answer}");
+        assert!(answer.contains(r#""name":"main""#), "{path}: {answer}");
+        assert!(!answer.contains(r#""name":"late""#), "{path}: {answer}");
+    }
 }
 
 #[tokio::test]
