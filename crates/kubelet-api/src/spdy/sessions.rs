@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What came of a session.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 struct Outcome {
     /// Data that came in pieces is put together.
     events: Vec<Event>,
@@ -221,6 +221,13 @@ fn output_makes_sense(outcome: &Outcome) -> TestCaseResult {
     Ok(())
 }
 
+/// What a server says, but for windows: how much is told of at a time depends on how much came at a time.
+fn said(output: &[u8]) -> Vec<Received> {
+    let mut received = Client::new().receive(output);
+    received.retain(|received| !matches!(received, Received::WindowUpdate { .. }));
+    received
+}
+
 #[test]
 fn fuzz_sessions_of_spdy() {
     let sessions = (
@@ -232,7 +239,9 @@ fn fuzz_sessions_of_spdy() {
         events_make_sense(&whole.events)?;
         output_makes_sense(&whole)?;
         // It does not matter how the bytes arrive.
-        prop_assert_eq!(play(&steps, &pieces), whole);
+        let cut = play(&steps, &pieces);
+        prop_assert_eq!(said(&cut.output), said(&whole.output));
+        prop_assert_eq!((cut.events, cut.failed), (whole.events, whole.failed));
         Ok(())
     });
 }
