@@ -151,7 +151,10 @@ impl Manager {
                 let has = Arc::clone(&worker.seen.borrow().pod);
                 let seen = self.settle(&pod, &has);
                 worker.seen.send_replace(seen);
-                if is_final(phase(&pod)) && !is_final(phase(&has)) {
+                let ended = is_final(phase(&pod)) && !is_final(phase(&has));
+                // Its own resources may be what has changed.
+                let changed = pod.metadata.generation != has.metadata.generation;
+                if ended || changed {
                     self.settle_waiting();
                 }
             }
