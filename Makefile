@@ -40,7 +40,7 @@ lint: tools
 	cd kubernetes && CGO_ENABLED=0 go vet -trimpath ./...
 	cd tests/conformance && go vet ./... && test -z "$$(gofmt -l .)"
 	cd bench/lib/wire && go vet ./... && test -z "$$(gofmt -l .)"
-	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build kubernetes/version-flags $$(find lab examples scripts bench tests .ci -type f -not -name '*.md' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
+	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build kubernetes/version-flags $$(find lab examples scripts bench tests .ci -type f -not -name '*.md' -not -name '*.rs' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
 
 .PHONY: advisories
 advisories: tools ## Look for known vulnerabilities in dependencies (needs the internet)
