@@ -1,4 +1,5 @@
-//! Who may call: the API server by its certificate; everybody else by a certificate or a token, if RBAC allows it.
+//! Who may call: the API server by a certificate of its own CA; everybody else by a token, if RBAC allows it. Certificates of
+//! other CAs fail in the handshake (`tls.rs`).
 //!
 //! `attributes.rs` says which right a request needs, `authority.rs` whom to ask about it, `cache.rs` keeps the answers.
 
