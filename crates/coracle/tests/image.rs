@@ -148,7 +148,7 @@ fn failures_say_what_is_wrong() {
             74,
             "can't read no-such-file",
         ),
-        (&["image", "load"], 74, "neither one of `docker save` nor"),
+        (&["image", "load"], 74, "the archive is empty"),
         (
             &["image", "pull", "Not/A//Name"],
             64,

@@ -63,7 +63,7 @@ impl Node {
         let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(text)?;
         let listener = UnixListener::bind(dir.join("kubelet.sock")).map_err(text)?;
-        let line = json!({"dir": dir, "socket": dir.join("hub.sock"), "range": "100.64.0.0/24"});
+        let line = json!({"dir": dir, "socket": dir.join("hub.sock"), "range": "100.64.0.0/24", "mark": "CORACLE_DRIVER=1"});
         let mut command = Command::new(PROGRAM);
         command.args(["internal", "hub"]).stdout(Stdio::piped());
         let mut hub = start(command, &line).await?;
