@@ -196,7 +196,13 @@ impl Door {
                 return Err(refusal);
             }
         };
-        wire.send(&ToNode::Welcome(Box::new(welcome))).await?;
+        if let Err(error) = wire.send(&ToNode::Welcome(Box::new(welcome))).await {
+            // It doesn't know that it was let in, and comes again with the same token.
+            if let Some(token) = hello.token {
+                lock(&self.expected).insert(hello.node, token);
+            }
+            return Err(error);
+        }
         drop(on_the_threshold);
         self.keep(&hello.node, wire).await;
         Ok(())
