@@ -212,7 +212,7 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
     let all = "kubectl logs --selector=app=many --prefix --all-containers";
     assert_eq!(sorted(cluster.ask(all)), prefixed);
     let followed = cluster.ask(&format!(
-        "cd {DIR}; {all} --follow --max-log-requests=10 > all 2>&1 & \
+        "cd {DIR}; : > all; {all} --follow --max-log-requests=10 > all 2>&1 & \
          until [ $(wc -l < {DIR}/all) -ge 5 ]; do sleep 0.2; done; kill $!; cat {DIR}/all"
     ));
     assert_eq!(sorted(followed), prefixed);
