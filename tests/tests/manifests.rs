@@ -146,3 +146,28 @@ fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
     output.succeeded().says(&["boat/coracle applied"]);
     lab.nothing_left();
 }
+
+#[test]
+fn what_keeps_pods_from_running_is_told() {
+    const HOPELESS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: wrong}
+spec: {containers: [{name: c, image: "NOT::A NAME"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: huge}
+spec: {containers: [{name: c, image: none, resources: {requests: {cpu: 5000}}}]}
+"#;
+    let lab = Lab::ready();
+    let mut run = lab
+        .call(&["coracle", "run", "-N1", "-"])
+        .stdin(HOPELESS)
+        .start();
+    run.until_stderr("coracle: pod/wrong: InspectFailed: ");
+    run.until_stderr("coracle: pod/huge: FailedScheduling: ");
+    run.signal(rustix::process::Signal::INT);
+    run.wait(std::time::Duration::from_secs(60));
+    lab.nothing_left();
+}

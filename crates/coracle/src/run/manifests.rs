@@ -19,6 +19,7 @@ use kube::{Client, ResourceExt};
 use serde::Deserialize;
 use tokio::process::Command;
 
+use super::complaints;
 use super::workload::Manifests;
 use crate::exit::{Code, Failure};
 use crate::say::say;
@@ -58,25 +59,35 @@ pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Re
     let mut waits: futures::stream::FuturesUnordered<_> = ends
         .map(|object| wait_for(object, client.clone()))
         .collect();
+    let namespaces = applied
+        .iter()
+        .map(|object| object.metadata.namespace.clone())
+        .collect();
+    let complaints = complaints::tell(client.clone(), namespaces);
     if waits.is_empty() && applied.iter().any(Applied::runs_for_ever) {
         say(format_args!(
             "coracle: nothing in these manifests ends by itself; end the cluster with Ctrl-C or scancel"
         ));
-        std::future::pending::<()>().await;
+        match complaints.await {}
     }
-    let mut code = 0;
-    while let Some(ended) = waits.next().await {
-        let (object, succeeded) = ended;
-        show_logs(&object, env, &client).await;
-        say(format_args!(
-            "coracle: {object} {}",
-            if succeeded { "succeeded" } else { "failed" }
-        ));
-        if !succeeded {
-            code = 1;
+    let all_ended = async {
+        let mut code = 0;
+        while let Some((object, succeeded)) = waits.next().await {
+            show_logs(&object, env, &client).await;
+            say(format_args!(
+                "coracle: {object} {}",
+                if succeeded { "succeeded" } else { "failed" }
+            ));
+            if !succeeded {
+                code = 1;
+            }
         }
+        code
+    };
+    tokio::select! {
+        code = all_ended => Ok(code),
+        never = complaints => match never {},
     }
-    Ok(code)
 }
 
 async fn apply(

@@ -7,6 +7,7 @@
 mod agents;
 mod carry;
 mod cluster;
+mod complaints;
 mod control_plane;
 mod follow;
 mod grace;

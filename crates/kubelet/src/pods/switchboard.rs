@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandbox::connection::{SandboxClient, accept};
+use sandbox::connection::{HelloError, SandboxClient, accept};
 use sandbox::protocol::Hello;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
@@ -61,6 +61,8 @@ pub(super) async fn serve(
                                     process,
                                 });
                             }
+                            // Somebody looked whether there is an agent, as the hub does all the time.
+                            Err(HelloError::Gone(_)) => {}
                             Err(error) => tracing::warn!(
                                 error = &error as &dyn std::error::Error,
                                 "refused a caller of the kubelet's socket"

@@ -109,7 +109,7 @@ fn subordinate_ids(survey: &Survey) -> Finding {
         area: "pods",
         title: "subordinate ids",
         with_it: "containers use any user and group id, as images expect",
-        without_it: "each container runs as one single id; what changes users or owners inside is refused with a message",
+        without_it: "each container runs as one single id; changes of users and owners inside succeed without effect",
     };
     let error = match answer(survey, "subordinate-ids") {
         Ok(words) => return topic.ok(words),
