@@ -32,28 +32,50 @@ fn the_time_limit_ends_a_cluster_in_order() {
 }
 
 /// Slurm's word reaches pods in time, and how they ended is told before the API server goes: when a job is cancelled, and when
-/// its time is over. On a lab of its own, whose Slurm signals a job's tasks and not every process below them, as most do.
+/// its time is over; for pods below their agent, and for pods that are steps of their own, which Slurm signals too. On a lab of its
+/// own, whose Slurm signals a job's tasks and not every process below them, as most do.
 #[test]
 fn pods_end_in_order_when_their_job_does() {
-    let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 2);
+    let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 4);
     lab.load_busybox();
     let lab = lab.look_again();
-    let start = |option: &str, node: &str| {
-        let place = format!("--nodelist={node}");
-        let words = ["srun", option, "-N1", &place, "coracle", "run"];
-        let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let start = |words: &[&str], node: &str| {
+        let mut cluster = Cluster::start_as(&lab, "user1", words);
         let watched = cluster.with_polite_pods(&lab, &[node]);
         (cluster, watched)
     };
-    let (limited, of_limited) = start("--time=1", "node1");
-    let (cancelled, of_cancelled) = start("--job-name=cancelled", "node2");
+    let below_agent = |option: &str, node: &str| {
+        let place = format!("--nodelist={node}");
+        start(&["srun", option, "-N1", &place, "coracle", "run"], node)
+    };
+    let as_step = |option: &str, node: &str| {
+        let place = format!("--nodelist={node}");
+        let words = ["coracle", "run", "--pods-as-steps", option, "-N1", &place];
+        let started = start(&words, node);
+        let steps = lab.call(&["scontrol", "--oneliner", "show", "step"]).run();
+        let name = format!(" Name=default/polite-{node} ");
+        assert!(steps.stdout.contains(&name), "{node}: {steps}");
+        started
+    };
+    let limited = [
+        (below_agent("--time=1", "node1"), "node1"),
+        (as_step("--time=1", "node3"), "node3"),
+    ];
+    let cancelled = [
+        (below_agent("--job-name=cancelled", "node2"), "node2"),
+        (as_step("--job-name=cancelled", "node4"), "node4"),
+    ];
     lab.sh("scancel --me --name=cancelled").run().succeeded();
-    let _ = cancelled.ends_within(60);
-    let said = e2e::said_goodbye(&lab, &of_cancelled, &["node2"]);
-    assert_eq!(said, ["hook term side"], "cancelled");
-    let _ = limited.ends_within(180);
-    let said = e2e::said_goodbye(&lab, &of_limited, &["node1"]);
-    assert_eq!(said, ["hook term side"], "over");
+    for ((cluster, watched), node) in cancelled {
+        let _ = cluster.ends_within(60);
+        let said = e2e::said_goodbye(&lab, &watched, &[node]);
+        assert_eq!(said, ["hook term side"], "{node}, cancelled");
+    }
+    for ((cluster, watched), node) in limited {
+        let _ = cluster.ends_within(150);
+        let said = e2e::said_goodbye(&lab, &watched, &[node]);
+        assert_eq!(said, ["hook term side"], "{node}, over");
+    }
     lab.nothing_left();
 }
 
