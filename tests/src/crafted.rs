@@ -26,6 +26,20 @@ tar --create manifest.json config.json first.tar second.tar
 /// A last layer with nothing in it.
 pub const EMPTY_LAYER: &str = "tar --create --files-from=/dev/null";
 
+/// A last layer with `/bin/busybox-chown`, which carries `cap_chown=ep`, and a `/tmp` for everybody. Only root could give a file a
+/// capability for tar to find, so what tar would write of it is written here, before the file.
+pub const CAPABLE_LAYER: &str = r#"
+perl -e '
+my $record = " SCHILY.xattr.security.capability=" . pack("V5", 0x02000001, 1, 0, 0, 0) . "\n";
+$record = (length($record) + 2) . $record;
+my $header = pack("a100a8a8a8a12a12a8a1a100a8a247", "pax", "0000644", "0000000", "0000000", sprintf("%011o", length $record), "00000000000", " " x 8, "x", "", "ustar\x0000", "");
+substr($header, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $header));
+print $header, pack("a512", $record);
+'
+mkdir bin && mkdir -m 1777 tmp && cp "$(command -v busybox)" bin/busybox-chown
+tar --format=ustar --owner=0 --group=0 --create bin/busybox-chown tmp
+"#;
+
 impl Lab {
     /// Puts an image into the store of `user1`; `config` is as in an image's configuration, `layer` writes a tar file.
     #[track_caller]

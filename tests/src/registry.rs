@@ -145,6 +145,11 @@ impl Lab {
 }
 
 impl Registry<'_> {
+    /// Where it keeps its images.
+    pub(crate) fn data(&self) -> String {
+        format!("/home/user1/{}/data", self.dir)
+    }
+
     /// Pushes an image, made as by [`Lab::load_image`]; what it is called.
     #[track_caller]
     pub fn push(&self, name: &str, config: Value, layer: &str) -> String {
@@ -207,8 +212,8 @@ impl Registry<'_> {
         let digest = layer.and_then(|layer| layer["digest"].as_str());
         let hex = digest.expect("a layer").trim_start_matches("sha256:");
         let file = format!(
-            "~/{}/data/docker/registry/v2/blobs/sha256/{}/{hex}/data",
-            self.dir,
+            "{}/docker/registry/v2/blobs/sha256/{}/{hex}/data",
+            self.data(),
             &hex[..2]
         );
         let spoil = format!("printf '!' | dd of={file} bs=1 seek=600 conv=notrunc status=none");

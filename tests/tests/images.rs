@@ -1,8 +1,8 @@
 //! Images: `coracle image …` as a user calls it, registries of all kinds, and what hostile layers can't do.
 
 use e2e::{
-    Call, Cluster, EMPTY_LAYER, Form, Lab, MIRROR, REGISTRY, container, eventually, looking,
-    merged, pod, wait_until,
+    Call, Cluster, EMPTY_LAYER, Form, Lab, MIRROR, REGISTRY, Registry, TOKENS, container,
+    eventually, looking, merged, pod, wait_until,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -398,7 +398,8 @@ fn what_makes_no_sense_is_told() {
     )
     .run()
     .stdout;
-    lab.root("login", &format!("umount --no-mtab {full}")).succeeded();
+    lab.root("login", &format!("umount --no-mtab {full}"))
+        .succeeded();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(
         !left.contains(".new-") && !left.contains("full/app.tar"),
@@ -577,10 +578,67 @@ fn registries_are_treated_as_configured() {
             "pulled docker.io/library/tool:1",
         ])
         .shows(&["docker.io/library/tool@sha256:"]);
+    tokens_open_doors_and_downloads_go_on(&lab, &registry);
     drop((registry, mirror));
     lab.remove(".docker");
     lab.remove(DIR);
     lab.nothing_left();
+}
+
+/// A registry that demands tokens, and a pull that is killed in the middle of a layer.
+#[track_caller]
+fn tokens_open_doors_and_downloads_go_on(lab: &Lab, registry: &Registry<'_>) {
+    let noise = "head -c 12M /dev/urandom > noise && tar --create noise";
+    registry.push("team/large", says("large"), noise);
+    let (_, manifest) = registry.manifest("team/large", "1");
+    let layer = &manifest["layers"][1];
+    let size = layer["size"].as_u64().expect("a size");
+    let digest = layer["digest"].as_str().expect("a digest");
+    let tokens = lab.token_registry(registry);
+    lab.registries(&format!("[registry.\"{TOKENS}\"]\ninsecure = true\n"));
+    let large = format!("{TOKENS}/team/large:1");
+    let pull = format!("pull {large} --store tokens");
+
+    // Neither nobody nor who knows a wrong password.
+    lab.remove(".docker");
+    let denied = format!("{large}: pull access denied");
+    image(lab, &pull).run().ended_with(74).says(&[&denied]);
+    let auth = |password: &str| json!({"auths": {TOKENS: {"auth": password}}}).to_string();
+    lab.write(".docker/config.json", &auth("dXNlcjpndWVzcw=="));
+    image(lab, &pull).run().ended_with(74).says(&[&denied]);
+    lab.write(".docker/config.json", &auth("dXNlcjpyaWdodA=="));
+
+    tokens.halt();
+    let killed = image(lab, &pull).start();
+    let half = size / 2;
+    let there = format!("stat --format=%s tokens/partial/* | grep -x {half}");
+    wait_until(45, "half of the layer is there", || {
+        shell(lab, &there).run().code == 0
+    });
+    let words = format!("coracle image pull {large}");
+    for process in lab.processes_of("login", "user1") {
+        if process.args.starts_with(&words) {
+            lab.kill("login", "KILL", &process);
+        }
+    }
+    killed.wait(Duration::from_secs(30)).ended_with(137);
+    tokens.go_on();
+
+    // The next one goes on where it was, with a token of its own for all that it asks.
+    let before = tokens.answered().lines().count();
+    image(lab, &pull).run().succeeded();
+    assert_eq!(listed(lab, "tokens"), [large]);
+    let asked = tokens.answered();
+    let token = "GET /token?service=lab&scope=repository%3Ateam%2Flarge%3Apull - 200";
+    let given = asked.lines().skip(before).filter(|line| *line == token);
+    assert_eq!(given.count(), 1, "{asked}");
+    let blob = format!("GET /v2/team/large/blobs/{digest}");
+    let downloads: Vec<_> = asked
+        .lines()
+        .filter_map(|line| line.strip_prefix(&blob))
+        .collect();
+    let rest = format!(" bytes={half}- 206");
+    assert_eq!(downloads, [" - 200", &rest], "{asked}");
 }
 
 /// A pod of one container that does what its image says.

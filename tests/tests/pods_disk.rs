@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, EMPTY_LAYER, Lab, container, eventually, pod, wait_until};
+use e2e::{BUSYBOX, Cluster, EMPTY_LAYER, Lab, SmallDisk, container, eventually, pod, wait_until};
 use serde_json::{Value, json};
 
 /// As if the disk were always full.
 const FULL: &str = "CORACLE_IMAGE_GC=high=0,low=0,age=0,every=1s";
 
-fn start(lab: &Lab) -> Cluster {
-    Cluster::start_as(
-        lab,
-        "user1",
-        &["env", FULL, "srun", "-N1", "coracle", "run"],
-    )
+/// Above half of the disk, up to a third or a little more.
+const HALF: &str = "CORACLE_IMAGE_GC=high=50,low=38,age=0,every=1s";
+
+fn start(lab: &Lab, settings: &str) -> Cluster {
+    let words = ["env", settings, "srun", "-N1", "-wnode1", "coracle", "run"];
+    Cluster::start_as(lab, "user1", &words)
 }
 
 fn layers(lab: &Lab) -> usize {
@@ -33,7 +33,7 @@ fn layers_that_nobody_uses_make_room() {
     lab.load_busybox();
     let config = json!({"Env": ["PATH=/bin"], "Cmd": ["sh"]});
     lab.load_image("coracle.test/other:1", config, EMPTY_LAYER);
-    let mut cluster = start(&lab);
+    let mut cluster = start(&lab, FULL);
     let main = json!({"name": "main", "image": BUSYBOX, "command": ["sh", "-c",
         "trap exit TERM; until test -e /again; do sleep 0.1; ls /bin > /dev/null || exit 1; done"]});
     cluster.create_objects(&[
@@ -58,11 +58,24 @@ fn layers_that_nobody_uses_make_room() {
     lab.nothing_left();
 }
 
+/// Images with a layer that takes a tenth of the small disk.
+const LARGE: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+fn large(name: &str) -> String {
+    format!("coracle.test/large-{name}:1")
+}
+
 #[test]
-fn the_node_lists_its_images() {
+fn the_node_lists_its_images_and_gives_up_those_unused_for_longest() {
     let lab = Lab::ready();
     lab.load_busybox();
-    let mut cluster = start(&lab);
+    for name in LARGE {
+        let config = json!({"Env": ["PATH=/bin"], "Cmd": ["sh"]});
+        let layer = format!("yes {name} | head -c 10M > large-{name}; tar --create large-{name}");
+        lab.load_image(&large(name), config, &layer);
+    }
+    let disk = SmallDisk::on_node1(&lab, "small", "/tmp", "size=100m,mode=1777");
+    let mut cluster = start(&lab, HALF);
     let mut last = Value::Null;
     let listed = eventually(Duration::from_secs(40), || {
         last = cluster.json("get node node1")["status"]["images"].clone();
@@ -77,6 +90,43 @@ fn the_node_lists_its_images() {
     assert!(busybox["sizeBytes"].as_u64() > Some(100_000), "{busybox}");
     let names = busybox["names"].to_string();
     assert!(names.contains("coracle.test/busybox@sha256:"), "{names}");
+
+    room_is_made_as_far_as_asked(&lab, &mut cluster);
     cluster.exit(0);
+    drop(disk);
+    let names = LARGE.map(large).join(" ");
+    let remove = lab.sh(&format!("coracle image rm {names}"));
+    remove.run().succeeded();
     lab.nothing_left();
+}
+
+/// Which of the large layers are unpacked.
+fn unpacked(lab: &Lab) -> String {
+    let list =
+        "cd /tmp/coracle-*/layers && ls -d */large-* | sed 's,.*large-,,' | sort | tr -d '\\n'";
+    lab.root("node1", list).stdout
+}
+
+/// With the fifth of five large layers the disk is too full. The two that nobody has used for longest go, and no third one.
+#[track_caller]
+fn room_is_made_as_far_as_asked(lab: &Lab, cluster: &mut Cluster) {
+    let run = |cluster: &mut Cluster, name: &str| {
+        cluster.create_objects(&[saying(name, &large(name), name)]);
+        cluster.in_phase(name, "Succeeded");
+    };
+    for name in ["a", "b", "c", "d", "a"] {
+        run(cluster, name);
+        cluster.ask(&format!("kubectl delete pod {name} --wait --timeout=50s"));
+    }
+    assert_eq!(unpacked(lab), "abcd", "{}", lab.root("node1", "df -k /tmp"));
+    run(cluster, "e");
+    let mut log = String::new();
+    wait_until(30, "room was made", || {
+        log = cluster.ask("kubectl get --raw '/api/v1/nodes/node1/proxy/logs/?query=kubelet'");
+        log.contains(" layers removed")
+    });
+    let left = (unpacked(lab), log.matches(" layers removed").count());
+    let df = lab.root("node1", "df -k /tmp; ls -a /tmp/coracle-*/layers");
+    assert_eq!(left, ("ade".to_owned(), 1), "{df}\n{log}");
+    assert!(log.contains("2 layers removed"), "{log}");
 }

@@ -28,15 +28,27 @@ works sh -c 'echo x > /dev/null && echo x > /dev/shm/x && rm /dev/shm/x'
 is zeros 0000 "$(head -c 2 /dev/zero | xxd -p)"
 fails sh -c 'echo x > /dev/full'
 is fd 0 "$(readlink /dev/stdin | grep -o '[0-9]$')"
-for path in /proc/kcore /proc/keys /proc/timer_list /proc/sched_debug; do
+# What the kernel would show is covered by the null device or by an empty directory.
+for path in /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats /proc/timer_list /proc/sched_debug; do
+  [ ! -e $path ] || works test -c $path
   [ ! -e $path ] || is "$path, masked" '' "$(head -c 9 $path)"
 done
-[ ! -d /sys/firmware ] || is "/sys/firmware, masked" '' "$(ls /sys/firmware)"
-for path in /proc/sys/kernel/domainname /proc/sysrq-trigger /proc/irq/default_smp_affinity; do
-  if (echo 1 > $path) 2>/dev/null; then echo "$path can be written"; fi
+for path in /proc/acpi /proc/asound /proc/scsi /sys/firmware /sys/devices/virtual/powercap; do
+  [ ! -d $path ] || is "$path, masked" ' on tmpfs' "$(ls $path) on $(kind $path)"
 done
+for path in /proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger; do
+  [ ! -e $path ] || is "access to $path" ro "$(access $path)"
+done
+for path in /proc/sys/kernel/domainname /proc/sysrq-trigger /proc/irq/default_smp_affinity; do
+  said=$( (echo 1 > $path) 2>&1)
+  [ ! -e $path ] || is "writing to $path" 'Read-only file system' "${said##*: }"
+done
+fails sysctl -w net.ipv4.ip_forward=1
+is 'why not' 'Read-only file system' "${said##*: }"
 is "pid" 1 "$(sh -c 'echo $PPID')"
-is processes 0 "$(ls /proc | grep -x '[0-9]*' | grep -vcx -e 1 -e "$(sh -c 'echo $PPID')" -e '[0-9][0-9]*' )"
+# Looked for by the shell itself: there is nobody else.
+set -- /proc/[0-9]*
+is processes /proc/1 "$*"
 is user 0:0 "$(id -u):$(id -g)"
 is hostname plain "$(hostname)"
 is home /root "$HOME"
@@ -48,6 +60,63 @@ is umask 0022 "$(umask)"
 is "new privileges" 0 "$(awk '/^NoNewPrivs/ { print $2 }' /proc/self/status)"
 is "service account" default "$(cat /var/run/secrets/kubernetes.io/serviceaccount/namespace)"
 "#;
+
+/// A container that may do all to its network finds the same; it isn't the kernel that refuses.
+const NO_SYSCTL: &str = r#"
+fails sysctl -w net.ipv4.ip_forward=1
+is 'why not' 'Read-only file system' "${said##*: }"
+"#;
+
+/// Of a privileged one.
+const UNMASKED: &str = r"
+works sysctl -w net.ipv4.ip_forward=1
+fails grep -q ' /proc/sys ' /proc/self/mounts
+[ ! -e /proc/keys ] || fails test -c /proc/keys
+";
+
+/// Has a program that carries a capability.
+const CAPABLE: &str = "coracle.test/capable:1";
+
+/// What such a program has of it, for whoever has none.
+const CARRIED: &str = r#"
+effective() { "$@" awk '/^CapEff:/ { print $2 }' /proc/self/status; }
+is 'without it' 0000000000000000 "$(effective busybox)"
+is 'with it' 0000000000000001 "$(effective busybox-chown)"
+busybox touch /tmp/x
+works busybox-chown chown 7:8 /tmp/x
+is owner OWNER "$(stat -c %u:%g /tmp/x)"
+"#;
+
+/// Containers of a user who isn't root, with that program.
+fn of_programs(owner: &str) -> Vec<Value> {
+    let case = |name: &str, more: Value, script: &str| {
+        let context = merged(json!({"runAsUser": 1000}), more);
+        let own = json!({"image": CAPABLE, "securityContext": context});
+        looking(name, own, script)
+    };
+    let not_more = "is none 0000000000000000 \"$(busybox-chown awk '/^CapEff:/ { print $2 }' /proc/self/status)\"";
+    let containers = [
+        case("carried", json!({}), &CARRIED.replace("OWNER", owner)),
+        case(
+            "no-more",
+            json!({"allowPrivilegeEscalation": false}),
+            not_more,
+        ),
+        // The kernel runs no program without what it carries.
+        case(
+            "bounded",
+            json!({"capabilities": {"drop": ["CHOWN"]}}),
+            "fails busybox-chown true",
+        ),
+    ];
+    vec![pod("programs", json!({}), &containers)]
+}
+
+#[track_caller]
+fn load_capable(lab: &Lab, user: &str) {
+    let config = json!({"Env": ["PATH=/bin"]});
+    lab.load_image_for(user, CAPABLE, config, e2e::CAPABLE_LAYER);
+}
 
 /// What `capabilities`, `privileged` and so on make of a container.
 fn of_rights(all: &str) -> Vec<Value> {
@@ -61,19 +130,20 @@ fn of_rights(all: &str) -> Vec<Value> {
         |add: &[&str], drop: &[&str]| json!({"capabilities": {"add": add, "drop": drop}});
     let containers = [
         case("usual", json!({}), status("CapEff", "00000000a80425fb") + &status("CapBnd", "00000000a80425fb")),
-        case("some", capabilities(&["NET_ADMIN", "SYS_PTRACE"], &["ALL"]), status("CapEff", "0000000000081000")),
+        case("some", capabilities(&["NET_ADMIN", "SYS_PTRACE"], &["ALL"]), status("CapEff", "0000000000081000") + NO_SYSCTL),
         case("fewer", capabilities(&[], &["CHOWN"]), status("CapBnd", "00000000a80425fa")),
         case("most", capabilities(&["ALL"], &["KILL"]), format!("is CapEff {all} \"$(awk '/^CapEff:/ {{ print $2 }}' /proc/self/status | sed 's/df$/ff/')\"")),
         case("user", json!({"runAsUser": 1000, "capabilities": {"add": ["NET_ADMIN"]}}),
             status("CapEff", "0000000000000000") + &status("CapPrm", "0000000000000000") + &status("CapBnd", "00000000a80435fb")),
         case("no-more", json!({"allowPrivilegeEscalation": false}), status("NoNewPrivs", "1")),
-        case("unconfined", json!({"seccompProfile": {"type": "Unconfined"}}), "works ls /".into()),
+        case("unconfined", json!({"seccompProfile": {"type": "Unconfined"}}),
+            status("Seccomp", "0") + "works unshare -U true\n"),
         case("filtered", json!({"seccompProfile": {"type": "RuntimeDefault"}}),
             status("Seccomp", "2") + "works ls /\nfails unshare -U true\nfails mount -t tmpfs none /tmp\nfails unshare -n true\n"),
         case("read-only", json!({"readOnlyRootFilesystem": true}),
             "fails touch /x\nfails touch /tmp/x\nfails touch /etc/x\nworks touch /dev/shm/x\nworks sh -c 'echo > /dev/null'\n".into()),
         case("privileged", json!({"privileged": true}),
-            status("CapEff", all) + "works mount -t tmpfs none /tmp\nworks touch /tmp/x\nworks sysctl -w net.ipv4.ip_forward=1\nworks hostname other\n"),
+            status("CapEff", all) + "works mount -t tmpfs none /tmp\nworks touch /tmp/x\nworks hostname other\n" + UNMASKED),
     ];
     vec![pod("rights", json!({}), &containers)]
 }
@@ -278,16 +348,19 @@ fn a_container_finds_what_it_expects() {
         config,
         "mkdir -p work home/app && tar --create work home",
     );
+    load_capable(&lab, "user1");
     let all = all_capabilities(&lab);
     let mut objects = vec![looking_pod("plain", json!({}), json!({}), PLAIN)];
     objects.extend(of_rights(&all));
     objects.extend(of_names());
     objects.extend(of_commands());
     objects.extend(of_users());
+    objects.extend(of_programs("7:8"));
     cluster.create_objects(&objects);
     cluster.find_all_right(&[
         "plain",
         "rights",
+        "programs",
         "named",
         "full-name",
         "sysctls",
@@ -594,6 +667,7 @@ is data hello "$(echo hello > /tmp/x; cat /tmp/x)"
 fn with_a_single_id_pods_run_all_the_same() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user2");
+    load_capable(&lab, "user2");
     let group = json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 3000, "supplementalGroups": [4000]},
         "volumes": [{"name": "v", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}]});
     let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "m", "mountPath": "/m"}]});
@@ -630,10 +704,12 @@ is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/stat
             "privileged",
             json!({}),
             json!({"securityContext": {"privileged": true}}),
-            "works mount -t tmpfs none /tmp",
+            &format!("works mount -t tmpfs none /tmp\n{UNMASKED}"),
         ),
     ];
     objects.extend(of_names());
+    // A single id has capabilities only over the container's own, and changes of owners are pretended.
+    objects.extend(of_programs("1000:0"));
     cluster.create_objects(&objects);
     cluster.find_all_right(&[
         "plain",
@@ -642,6 +718,7 @@ is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/stat
         "as-1000",
         "read-only",
         "privileged",
+        "programs",
         "named",
         "full-name",
         "sysctls",

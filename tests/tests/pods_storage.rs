@@ -1,6 +1,6 @@
 //! Claims and the volumes behind them: what is made, kept, removed and refused, and who gets to see it.
 
-use e2e::{Cluster, Lab, looking_pod, merged, wait_until};
+use e2e::{Cluster, Lab, SmallDisk, looking_pod, merged, wait_until};
 use serde_json::{Value, json};
 
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
@@ -36,30 +36,6 @@ fn using(name: &str, claims: &[&str], more: Value, script: &str) -> Value {
     let mounts: Vec<Value> = claims.iter().map(mount).collect();
     let spec = merged(json!({"volumes": volumes}), more);
     looking_pod(name, spec, json!({"volumeMounts": mounts}), script)
-}
-
-/// A small file system on `node1`, which is gone when this is dropped.
-struct Mounted<'a> {
-    lab: &'a Lab,
-    place: &'static str,
-}
-
-impl<'a> Mounted<'a> {
-    #[track_caller]
-    fn on_node1(lab: &'a Lab, source: &str, place: &'static str) -> Self {
-        lab.sh(&format!("mkdir -p {place}")).run().succeeded();
-        let mount =
-            format!("mount -n -t tmpfs -o size=64m,uid=2001,gid=2001,mode=0700 '{source}' {place}");
-        lab.root("node1", &mount).succeeded();
-        Self { lab, place }
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        self.lab
-            .root("node1", &format!("umount -n --lazy {}", self.place));
-    }
 }
 
 /// Where the volume of a claim lies.
@@ -125,7 +101,8 @@ fn claims_are_kept_or_removed_as_their_class_says() {
     let lab = Lab::ready();
     lab.load_busybox();
     // As if a quota held the user to 64 MiB: the file system says so.
-    let disk = Mounted::on_node1(&lab, "quota", SHARED);
+    let options = "size=64m,uid=2001,gid=2001,mode=0700";
+    let disk = SmallDisk::on_node1(&lab, "quota", SHARED, options);
     lab.sh("mkdir precious && echo mine > precious/file && chmod 700 precious && chmod 600 precious/file")
         .run()
         .succeeded();

@@ -619,6 +619,10 @@ fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
             message.contains("EmptyDir volume \"v\" exceeds the limit \"1Mi\""),
             "{message}"
         );
+        // Whose node it is makes no difference to the scheduler.
+        if user == "user1" {
+            local_claims_lie_where_their_first_pod_went(&lab, &mut cluster);
+        }
         cluster.exit(0);
     }
     // The directories of claims go with the cluster that made them.
@@ -628,6 +632,60 @@ fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
     )
     .printed("");
     lab.nothing_left();
+}
+
+/// A volume on a node's own disk is made when its first pod has a node, and whoever comes later has to go there.
+#[track_caller]
+fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster) {
+    let using = |name: &str, more: Value, script: &str| {
+        let volumes =
+            json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "near"}}]});
+        let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        looking_pod(name, merged(volumes, more), mounts, script)
+    };
+    let on = |node: &str| json!({"nodeSelector": {"kubernetes.io/hostname": node}});
+    let spec = json!({"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}});
+    let near = object("PersistentVolumeClaim", "near", json!({"spec": spec}));
+    cluster.create_objects(&[near]);
+    cluster.event(
+        "near",
+        "waiting for first consumer to be created before binding",
+    );
+    let waiting = cluster.json("get pvc near");
+    assert_eq!(waiting["status"]["phase"], "Pending", "{waiting:#}");
+    assert_eq!(waiting["spec"]["volumeName"], Value::Null, "{waiting:#}");
+
+    let write = "works sh -c 'echo near > /v/file'";
+    cluster.create_objects(&[using("pinned", on("node2"), write)]);
+    cluster.find_all_right(&["pinned"]);
+    let volume = cluster.json("get pv $(kubectl get pvc near -o jsonpath={.spec.volumeName})");
+    let here = json!([{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node2"]}]}]);
+    let required = &volume["spec"]["nodeAffinity"]["required"];
+    assert_eq!(required["nodeSelectorTerms"], here, "{volume:#}");
+    let path = volume["spec"]["local"]["path"].as_str().expect("a path");
+    lab.root("node2", &format!("cat {path}/file"))
+        .printed("near");
+    lab.root("node1", &format!("test ! -e {path}")).succeeded();
+
+    // Of three, one would go to the emptier node if it could.
+    let later = ["later-1", "later-2", "later-3"];
+    let read = "is file near \"$(cat /v/file)\"";
+    let mut pods = later.map(|name| using(name, json!({}), read)).to_vec();
+    pods.push(using("elsewhere", on("node1"), "true"));
+    cluster.create_objects(&pods);
+    cluster.find_all_right(&later);
+    for name in later {
+        assert_eq!(cluster.pod(name)["spec"]["nodeName"], "node2", "{name}");
+    }
+    cluster.event("elsewhere", "didn't match PersistentVolume's node affinity");
+    assert_eq!(cluster.pod("elsewhere")["status"]["phase"], "Pending");
+
+    let all = "kubectl delete pod pinned elsewhere later-1 later-2 later-3 --wait --timeout=50s";
+    cluster.ask(all);
+    cluster.ask("kubectl delete pvc near --wait --timeout=50s");
+    wait_until(30, "its node removes the directory", || {
+        lab.root("node2", &format!("test ! -e {path}")).code == 0
+    });
 }
 
 #[test]
