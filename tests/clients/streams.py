@@ -5,6 +5,7 @@
     streams.py spdy SUBPROTOCOL PATH          exec or attach over SPDY/3.1
     streams.py forward PATH                   port-forward over a WebSocket: channels 0 and 1
     streams.py tunnel PORT PATH               port-forward over SPDY/3.1 in a WebSocket
+    streams.py raw PORT PATH                  port-forward over SPDY/3.1
     streams.py garbage PROTOCOL SUBPROTOCOL PATH   agrees upon a protocol ("websocket" or "spdy"), and then sends none
 
 Standard input is sent, and what came back is printed as JSON: `status` is that of HTTP, `protocol` what was agreed upon, and then
@@ -38,7 +39,7 @@ def main():
     parser.add_argument("--kubelet")
     parser.add_argument("--token")
     parser.add_argument("--idle", action="store_true")
-    parser.add_argument("kind", choices=["websocket", "spdy", "forward", "tunnel", "garbage"])
+    parser.add_argument("kind", choices=["websocket", "spdy", "forward", "tunnel", "raw", "garbage"])
     parser.add_argument("words", nargs="+")
     args = parser.parse_args()
     words = args.words
@@ -53,6 +54,8 @@ def main():
         spdy(connection, words[0], words[1], told)
     elif args.kind == "tunnel":
         tunnel(connection, words[0], words[1], told)
+    elif args.kind == "raw":
+        raw(connection, words[0], words[1], told)
     else:
         garbage(connection, *words, told)
     told.answer["seconds"] = int(time.monotonic() - began)
@@ -371,7 +374,15 @@ def tunnel(connection, port, path, told):
         del buffer[:count]
         return data
 
-    protocol = Spdy(lambda data: connection.send(frame(2, data)), take)
+    forward(Spdy(lambda data: connection.send(frame(2, data)), take), port, told)
+
+
+def raw(connection, port, path, told):
+    if spdy_upgrade(connection, "portforward.k8s.io", path, told):
+        forward(Spdy(connection.send, connection.take), port, told)
+
+
+def forward(protocol, port, told):
     label = lambda kind: [("streamtype", kind), ("port", port), ("requestid", "0")]
     streams = {protocol.open(label(kind)): kind for kind in ("error", "data")}
     talk(protocol, streams, told)

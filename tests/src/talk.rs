@@ -21,6 +21,14 @@ pub fn simple(name: &str, script: &str, more: Value) -> Value {
     pod(name, json!({}), &[runs("main", script, more)])
 }
 
+/// A command whose input is one line, and ends after the command: to containers that may be attached to again, a client whose input
+/// ends has gone.
+pub fn with_open_input(line: &str, command: &str) -> String {
+    format!(
+        "exec 3< <(echo {line}; exec sleep 55); holder=$!; {command} <&3; code=$?; kill $holder; exit $code"
+    )
+}
+
 impl Cluster {
     /// Creates pods, and waits until they run.
     #[track_caller]
@@ -43,6 +51,24 @@ impl Cluster {
     pub fn talk(&mut self, input: &str, words: &str) -> Value {
         let text = self.ask(&format!("{input} | timeout 55 {CLIENT} {words}"));
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{words}: {error}: {text}"))
+    }
+
+    /// What several of these clients heard that talk at the same time; in their order.
+    #[track_caller]
+    pub fn talk_at_once(&mut self, input: &str, clients: &[String]) -> Vec<Value> {
+        let mut script = "dir=$(mktemp -d); ".to_owned();
+        for (number, words) in clients.iter().enumerate() {
+            script += &format!("({input} | timeout 55 {CLIENT} {words}) > $dir/{number} 2>&1 & ");
+        }
+        script += "wait; ";
+        for number in 0..clients.len() {
+            script += &format!("cat $dir/{number} | tr '\\n' ' '; echo; ");
+        }
+        let text = self.ask(&format!("{script} rm -r $dir"));
+        let told = text.lines().map(|line| {
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}: {text}"))
+        });
+        told.collect()
     }
 
     /// What this node's kubelet has logged about its API that is worse than news.

@@ -241,12 +241,17 @@ fn attached(cluster: &mut Cluster) {
 fn forwarded(cluster: &mut Cluster, node: &str) {
     wait_for_server(cluster);
     let ask = "printf 'GET /hello HTTP/1.0\\r\\n\\r\\n'";
-    let through = [
-        format!("forward '{POD}/portforward?ports={PORT}'"),
-        format!("forward '/portForward/default/p?port={PORT}' --kubelet {node} {TOKEN}"),
-    ];
-    for way in through {
-        let told = cluster.talk(ask, &way);
+    let mut through = Vec::new();
+    for protocol in ["v4.channel.k8s.io", "v4.base64.channel.k8s.io", "-"] {
+        through.push((protocol, format!("'{POD}/portforward?ports={PORT}'")));
+        through.push((
+            protocol,
+            format!("'/portForward/default/p?port={PORT}' --kubelet {node} {TOKEN}"),
+        ));
+    }
+    for (protocol, way) in through {
+        let told = cluster.talk(ask, &format!("websocket {protocol} {way}"));
+        assert_eq!(told["protocol"].as_str().unwrap_or("-"), protocol, "{told}");
         let data = told["0"].as_str().unwrap_or_default();
         // Each channel begins with its port.
         assert!(
@@ -264,10 +269,16 @@ fn forwarded(cluster: &mut Cluster, node: &str) {
     let through = [
         format!("tunnel {PORT} {POD}/portforward"),
         format!("tunnel {PORT} /portForward/default/p --kubelet {node} {TOKEN}"),
+        format!("raw {PORT} {POD}/portforward"),
+        format!("raw {PORT} /portForward/default/p --kubelet {node} {TOKEN}"),
     ];
     for way in through {
         let told = cluster.talk(ask, &way);
-        assert_eq!(told["protocol"], "SPDY/3.1+portforward.k8s.io", "{told}");
+        let protocol = match way.starts_with("tunnel") {
+            true => "SPDY/3.1+portforward.k8s.io",
+            false => "portforward.k8s.io",
+        };
+        assert_eq!(told["protocol"], protocol, "{told}");
         let data = told["data"].as_str().unwrap_or_default();
         assert!(
             data.starts_with("HTTP/1.1 200 OK") && data.ends_with("hello\n"),
@@ -467,11 +478,30 @@ fn silence_ends_a_stream(cluster: &mut Cluster, node: &str) {
     let silent = kubelet_exec(node, "cat");
     // One that talks now and then lives longer than that.
     cluster.ask("cd /tmp/streams; (kubectl exec p -- sh -c 'for i in $(seq 10); do echo $i; sleep 3; done; echo end' > talks 2>&1; echo code $? >> talks) > /dev/null 2>&1 &");
-    for protocol in ["websocket v5.channel.k8s.io", "spdy v4.channel.k8s.io"] {
-        let told = cluster.talk("true", &format!("--idle {protocol} {silent}"));
+    // It waits a minute for a request.
+    let httpd = format!("kubectl exec p -- httpd -p 127.0.0.1:{PORT} -h /tmp");
+    cluster.ask(&httpd);
+    let forward = format!("--kubelet {node} {TOKEN}");
+    let clients = [
+        format!("--idle websocket v5.channel.k8s.io {silent}"),
+        format!("--idle spdy v4.channel.k8s.io {silent}"),
+        format!("--idle raw {PORT} /portForward/default/p {forward}"),
+        format!("--idle tunnel {PORT} /portForward/default/p {forward}"),
+        format!("--idle forward '/portForward/default/p?port={PORT}' {forward}"),
+    ];
+    let told = cluster.talk_at_once("true", &clients);
+    for (client, told) in clients.iter().zip(&told) {
+        assert_eq!(told["status"], 101, "{client}: {told}");
         let seconds = told["seconds"].as_u64().unwrap_or_default();
-        assert!((14..50).contains(&seconds), "{protocol}: {told}");
+        assert!((14..50).contains(&seconds), "{client}: {told}");
     }
+    // Nothing else has ended them: the pod's end was still open, and nobody complained.
+    for told in &told[2..4] {
+        assert_eq!(told["open"], json!(["data", "error"]), "{told}");
+        assert!(told["error"].is_null() && told["data"].is_null(), "{told}");
+    }
+    assert_eq!(told[4]["0"], "AB", "{told:?}");
+    assert_eq!(told[4]["1"], "AB", "{told:?}");
     wait_until(60, "the talkative stream has ended", || {
         cluster.ask("cat /tmp/streams/talks").contains("code")
     });
