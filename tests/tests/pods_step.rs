@@ -1,6 +1,9 @@
 //! Pods as steps of the Slurm job: Slurm gives them what they ask for, accounts it, and takes it back.
 
-use e2e::{Cluster, Lab, Role, container, wait_until};
+use std::time::Duration;
+
+use e2e::{BUSYBOX, Cluster, Lab, Role, container, wait_until, with_open_input};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const TICKS: &str = "trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
@@ -83,8 +86,13 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     let mut cluster = start(&lab, &[]);
     cluster.create(&lab, &pod("one", STEP, "cpu: 1500m, memory: 300Mi", TICKS));
     cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
-    cluster.wait_for("one", "condition=Ready");
-    cluster.wait_for("beside", "condition=Ready");
+    let listens = "while read line; do echo got $line; done; echo end; exit 4";
+    let once = "image: IMAGE\n    stdin: true\n    stdinOnce: true";
+    let listens = pod("listens", STEP, "cpu: 1", listens).replace("image: IMAGE", once);
+    cluster.create(&lab, &listens);
+    for name in ["one", "beside", "listens"] {
+        cluster.wait_for(name, "condition=Ready");
+    }
 
     let shown = step(&lab, "default/one").expect("there is a step");
     for words in [
@@ -134,6 +142,7 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     // The token is on nobody's command line, nor in an environment.
     let sandbox = lab.root("node2", "for p in $(pgrep -f internal.sandbox); do tr '\\0' '\\n' < /proc/$p/environ; done | grep -ciE 'token|secret'");
     assert_eq!(sandbox.stdout.trim(), "0");
+    streams_reach_steps(&lab, &mut cluster);
 
     cluster.ask("kubectl delete pod one");
     wait_until(10, "its step has ended", || {
@@ -145,6 +154,78 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     lab.nothing_left();
     // Its shell ended by the signal.
     is_accounted(&lab, "default/one", "COMPLETED|0:0|2");
+    is_accounted(&lab, "default/listens", "FAILED|4:0|1");
+}
+
+/// Commands, terminals, files, ports and visitors, all through the sandbox: the agent is watched, and never reaches into namespaces.
+#[track_caller]
+fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
+    let agent = lab.find("node2", Role::Agent).pid.to_string();
+    // The last two only show that something is seen at all.
+    let calls = "trace=setns,open,openat,openat2,epoll_wait,epoll_pwait";
+    let words = ["strace", "-f", "-e", calls, "-p", &agent];
+    let mut trace = lab.call(&words).user("root").on("node2").start();
+    trace.until_stderr(" attached");
+
+    let here = |script: &str| {
+        format!("dir=$(mktemp -d) && cd $dir && {{ {script}; }}; code=$?; rm -r $dir; exit $code")
+    };
+    let copies = here(
+        "head -c 3000000 /dev/urandom > file && kubectl cp file one:/tmp/copy && \
+         kubectl cp one:/tmp/copy back > /dev/null && cmp file back",
+    );
+    let forwards = here(
+        "kubectl port-forward pod/one :8080 > ports 2> errors & forward=$!; \
+         until grep -qs Forwarding ports; do sleep 0.1; kill -0 $forward || { cat errors; exit 9; }; done; \
+         port=$(sed -n 's/.*127.0.0.1:\\([0-9]*\\) .*/\\1/p' ports); \
+         curl -sS http://127.0.0.1:$port/hello; kill $forward; wait $forward; true",
+    );
+    let visit = format!(
+        "timeout 50 kubectl debug one --quiet -i --image={BUSYBOX} --target=c -- \
+         sh -c 'read begin; ps | grep -o \"[t]rap exit TERM\" | head -n 1; hostname'"
+    );
+    let visits = with_open_input("begin", &visit);
+    let asked = [
+        (
+            "echo text | kubectl exec -i one -- sh -c 'cat; hostname; exit 7' 2> /dev/null",
+            7,
+            "text\none",
+        ),
+        (
+            "script --quiet --return --command 'kubectl exec -it one -- tty' /dev/null | grep -o /dev/pts/0",
+            0,
+            "/dev/pts/0",
+        ),
+        (&copies, 0, ""),
+        (
+            "kubectl exec one -- sh -c 'echo served > /tmp/hello; httpd -p 127.0.0.1:8080 -h /tmp'",
+            0,
+            "",
+        ),
+        (&forwards, 0, "served"),
+        (&visits, 0, "trap exit TERM\none"),
+        (
+            "printf 'one\\ntwo\\n' | timeout 50 kubectl attach -i listens 2> /dev/null",
+            0,
+            "got one\ngot two\nend",
+        ),
+    ];
+    for (command, code, text) in asked {
+        let said = cluster.try_ask(command);
+        assert_eq!(said, (code, text.to_owned()), "{command}");
+    }
+    cluster.in_phase("listens", "Failed");
+    assert_eq!(cluster.logs("listens", "c"), "got one\ngot two\nend");
+
+    trace.signal(Signal::INT);
+    let traced = trace.wait(Duration::from_secs(30)).stderr;
+    assert!(traced.contains("epoll_"), "nothing was seen:\n{traced}");
+    let reaches = |line: &&str| {
+        let names = ["/ns/", "\"ns", "/root\"", "/root/", "\"root"];
+        line.contains("setns(") || names.iter().any(|name| line.contains(name))
+    };
+    let reaching: Vec<&str> = traced.lines().filter(reaches).collect();
+    assert!(reaching.is_empty(), "{reaching:#?}");
 }
 
 #[test]
