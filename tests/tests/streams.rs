@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, WAITS, eventually, pod, runs, simple, wait_until};
+use e2e::{
+    BUSYBOX, Cluster, Lab, WAITS, eventually, pod, runs, simple, wait_until, with_open_input,
+};
 use serde_json::json;
 
 /// One node is enough here.
@@ -211,6 +213,17 @@ impl<'a> Screen<'a> {
         );
     }
 
+    /// The shell in it knows how large it is, at first and when that changes.
+    #[track_caller]
+    fn is_followed_in_size(&mut self) {
+        self.keys("'stty size' Enter");
+        self.shows("\n30 100\n");
+        self.cluster
+            .ask(&format!("{TMUX} resize-window -x 120 -y 40"));
+        self.keys("'until stty size | grep 40.120; do sleep 0.1; done' Enter");
+        self.shows("\n40 120\n");
+    }
+
     #[track_caller]
     fn close(self) {
         self.cluster.ask(&format!("{TMUX} kill-server"));
@@ -224,13 +237,9 @@ fn terminals_work_as_terminals_do() {
     let other = json!({"securityContext": {"runAsUser": 1000}});
     cluster.create_running(&[simple("p", WAITS, json!({})), simple("q", WAITS, other)]);
     let mut screen = Screen::new(&mut cluster, "kubectl exec -it p -- sh");
-    screen.keys("'stty size; tty; echo $TERM' Enter");
-    screen.shows("30 100\n/dev/pts/0\nxterm");
-    screen
-        .cluster
-        .ask(&format!("{TMUX} resize-window -x 120 -y 40"));
-    screen.keys("'sleep 0.5; stty size' Enter");
-    screen.shows("40 120");
+    screen.keys("'tty; echo $TERM' Enter");
+    screen.shows("\n/dev/pts/0\nxterm");
+    screen.is_followed_in_size();
     // ^C ends what runs, and not the shell.
     screen.keys("'sleep 1000' Enter");
     screen.keys("C-c");
@@ -254,12 +263,24 @@ fn terminals_work_as_terminals_do() {
     screen.shows("command terminated with exit code 3");
     screen.close();
 
+    // Over SPDY it is another stream that tells of the size.
+    let mut screen = Screen::new(
+        &mut cluster,
+        "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false kubectl exec -it p -- sh",
+    );
+    screen.is_followed_in_size();
+    screen.keys("'exit 5' Enter");
+    screen.shows("command terminated with exit code 5");
+    screen.close();
+
     // The user owns the terminal, and a client that vanishes hangs up.
     let mut screen = Screen::new(&mut cluster, "kubectl exec -it q -- sh");
     screen.keys("'echo mine > $(tty); sleep 4321' Enter");
-    screen.shows("mine");
+    screen.shows("\nmine");
     let count = "kubectl exec q -- sh -c 'ps | grep -c \"[s]leep 4321\"'";
-    assert_eq!(screen.cluster.try_ask(count), (0, "1".to_owned()));
+    wait_until(20, "the terminal's command runs", || {
+        screen.cluster.try_ask(count) == (0, "1".to_owned())
+    });
     screen.close();
     wait_until(20, "the terminal's processes are gone", || {
         cluster.try_ask(count).1.starts_with('0')
@@ -425,12 +446,35 @@ fn pods_and_nodes_are_debugged() {
     let mut screen = Screen::new(&mut cluster, &run);
     screen.shows("#");
     // The node's files, processes and name.
-    screen.keys("'chroot /host /bin/sh -c \"hostname; id -u; ls -d /home/user1; ps -e | grep -c slurmstepd\"' Enter");
-    screen.shows(&format!("\n{node}\n0\n/home/user1\n"));
+    screen.keys("'chroot /host /bin/sh -c \"hostname; id -u; ls -d /home/user1; ps -e | grep -q slurmstepd && echo steps\"' Enter");
+    screen.shows(&format!("\n{node}\n0\n/home/user1\nsteps\n"));
     screen.keys("'exit' Enter");
     screen.close();
+    a_debugged_node_is_seen_with_the_rights_of(&mut cluster, "user1");
     cluster.ask("kubectl delete pod --all --force --grace-period=0 --wait=false");
     end(&lab, cluster);
+}
+
+/// All processes are to be seen, the user's files are to be written, and what is root's alone stays closed.
+#[track_caller]
+fn a_debugged_node_is_seen_with_the_rights_of(cluster: &mut Cluster, user: &str) {
+    let node = cluster.first_node();
+    // It begins when its client is there to hear it.
+    let looks = format!(
+        "timeout 50 kubectl debug node/{node} --quiet -i --image={BUSYBOX} -- sh -c '\
+         read begin; ps | grep -q \"[s]lurmstepd\" && echo steps; \
+         head -c 1 /host/etc/passwd > /dev/null && echo passwd; head -c 1 /host/etc/shadow; \
+         chroot /host /bin/sh -c \"ps -e | grep -q slurmstepd && echo steps again; head -c 1 /etc/shadow; \
+         touch /home/{user}/debugged && echo touched\"'"
+    );
+    let (code, text) = cluster.try_ask(&with_open_input("begin", &looks));
+    assert_eq!(code, 0, "{text}");
+    for expected in ["steps\n", "passwd\n", "steps again\n", "touched"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert_eq!(text.matches("ermission denied").count(), 2, "{text}");
+    let owner = cluster.ask("stat --format=%U:%G ~/debugged && rm ~/debugged");
+    assert_eq!(owner, format!("{user}:{user}"));
 }
 
 #[test]
@@ -459,5 +503,7 @@ fn with_one_id_streams_work_too() {
         let said = said.trim_matches(|c: char| c.is_whitespace() || "^@".contains(c));
         assert_eq!((code, said), (0, text), "{command}");
     }
+    a_debugged_node_is_seen_with_the_rights_of(&mut cluster, "user2");
+    cluster.ask("kubectl delete pod --all --force --grace-period=0 --wait=false");
     end(&lab, cluster);
 }
