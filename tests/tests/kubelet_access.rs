@@ -1,6 +1,6 @@
 //! Who may ask a kubelet for what: by certificate, by token, and by what RBAC says of them.
 
-use e2e::{Cluster, Lab, WAITS, simple, wait_until};
+use e2e::{Cluster, Lab, WAITS, pod, runs, simple, wait_until};
 use serde_json::{Value, json};
 
 const DIR: &str = "/tmp/kubelet-access";
@@ -52,6 +52,7 @@ fn a_kubelet_answers_only_those_who_may_ask() {
     assert_eq!(cluster.complaints(&node), Vec::<String>::new());
     certificates_of_the_api_are_none_of_kubelets(&mut cluster, &base);
     rbac_decides_about_tokens(&mut cluster, &base);
+    the_api_server_asks_true_kubelets_only(&mut cluster, address);
     cluster.ask(&format!("rm -rf {DIR}"));
     cluster.exit(0);
     lab.nothing_left();
@@ -242,4 +243,61 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
         (&json!(101), &json!("0\n")),
         "{told}"
     );
+}
+
+/// Says who asked it something, and who went away when it had shown its certificate.
+const SERVER: &str = "import os, socket, ssl
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain('kubelet.crt', 'kubelet.key')
+server = socket.create_server(('', 0))
+with open('port.new', 'w') as file:
+    file.write(str(server.getsockname()[1]))
+os.rename('port.new', 'port')
+while True:
+    connection, _ = server.accept()
+    try:
+        with context.wrap_socket(connection, server_side=True) as client:
+            if client.recv(100):
+                print('asked', flush=True)
+    except OSError as error:
+        print('left:', error, flush=True)
+";
+
+/// At a Node's address there is somebody whose certificate has the right name, and is signed by nobody that we know.
+fn the_api_server_asks_true_kubelets_only(cluster: &mut Cluster, address: &str) {
+    let port = cluster.ask(&format!(
+        "cd {DIR} && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=false-node \
+         -addext subjectAltName=IP:{address},DNS:false-node -keyout kubelet.key -out kubelet.crt 2> /dev/null && \
+         cat > server.py <<'END'\n{SERVER}END\n\
+         cd {DIR}; (exec /usr/bin/python3 server.py > heard 2>&1) & echo $! > pid; \
+         until [ -s port ]; do sleep 0.1; done; cat port"
+    ));
+    let port: u16 = port.parse().unwrap_or_else(|_| panic!("{port}"));
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "false-node"}, "status": {
+        "addresses": [{"type": "InternalIP", "address": address}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+    }});
+    let pod = pod(
+        "asks-false",
+        json!({"nodeName": "false-node"}),
+        &[runs("main", WAITS, json!({}))],
+    );
+    cluster.create_objects(&[node, pod]);
+    for command in [
+        "kubectl logs asks-false",
+        "kubectl exec asks-false -- id",
+        "kubectl get --raw /api/v1/nodes/false-node/proxy/healthz",
+    ] {
+        let (code, words) = cluster.try_ask(&format!("timeout 50 {command}"));
+        let why = "x509: certificate signed by unknown authority";
+        assert!(code != 0 && words.contains(why), "{command}: {words}");
+    }
+    cluster.ask("kubectl delete pod asks-false --force --grace-period=0 2> /dev/null; kubectl delete node false-node");
+    let heard = cluster.ask(&format!("kill $(cat {DIR}/pid); cat {DIR}/heard"));
+    assert!(
+        heard.contains("left:") && !heard.contains("asked"),
+        "{heard}"
+    );
+    // One whose certificate is right is asked, as before.
+    assert_eq!(cluster.ask("kubectl logs p"), "hello");
 }
