@@ -241,6 +241,38 @@ fn publishing(name: &str, ports: Value) -> Value {
     )
 }
 
+/// Answers datagrams, by the node's Python for want of one in the image, and asks for a port of SCTP besides.
+fn answering(name: &str) -> Value {
+    let script = "import signal, socket, sys\n\
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n\
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+        server.bind((\"\", 5300))\n\
+        while True:\n    \
+            words, sender = server.recvfrom(65535)\n    \
+            server.sendto(b\"heard \" + words, sender)\n";
+    bound(
+        name,
+        json!({"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}),
+        json!({
+            "command": ["chroot", "/host", "/usr/bin/python3", "-c", script],
+            "volumeMounts": [{"name": "host", "mountPath": "/host"}],
+            "ports": [
+                {"containerPort": 5300, "hostPort": 18080, "protocol": "UDP"},
+                {"containerPort": 5301, "hostPort": 18084, "protocol": "SCTP"},
+            ],
+        }),
+    )
+}
+
+/// Twenty senders at once, each of which must hear what it said itself.
+const DATAGRAMS: &str = "import socket
+clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(20)]
+for number, client in enumerate(clients):
+    client.settimeout(5)
+    client.sendto(str(number).encode() + b'x' * 1000, ('10.77.0.11', 18080))
+print(sum(client.recv(2000) == f'heard {number}'.encode() + b'x' * 1000 for number, client in enumerate(clients)))
+";
+
 #[test]
 fn ports_of_the_node_lead_to_pods() {
     let lab = Lab::ready();
@@ -268,10 +300,7 @@ fn ports_of_the_node_lead_to_pods() {
             "other-address",
             json!([port(18081, json!({"hostIP": "127.0.0.2"}))]),
         ),
-        publishing(
-            "other-protocol",
-            json!([port(18080, json!({"protocol": "UDP"}))]),
-        ),
+        answering("other-protocol"),
         publishing("taken", json!([port(18083, json!({}))])),
         publishing("forbidden", json!([port(81, json!({}))])),
     ]);
@@ -307,6 +336,14 @@ fn ports_of_the_node_lead_to_pods() {
     // Many at once, and a body of some size.
     let many = "for i in $(seq 20); do curl --silent --max-time 30 http://10.77.0.11:18080/ & done | sort | uniq -c | awk '{ print $1, $2 }'";
     lab.sh(many).run().printed("20 web");
+
+    // Datagrams are carried too, and may be lost. What is not carried is said.
+    wait_until(60, "datagrams are answered", || {
+        let asked = lab.call(&["python3", "-c", DATAGRAMS]).run();
+        asked.stdout.trim() == "20"
+    });
+    let words = "Warning HostPortNotSupported host port 18084/SCTP: nobody listens there";
+    cluster.event("other-protocol", words);
 
     // Whoever the port belongs to, the pod says so, and begins when it is free.
     let words = "Warning FailedCreatePodSandBox Failed to create pod sandbox: host port 18083: ";

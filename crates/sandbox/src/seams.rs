@@ -62,6 +62,8 @@ pub trait Runtime: 'static {
 pub struct PodNetwork {
     /// Its addresses; those of the host for `hostNetwork`.
     pub ips: Vec<IpAddr>,
+    /// Ports of the host that the pod asks for and that nobody listens at, and why, in words.
+    pub closed_ports: Vec<String>,
 }
 
 /// An image to have.

@@ -106,7 +106,9 @@ impl Inner {
         match request {
             Request::SetUp(plan) => set_up(&plan).map(|()| Some(Vec::new())),
             Request::Network(plan) => set_up_network(&plan).map(|()| Some(Vec::new())),
-            Request::Socket { v6 } => socket(v6).map(|socket| Some(vec![socket])),
+            Request::Socket { v6, datagrams } => {
+                socket(v6, datagrams).map(|socket| Some(vec![socket]))
+            }
             Request::Start(plan) => {
                 let target = match plan.processes {
                     Processes::Of(container) => Some(self.container(container)?),
@@ -246,13 +248,18 @@ fn set_up_network(plan: &NetworkSetUp) -> Result<(), Failure> {
     done().map_err(failed("setting up the pod's interface"))
 }
 
-fn socket(v6: bool) -> Result<OwnedFd, Failure> {
+fn socket(v6: bool, datagrams: bool) -> Result<OwnedFd, Failure> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let family = if v6 {
         AddressFamily::INET6
     } else {
         AddressFamily::INET
     };
+    let kind = if datagrams {
+        SocketType::DGRAM
+    } else {
+        SocketType::STREAM
+    };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(family, SocketType::STREAM, flags, None).map_err(failed("a socket"))
+    socket_with(family, kind, flags, None).map_err(failed("a socket"))
 }

@@ -30,10 +30,12 @@ pub enum Request {
         /// The process.
         process: Box<ProcessPlan>,
     },
-    /// Make a stream socket of the pod's network.
+    /// Make a socket of the pod's network.
     Socket {
         /// For IPv6.
         v6: bool,
+        /// For UDP rather than TCP.
+        datagrams: bool,
     },
 }
 

@@ -160,6 +160,7 @@ impl Runtime for Sim {
             Some((reason, message)) => Err(problem(reason, message)),
             None => Ok(PodNetwork {
                 ips: vec![IpAddr::from([10, 0, 0, 7])],
+                closed_ports: Vec::new(),
             }),
         }
     }

@@ -62,7 +62,11 @@ impl<W: World> LinuxRuntime<W> {
 
 /// Connects from within the pod's network.
 pub(super) async fn connect(inside: &Inside, to: SocketAddr) -> std::io::Result<TcpStream> {
-    let made = inside.ask(Request::Socket { v6: to.is_ipv6() }).await;
+    let request = Request::Socket {
+        v6: to.is_ipv6(),
+        datagrams: false,
+    };
+    let made = inside.ask(request).await;
     let socket = made
         .map_err(|refusal| std::io::Error::other(refusal.message))?
         .pop();

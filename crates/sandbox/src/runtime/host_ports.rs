@@ -1,17 +1,19 @@
-//! `hostPort`: connections to a port of the machine are carried to a port of the pod.
+//! `hostPort`: connections and datagrams to a port of the machine are carried to a port of the pod.
 //!
 //! A sandbox is in the machine's own network, and has sockets made in the pod's: it needs nobody else for this, and it goes on
-//! without its kubelet. Whoever reaches the machine reaches the port; the pod asked for that. TCP only.
+//! without its kubelet. Whoever reaches the machine reaches the port; the pod asked for that. TCP, and UDP
+//! (`host_datagrams.rs`); a port of SCTP is closed, and the pod is told so by an Event.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec};
-use tokio::net::{TcpListener, TcpStream};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::exec::connect;
+use super::host_datagrams;
 use super::inside::Inside;
 
 /// So many connections to a port are carried at once; more wait for their turn.
@@ -35,40 +37,96 @@ impl HostPorts {
     /// Listens at all of them, or at none and says which is not to be had. `pod` is the pod's address.
     pub async fn open(spec: &PodSpec, pod: IpAddr, inside: &Rc<Inside>) -> Result<Self, String> {
         let mut listeners = Vec::new();
-        for (from, to) in wanted(spec) {
-            let listener = TcpListener::bind(from).await;
-            let listener = listener.map_err(|error| refusal(from, &error))?;
-            listeners.push((listener, SocketAddr::new(pod, to)));
+        for wanted in wanted(spec) {
+            let to = SocketAddr::new(pod, wanted.to);
+            let listener = Listener::open(&wanted).await;
+            let listener = listener.map_err(|error| refusal(wanted.from, &error))?;
+            listeners.push((listener, to));
         }
         let serve = |(listener, to)| {
-            let serving = tokio::task::spawn_local(serve(listener, to, inside.clone()));
+            let inside = inside.clone();
+            let serving = match listener {
+                Listener::Streams(listener) => {
+                    tokio::task::spawn_local(serve(listener, to, inside))
+                }
+                Listener::Datagrams(socket) => {
+                    tokio::task::spawn_local(host_datagrams::serve(socket, to, inside))
+                }
+            };
             serving.abort_handle()
         };
         Ok(Self(listeners.into_iter().map(serve).collect()))
     }
 }
 
-/// Where to listen, and for which port of the pod.
-fn wanted(spec: &PodSpec) -> Vec<(SocketAddr, u16)> {
-    if spec.host_network == Some(true) {
-        // They are the machine's already.
-        return vec![];
+enum Listener {
+    Streams(TcpListener),
+    Datagrams(UdpSocket),
+}
+
+impl Listener {
+    async fn open(wanted: &Wanted) -> std::io::Result<Self> {
+        if wanted.datagrams {
+            UdpSocket::bind(wanted.from).await.map(Self::Datagrams)
+        } else {
+            TcpListener::bind(wanted.from).await.map(Self::Streams)
+        }
     }
-    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
-    let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
-    let ports = sidecars
-        .chain(&spec.containers)
-        .flat_map(|container| container.ports.iter().flatten());
-    ports
-        .filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP")
+}
+
+/// A port to listen at.
+struct Wanted {
+    from: SocketAddr,
+    /// The port of the pod that it stands for.
+    to: u16,
+    datagrams: bool,
+}
+
+/// All that are to be listened at.
+fn wanted(spec: &PodSpec) -> Vec<Wanted> {
+    published(spec)
+        .filter(|port| matches!(protocol(port), "TCP" | "UDP"))
         .filter_map(|port| {
-            let number = |port: i32| u16::try_from(port).ok().filter(|port| *port > 0);
             let address = port.host_ip.as_deref().and_then(|ip| ip.parse().ok());
             let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            let from = SocketAddr::new(address, number(port.host_port?)?);
-            Some((from, number(port.container_port)?))
+            Some(Wanted {
+                from: SocketAddr::new(address, number(port.host_port?)?),
+                to: number(port.container_port)?,
+                datagrams: protocol(port) == "UDP",
+            })
         })
         .collect()
+}
+
+/// What is said of those that nobody listens at, though the pod asks for them: it runs, as elsewhere, but not in silence.
+pub(super) fn closed(spec: &PodSpec) -> Vec<String> {
+    let words = |port: &ContainerPort| {
+        let protocol = protocol(port);
+        let number = number(port.host_port?)?;
+        (!matches!(protocol, "TCP" | "UDP")).then(|| {
+            format!("host port {number}/{protocol}: nobody listens there, for {protocol} is not carried to pods; TCP and UDP are")
+        })
+    };
+    published(spec).filter_map(words).collect()
+}
+
+/// Ports of containers that stay. With the machine's own network they are the machine's already.
+fn published(spec: &PodSpec) -> impl Iterator<Item = &ContainerPort> {
+    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let own_network = spec.host_network != Some(true);
+    let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
+    sidecars
+        .chain(&spec.containers)
+        .filter(move |_| own_network)
+        .flat_map(|container| container.ports.iter().flatten())
+}
+
+fn protocol(port: &ContainerPort) -> &str {
+    port.protocol.as_deref().unwrap_or("TCP")
+}
+
+fn number(port: i32) -> Option<u16> {
+    u16::try_from(port).ok().filter(|port| *port > 0)
 }
 
 fn refusal(at: SocketAddr, error: &std::io::Error) -> String {
@@ -126,8 +184,11 @@ mod tests {
 
     fn of(spec: serde_json::Value) -> Vec<String> {
         let spec = serde_json::from_value(spec).unwrap();
-        let wanted = wanted(&spec).into_iter();
-        wanted.map(|(from, to)| format!("{from} {to}")).collect()
+        let words = |wanted: Wanted| {
+            let kind = if wanted.datagrams { " datagrams" } else { "" };
+            format!("{} {}{kind}", wanted.from, wanted.to)
+        };
+        wanted(&spec).into_iter().map(words).collect()
     }
 
     #[test]
@@ -140,14 +201,29 @@ mod tests {
             "containers": [
                 {"name": "a", "ports": [{"containerPort": 3}, {"containerPort": 4, "hostPort": 1004, "hostIP": "127.0.0.1"}]},
                 {"name": "b", "ports": [{"containerPort": 5, "hostPort": 1005, "protocol": "UDP"},
-                    {"containerPort": 6, "hostPort": 0}, {"containerPort": 7, "hostPort": 1007, "hostIP": "::1"}]}],
+                    {"containerPort": 6, "hostPort": 0}, {"containerPort": 7, "hostPort": 1007, "hostIP": "::1"},
+                    {"containerPort": 8, "hostPort": 1008, "protocol": "SCTP"}, {"containerPort": 9, "protocol": "SCTP"}]}],
         });
+        let told = |spec: &serde_json::Value| {
+            closed(&serde_json::from_value(spec.clone()).unwrap()).join("\n")
+        };
+        let words = told(&spec);
+        assert!(
+            words.starts_with("host port 1008/SCTP: nobody") && words.lines().count() == 1,
+            "{words}"
+        );
         assert_eq!(
             of(spec.clone()),
-            ["0.0.0.0:1002 2", "127.0.0.1:1004 4", "[::1]:1007 7"]
+            [
+                "0.0.0.0:1002 2",
+                "127.0.0.1:1004 4",
+                "0.0.0.0:1005 5 datagrams",
+                "[::1]:1007 7"
+            ]
         );
         let mut on_host = spec;
         on_host["hostNetwork"] = json!(true);
+        assert_eq!(told(&on_host), "");
         assert!(of(on_host).is_empty());
     }
 

@@ -10,6 +10,7 @@ mod env_files;
 mod etc;
 mod exec;
 mod groups;
+mod host_datagrams;
 mod host_ports;
 mod inside;
 mod last_words;

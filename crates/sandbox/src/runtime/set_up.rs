@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use super::{Addresses, HostPorts, LinuxRuntime, etc, groups};
+use super::{Addresses, HostPorts, LinuxRuntime, etc, groups, host_ports};
 use crate::inner::message::{NetworkSetUp, PodSetUp, Request};
 use crate::protocol::{Bundle, Problem};
 use crate::seams::{PodNetwork, World};
@@ -25,6 +25,7 @@ impl<W: World> LinuxRuntime<W> {
         let parse = |ip: &String| ip.parse().ok();
         Ok(PodNetwork {
             ips: ips.unwrap_or_default().iter().filter_map(parse).collect(),
+            closed_ports: host_ports::closed(&spec),
         })
     }
 

@@ -65,6 +65,10 @@ impl<R: Runtime> Driver<R> {
         };
         match result {
             Ok(network) => {
+                for words in &network.closed_ports {
+                    self.journal
+                        .note(None, true, "HostPortNotSupported", words.as_str());
+                }
                 self.network = network;
                 self.up = Up::Done;
             }
