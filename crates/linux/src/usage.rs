@@ -136,6 +136,8 @@ pub struct Memory {
     pub all: u64,
     /// Those that belong to no file.
     pub anonymous: u64,
+    /// Bytes that were put out to swap; `None` if the kernel doesn't tell.
+    pub swap: Option<u64>,
 }
 
 impl Memory {
@@ -154,12 +156,50 @@ impl Memory {
             let anonymous =
                 kilobytes(&text, "Pss_Anon:").or_else(|| kilobytes(&text, "Anonymous:"));
             let anonymous = anonymous.unwrap_or(0);
-            return Self { all, anonymous };
+            let swap = kilobytes(&text, "SwapPss:");
+            return Self {
+                all,
+                anonymous,
+                swap,
+            };
         }
         let status = file("status").unwrap_or_default();
         let all = kilobytes(&status, "VmRSS:").unwrap_or(sample.resident);
         let anonymous = kilobytes(&status, "RssAnon:").unwrap_or(0);
-        Self { all, anonymous }
+        let swap = kilobytes(&status, "VmSwap:");
+        Self {
+            all,
+            anonymous,
+            swap,
+        }
+    }
+}
+
+/// Bytes that a process, and children that it has waited for, had read from disks and written to them. What was found in memory
+/// or stays there, as all on a tmpfs does, is none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskBytes {
+    /// From disks.
+    pub read: u64,
+    /// To disks, sooner or later.
+    pub written: u64,
+}
+
+impl DiskBytes {
+    /// Of a process; `None` if it can't be told, because it is somebody else's or the kernel doesn't count.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse().ok()
+        };
+        Some(Self {
+            read: field("read_bytes:")?,
+            written: field("write_bytes:")?,
+        })
     }
 }
 
@@ -311,6 +351,18 @@ mod tests {
         assert_eq!(below.len(), 2);
         assert!(memory.all > 100 << 10 && memory.anonymous <= memory.all);
         assert!(boot_time().unwrap() > 1_000_000_000);
+    }
+
+    #[test]
+    fn bytes_of_disks_are_not_those_of_calls() {
+        let text = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n";
+        let bytes = DiskBytes {
+            read: 4096,
+            written: 8192,
+        };
+        assert_eq!(DiskBytes::parse(text), Some(bytes));
+        assert_eq!(DiskBytes::parse("rchar: 9\n"), None);
+        assert!(DiskBytes::of(std::process::id() as i32).is_some());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 use linux::cgroup::Group;
 use sandbox::connection::{ConnectionError, SandboxClient, accept};
 use sandbox::protocol::{Bundle, ContainerInput, LogQuery, NodeFacts, PodState, Stop};
+use sandbox::usage::ContainerUsage;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
@@ -204,6 +205,14 @@ impl Running {
         let bytes = self.client.logs(&query).await.map_err(text)?;
         let bytes: Vec<_> = bytes.try_collect().await.map_err(text)?;
         Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
+    }
+
+    /// What the sandbox says of a container.
+    pub async fn usage(&self, container: &str) -> Result<ContainerUsage, String> {
+        let usage = self.client.usage().await.map_err(text)?;
+        let mut all = usage.containers.into_iter();
+        let found = all.find(|usage| usage.name == container);
+        found.ok_or_else(|| format!("{container} is not measured"))
     }
 
     /// Ends the pod with all that it has, after at most so many seconds.

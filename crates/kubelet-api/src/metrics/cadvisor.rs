@@ -8,7 +8,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use quantity::Amount;
 
 use super::text::{Text, seconds, since_1970};
-use crate::stats::summary::{ContainerStats, MemoryStats, NetworkStats, PodStats};
+use crate::stats::summary::{
+    ContainerStats, IoStats, MemoryStats, NetworkStats, PodStats, ThrottlingStats,
+};
 use crate::stats::{Machine, Measured};
 
 /// The time over which limits of processors hold, in microseconds.
@@ -94,10 +96,8 @@ fn of_container(
         let total = [("cpu", "total")];
         cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
     }
-    if let Some(throttled) = container.throttled_ns {
-        let help = "Total time duration the container has been throttled.";
-        text.counter("container_cpu_cfs_throttled_seconds_total", help)
-            .now(&labels, seconds(throttled));
+    if let Some(throttling) = &container.throttling {
+        of_throttling(text, &labels, throttling);
     }
     if let Some(memory) = &container.figures.memory {
         of_memory(text, &labels, memory);
@@ -117,6 +117,7 @@ fn of_container(
         text.gauge("container_fs_inodes_free", "Number of available Inodes")
             .now(&labels, root.inodes_free as f64);
     }
+    of_io(text, &with(&[("device", "")], &labels), &container.io);
     let help = "Start time of the container since unix epoch in seconds.";
     text.gauge("container_start_time_seconds", help)
         .now(&labels, since_1970(container.figures.start_time));
@@ -161,6 +162,49 @@ fn cpu_seconds(text: &mut Text, labels: &[(&str, &str)], nanoseconds: u64) {
         .now(labels, seconds(nanoseconds));
 }
 
+fn of_throttling(text: &mut Text, labels: &[(&str, &str)], throttling: &ThrottlingStats) {
+    let help = "Number of elapsed enforcement period intervals.";
+    text.counter("container_cpu_cfs_periods_total", help)
+        .now(labels, throttling.periods as f64);
+    let help = "Number of throttled period intervals.";
+    text.counter("container_cpu_cfs_throttled_periods_total", help)
+        .now(labels, throttling.throttled_periods as f64);
+    let help = "Total time duration the container has been throttled.";
+    text.counter("container_cpu_cfs_throttled_seconds_total", help)
+        .now(labels, seconds(throttling.throttled_ns));
+}
+
+/// All disks together: `device` is empty, as for what a container takes of them.
+fn of_io(text: &mut Text, labels: &[(&str, &str)], io: &IoStats) {
+    let counters = [
+        (
+            "container_fs_reads_total",
+            "Cumulative count of reads completed",
+            io.reads,
+        ),
+        (
+            "container_fs_reads_bytes_total",
+            "Cumulative count of bytes read",
+            io.read_bytes,
+        ),
+        (
+            "container_fs_writes_total",
+            "Cumulative count of writes completed",
+            io.writes,
+        ),
+        (
+            "container_fs_writes_bytes_total",
+            "Cumulative count of bytes written",
+            io.written_bytes,
+        ),
+    ];
+    for (name, help, count) in counters {
+        if let Some(count) = count {
+            text.counter(name, help).now(labels, count as f64);
+        }
+    }
+}
+
 fn of_memory(text: &mut Text, labels: &[(&str, &str)], memory: &MemoryStats) {
     let help =
         "Current memory usage in bytes, including all memory regardless of when it was accessed";
@@ -179,6 +223,10 @@ fn of_memory(text: &mut Text, labels: &[(&str, &str)], memory: &MemoryStats) {
         "Number of bytes of page cache memory.",
     )
     .now(labels, cache as f64);
+    if let Some(swap) = memory.swap_bytes {
+        text.gauge("container_memory_swap", "Container swap usage in bytes.")
+            .now(labels, swap as f64);
+    }
     let help = "Cumulative count of memory allocation failures.";
     let faults = [
         ("pgfault", memory.page_faults),
@@ -325,10 +373,25 @@ mod tests {
             kernel_version: "5.14".to_owned(),
             os_version: "Rocky".to_owned(),
         };
-        let measured = Measured {
+        let mut measured = Measured {
             summary: example(),
             incomplete: false,
         };
+        let container = &mut measured.summary.pods[0].containers[0];
+        container.throttling = Some(ThrottlingStats {
+            periods: 9,
+            throttled_periods: 3,
+            throttled_ns: 70,
+        });
+        container.io = IoStats {
+            reads: Some(4),
+            read_bytes: Some(16_384),
+            writes: None,
+            written_bytes: Some(8192),
+        };
+        if let Some(memory) = &mut container.figures.memory {
+            memory.swap_bytes = Some(512);
+        }
         insta::assert_snapshot!(render(&measured, &[Arc::new(pod.unwrap())], &machine));
     }
 }

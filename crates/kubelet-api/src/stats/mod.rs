@@ -132,6 +132,7 @@ pub(crate) mod tests {
                 rss_bytes: bytes / 2,
                 page_faults: 10,
                 major_page_faults: 1,
+                swap_bytes: None,
             }),
         }
     }
@@ -155,7 +156,8 @@ pub(crate) mod tests {
             rootfs: Some(fs(100)),
             logs: Some(fs(10)),
             processes: 3,
-            throttled_ns: Some(70),
+            throttling: None,
+            io: IoStats::default(),
         };
         let interface = InterfaceStats {
             name: "eth0".to_owned(),

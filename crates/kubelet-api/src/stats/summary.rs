@@ -161,9 +161,36 @@ pub struct ContainerStats {
     /// How many processes it has.
     #[serde(skip)]
     pub processes: u64,
-    /// Nanoseconds in which its limit held it back, where that is known.
+    /// How its limit of processors held it back, where that is known.
     #[serde(skip)]
-    pub throttled_ns: Option<u64>,
+    pub throttling: Option<ThrottlingStats>,
+    /// Disks, as far as that is known.
+    #[serde(skip)]
+    pub io: IoStats,
+}
+
+/// How a limit of processors held a container back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThrottlingStats {
+    /// Periods in which it wanted to run.
+    pub periods: u64,
+    /// Of these, those in which it was held back.
+    pub throttled_periods: u64,
+    /// For how long, in nanoseconds.
+    pub throttled_ns: u64,
+}
+
+/// What came from disks and went to them; what isn't known is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoStats {
+    /// How often was read.
+    pub reads: Option<u64>,
+    /// Bytes that were read.
+    pub read_bytes: Option<u64>,
+    /// How often was written.
+    pub writes: Option<u64>,
+    /// Bytes that were written.
+    pub written_bytes: Option<u64>,
 }
 
 /// Processors.
@@ -198,6 +225,9 @@ pub struct MemoryStats {
     pub page_faults: u64,
     /// Those that had to read.
     pub major_page_faults: u64,
+    /// What was put out to swap, where that is known.
+    #[serde(skip)]
+    pub swap_bytes: Option<u64>,
 }
 
 /// A network.

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
-    ContainerStats, CpuStats, Figures, FsStats, InterfaceStats, MemoryStats, NetworkStats,
-    PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, VolumeStats,
+    ContainerStats, CpuStats, Figures, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
+    PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, ThrottlingStats, VolumeStats,
 };
 use sandbox::usage::{
     ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount,
@@ -78,7 +78,17 @@ fn of_container(
         rootfs: usage.root.map(|disk| fs(&disk, at)),
         logs: usage.logs.map(|disk| fs(&disk, at)),
         processes: usage.processes,
-        throttled_ns: usage.throttled_ns,
+        throttling: usage.throttling.map(|counted| ThrottlingStats {
+            periods: counted.periods,
+            throttled_periods: counted.throttled_periods,
+            throttled_ns: counted.throttled_ns,
+        }),
+        io: IoStats {
+            reads: usage.io.reads,
+            read_bytes: usage.io.read_bytes,
+            writes: usage.io.writes,
+            written_bytes: usage.io.written_bytes,
+        },
     }
 }
 
@@ -110,6 +120,7 @@ pub(super) fn memory(usage: &MemoryUsage, limit: Option<u64>, at: Timestamp) -> 
         rss_bytes: usage.rss,
         page_faults: usage.page_faults,
         major_page_faults: usage.major_page_faults,
+        swap_bytes: usage.swap,
     }
 }
 
@@ -221,7 +232,7 @@ fn memory_limit(container: &Container) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use sandbox::usage::{FileSystem, TrafficUsage, VolumeUsage};
+    use sandbox::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
     use serde_json::json;
 
     use super::super::rates::Rates;
@@ -258,6 +269,7 @@ mod tests {
             rss: 2048,
             page_faults: 7,
             major_page_faults: 1,
+            swap: None,
         };
         let traffic = |bytes| TrafficUsage {
             bytes,
@@ -272,7 +284,8 @@ mod tests {
                 id: "abc".to_owned(),
                 started: "2026-11-15T09:59:50Z".parse().unwrap(),
                 cpu_ns: 5_000_000_000,
-                throttled_ns: None,
+                throttling: None,
+                io: IoUsage::default(),
                 memory,
                 processes: 3,
                 root: Some(disk(100)),

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
-    ContainerStats, FsStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats, PodStats,
-    RlimitStats, RuntimeStats,
+    ContainerStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats, NodeStats,
+    PodStats, RlimitStats, RuntimeStats,
 };
 use linux::cgroup::Group;
 use linux::usage::{Memory, Sample, Table};
@@ -60,6 +60,7 @@ impl NodeMeter {
                     rss: usage.rss,
                     page_faults: usage.page_faults.0,
                     major_page_faults: usage.page_faults.1,
+                    swap: usage.swap,
                 };
                 (usage.cpu_ns, memory)
             }
@@ -189,7 +190,8 @@ fn sum_of_pods(
         rootfs: None,
         logs: None,
         processes: 0,
-        throttled_ns: None,
+        throttling: None,
+        io: IoStats::default(),
     }
 }
 
@@ -214,6 +216,7 @@ fn kubelet(now: Timestamp, rates: &mut Round<'_>) -> Option<ContainerStats> {
         rss: memory.anonymous,
         page_faults: sample.page_faults.0,
         major_page_faults: sample.page_faults.1,
+        swap: memory.swap,
     };
     let ticks = rustix::param::clock_ticks_per_second().max(1);
     let started = linux::usage::boot_time()? + sample.started / ticks;
@@ -231,7 +234,8 @@ fn kubelet(now: Timestamp, rates: &mut Round<'_>) -> Option<ContainerStats> {
         rootfs: None,
         logs: None,
         processes: 1,
-        throttled_ns: None,
+        throttling: None,
+        io: IoStats::default(),
     })
 }
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use super::Group;
 
-/// The controllers that are wanted.
-const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
+/// The controllers that are wanted; `io` limits nothing of ours, it counts.
+const WANTED: [&str; 4] = ["cpu", "io", "memory", "pids"];
 /// What killed processes may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 

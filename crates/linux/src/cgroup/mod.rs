@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 pub use divide::{DivideError, Division, divide};
 pub use limits::{Limits, weight_of_shares};
-pub use usage::Usage;
+pub use usage::{Io, Throttling, Usage};
 
 use rustix::fs::{Access, CWD, Mode, OFlags};
 

@@ -10,7 +10,8 @@ use linux::cgroup::{Group, Usage};
 use super::disk::{self, Disk};
 use super::processes::{Counter, PodProcesses, Together};
 use super::{
-    ContainerUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount, TrafficUsage, VolumeUsage,
+    ContainerUsage, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount, ThrottlingUsage,
+    TrafficUsage, VolumeUsage,
 };
 
 /// A container to measure.
@@ -49,6 +50,8 @@ pub struct Meter {
     disk: Disk,
     /// By container id, and one for the pod under the empty name.
     cpu: RefCell<HashMap<String, Counter>>,
+    /// Bytes from disks and to them, by container id.
+    disk_bytes: RefCell<HashMap<String, (Counter, Counter)>>,
     /// By container, kind and result.
     probes: RefCell<BTreeMap<(String, &'static str, &'static str), u64>>,
 }
@@ -69,6 +72,9 @@ impl Meter {
         self.cpu
             .borrow_mut()
             .retain(|id, _| id.is_empty() || known.contains(id.as_str()));
+        self.disk_bytes
+            .borrow_mut()
+            .retain(|id, _| known.contains(id.as_str()));
         let mut measured = Vec::new();
         for subject in containers {
             let mut usage = self.container(subject, &processes);
@@ -146,7 +152,16 @@ impl Meter {
                 Some(usage) => usage.cpu_ns,
                 None => self.count(&subject.id, &together),
             },
-            throttled_ns: group.as_ref().map(|usage| usage.throttled_ns),
+            throttling: group.as_ref().and_then(throttling),
+            io: match group.as_ref().and_then(|usage| usage.io) {
+                Some(counted) => IoUsage {
+                    reads: Some(counted.reads),
+                    read_bytes: Some(counted.read_bytes),
+                    writes: Some(counted.writes),
+                    written_bytes: Some(counted.written_bytes),
+                },
+                None => self.bytes(&subject.id, &together),
+            },
             memory: match &group {
                 Some(usage) => memory(usage, &together),
                 None => together.memory,
@@ -162,6 +177,28 @@ impl Meter {
         let mut counters = self.cpu.borrow_mut();
         counters.entry(id.to_owned()).or_default().note(used)
     }
+
+    /// By processes. How often they read from disks the kernel tells of no single one.
+    fn bytes(&self, id: &str, together: &Together) -> IoUsage {
+        let Some(bytes) = together.disk else {
+            return IoUsage::default();
+        };
+        let mut counters = self.disk_bytes.borrow_mut();
+        let (read, written) = counters.entry(id.to_owned()).or_default();
+        IoUsage {
+            read_bytes: Some(read.note(bytes.read)),
+            written_bytes: Some(written.note(bytes.written)),
+            ..IoUsage::default()
+        }
+    }
+}
+
+fn throttling(group: &Usage) -> Option<ThrottlingUsage> {
+    group.throttling.map(|counted| ThrottlingUsage {
+        periods: counted.periods,
+        throttled_periods: counted.throttled_periods,
+        throttled_ns: counted.throttled_ns,
+    })
 }
 
 /// Memory by a control group, or by its processes where the group doesn't count it.
@@ -175,6 +212,7 @@ fn memory(group: &Usage, processes: &Together) -> MemoryUsage {
         rss: group.rss,
         page_faults: group.page_faults.0,
         major_page_faults: group.page_faults.1,
+        swap: group.swap.or(processes.memory.swap),
     }
 }
 
@@ -241,6 +279,8 @@ mod tests {
                 assert_eq!((main.processes, usage.processes), (1, 1));
                 // It may grow between the two looks.
                 assert!(main.memory.working_set > 0 && usage.memory.working_set > 0);
+                assert!(main.io.read_bytes.is_some() && main.io.reads.is_none());
+                assert!(main.memory.swap.is_some() && main.throttling.is_none());
                 assert!(main.root.is_some() && main.logs.is_none());
                 assert!(usage.volumes[0].disk.file_system.capacity > 0);
             })

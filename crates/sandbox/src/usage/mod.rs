@@ -61,8 +61,12 @@ pub struct ContainerUsage {
     pub started: Timestamp,
     /// Processors, since then.
     pub cpu_ns: u64,
-    /// Of these, the time in which it was held back by its limit; `None` where there is no control group.
-    pub throttled_ns: Option<u64>,
+    /// How its limit of processors held it back; `None` where there is no control group that counts it.
+    #[serde(default)]
+    pub throttling: Option<ThrottlingUsage>,
+    /// What it had read from disks and written to them, as far as that is known.
+    #[serde(default)]
+    pub io: IoUsage,
     /// Memory.
     pub memory: MemoryUsage,
     /// How many processes it has.
@@ -71,6 +75,30 @@ pub struct ContainerUsage {
     pub root: Option<DiskUsage>,
     /// Its logs, those of earlier runs too.
     pub logs: Option<DiskUsage>,
+}
+
+/// How a limit of processors held a container back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThrottlingUsage {
+    /// Periods in which it wanted to run.
+    pub periods: u64,
+    /// Of these, those in which it was held back.
+    pub throttled_periods: u64,
+    /// For how long, in nanoseconds.
+    pub throttled_ns: u64,
+}
+
+/// What came from disks and went to them. Without a control group that counts it, only bytes are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IoUsage {
+    /// How often was read.
+    pub reads: Option<u64>,
+    /// Bytes that were read.
+    pub read_bytes: Option<u64>,
+    /// How often was written.
+    pub writes: Option<u64>,
+    /// Bytes that were written.
+    pub written_bytes: Option<u64>,
 }
 
 /// Memory, in bytes.
@@ -86,6 +114,9 @@ pub struct MemoryUsage {
     pub page_faults: u64,
     /// Those that had to read.
     pub major_page_faults: u64,
+    /// What was put out to swap, if that is known; no part of the others.
+    #[serde(default)]
+    pub swap: Option<u64>,
 }
 
 /// What a directory takes, and what its file system has.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use linux::usage::{Memory, Table};
+use linux::usage::{DiskBytes, Memory, Table};
 
 use super::MemoryUsage;
 
@@ -23,6 +23,8 @@ pub(super) struct Together {
     pub cpu: Duration,
     pub memory: MemoryUsage,
     pub processes: u64,
+    /// `None` if it can't be told of any of them.
+    pub disk: Option<DiskBytes>,
 }
 
 impl PodProcesses {
@@ -67,6 +69,14 @@ impl PodProcesses {
             sum.memory.rss += memory.anonymous;
             sum.memory.page_faults += sample.page_faults.0;
             sum.memory.major_page_faults += sample.page_faults.1;
+            if let Some(swap) = memory.swap {
+                *sum.memory.swap.get_or_insert(0) += swap;
+            }
+            if let Some(bytes) = DiskBytes::of(*pid) {
+                let disk = sum.disk.get_or_insert_default();
+                disk.read += bytes.read;
+                disk.written += bytes.written;
+            }
             sum.processes += 1;
         }
         sum

@@ -158,7 +158,7 @@ mod tests {
         let usage = json!({
             "at": "2026-01-01T00:00:00Z", "cpu_ns": 0, "memory": zero, "processes": 1, "interfaces": [],
             "containers": [{
-                "name": "a", "id": "1", "started": "2026-01-01T00:00:00Z", "cpu_ns": 0, "throttled_ns": null,
+                "name": "a", "id": "1", "started": "2026-01-01T00:00:00Z", "cpu_ns": 0,
                 "memory": zero, "processes": 1, "root": null, "logs": null,
             }],
             "volumes": [{ "name": "scratch", "disk": written }, { "name": "data", "disk": written }],
