@@ -318,6 +318,7 @@ fn logs_are_rotated_and_followed() {
         ),
         simple("writes", &writes(250_000), json!({})),
         simple("floods", &writes(900_000), json!({})),
+        simple("ticks", TICKS, json!({})),
     ]);
     until_logged(&mut cluster, "deleted", "hello");
     until_logged(&mut cluster, "ends", "begin");
@@ -390,5 +391,24 @@ fn logs_are_rotated_and_followed() {
         sizes.iter().all(|size| *size <= 10 * 1024 * 1024),
         "{files}"
     );
+    what_is_followed_is_pushed(&mut cluster);
     end(&lab, cluster);
+}
+
+/// Says how long the machine has been up, again and again, not in step with seconds.
+const TICKS: &str =
+    "trap 'exit 0' TERM; while true; do read now idle < /proc/uptime; echo $now; sleep 0.37; done";
+
+/// Lines are there when they are said. Somebody who looked for them every second would find half of them half a second late, at any
+/// try; a busy machine may be late at some.
+fn what_is_followed_is_pushed(cluster: &mut Cluster) {
+    let follow = "timeout 50 kubectl logs --follow --tail=1 ticks | { \
+        for line in $(seq 16); do read -r said; read -r now idle < /proc/uptime; echo $said $now; done; \
+        } | awk 'NR > 1 { print $2 - $1 }' | sort --numeric-sort | sed --quiet 8p";
+    let mut tries: Vec<f64> = Vec::new();
+    while tries.len() < 5 && tries.last().is_none_or(|late| *late >= 0.3) {
+        let late = cluster.ask(follow);
+        tries.push(late.parse().unwrap_or_else(|_| panic!("{late:?}")));
+    }
+    assert!(tries.last().is_some_and(|late| *late < 0.3), "{tries:?}");
 }
