@@ -53,6 +53,7 @@ fn figures_of_pods_and_nodes_are_true() {
 
     the_summary_is_true(&mut cluster);
     prometheus_finds_upstreams_names(&mut cluster);
+    what_prometheus_finds_is_true(&mut cluster);
     kubectl_top_shows_who_works(&mut cluster);
     the_node_tells_of_itself(&mut cluster);
     cluster.exit(0);
@@ -214,6 +215,60 @@ fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
     }
 }
 
+/// The value of the sample with this name and all of these labels, with their quotes.
+#[track_caller]
+fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
+    let wanted = |line: &&str| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with('{')) && labels.iter().all(|it| line.contains(it))
+    };
+    let line = text.lines().find(wanted);
+    let number = line.and_then(|line| line.rsplit_once("} ")?.1.split(' ').next());
+    number
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("no {name} of {labels:?}\n{text}"))
+}
+
+fn what_prometheus_finds_is_true(cluster: &mut Cluster) {
+    let node = node_of(cluster, "busy");
+    let resource = raw(cluster, &node, "metrics/resource");
+    let cadvisor = raw(cluster, &node, "metrics/cadvisor");
+    let held = 20_000_000.0..200_000_000.0;
+    for (text, name) in [
+        (&resource, "container_memory_working_set_bytes"),
+        (&cadvisor, "container_memory_working_set_bytes"),
+        (&cadvisor, "container_memory_rss"),
+    ] {
+        let bytes = value(text, name, &["container=\"holds\"", "pod=\"busy\""]);
+        assert!(held.contains(&bytes), "{name}: {bytes}");
+    }
+    let swapped = value(&cadvisor, "container_memory_swap", &["container=\"holds\""]);
+    assert!(swapped < held.end, "{swapped}");
+    // 3 MB to its root and 5 MB to a volume went to a disk, 2 MB to memory.
+    let written = |container: &str| {
+        let labels = [container, "pod=\"busy\""];
+        value(&cadvisor, "container_fs_writes_bytes_total", &labels)
+    };
+    let (writes, works) = (
+        written("container=\"writes\""),
+        written("container=\"works\""),
+    );
+    assert!((8e6..30e6).contains(&writes), "{writes}");
+    assert!(works < 5e6, "{works}");
+
+    // Who works goes on working.
+    let labels = ["container=\"works\"", "pod=\"busy\""];
+    for path in ["metrics/resource", "metrics/cadvisor"] {
+        let name = "container_cpu_usage_seconds_total";
+        let first = value(&raw(cluster, &node, path), name, &labels);
+        let grew = eventually(Duration::from_secs(60), || {
+            let now = value(&raw(cluster, &node, path), name, &labels);
+            (now > first + 0.2).then_some(())
+        });
+        assert!(grew.is_some(), "{path}: never more than {first}");
+    }
+}
+
 fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
     let mut last = String::new();
     let shown = eventually(Duration::from_secs(60), || {
@@ -293,6 +348,43 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     let path = format!("/api/v1/nodes/{node}/proxy/logs/?query=kubelet&sinceTime=yesterday");
     let (code, words) = cluster.try_ask(&format!("kubectl get --raw \"{path}\""));
     assert!(code != 0 && words.contains("BadRequest"), "{words}");
+    the_log_is_asked_for_by_time(cluster, &node);
+}
+
+fn the_log_is_asked_for_by_time(cluster: &mut Cluster, node: &str) {
+    let now = "date --utc +%Y-%m-%dT%H:%M:%S.%NZ";
+    let between = cluster.ask(now);
+    // A stranger is told nothing, and is remembered.
+    let status = cluster.json(&format!("get node {node}"))["status"].clone();
+    let address = status["addresses"][0]["address"]
+        .as_str()
+        .unwrap_or_default();
+    let port = &status["daemonEndpoints"]["kubeletEndpoint"]["Port"];
+    cluster.ask(&format!(
+        "curl --silent --insecure --max-time 40 https://{address}:{port}/a-stranger"
+    ));
+    let after = cluster.ask(now);
+    let (early, late) = ("node registered", "/a-stranger");
+    for (times, has_early, has_late) in [
+        (format!("sinceTime={between}"), false, true),
+        (format!("untilTime={between}"), true, false),
+        (
+            format!("sinceTime={between}&untilTime={after}"),
+            false,
+            true,
+        ),
+        (
+            format!("sinceTime=2020-01-01T00:00:00Z&untilTime={after}"),
+            true,
+            true,
+        ),
+        (format!("sinceTime={after}"), false, false),
+        ("untilTime=2020-01-01T00:00:00Z".to_owned(), false, false),
+    ] {
+        let text = raw(cluster, node, &format!("logs/?query=kubelet&{times}"));
+        let found = (text.contains(early), text.contains(late));
+        assert_eq!(found, (has_early, has_late), "{times}: {text}");
+    }
 }
 
 const SCALED: &str = r#"
