@@ -161,10 +161,9 @@ metadata: {name: huge}
 spec: {containers: [{name: c, image: none, resources: {requests: {cpu: 5000}}}]}
 "#;
     let lab = Lab::ready();
-    let mut run = lab
-        .call(&["coracle", "run", "-N1", "-"])
-        .stdin(HOPELESS)
-        .start();
+    let mut run = lab.call(&["coracle", "run", "-N1", "-"]).start();
+    run.write(HOPELESS);
+    run.close_stdin();
     run.until_stderr("coracle: pod/wrong: InspectFailed: ");
     run.until_stderr("coracle: pod/huge: FailedScheduling: ");
     run.signal(rustix::process::Signal::INT);
