@@ -41,7 +41,7 @@ pub use pods::{condition, container};
 pub use process::{Process, Role};
 pub use registry::{Form, MIRROR, REGISTRY, Registry};
 pub use running::Running;
-pub use signer::{Held, NAME as CERTIFICATE_NAME, Signer, refusal};
+pub use signer::{Held, KEY_TYPES, NAME as CERTIFICATE_NAME, Signer, refusal};
 pub use talk::{WAITS, runs, simple, with_open_input};
 pub use tokens::{TOKENS, TokenRegistry};
 pub use watched::Watched;

@@ -17,6 +17,16 @@ use x509_parser::prelude::{FromDer, Pem, X509Certificate, X509CertificationReque
 /// The annotation by which a pod asks for a name in its certificate.
 pub const NAME: &str = "coracle.test/name";
 
+/// The kinds of keys that a pod may ask for.
+pub const KEY_TYPES: [&str; 6] = [
+    "ED25519",
+    "ECDSAP256",
+    "ECDSAP384",
+    "ECDSAP521",
+    "RSA3072",
+    "RSA4096",
+];
+
 /// Signs.
 #[derive(Debug)]
 pub struct Signer {

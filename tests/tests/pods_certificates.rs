@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use e2e::{
-    CERTIFICATE_NAME, Cluster, Held, Lab, Role, Signer, WAITS, eventually, looking_pod, pod,
-    refusal, runs, wait_until,
+    CERTIFICATE_NAME, Cluster, Held, KEY_TYPES, Lab, Role, Signer, WAITS, eventually, looking_pod,
+    pod, refusal, runs, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -12,15 +12,6 @@ use serde_json::{Value, json};
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 const SIGNER: &str = "coracle.test/signer";
-
-const KEY_TYPES: [&str; 6] = [
-    "ED25519",
-    "ECDSAP256",
-    "ECDSAP384",
-    "ECDSAP521",
-    "RSA3072",
-    "RSA4096",
-];
 
 /// A bundle of a signer, or of nobody.
 fn bundle(name: &str, signer: Option<&str>, alive: bool, authorities: &[&Signer]) -> Value {

@@ -5,8 +5,11 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::BytesMut;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
+
+use crate::streams::{Event, Protocol};
 
 /// Tries as many cases as any other property has, and more while there is time.
 pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) -> TestCaseResult) {
@@ -26,4 +29,76 @@ pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) ->
             return;
         }
     }
+}
+
+/// What came of a session.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// Data that came in pieces is put together.
+    pub events: Vec<Event>,
+    pub output: Vec<u8>,
+    pub failed: bool,
+}
+
+/// A server that is spoken to, in pieces of given sizes, over and over.
+pub(crate) struct Session<'a> {
+    pieces: std::iter::Cycle<std::slice::Iter<'a, usize>>,
+    input: BytesMut,
+    outcome: Outcome,
+}
+
+impl<'a> Session<'a> {
+    pub fn in_pieces(pieces: &'a [usize]) -> Self {
+        Self {
+            pieces: pieces.iter().cycle(),
+            input: BytesMut::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// The client says this. False if the server can't go on.
+    pub fn send(&mut self, server: &mut (impl Protocol + ?Sized), sent: &[u8]) -> bool {
+        let mut rest = sent;
+        while !rest.is_empty() && !self.outcome.failed {
+            let piece = self.pieces.next().copied().unwrap_or(usize::MAX);
+            let (now, later) = rest.split_at(piece.min(rest.len()));
+            self.input.extend_from_slice(now);
+            rest = later;
+            let received = server.receive(&mut self.input, &mut self.outcome.events);
+            self.outcome.failed = received.is_err();
+        }
+        !self.outcome.failed
+    }
+
+    /// The client reads what the server has for it.
+    pub fn read(&mut self, server: &mut (impl Protocol + ?Sized)) {
+        self.outcome.output.extend(server.output().split());
+    }
+
+    pub fn end(mut self, server: &mut (impl Protocol + ?Sized)) -> Outcome {
+        self.read(server);
+        self.outcome.events = put_together(self.outcome.events);
+        self.outcome
+    }
+}
+
+/// Pieces of data that follow each other are one.
+fn put_together(events: Vec<Event>) -> Vec<Event> {
+    let mut whole: Vec<Event> = Vec::new();
+    for event in events {
+        if let (
+            Some(Event::Data {
+                stream: before,
+                bytes: begun,
+            }),
+            Event::Data { stream, bytes },
+        ) = (whole.last_mut(), &event)
+            && before == stream
+        {
+            *begun = [&begun[..], bytes].concat().into();
+        } else {
+            whole.push(event);
+        }
+    }
+    whole
 }

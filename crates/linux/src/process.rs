@@ -160,7 +160,7 @@ fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
 /// excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
 pub fn kill_marked(variable: &str) -> io::Result<usize> {
     let ours = rustix::process::getpid().as_raw_nonzero().get();
-    let others = parents()?.into_keys().filter(|pid| *pid != ours);
+    let others = all()?.filter(|pid| *pid != ours);
     Ok(others
         .filter(|pid| kill_if(*pid, || carries(*pid, variable)))
         .count())
@@ -177,9 +177,7 @@ pub fn is_running(arguments: &[&str], variable: &str) -> io::Result<bool> {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.ends_with(&ending)
     };
-    Ok(parents()?
-        .into_keys()
-        .any(|pid| is_called_so(pid) && carries(pid, variable)))
+    Ok(all()?.any(|pid| is_called_so(pid) && carries(pid, variable)))
 }
 
 /// Whether a process has `variable` (`NAME=value`) in its environment. Those of other users can't be read.
@@ -209,25 +207,15 @@ pub fn children_of(parent: Pid) -> io::Result<Vec<Pid>> {
 
 /// Every visible process with its parent.
 fn parents() -> io::Result<HashMap<i32, i32>> {
-    let mut found = HashMap::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|n| n.parse::<i32>().ok())
-        else {
-            continue;
-        };
-        // A process may end while we look at it.
-        let Ok(stat) = stat_of(pid) else {
-            continue;
-        };
-        if let Some(parent) = parent_in_stat(&stat) {
-            found.insert(pid, parent);
-        }
-    }
-    Ok(found)
+    // A process may end while we look at it.
+    let with_parent = |pid| Some((pid, parent_in_stat(&stat_of(pid).ok()?)?));
+    Ok(all()?.filter_map(with_parent).collect())
+}
+
+/// Every visible process.
+fn all() -> io::Result<impl Iterator<Item = i32>> {
+    let entries = std::fs::read_dir("/proc")?.flatten();
+    Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 /// The parent's id in the text of `/proc/PID/stat`. The command name stands in parentheses and may

@@ -19,8 +19,6 @@ pub(crate) mod peer;
 mod sessions;
 
 pub(crate) use connection::Connection;
-#[cfg(test)]
-pub(crate) use sessions::put_together;
 
 /// What a client did that SPDY doesn't allow; the connection can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

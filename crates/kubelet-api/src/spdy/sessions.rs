@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
 use super::Connection;
 use super::peer::{Client, Received};
-use crate::fuzz::for_a_while;
+use crate::fuzz::{Outcome, Session, for_a_while};
 use crate::streams::{Command, Event, Protocol};
 
 /// What one of both ends does. Streams are counted from 0, in the order in which the client opens them.
@@ -60,20 +60,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What came of a session.
-#[derive(Debug, Default)]
-struct Outcome {
-    /// Data that came in pieces is put together.
-    events: Vec<Event>,
-    output: Vec<u8>,
-    failed: bool,
-}
-
 /// Plays a session; what the client sends arrives in pieces of these sizes.
 fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
     let (mut client, mut connection) = (Client::new(), Connection::new());
-    let (mut input, mut outcome) = (BytesMut::new(), Outcome::default());
-    let mut pieces = pieces.iter().cycle();
+    let mut session = Session::in_pieces(pieces);
     for step in steps {
         let number = |stream: u8| u32::from(stream) * 2 + 1;
         let sent = match step.clone() {
@@ -120,7 +110,7 @@ fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
                 continue;
             }
             Step::Read => {
-                outcome.output.extend(connection.output().split());
+                session.read(&mut connection);
                 continue;
             }
             Step::Close => {
@@ -128,43 +118,11 @@ fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
                 break;
             }
         };
-        let mut rest = &sent[..];
-        while !rest.is_empty() && !outcome.failed {
-            let piece = pieces
-                .next()
-                .map_or(rest.len(), |size| (*size).min(rest.len()));
-            input.extend_from_slice(&rest[..piece]);
-            rest = &rest[piece..];
-            outcome.failed = connection.receive(&mut input, &mut outcome.events).is_err();
-        }
-        if outcome.failed {
+        if !session.send(&mut connection, &sent) {
             break;
         }
     }
-    outcome.output.extend(connection.output().split());
-    outcome.events = put_together(std::mem::take(&mut outcome.events));
-    outcome
-}
-
-/// Pieces of data that follow each other are one.
-pub(crate) fn put_together(events: Vec<Event>) -> Vec<Event> {
-    let mut whole: Vec<Event> = Vec::new();
-    for event in events {
-        if let (
-            Some(Event::Data {
-                stream: before,
-                bytes: begun,
-            }),
-            Event::Data { stream, bytes },
-        ) = (whole.last_mut(), &event)
-            && before == stream
-        {
-            *begun = [&begun[..], bytes].concat().into();
-        } else {
-            whole.push(event);
-        }
-    }
-    whole
+    session.end(&mut connection)
 }
 
 /// A stream begins once, ends once in each direction, and says nothing before or after.

@@ -2,14 +2,14 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::peer::{client_frame, server_frame};
 use super::{Channels, Encoding, Tunnel};
-use crate::fuzz::for_a_while;
-use crate::spdy::{Connection, put_together};
-use crate::streams::{Command, Event, Protocol};
+use crate::fuzz::{Outcome, Session, for_a_while};
+use crate::spdy::Connection;
+use crate::streams::{Command, Protocol};
 
 /// What one of both ends does.
 #[derive(Clone, Debug)]
@@ -66,21 +66,13 @@ fn message(fragments: &[Vec<u8>], pings: bool, encoding: Option<Encoding>) -> Ve
     sent
 }
 
-#[derive(Debug, Default, PartialEq)]
-struct Outcome {
-    events: Vec<Event>,
-    output: Vec<u8>,
-    failed: bool,
-}
-
 fn play(
     mut protocol: Box<dyn Protocol>,
     encoding: Option<Encoding>,
     steps: &[Step],
     pieces: &[usize],
 ) -> Outcome {
-    let (mut input, mut outcome) = (BytesMut::new(), Outcome::default());
-    let mut pieces = pieces.iter().cycle();
+    let mut session = Session::in_pieces(pieces);
     for step in steps {
         let sent = match step {
             Step::Message(fragments, pings) => message(fragments, *pings, encoding),
@@ -95,7 +87,7 @@ fn play(
                 continue;
             }
             Step::Read => {
-                outcome.output.extend(protocol.output().split());
+                session.read(&mut *protocol);
                 continue;
             }
             Step::Close => {
@@ -103,22 +95,11 @@ fn play(
                 break;
             }
         };
-        let mut rest = &sent[..];
-        while !rest.is_empty() && !outcome.failed {
-            let piece = pieces
-                .next()
-                .map_or(rest.len(), |size| (*size).min(rest.len()));
-            input.extend_from_slice(&rest[..piece]);
-            rest = &rest[piece..];
-            outcome.failed = protocol.receive(&mut input, &mut outcome.events).is_err();
-        }
-        if outcome.failed {
+        if !session.send(&mut *protocol, &sent) {
             break;
         }
     }
-    outcome.output.extend(protocol.output().split());
-    outcome.events = put_together(std::mem::take(&mut outcome.events));
-    outcome
+    session.end(&mut *protocol)
 }
 
 /// Makes a fresh protocol for each play.

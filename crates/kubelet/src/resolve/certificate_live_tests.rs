@@ -13,18 +13,9 @@ use serde_json::{Value, json};
 use volumes::content::pem;
 use volumes::{Payload, Source};
 
-use self::signer::{Held, NAME, Signer};
+use self::signer::{Held, KEY_TYPES, NAME, Signer};
 use super::live_tests::api_server::ApiServer;
 use super::*;
-
-const KEY_TYPES: [&str; 6] = [
-    "ED25519",
-    "ECDSAP256",
-    "ECDSAP384",
-    "ECDSAP521",
-    "RSA3072",
-    "RSA4096",
-];
 
 fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()

@@ -1,7 +1,7 @@
 //! What reaches into a pod that runs: signals, commands, connections from within its network.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -62,15 +62,23 @@ impl<W: World> LinuxRuntime<W> {
 
 /// Connects from within the pod's network.
 pub(super) async fn connect(inside: &Inside, to: SocketAddr) -> std::io::Result<TcpStream> {
-    let request = Request::Socket {
-        v6: to.is_ipv6(),
-        datagrams: false,
-    };
-    let made = inside.ask(request).await;
-    let socket = made
-        .map_err(|refusal| std::io::Error::other(refusal.message))?
-        .pop();
-    let socket = socket.ok_or_else(|| std::io::Error::other("no socket came"))?;
+    let socket = socket(inside, to, false).await?;
     let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
     socket.connect(to).await
+}
+
+/// A socket of the pod's network that can speak with `to`: a stream's, or one for datagrams.
+pub(super) async fn socket(
+    inside: &Inside,
+    to: SocketAddr,
+    datagrams: bool,
+) -> std::io::Result<OwnedFd> {
+    let request = Request::Socket {
+        v6: to.is_ipv6(),
+        datagrams,
+    };
+    let made = inside.ask(request).await;
+    let mut made = made.map_err(|refusal| std::io::Error::other(refusal.message))?;
+    made.pop()
+        .ok_or_else(|| std::io::Error::other("no socket came"))
 }

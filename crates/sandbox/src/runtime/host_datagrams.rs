@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::inside::Inside;
-use crate::inner::message::Request;
 
 /// So many senders have a socket at once.
 const SENDERS: usize = 512;
@@ -93,15 +92,7 @@ async fn relay(
 
 /// A socket of the pod's network that speaks with `to` only.
 async fn connect(inside: &Inside, to: SocketAddr) -> std::io::Result<UdpSocket> {
-    let request = Request::Socket {
-        v6: to.is_ipv6(),
-        datagrams: true,
-    };
-    let made = inside.ask(request).await;
-    let socket = made
-        .map_err(|refusal| std::io::Error::other(refusal.message))?
-        .pop();
-    let socket = socket.ok_or_else(|| std::io::Error::other("no socket came"))?;
+    let socket = super::exec::socket(inside, to, true).await?;
     let socket = UdpSocket::from_std(socket.into())?;
     socket.connect(to).await?;
     Ok(socket)
