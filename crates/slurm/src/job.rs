@@ -42,6 +42,20 @@ impl NodeShare {
     }
 }
 
+/// States of jobs that have ended, and don't come back.
+const OVER: [&str; 10] = [
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+];
+
 /// What Slurm knows of a job. What it does not say is `None` or empty.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct JobDetail {
@@ -63,6 +77,14 @@ pub struct JobDetail {
     pub end_time: Option<u64>,
     /// What it has on each node, in Slurm's order.
     pub nodes: Vec<NodeShare>,
+}
+
+impl JobDetail {
+    /// Whether it has ended, and doesn't come back.
+    pub fn is_over(&self) -> bool {
+        let state = self.state.as_deref();
+        state.is_some_and(|state| OVER.contains(&state))
+    }
 }
 
 /// Reads `scontrol show job -d` of one job, with `SLURM_TIME_FORMAT=%s`. The error says what is wrong with the text.

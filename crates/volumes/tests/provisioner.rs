@@ -18,7 +18,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use volumes::provisioner::{Provisioner, REMOVE, Remove, SCRATCH, removals};
+use volumes::provisioner::{Provisioner, REMOVE, Remove, SCRATCH, ends_with, removals};
 
 fn claim(name: &str, class: Option<&str>, size: &str, annotations: Value) -> PersistentVolumeClaim {
     serde_json::from_value(json!({
@@ -78,8 +78,8 @@ async fn claims_get_their_volumes_and_take_them_along() {
     let home = tempfile::tempdir().unwrap();
     let shared_dir = home.path().join("coracle/volumes");
     let remove: Remove = Arc::new(|path| async move { std::fs::remove_dir_all(path) }.boxed());
-    let serving =
-        tokio::spawn(Provisioner::new(admin.clone(), &shared_dir, Arc::clone(&remove)).run());
+    let provisioner = || Provisioner::new(admin.clone(), &shared_dir, Arc::clone(&remove), "test");
+    let serving = tokio::spawn(provisioner().run());
     let cluster = Cluster {
         claims: Api::namespaced(admin.clone(), "default"),
         volumes: Api::all(admin.clone()),
@@ -101,8 +101,10 @@ async fn claims_get_their_volumes_and_take_them_along() {
         .unwrap();
     let last = cluster.bound("last").await;
     serving.abort();
-    assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 2);
-    Provisioner::remove_all(admin, &shared_dir, remove).await;
+    // Two directories, and the note that one of them ends with the cluster.
+    assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 3);
+    assert!(ends_with(&shared_dir, "test"));
+    provisioner().remove_all().await;
     assert!(!path(&last).exists());
     assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 1);
 }

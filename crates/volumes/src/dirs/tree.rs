@@ -1,7 +1,5 @@
 //! Walking a directory that a container may be changing: never through a symbolic link, never onto another mount.
 
-use std::collections::VecDeque;
-use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -12,7 +10,7 @@ use rustix::io::Errno;
 /// How deep to go: a descriptor is held for every level.
 const DEEPEST: usize = 512;
 
-/// Calls `visit` for everything below `root`, and for `root` itself last, each opened as `O_PATH`.
+/// Calls `visit` for everything below `root`, and for `root` itself last; what is no directory is opened as `O_PATH`.
 ///
 /// What vanishes meanwhile is passed over.
 pub(super) fn walk(
@@ -24,13 +22,19 @@ pub(super) fn walk(
     let device = status.st_dev;
     let mut levels = vec![Level::new(root, status)?];
     while let Some(level) = levels.last_mut() {
-        let Some(name) = level.names.pop_front() else {
+        let Some(found) = level.entries.read() else {
             if let Some(done) = levels.pop() {
-                visit(done.fd.as_fd(), &done.status)?;
+                visit(done.entries.fd()?, &done.status)?;
             }
             continue;
         };
-        let entry = match rustix::fs::openat(&level.fd, &name, path_only(), Mode::empty()) {
+        let found = found?;
+        let name = found.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let entry = match rustix::fs::openat(level.entries.fd()?, name, path_only(), Mode::empty())
+        {
             Err(Errno::NOENT) => continue,
             entry => entry?,
         };
@@ -46,27 +50,22 @@ pub(super) fn walk(
 
 /// A directory on the way, and what is still to be seen in it.
 struct Level {
-    fd: OwnedFd,
     status: Stat,
-    names: VecDeque<CString>,
+    entries: Dir,
 }
 
 impl Level {
-    fn new(fd: OwnedFd, status: Stat) -> io::Result<Self> {
+    fn new(dir: OwnedFd, status: Stat) -> io::Result<Self> {
         let readable = rustix::fs::openat(
-            &fd,
+            &dir,
             c".",
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        let mut names = VecDeque::new();
-        for entry in Dir::new(readable)? {
-            let name = entry?.file_name().to_owned();
-            if name.as_bytes() != b"." && name.as_bytes() != b".." {
-                names.push_back(name);
-            }
-        }
-        Ok(Self { fd, status, names })
+        Ok(Self {
+            status,
+            entries: Dir::new(readable)?,
+        })
     }
 }
 

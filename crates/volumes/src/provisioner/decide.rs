@@ -118,8 +118,16 @@ pub(super) fn fits(bytes: u64, room: Room) -> Result<(), String> {
     }
     Err(format!(
         "{bytes} bytes are requested, but only {} of {} are free on the shared file system",
-        room.available, room.total
+        rounded(room.available),
+        rounded(room.total)
     ))
+}
+
+/// In the largest unit, so that what is free is mostly told in the same words, and once.
+fn rounded(bytes: u64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    format!("{} {}", bytes >> (10 * power), units[power])
 }
 
 /// Refuses a claim for more than the disk of a node holds. What is free there, only the node knows.
@@ -301,12 +309,8 @@ pub(super) fn place(volume: &PersistentVolume) -> Option<Place> {
     }
 }
 
-/// Whether the directory of a volume goes when the whole cluster goes.
-pub(super) fn ends_with_the_cluster(volume: &PersistentVolume) -> bool {
-    annotation(&volume.metadata, PROVISIONED_BY) == Some(SHARED) && is_deleted_with_claim(volume)
-}
-
-fn is_deleted_with_claim(volume: &PersistentVolume) -> bool {
+/// Whether a volume goes when its claim goes, or the whole cluster.
+pub(super) fn is_deleted_with_claim(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     policy == Some("Delete")

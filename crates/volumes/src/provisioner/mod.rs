@@ -5,6 +5,8 @@
 //!   decide.rs    what a claim or a volume needs, what a new volume looks like  pure
 //!   place.rs     directories on the shared file system
 //!   grow.rs      claims that ask for more than they got
+//!   removals.rs  directories that are being removed
+//!   terms.rs     notes of which directories end with the cluster, for when it is killed
 //! ```
 //!
 //! Runs once per cluster, beside the control plane. `shared` volumes are directories on the file system that all nodes see,
@@ -19,10 +21,12 @@ mod classes;
 mod decide;
 mod grow;
 mod place;
+mod removals;
+mod terms;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +38,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -42,9 +46,15 @@ use kube::{Api, Client, ResourceExt};
 pub use classes::{LOCAL, SHARED, storage_classes};
 use decide::{Decision, Place};
 pub use decide::{REMOVE, SCRATCH, removals};
+use removals::Removals;
+use terms::Terms;
+pub use terms::{ends_with, sweep};
 
 /// How long to wait before what has failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// What the API server gets to answer at the cluster's end.
+const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// Removes a directory and all that is in it, whoever its files belong to.
 pub type Remove = Arc<dyn Fn(PathBuf) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
@@ -72,18 +82,29 @@ pub struct Provisioner {
     client: Client,
     shared_dir: PathBuf,
     remove: Remove,
+    terms: Terms,
+    removals: Removals,
     /// By uid: the last thing that was said about an object, so that it is said once.
     said: HashMap<String, String>,
 }
 
 impl Provisioner {
     /// `client` may do everything; `shared_dir` is on the file system that all nodes see. `remove` must be able to remove
-    /// files of all ids that containers may have had.
-    pub fn new(client: Client, shared_dir: impl Into<PathBuf>, remove: Remove) -> Self {
+    /// files of all ids that containers may have had. `cluster` is one line that tells this cluster from all others, and by
+    /// which [`sweep`] can find out whether it is over.
+    pub fn new(
+        client: Client,
+        shared_dir: impl Into<PathBuf>,
+        remove: Remove,
+        cluster: &str,
+    ) -> Self {
+        let shared_dir = shared_dir.into();
         Self {
             client,
-            shared_dir: shared_dir.into(),
             remove,
+            terms: Terms::new(&shared_dir, cluster),
+            shared_dir,
+            removals: Removals::default(),
             said: HashMap::new(),
         }
     }
@@ -115,6 +136,7 @@ impl Provisioner {
             };
             tokio::select! {
                 () = retry => {}
+                () = self.removals.next() => {}
                 event = events.next() => if event.is_none() {
                     return;
                 },
@@ -200,7 +222,7 @@ impl Provisioner {
 
     /// Makes a volume for a claim, and tells its name.
     async fn provision(
-        &self,
+        &mut self,
         claim: &PersistentVolumeClaim,
         place: Place,
         nodes: &Store<Node>,
@@ -218,10 +240,13 @@ impl Provisioner {
                 decide::check_room(claim, room).map_err(ProvisionError::Refused)?;
                 let path = place::make(&self.shared_dir)?;
                 let volume = decide::shared_volume(claim, &class, &path, room);
+                self.note(&volume);
                 let created = create(&api, &volume).await;
-                if !matches!(created, Ok(true)) {
+                // Unless the answer was lost: then it may be there. If it is not, the directory goes with the cluster.
+                if matches!(created, Ok(false) | Err(kube::Error::Api(_))) {
                     // Nobody has heard of it, and nothing is in it.
                     let _ = std::fs::remove_dir(&path);
+                    let _ = self.terms.set(&path, false);
                 }
                 created?;
                 Ok(volume.name_any())
@@ -243,8 +268,11 @@ impl Provisioner {
     /// Whether nothing is left to be tried again.
     async fn serve_volume(&mut self, volume: &PersistentVolume, nodes: &Store<Node>) -> bool {
         let removed = match decide::removal(volume) {
-            None => return true,
-            Some(Place::Shared) => self.remove_shared(volume).await.map(|()| true),
+            None => {
+                self.note(volume);
+                return true;
+            }
+            Some(Place::Shared) => self.remove_shared(volume),
             Some(Place::Local { node }) => {
                 let node = nodes.get(&reflector::ObjectRef::new(&node));
                 self.remove_local(volume, node.as_deref()).await
@@ -259,7 +287,7 @@ impl Provisioner {
                     false
                 }
             },
-            // The node will answer by a change of its annotations.
+            // The node will answer by a change of its annotations, and our own removals wake us.
             Ok(false) => true,
             Err(error) => {
                 self.say(volume, true, "VolumeFailedDelete", error.to_string())
@@ -269,7 +297,19 @@ impl Provisioner {
         }
     }
 
-    async fn remove_shared(&self, volume: &PersistentVolume) -> Result<(), ProvisionError> {
+    /// Notes beside a `shared` volume whether it ends with this cluster, which may change at any time.
+    fn note(&mut self, volume: &PersistentVolume) {
+        if let Some((Place::Shared, path)) = decide::place(volume).zip(decide::path(volume))
+            && volume.metadata.deletion_timestamp.is_none()
+            && path.parent() == Some(&self.shared_dir)
+            && let Err(error) = self.terms.set(&path, decide::is_deleted_with_claim(volume))
+        {
+            tracing::warn!(dir = %path.display(), %error, "can't note whether a volume ends with the cluster");
+        }
+    }
+
+    /// Removes its directory; whether that is done.
+    fn remove_shared(&mut self, volume: &PersistentVolume) -> Result<bool, ProvisionError> {
         let path = decide::path(volume).unwrap_or_default();
         // Whatever somebody wrote into the object, only what was made here is removed.
         if path.parent() != Some(&self.shared_dir) || path.file_name().is_none() {
@@ -279,11 +319,12 @@ impl Provisioner {
                 self.shared_dir.display()
             )));
         }
-        if !path.exists() {
-            return Ok(());
-        }
-        (self.remove)(path.clone())
-            .await
+        let Some(removed) = self.removals.of(&path, &self.remove) else {
+            return Ok(false);
+        };
+        removed
+            .and_then(|()| self.terms.set(&path, false))
+            .map(|()| true)
             .map_err(|source| ProvisionError::Io {
                 action: "remove",
                 path,
@@ -341,27 +382,17 @@ impl Provisioner {
 
     /// Removes the directories of all `shared` volumes that are to be deleted with their claim: for a cluster that ends
     /// for ever, and takes its claims with it.
-    pub async fn remove_all(client: Client, shared_dir: &Path, remove: Remove) {
-        let api: Api<PersistentVolume> = Api::all(client.clone());
-        let provisioner = Self::new(client, shared_dir, remove);
-        let volumes = match api.list(&Default::default()).await {
-            Ok(volumes) => volumes.items,
-            Err(error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "can't list volumes to remove them"
-                );
-                return;
-            }
-        };
-        for volume in volumes
-            .iter()
-            .filter(|volume| decide::ends_with_the_cluster(volume))
-        {
-            if let Err(error) = provisioner.remove_shared(volume).await {
-                tracing::warn!(volume = volume.name_any(), %error, "can't remove a volume");
+    pub async fn remove_all(mut self) {
+        // Somebody may have changed their minds since we looked; an API server that is ending as well says nothing.
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let all = ListParams::default();
+        if let Ok(Ok(volumes)) = tokio::time::timeout(LAST_LOOK, api.list(&all)).await {
+            for volume in &volumes {
+                self.note(volume);
             }
         }
+        let is_ours = async |cluster: &str| cluster == self.terms.cluster();
+        sweep(&self.shared_dir, Arc::clone(&self.remove), is_ours).await;
     }
 
     /// Records an Event, unless it is what was said of this object the last time.

@@ -165,8 +165,8 @@ fn reclaim_policies_are_honoured() {
     let mut foreign = released(volume("Delete"), "Released");
     foreign.metadata.annotations = None;
     assert_eq!(removal(&foreign), None);
-    assert!(ends_with_the_cluster(&volume("Delete")));
-    assert!(!ends_with_the_cluster(&volume("Retain")));
+    assert!(is_deleted_with_claim(&volume("Delete")));
+    assert!(!is_deleted_with_claim(&volume("Retain")));
 }
 
 #[test]
