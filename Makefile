@@ -9,7 +9,8 @@ VERSION := v1.37.1
 RELEASE := $(DIST)/lib/coracle/kubernetes/$(VERSION)
 BUILT   := target/x86_64-unknown-linux-gnu/release/coracle
 NODES   ?= 3
-SECOND_LAB := /run/coracle-lab-2
+# Of the tests: that of `lab/up`, and two beside it.
+LABS := /run/coracle-lab /run/coracle-lab-2 /run/coracle-lab-3
 
 .PHONY: help
 help: ## Show this list
@@ -26,10 +27,11 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 
 .PHONY: test
 test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
-	@# Two labs, so that two end-to-end tests run at a time.
-	lab/down && CORACLE_LAB_DIR=$(SECOND_LAB) lab/down
-	trap 'lab/down; CORACLE_LAB_DIR=$(SECOND_LAB) lab/down' EXIT; \
-	lab/up 3 && CORACLE_LAB_DIR=$(SECOND_LAB) lab/up 3 && cargo nextest run --workspace --no-fail-fast
+	@# Three labs, so that three end-to-end tests run at a time.
+	down() { for lab in $(LABS); do CORACLE_LAB_DIR=$$lab lab/down; done; }; \
+	down; trap down EXIT; \
+	for lab in $(LABS); do CORACLE_LAB_DIR=$$lab lab/up 3; done; \
+	cargo nextest run --workspace --no-fail-fast
 
 .PHONY: lint
 lint: tools

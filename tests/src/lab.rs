@@ -18,15 +18,16 @@ const LAST_MOMENT: Duration = Duration::from_secs(3);
 /// What a job may take to go after its processes were killed under Slurm's nose: linuxproc looks again after 1, 2, 4 … 64 s.
 const CLEANING: Duration = Duration::from_secs(130);
 
-/// Where a lab that tests share is. There may be a second one, for the second of two tests that run at the same time.
+/// Where a lab that tests share is. There may be others, `…-2` and `…-3`, for tests that run at the same time.
 fn common_dir() -> PathBuf {
     let first = std::env::var_os("CORACLE_LAB_DIR")
         .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
-    let second = std::env::var("NEXTEST_TEST_GROUP_SLOT").is_ok_and(|slot| slot == "1");
+    let slot = std::env::var("NEXTEST_TEST_GROUP_SLOT").ok();
+    let slot: u32 = slot.and_then(|slot| slot.parse().ok()).unwrap_or(0);
     let mut name = first.clone().into_os_string();
-    name.push("-2");
+    name.push(format!("-{}", slot + 1));
     let other = PathBuf::from(name);
-    if second && other.join("ready").exists() {
+    if other.join("ready").exists() {
         other
     } else {
         first
