@@ -6,6 +6,7 @@
 //! DIR/.use-0123…                         shared by whoever uses it, held alone to remove it; its modification
 //!                                        time is when it was last used
 //! DIR/.new-0123…                         being unpacked by whoever holds the lock
+//! DIR/.old-0123…                         being removed by whoever holds it
 //! ```
 //!
 //! Files belong to ids of the user namespace they were unpacked in, so they must be removed in it too.
@@ -258,9 +259,13 @@ impl Layers {
         let list = fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))?;
         for entry in list.flatten() {
             let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| is_layer(name)) else {
+            let Some(name) = name.to_str() else {
                 continue;
             };
+            self.sweep(name)?;
+            if !is_layer(name) {
+                continue;
+            }
             let used = self.use_file(name)?;
             if used.try_lock().is_err() {
                 // In use until now, at least.
@@ -280,10 +285,33 @@ impl Layers {
             if lock.try_lock().is_err() || used.try_lock().is_err() {
                 continue;
             }
-            remove(&self.dir, &name)?;
+            self.take_away(&name)?;
             gone += 1;
         }
         Ok(gone)
+    }
+
+    /// Removes a layer whose locks are held. Its name goes first: who is killed, or fails, in the middle must not leave a
+    /// part of a layer that passes for all of it.
+    fn take_away(&self, name: &str) -> Result<(), LayerError> {
+        let (path, old) = (self.dir.join(name), format!(".old-{name}"));
+        remove(&self.dir, &old)?;
+        fs::rename(&path, self.dir.join(&old)).map_err(io_error("remove", &path))?;
+        remove(&self.dir, &old)
+    }
+
+    /// Removes `name` if it is what a killed process left of a layer.
+    fn sweep(&self, name: &str) -> Result<(), LayerError> {
+        let part = name.strip_prefix(".old-").or(name.strip_prefix(".new-"));
+        let Some(layer) = part.filter(|layer| is_layer(layer)) else {
+            return Ok(());
+        };
+        let lock = self.lock_file(layer)?;
+        if lock.try_lock().is_ok() {
+            // Only room is lost if this fails.
+            let _ = remove(&self.dir, name);
+        }
+        Ok(())
     }
 
     /// Removes everything, and the directory itself. To be called in the user namespace that the

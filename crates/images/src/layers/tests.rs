@@ -6,6 +6,7 @@ use rustix::fs::{FileType, Mode, getxattr, lgetxattr};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Unpacks an archive into `layer` of a new directory that also holds `outside/secret`.
 struct Unpacked {
@@ -466,6 +467,29 @@ fn bombs_are_stopped() {
 }
 
 #[test]
+fn names_of_directories_do_not_fill_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = Layers::open(&dir.path().join("layers")).unwrap();
+    let unpack = |archive: Builder| {
+        let archive = archive.finish();
+        let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
+        fs::write(&blob, &archive).unwrap();
+        let allowance = Allowance::new(Limits::default());
+        allowance.pending.store(1000, Relaxed);
+        let result = layers.unpack(&blob, digest, digest, &allowance);
+        result.map_err(|error| crate::causes(&error))
+    };
+    let name = |at: usize| format!("{at:090}");
+    let directories = |all: Builder, at| all.directory(&name(at), 0o755);
+    let files = |all: Builder, at| all.file(&name(at), 0o644, b"");
+    unpack((0..4).fold(Builder::new(), directories)).unwrap();
+    // Files are not remembered.
+    unpack((0..100).fold(Builder::new(), files)).unwrap();
+    let error = unpack((0..5).fold(Builder::new(), directories)).unwrap_err();
+    assert!(error.contains("too much memory"), "{error}");
+}
+
+#[test]
 fn damage_is_an_error() {
     let whole = Builder::new().file("a", 0o644, &[7; 5000]).finish();
     for (archive, words) in [
@@ -613,6 +637,57 @@ fn what_a_killed_process_left_is_replaced() {
     let allowance = Allowance::new(Limits::default());
     let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
     assert!(path.join("file").exists() && !path.join("half").exists());
+}
+
+#[test]
+fn what_killed_removals_and_pulls_left_goes_with_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = Layers::open(&dir.path().join("layers")).unwrap();
+    let archive = Builder::new().file("file", 0o644, b"x").finish();
+    let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
+    fs::write(&blob, &archive).unwrap();
+    let allowance = Allowance::new(Limits::default());
+    let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let (name, other) = (&digest.hex()[..32], "0".repeat(32));
+    let part = |kind: &str, name: &str| {
+        let path = layers.path().join(format!(".{kind}-{name}"));
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("part"), "").unwrap();
+        path
+    };
+    // But not what is under way.
+    let (old, new) = (part("old", name), part("new", &other));
+    let foreign = layers.path().join(".old-something");
+    fs::create_dir(&foreign).unwrap();
+    let lock = layers.lock_file(&other).unwrap();
+    lock.lock().unwrap();
+    assert_eq!(layers.free(Duration::ZERO, || true).unwrap(), 0);
+    assert!(path.join("file").exists() && !old.exists() && new.exists() && foreign.exists());
+    drop(lock);
+    assert_eq!(layers.prune(Duration::ZERO).unwrap(), 1);
+    assert!(!path.exists() && !old.exists() && !new.exists());
+}
+
+#[test]
+fn nobody_finds_a_part_of_a_layer_that_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = Layers::open(&dir.path().join("layers")).unwrap();
+    let mut archive = Builder::new();
+    for at in 0..3000 {
+        archive = archive.file(&format!("file{at}"), 0o644, b"");
+    }
+    let archive = archive.finish();
+    let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
+    fs::write(&blob, &archive).unwrap();
+    let allowance = Allowance::new(Limits::default());
+    let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let removing = std::thread::spawn(move || layers.prune(Duration::ZERO).unwrap());
+    while let Ok(list) = fs::read_dir(&path) {
+        let found = list.count();
+        // What has no name any more may have lost files since it was opened.
+        assert!(found == 3000 || !path.exists(), "{found}");
+    }
+    assert_eq!(removing.join().unwrap(), 1);
 }
 
 /// All entries below a directory, with what they are.

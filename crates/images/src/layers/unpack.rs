@@ -26,6 +26,11 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// aufs kept its own records under such names.
 const RESERVED: &[u8] = b".wh..wh.";
 
+/// Directories of an image are remembered while it is unpacked, in at most so many bytes of memory.
+const MOST_PENDING: u64 = 256 << 20;
+/// What one takes beside its name.
+const PENDING: u64 = 128;
+
 /// A layer can't be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
@@ -58,6 +63,7 @@ pub enum UnpackError {
 pub struct Allowance {
     bytes: AtomicU64,
     entries: AtomicU64,
+    pub(super) pending: AtomicU64,
 }
 
 impl Allowance {
@@ -66,6 +72,7 @@ impl Allowance {
         Allowance {
             bytes: limits.bytes.into(),
             entries: limits.entries.into(),
+            pending: MOST_PENDING.into(),
         }
     }
 }
@@ -118,6 +125,12 @@ pub fn unpack(
         if !take(&allowance.entries, 1) {
             return Err(UnpackError::TooLarge(
                 "it has more files than may be unpacked".to_owned(),
+            ));
+        }
+        let pending = PENDING + entry.path.len() as u64;
+        if entry.kind == Kind::Directory && !take(&allowance.pending, pending) {
+            return Err(UnpackError::TooLarge(
+                "the names of its directories take too much memory".to_owned(),
             ));
         }
         unpacking.entry(&entry, &mut archive)?;
