@@ -4,7 +4,6 @@ use std::error::Error;
 
 use reqwest::StatusCode;
 
-use super::credentials::CredentialError;
 use crate::digest::Digest;
 use crate::error::causes;
 use crate::store::StoreError;
@@ -49,13 +48,17 @@ pub enum RegistryError {
     },
     /// It lets nobody in, or not with these credentials.
     #[error(
-        "{what}: pull access denied, repository does not exist or may require authorization{}", colon(.said)
+        "{what}: pull access denied, repository does not exist or may require authorization{}{}",
+        colon(.said),
+        also(.missing)
     )]
     Denied {
         /// The image.
         what: String,
         /// The registry's own words.
         said: String,
+        /// Why the user's own credentials could not be tried.
+        missing: Option<String>,
     },
     /// It answered something else.
     #[error("{what}: {host} answered {status}{}", colon(.said))]
@@ -89,9 +92,6 @@ pub enum RegistryError {
         /// What came.
         got: Digest,
     },
-    /// The credentials can't be read.
-    #[error(transparent)]
-    Credentials(#[from] CredentialError),
     /// What came can't be kept.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -118,6 +118,13 @@ fn colon(said: &str) -> String {
     match said {
         "" => String::new(),
         said => format!(": {said}"),
+    }
+}
+
+fn also(missing: &Option<String>) -> String {
+    match missing {
+        None => String::new(),
+        Some(why) => format!("; your own credentials were not tried: {why}"),
     }
 }
 

@@ -14,6 +14,7 @@ use super::credentials::{Credential, Secret, matching};
 use super::docker_config;
 use super::error::RegistryError;
 use crate::digest::Digest;
+use crate::error::causes;
 use crate::manifest::{
     DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LARGEST_DOCUMENT, OCI_INDEX, OCI_MANIFEST,
 };
@@ -53,6 +54,8 @@ struct Door {
     challenge: Option<Challenge>,
     /// All ways in, once they were needed; the last is to go without any.
     ways: Option<Vec<Option<Secret>>>,
+    /// Why the user's own is not among them, if it may have been one.
+    missing: Option<String>,
     /// Which of them is tried.
     at: usize,
     /// The header that goes with requests.
@@ -268,13 +271,16 @@ impl Source {
         };
         door.challenge = challenge.clone();
         let said = client::words(refused).await;
+        if door.ways.is_none() {
+            let (ways, missing) = self.ways().await;
+            (door.ways, door.missing) = (Some(ways), missing);
+        }
+        let missing = door.missing.clone();
         let denied = || RegistryError::Denied {
             what: what.to_owned(),
-            said: said.clone(),
+            said,
+            missing,
         };
-        if door.ways.is_none() {
-            door.ways = Some(self.ways().await?);
-        }
         let Some(challenge) = challenge else {
             return Err(denied());
         };
@@ -303,15 +309,20 @@ impl Source {
         self.secrets.get(door.at).cloned()
     }
 
-    /// The pod's own secrets, then the user's, then none at all.
-    async fn ways(&self) -> Result<Vec<Option<Secret>>, RegistryError> {
+    /// The pod's own secrets, then the user's, then none at all. If the user's can't be had, the others may do: why is told
+    /// beside them.
+    async fn ways(&self) -> (Vec<Option<Secret>>, Option<String>) {
         let mut ways: Vec<_> = self.secrets.iter().cloned().map(Some).collect();
+        let mut missing = None;
         if let Some(dir) = &self.docker_config {
             let found = docker_config::secret(dir, &self.place.registry, &self.place.repository);
-            ways.extend(found.await?.map(Some));
+            match found.await {
+                Ok(found) => ways.extend(found.map(Some)),
+                Err(error) => missing = Some(causes(&error)),
+            }
         }
         ways.push(None);
-        Ok(ways)
+        (ways, missing)
     }
 
     /// The header that answers a challenge, if this secret can.
