@@ -73,6 +73,26 @@ impl Lab {
         found
     }
 
+    /// The port of the leader, on node1, to which the agent on another node has its line. The leader listens on others too.
+    pub fn door_of_the_leader(&self, node: &str, agent: &Process) -> String {
+        let leader = self.find("node1", Role::LeaderWorker);
+        let sockets = |host: &str, options: &str, owner: &Process, column: usize| -> Vec<String> {
+            let listed = self
+                .root(host, &format!("ss -H -t -n -p {options}"))
+                .stdout;
+            let owner = format!("pid={},", owner.pid);
+            let ports = listed.lines().filter(|line| line.contains(&owner));
+            ports
+                .filter_map(|line| line.split_whitespace().nth(column)?.rsplit(':').next())
+                .map(str::to_owned)
+                .collect()
+        };
+        let listening = sockets("node1", "-l", &leader, 3);
+        let lines = sockets(node, "", agent, 4);
+        let mut doors = listening.into_iter().filter(|port| lines.contains(port));
+        doors.next().expect("the agent has a line to the leader")
+    }
+
     /// Sends a signal, by its name, to a process of a host.
     pub fn kill(&self, host: &str, signal: &str, process: &Process) {
         // It may have ended meanwhile.

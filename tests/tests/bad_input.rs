@@ -33,12 +33,23 @@ fn a_command_line_without_sense_gives_64() {
         &["run", "--api-port=70000", "true"],
         &["run", "--service-cidr=nonsense", "true"],
         &["run", "--pod-cidr=10.0.0.1/8", "true"],
+        &["run", "--pod-cidr=10.0.0.0/25", "true"],
     ] {
         let output = lab
             .call(&[&["coracle"], words].concat())
             .run()
             .ended_with(64);
         assert!(!output.stderr.is_empty(), "{words:?}");
+    }
+    for (variable, hint) in [
+        ("CORACLE_ROOTFS=paper", "it may be overlay"),
+        ("CORACLE_STREAM_IDLE=soon", "is not like 90s"),
+        ("CORACLE_IMAGE_GC=high=200", "high above 100"),
+        ("CORACLE_IMAGE_LIMITS=size=1", "has no \"size\""),
+    ] {
+        let output = lab.call(&["env", variable, "coracle", "run", "-N1", "true"]);
+        let name = variable.split('=').next().unwrap_or_default();
+        output.run().ended_with(64).says(&["error: ", name, hint, "hint: "]);
     }
     lab.write("a.yaml", "");
     fails_outside(&lab, &["a.yaml", "more"], 64).says(&["manifests take no arguments", "hint: "]);

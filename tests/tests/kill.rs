@@ -1,6 +1,7 @@
 //! `kill -9` of any process of ours: what can be mended is mended, what can't ends, and nothing is left.
 
 use e2e::{Cluster, Lab, Role, wait_until};
+use serde_json::json;
 
 /// Kills a part without which there is no cluster: it must end soon, with an error, and leave nothing.
 #[track_caller]
@@ -106,17 +107,47 @@ fn the_srun_that_holds_the_agents_is_replaced() {
 #[test]
 fn everything_of_the_user_on_the_leaders_node_at_once() {
     let lab = Lab::ready();
-    let cluster = Cluster::start(&lab);
+    let mut cluster = Cluster::start(&lab);
+    let [ends, stays] = ["Delete", "Retain"].map(|policy| volume(&lab, &mut cluster, policy));
     kill_all_of_user1(&lab, "node1");
     // The agent of the other node dismisses the task that waits there; if it was killed too, that task notices by itself.
     let output = cluster.ends_within(60);
     assert_ne!(output.code, 0, "{output}");
     // There is nobody left who could remove the node's directory; the user's next cluster there does, once it is old.
     lab.root("node1", "touch -d '-10 minutes' /tmp/coracle-*");
+    wait_until(30, "Slurm knows that the job is over", || lab.queue_is_empty());
+    let is_there = |dir: &str| lab.sh(&format!("test -e {dir}")).run().code == 0;
+    assert!(is_there(&ends) && is_there(&stays));
     lab.call(&["srun", "-N1", "-w", "node1", "coracle", "run", "true"])
         .run()
         .succeeded();
+    assert!(!is_there(&ends) && is_there(&stays));
+    lab.sh(&format!("rm -r {stays} && ! ls {ends}.*"))
+        .run()
+        .succeeded();
     lab.nothing_left();
+}
+
+/// Makes a claim whose volume is dealt with by that policy at its end, and tells where it lies.
+#[track_caller]
+fn volume(lab: &Lab, cluster: &mut Cluster, policy: &str) -> String {
+    let name = policy.to_lowercase();
+    let claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    });
+    cluster.create(lab, &claim.to_string());
+    cluster.ask(&format!(
+        "kubectl wait pvc/{name} --for=jsonpath='{{.status.phase}}'=Bound --timeout=30s"
+    ));
+    let volume = cluster.json(&format!("get pvc {name}"))["spec"]["volumeName"].clone();
+    let volume = volume.as_str().expect("a bound claim").to_owned();
+    let patch = json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
+    cluster.ask(&format!("kubectl patch pv {volume} -p '{patch}'"));
+    let path = cluster.json(&format!("get pv {volume}"))["spec"]["hostPath"]["path"].clone();
+    path.as_str().expect("a shared volume").to_owned()
 }
 
 #[test]

@@ -157,6 +157,22 @@ fn the_summary_is_true(cluster: &mut Cluster) {
         used("writes")
     );
     assert!(later["network"].is_null() && second["node"]["fs"].is_null());
+    bytes_on_the_network_are_counted(cluster, &node, &busy["network"]);
+}
+
+/// 50 packets of 8000 bytes go to the bridge, and come back.
+fn bytes_on_the_network_are_counted(cluster: &mut Cluster, node: &str, before: &Value) {
+    let address = cluster.pod("busy")["status"]["podIP"].clone();
+    let (network, _) = address.as_str().and_then(|ip| ip.rsplit_once('.')).expect("an address");
+    cluster.ask(&format!(
+        "kubectl exec busy -c writes -- ping -A -q -c 50 -s 8000 {network}.1"
+    ));
+    let summary = summary(cluster, node, "");
+    let after = &find(&summary["pods"], |pod| pod["podRef"]["name"] == "busy")["network"];
+    for direction in ["rxBytes", "txBytes"] {
+        let grown = number(&after[direction]) - number(&before[direction]);
+        assert!((400_000..800_000).contains(&grown), "{direction}: {grown}");
+    }
 }
 
 fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
@@ -478,6 +494,14 @@ fn logs_of_components_are_shown_from_everywhere() {
     assert!(agent.contains("node registered"), "{agent}");
     let all = cluster.ask("coracle logs kubelet --tail=1");
     assert_eq!(all.lines().count(), 2, "{all}");
+    lab.call(&["coracle", "logs", "kubelet/nope"])
+        .run()
+        .ended_with(64)
+        .says(&["no node \"nope\"", &node]);
+    lab.call(&["coracle", "logs", "--job", "4000000"])
+        .run()
+        .ended_with(66)
+        .says(&["no job 4000000", "hint: "]);
 
     let mut follow = lab
         .call(&["coracle", "logs", "-f", "-n", "0", "kube-apiserver"])

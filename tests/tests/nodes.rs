@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use e2e::{Cluster, Lab, Process, Role, wait_until};
+use e2e::{Cluster, Lab, Role, wait_until};
 use serde_json::Value;
 
 fn bytes(quantity: &Value) -> u64 {
@@ -213,24 +213,6 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
     lab.nothing_left();
 }
 
-/// The port to which an agent on another node has its line. The leader listens on others too.
-fn door_of_the_leader(lab: &Lab, agent: &Process) -> String {
-    let leader = lab.find("node1", Role::LeaderWorker);
-    let sockets = |host: &str, options: &str, owner: &Process, column: usize| -> Vec<String> {
-        let listed = lab.root(host, &format!("ss -H -t -n -p {options}")).stdout;
-        let owner = format!("pid={},", owner.pid);
-        let ports = listed.lines().filter(|line| line.contains(&owner));
-        ports
-            .filter_map(|line| line.split_whitespace().nth(column)?.rsplit(':').next())
-            .map(str::to_owned)
-            .collect()
-    };
-    let listening = sockets("node1", "-l", &leader, 3);
-    let lines = sockets("node2", "", agent, 4);
-    let mut doors = listening.into_iter().filter(|port| lines.contains(port));
-    doors.next().expect("the agent has a line to the leader")
-}
-
 #[test]
 fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
     let lab = Lab::ready();
@@ -239,7 +221,7 @@ fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
         lab.find("node2", Role::Agent),
         lab.find("node2", Role::AgentGuard),
     );
-    let door = door_of_the_leader(&lab, &agent);
+    let door = lab.door_of_the_leader("node2", &agent);
     // More than the door lets wait at once, all of them silent, and coming again.
     let crowd = format!(
         "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{door}; done; \

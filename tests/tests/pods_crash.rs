@@ -50,9 +50,29 @@ spec:
   containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo still at work']}]
 "#;
 
-/// Kills a part beside the pods, or stops it for a while: they go on, and the cluster learns what happened meanwhile.
+/// Kills a part beside the pods, or stops it for a while.
 #[track_caller]
 fn pods_outlive(host: &str, role: Role, signal: &str) {
+    pods_outlive_trouble(|lab, meanwhile| {
+        let killed = lab.find(host, role);
+        lab.kill(host, signal, &killed);
+        meanwhile();
+        if signal == "STOP" {
+            wait_until(30, "the pods have gone on without it", || {
+                lab.sh("test -e out/gone").run().code == 0
+            });
+            lab.kill(host, "CONT", &killed);
+        } else {
+            wait_until(30, "it was started again", || {
+                lab.find(host, role).pid != killed.pid
+            });
+        }
+    });
+}
+
+/// Has something happen beside the pods: they go on, and the cluster learns what happened meanwhile.
+#[track_caller]
+fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
     let lab = Lab::ready();
     lab.load_busybox();
     // Of a test that failed.
@@ -65,20 +85,8 @@ fn pods_outlive(host: &str, role: Role, signal: &str) {
     let before = cluster.pod("steady");
     let process = the_marked(&lab, "mark-41001");
 
-    let killed = lab.find(host, role);
-    lab.kill(host, signal, &killed);
     // Meanwhile one ends, and one crashes and comes again.
-    lab.sh("touch out/go").run().succeeded();
-    if signal == "STOP" {
-        wait_until(30, "the pods have gone on without it", || {
-            lab.sh("test -e out/gone").run().code == 0
-        });
-        lab.kill(host, "CONT", &killed);
-    } else {
-        wait_until(30, "it was started again", || {
-            lab.find(host, role).pid != killed.pid
-        });
-    }
+    trouble(&lab, &|| drop(lab.sh("touch out/go").run().succeeded()));
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
 
     let ended = cluster.in_phase("ending", "Failed");
@@ -133,6 +141,33 @@ fn pods_outlive_their_agent() {
 #[test]
 fn pods_outlive_their_agents_guard() {
     pods_outlive("node2", Role::AgentGuard, "KILL");
+}
+
+/// Nothing passes between the agent and the leader, for so long that the leader starts another agent.
+const CUT: &str = "nft -f - <<'END'
+table inet cut {
+  chain in { type filter hook input priority 0; tcp sport DOOR drop; }
+  chain out { type filter hook output priority 0; tcp dport DOOR drop; }
+}
+END";
+
+#[test]
+fn pods_outlive_a_second_agent() {
+    pods_outlive_trouble(|lab, meanwhile| {
+        let agent = lab.find("node2", Role::Agent);
+        let door = lab.door_of_the_leader("node2", &agent);
+        lab.root("node2", &CUT.replace("DOOR", &door)).succeeded();
+        meanwhile();
+        let agents = || {
+            let all = lab.processes("node2");
+            let agents = all.into_iter().filter(|process| process.args.ends_with(" internal node"));
+            agents.collect::<Vec<_>>()
+        };
+        // Each has a guard.
+        wait_until(60, "a second agent knocks", || agents().len() > 2);
+        lab.root("node2", "nft delete table inet cut").succeeded();
+        wait_until(60, "one of them is left", || agents().len() == 2);
+    });
 }
 
 #[test]

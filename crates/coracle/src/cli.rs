@@ -163,8 +163,15 @@ WORKLOAD is one of
 Inside an allocation (srun, sbatch, salloc) the cluster takes all of its nodes, and Slurm options
 are ignored; outside, Slurm is asked for one with the options given, as srun takes them. The
 cluster's first node leads. It ends, and leaves nothing behind, when the workload ends, at the
-job's time limit, with scancel or with Ctrl-C (srun itself wants it twice, unless called with -X). The exit code is the workload's; failures of
-Coracle itself are 64 to 76 (docs/exit-codes.md).
+job's time limit, with scancel or with Ctrl-C (srun itself wants it twice, unless called with -X).
+The exit code is the workload's; failures of Coracle itself are 64 to 76 (docs/exit-codes.md).
+
+Environment:
+  CORACLE_KUBERNETES    as --kubernetes
+  CORACLE_ROOTFS        overlay, fuse-overlayfs or copy: how root file systems of containers are made
+  CORACLE_IMAGE_GC      high=85,low=80,age=2m,every=5m: when unused images leave a node's disk
+  CORACLE_IMAGE_LIMITS  bytes=128G,files=8000000: how large an image may be
+  CORACLE_STREAM_IDLE   4h: when a silent stream of exec, attach or port-forward is cut
 
 Examples:
   srun -N2 coracle run kubectl get nodes

@@ -32,9 +32,21 @@ pub enum Policy {
 pub enum Side {
     /// The worker: go on with the real work.
     Worker,
-    /// The guard, and everything is over: end with this code.
-    Guard(ExitCode),
+    /// The guard, and the worker is over.
+    Guard(Over),
 }
+
+/// How a guard's work ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Over {
+    /// End with this code.
+    pub code: ExitCode,
+    /// The worker left what is below to others, so it was left alone. Only one that is restarted does that.
+    pub left_to_others: bool,
+}
+
+/// With this code a worker says that what it started lives on, for another to take over.
+pub const LEFT_TO_OTHERS: u8 = 3;
 
 const SIGNALS: [Signal; 7] = [
     Signal::CHILD,
@@ -91,11 +103,16 @@ pub fn split(policy: Policy) -> io::Result<Side> {
             held.release()?;
             continue;
         }
-        if let Err(error) = linux::process::kill_all_below(KILL_PATIENCE) {
+        let code = linux::process::shell_code(status);
+        let left_to_others =
+            policy == Policy::Restart && !told && code == i32::from(LEFT_TO_OTHERS);
+        if !left_to_others && let Err(error) = linux::process::kill_all_below(KILL_PATIENCE) {
             say(format_args!("coracle: {error}"));
         }
-        let code = linux::process::shell_code(status);
-        return Ok(Side::Guard(crate::exit::code(code)));
+        return Ok(Side::Guard(Over {
+            code: crate::exit::code(code),
+            left_to_others,
+        }));
     }
 }
 

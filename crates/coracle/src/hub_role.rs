@@ -59,8 +59,8 @@ pub fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     loop {
-        if let Side::Guard(code) = guard::split(Policy::Restart)? {
-            return Ok(code);
+        if let Side::Guard(over) = guard::split(Policy::Restart)? {
+            return Ok(over.code);
         }
         match crate::block_on(serve(&hub, &start))? {
             End::Served => return Ok(ExitCode::SUCCESS),

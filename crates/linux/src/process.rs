@@ -206,7 +206,7 @@ pub fn children_of(parent: Pid) -> io::Result<Vec<Pid>> {
 }
 
 /// Every visible process with its parent.
-fn parents() -> io::Result<HashMap<i32, i32>> {
+pub fn parents() -> io::Result<HashMap<i32, i32>> {
     // A process may end while we look at it.
     let with_parent = |pid| Some((pid, parent_in_stat(&stat_of(pid).ok()?)?));
     Ok(all()?.filter_map(with_parent).collect())

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::{COMPLETE, PROGRAM};
-use crate::guard::{self, Policy, Side};
+use crate::guard::{self, Over, Policy, Side};
 
 /// The role's entry.
 pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
@@ -25,7 +25,7 @@ pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
                 .with_context(|| format!("cannot write to {}", unfinished.display()))
                 .map(|()| ExitCode::SUCCESS)
         }
-        Side::Guard(code) => {
+        Side::Guard(Over { code, .. }) => {
             let _ = std::fs::remove_dir_all(&unfinished);
             let _ = std::fs::remove_file(&program);
             Ok(code)

@@ -4,7 +4,7 @@
 //! and what the user sees of it.
 
 mod amount;
-mod limits;
+pub mod limits;
 mod list;
 mod passing;
 pub mod role;
@@ -65,6 +65,8 @@ pub enum ImageCommand {
     Ls(LsArgs),
 
     /// Remove images from the store
+    ///
+    /// A name with a digest (NAME@sha256:…) stands for every tag of that name that the image has: all of them go.
     Rm(RmArgs),
 
     /// Make room: remove what no image needs, and images by age and size
@@ -192,6 +194,16 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
         }
         _ if matches!(cause.downcast_ref(), Some(SaveError::Unknown(_))) => {
             Some("`coracle image ls` shows what is there")
+        }
+        _ if matches!(
+            cause.downcast_ref(),
+            Some(LoadError::Empty | LoadError::NoArchive(_) | LoadError::NoImage(_))
+        ) =>
+        {
+            Some(
+                "what `docker save`, `podman save` and `coracle image save` write can be loaded, and OCI image layouts; \
+                 compressed by gzip or zstd, or not at all",
+            )
         }
         _ => cause.downcast_ref().and_then(ImageError::hint),
     };
@@ -421,9 +433,10 @@ async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let mut unknown = Vec::new();
     for reference in parse(&args.images)? {
-        match store.forget(&reference)? {
-            true => say(format_args!("removed {reference}")),
-            false => unknown.push(reference.to_string()),
+        let gone = store.forget(&reference)?;
+        match gone.is_empty() {
+            true => unknown.push(reference.to_string()),
+            false => say(format_args!("removed {}", removed(&reference, &gone))),
         }
     }
     if unknown.len() < args.images.len() {
@@ -433,6 +446,16 @@ async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     match unknown.is_empty() {
         true => Ok(()),
         false => Err(SaveError::Unknown(unknown.join(", ")).into()),
+    }
+}
+
+/// A digest takes the tags with it that stand for it, which the user may not know of.
+fn removed(reference: &Reference, gone: &[Reference]) -> String {
+    let others = gone.iter().filter(|name| *name != reference);
+    let others: Vec<_> = others.map(ToString::to_string).collect();
+    match others.is_empty() {
+        true => reference.to_string(),
+        false => format!("{reference}, and with it {}", others.join(", ")),
     }
 }
 

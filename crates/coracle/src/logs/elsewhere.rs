@@ -22,7 +22,10 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
         Some(job) => job,
         None => only_job(&slurm).await?,
     };
-    let detail = slurm.job_detail(job).await.map_err(Failure::from)?;
+    let detail = slurm.job_detail(job).await.map_err(|error| match error {
+        SlurmError::JobGone { .. } => no_such_job(job),
+        other => Failure::from(other),
+    })?;
     let node = detail.nodes.first().ok_or_else(|| {
         let state = detail.state.as_deref().unwrap_or("not known");
         Failure::new(
@@ -42,6 +45,11 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
         other => other,
     };
     Ok(exit::code(ended.map_err(Failure::from)?))
+}
+
+fn no_such_job(job: u32) -> Failure {
+    Failure::new(Code::NoWorkload, format!("there is no job {job}"))
+        .hint("`squeue --me` shows your jobs; logs end with the cluster, unless `coracle run --logs DIR` keeps them")
 }
 
 /// The one job of this user that has a cluster in it.

@@ -1,6 +1,6 @@
 //! The user's clusters on this host: each is the place in memory that a control plane's processes share.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +32,7 @@ impl Found {
 pub fn find() -> Vec<Found> {
     let mut places = HashSet::new();
     let mut found = Vec::new();
+    let parents = linux::process::parents().unwrap_or_default();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     for entry in entries {
         let pid = entry
@@ -39,7 +40,8 @@ pub fn find() -> Vec<Found> {
             .to_str()
             .and_then(|name| name.parse().ok());
         if let Some(pid) = pid
-            && is_control_plane(&entry.path())
+            && runs_as(&entry.path(), b"control-plane")
+            && !is_in_a_pod(pid, &parents)
             && let Some(cluster) = look(pid)
             // The first process and its parent outside see the same.
             && places.insert(cluster.1)
@@ -51,11 +53,28 @@ pub fn find() -> Vec<Found> {
     found
 }
 
-/// `coracle internal control-plane`, of whoever; others' places can't be seen in any case.
-fn is_control_plane(process: &Path) -> bool {
+/// Whether a process calls itself `coracle internal ROLE`. Others' places can't be seen in any case, but what is in a pod may
+/// call itself anything.
+fn runs_as(process: &Path, role: &[u8]) -> bool {
     let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).skip(1);
-    words.next() == Some(b"internal") && words.next() == Some(b"control-plane")
+    words.next() == Some(b"internal") && words.next() == Some(role)
+}
+
+/// Whether a process is below a sandbox.
+fn is_in_a_pod(pid: u32, parents: &HashMap<i32, i32>) -> bool {
+    let mut above = pid.cast_signed();
+    // As often as there are processes at the most: a table that changes while it is read may have circles.
+    for _ in 0..parents.len() {
+        match parents.get(&above) {
+            Some(parent) => above = *parent,
+            None => return false,
+        }
+        if runs_as(Path::new(&format!("/proc/{above}")), b"sandbox") {
+            return true;
+        }
+    }
+    false
 }
 
 /// The cluster whose place this process sees, and what tells that place from others.

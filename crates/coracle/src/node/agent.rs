@@ -21,10 +21,11 @@ use super::identity::{Kept, NodeIdentity};
 use super::image_gc;
 use super::image_list::ImageList;
 use super::launch::Launchers;
-use super::line::{Admitted, Line, is_worth_repeating, nobody_is_there, report};
+use super::line::{Admitted, Line, Replaced, is_worth_repeating, nobody_is_there, report};
 use super::place::{self, NodePlace};
 use super::streaming;
-use crate::handover::{Handover, ToLeader, ToNode};
+use crate::guard::LEFT_TO_OTHERS;
+use crate::handover::{Handover, POD_MARK, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
@@ -63,13 +64,18 @@ pub async fn run(
     groups: Option<PathBuf>,
 ) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
+    let image_gc = image_gc::settings()?;
     let node = super::name();
+    let joined = join(&handover, &node, &kept).await;
+    if joined.as_ref().is_err_and(|error| error.is::<Replaced>()) {
+        return Ok(ExitCode::from(LEFT_TO_OTHERS));
+    }
     let Admitted {
         mut line,
         identity,
         leader,
         addresses,
-    } = join(&handover, &node, &kept).await?;
+    } = joined?;
     kept.save(&identity)?;
 
     let listener = listen().await.context("cannot open the kubelet's port")?;
@@ -90,6 +96,7 @@ pub async fn run(
         mark: mark(&identity),
         job: identity.welcome.job.0,
         node: node.clone(),
+        open_files: linux::descriptors::raise_limit(None)?,
     });
     let api = SocketAddr::new(leader, identity.welcome.api_port);
     let login = Identity {
@@ -129,7 +136,7 @@ pub async fn run(
     }
 
     let end = tokio::select! {
-        () = image_gc::look_after(place.dir.clone()) => End::Failed(anyhow::anyhow!("nobody looks after images")),
+        () = image_gc::look_after(place.dir.clone(), image_gc) => End::Failed(anyhow::anyhow!("nobody looks after images")),
         end = stay(&mut line, &handover, &node, &kept, registered, &mut told) => end,
         ended = &mut kubelet => End::Failed(match ended {
             Ok(Ok(())) => anyhow::anyhow!("the kubelet ended by itself"),
@@ -151,9 +158,10 @@ pub async fn run(
         hub.end().await;
     }
     match end {
-        End::ByLeader => line.send(&ToLeader::Gone).await?,
+        End::ByLeader => drop(line.send(&ToLeader::Gone).await),
         End::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
-        End::LeaderLost { dead: false } | End::Replaced => {}
+        End::LeaderLost { dead: false } => {}
+        End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
         End::Failed(error) => {
             let problem = format!("{error:#}");
             let _ = line.send(&ToLeader::Failed(problem)).await;
@@ -216,7 +224,7 @@ async fn stay(
                             let _ = line.send(&ToLeader::Registered).await;
                         }
                     }
-                    Err(dead) => return End::LeaderLost { dead },
+                    Err(end) => return end,
                 },
             },
             Ok(()) = &mut registered => {
@@ -272,12 +280,13 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Ties the line again; if that can't be done, whether the leader is known to be dead.
-async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line, bool> {
+/// Ties the line again; if that can't be done, what that means for us.
+async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line, End> {
     let mut dead = false;
     for _ in 0..RECONNECTS {
         match report(handover, node, kept.load()).await {
             Ok(admitted) => return Ok(admitted.line),
+            Err(error) if error.is::<Replaced>() => return Err(End::Replaced),
             Err(error) => {
                 dead = nobody_is_there(&error);
                 tracing::debug!(error = format!("{error:#}"), "the leader is away");
@@ -285,13 +294,16 @@ async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line,
         }
         tokio::time::sleep(RECONNECT_PAUSE).await;
     }
-    Err(dead)
+    Err(End::LeaderLost { dead })
 }
 
 /// Does what the leader and its guard would have done, had they not been killed together.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
-    if let Err(error) = linux::process::kill_marked(&identity.welcome.mark) {
-        tracing::warn!(%error, "cannot look for the workload's processes");
+    let (name, value) = mark(identity);
+    for mark in [&identity.welcome.mark, &format!("{name}={value}")] {
+        if let Err(error) = linux::process::kill_marked(mark) {
+            tracing::warn!(%error, "cannot look for what the cluster has left");
+        }
     }
     if let (job, Some(step)) = identity.welcome.job {
         crate::run::dismiss(job, step).await;
@@ -316,11 +328,11 @@ fn node_hub(identity: &NodeIdentity, place: &NodePlace) -> Arc<NodeHub> {
     ))
 }
 
-/// The cluster's mark as a variable and its value.
+/// What hubs and sandboxes carry in their environment: a variable and its value.
 fn mark(identity: &NodeIdentity) -> (String, String) {
     let mark = &identity.welcome.mark;
-    let (name, value) = mark.split_once('=').unwrap_or((mark, ""));
-    (name.to_owned(), value.to_owned())
+    let (_, value) = mark.split_once('=').unwrap_or((mark, ""));
+    (POD_MARK.to_owned(), value.to_owned())
 }
 
 fn node_config(
@@ -366,7 +378,7 @@ fn node_config(
         pod_cidrs: vec![welcome.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
-        stream_idle_timeout: streaming::idle_timeout(),
+        stream_idle_timeout: streaming::idle_timeout()?,
     })
 }
 

@@ -16,7 +16,7 @@ const VARIABLE: &str = "CORACLE_IMAGE_GC";
 
 /// When, and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Settings {
+pub struct Settings {
     /// Above so many percent of the disk, room is made.
     high: u64,
     /// Until so many are left.
@@ -69,13 +69,13 @@ impl FromStr for Settings {
     }
 }
 
+/// What the environment says.
+pub fn settings() -> anyhow::Result<Settings> {
+    std::env::var(VARIABLE).unwrap_or_default().parse()
+}
+
 /// Looks after the layers of a node for ever.
-pub async fn look_after(node_dir: PathBuf) {
-    let wanted = std::env::var(VARIABLE).unwrap_or_default();
-    let settings = wanted.parse().unwrap_or_else(|error| {
-        tracing::warn!(error = format!("{error:#}"), "using the defaults");
-        Settings::default()
-    });
+pub async fn look_after(node_dir: PathBuf, settings: Settings) {
     let layers = place::layers(&node_dir);
     loop {
         tokio::time::sleep(settings.every).await;

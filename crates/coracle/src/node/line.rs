@@ -38,6 +38,11 @@ pub struct Admitted {
     pub addresses: Vec<IpAddr>,
 }
 
+/// Another agent has this node.
+#[derive(Debug, thiserror::Error)]
+#[error("another agent has this node")]
+pub struct Replaced;
+
 /// Reports to the leader: with the token the first time, with the certificate it gave us later.
 pub async fn report(
     handover: &Handover,
@@ -87,7 +92,8 @@ async fn report_patiently(
     let welcome = match line.receive().await? {
         Some(ToNode::Welcome(welcome)) => *welcome,
         Some(ToNode::Refused(reason)) => bail!("the leader refuses: {reason}"),
-        Some(ToNode::End | ToNode::Replaced) | None => bail!("the leader is ending"),
+        Some(ToNode::Replaced) => return Err(Replaced.into()),
+        Some(ToNode::End) | None => bail!("the leader is ending"),
     };
     Ok(Admitted {
         line,

@@ -23,7 +23,7 @@ use anyhow::{Context, bail};
 
 use crate::carried;
 use crate::exit::Code;
-use crate::guard::{self, Policy, Side};
+use crate::guard::{self, LEFT_TO_OTHERS, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
 use crate::janitor_role;
 use crate::say::say;
@@ -36,13 +36,18 @@ pub const FAILED: &str = "coracle-node failed:";
 pub fn main() -> anyhow::Result<ExitCode> {
     carried::remove();
     be_the_agent().or_else(|error| {
-        // One line that the leader recognises among all that comes through srun.
-        say(format_args!("{FAILED} {}: {error:#}", name()));
+        complain(&error);
         Ok(ExitCode::from(Code::NotStarted as u8))
     })
 }
 
+/// One line that the leader recognises among all that comes through srun.
+fn complain(error: &anyhow::Error) {
+    say(format_args!("{FAILED} {}: {error:#}", name()));
+}
+
 fn be_the_agent() -> anyhow::Result<ExitCode> {
+    check_environment()?;
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
     let place = NodePlace::new(&handover.secret, &name());
@@ -51,7 +56,9 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     let janitor = janitor_role::start(&place.dir)
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
-        Side::Guard(code) => {
+        // The directory too: it is the next agent's, or the janitor's.
+        Side::Guard(over) if over.left_to_others => Ok(over.code),
+        Side::Guard(over) => {
             launch::end_steps(&place);
             place.remove();
             NodePlace::sweep();
@@ -59,13 +66,27 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
             if let Some(groups) = groups {
                 groups.end();
             }
-            Ok(code)
+            Ok(over.code)
         }
         Side::Worker => {
             let groups = groups.map(|groups| groups.theirs().path().to_owned());
-            crate::block_on(agent::run(handover, kept, place, groups))
+            let ended = crate::block_on(agent::run(handover, kept, place, groups));
+            // The leader starts another agent, and pods that are there already wait for that.
+            ended.or_else(|error| {
+                complain(&error);
+                Ok(ExitCode::from(LEFT_TO_OTHERS))
+            })
         }
     }
+}
+
+/// Refuses settings that make no sense, rather than to have pods or images suffer from them later.
+pub fn check_environment() -> anyhow::Result<()> {
+    stacking::choice()?;
+    streaming::idle_timeout()?;
+    image_gc::settings()?;
+    crate::image::limits::from_environment()?;
+    Ok(())
 }
 
 fn read_handover() -> anyhow::Result<Handover> {

@@ -15,6 +15,8 @@ use sha2::{Digest, Sha256};
 
 /// What the names of nodes' directories begin with.
 const PREFIX: &str = "coracle-";
+/// The file in it that says whose it is: others may share the file system.
+const HOST: &str = "host";
 /// Agents come back, and hubs end, long before.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
@@ -51,11 +53,10 @@ impl NodePlace {
         let ours = found.is_dir()
             && found.uid() == rustix::process::geteuid().as_raw()
             && found.permissions().mode() & 0o077 == 0;
-        if ours {
-            Ok(())
-        } else {
-            Err(io::Error::other("it belongs to somebody else"))
+        if !ours {
+            return Err(io::Error::other("it belongs to somebody else"));
         }
+        std::fs::write(self.dir.join(HOST), super::hostname())
     }
 
     /// Removes the directories of this user's clusters of which everything on this node was killed at once. The calling
@@ -108,6 +109,7 @@ fn is_abandoned(dir: &Path) -> bool {
         .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED_AFTER));
     is_ours
         && is_old
+        && std::fs::read_to_string(dir.join(HOST)).is_ok_and(|host| host == super::hostname())
         && found.is_dir()
         && found.uid() == rustix::process::geteuid().as_raw()
         && UnixStream::connect(kubelet_socket(dir)).is_err()

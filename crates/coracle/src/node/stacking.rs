@@ -12,18 +12,36 @@ pub const VARIABLE: &str = "CORACLE_ROOTFS";
 /// The program, looked for on PATH.
 const PROGRAM: &str = "fuse-overlayfs";
 
+/// What the user has chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Best,
+    Overlay,
+    Fuse,
+    Copy,
+}
+
+/// What the environment says.
+pub fn choice() -> anyhow::Result<Choice> {
+    match std::env::var(VARIABLE).unwrap_or_default().as_str() {
+        "" => Ok(Choice::Best),
+        "overlay" => Ok(Choice::Overlay),
+        PROGRAM => Ok(Choice::Fuse),
+        "copy" => Ok(Choice::Copy),
+        other => bail!("{VARIABLE} is {other:?}; it may be overlay, {PROGRAM} or copy"),
+    }
+}
+
 /// Finds out by trying in `dir`, on the file system that will hold containers' changes, unless the user has chosen.
 pub async fn choose(dir: &Path) -> anyhow::Result<Stacking> {
-    let wanted = std::env::var(VARIABLE).unwrap_or_default();
-    match wanted.as_str() {
-        "" => {}
-        "overlay" => return Ok(Stacking::Overlay),
-        "copy" => return Ok(Stacking::Copy),
-        PROGRAM => match program() {
+    match choice()? {
+        Choice::Best => {}
+        Choice::Overlay => return Ok(Stacking::Overlay),
+        Choice::Copy => return Ok(Stacking::Copy),
+        Choice::Fuse => match program() {
             Some(program) => return Ok(Stacking::Fuse(program)),
             None => bail!("{VARIABLE} asks for {PROGRAM}, which is not on this node's PATH"),
         },
-        other => bail!("{VARIABLE} is {other:?}; it may be overlay, {PROGRAM} or copy"),
     }
     let Err(why) = survey::overlay_in(dir).await else {
         return Ok(Stacking::Overlay);

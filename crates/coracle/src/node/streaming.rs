@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
+
 /// As in `90s`, `10m` or `4h`; upstream's kubelets call it `streamingConnectionIdleTimeout`.
 const VARIABLE: &str = "CORACLE_STREAM_IDLE";
 
 /// What the environment says, or upstream's default.
-pub fn idle_timeout() -> Duration {
-    let Ok(wanted) = std::env::var(VARIABLE) else {
-        return kubelet_api::STREAM_IDLE_TIMEOUT;
-    };
-    parse(&wanted).unwrap_or_else(|| {
-        tracing::warn!("{VARIABLE}: {wanted:?} is not like 90s, 10m or 4h; using the default");
-        kubelet_api::STREAM_IDLE_TIMEOUT
-    })
+pub fn idle_timeout() -> anyhow::Result<Duration> {
+    match std::env::var(VARIABLE).unwrap_or_default().as_str() {
+        "" => Ok(kubelet_api::STREAM_IDLE_TIMEOUT),
+        wanted => parse(wanted)
+            .with_context(|| format!("{VARIABLE}: {wanted:?} is not like 90s, 10m or 4h")),
+    }
 }
 
 fn parse(text: &str) -> Option<Duration> {

@@ -21,7 +21,7 @@ use super::join::{Common, Door, NodeEvent};
 use super::metrics::{self, Metrics};
 use super::objects;
 use super::plan::plans;
-use super::storage::{self, Storage};
+use super::storage::{self, Owner, Storage};
 use crate::carried;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
@@ -81,6 +81,8 @@ pub struct Cluster {
     pki: Arc<Pki>,
     door: Arc<Door>,
     starter: Starter,
+    slurm: Slurm,
+    owner: Owner,
     leaders: Vec<SocketAddr>,
     steps: Vec<Step>,
     node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
@@ -184,13 +186,19 @@ impl Cluster {
             .iter()
             .map(|address| SocketAddr::new(*address, door_port))
             .collect();
-        let starter = Starter::new(slurm, allocation.job_id, options.verbose, tell_step)?;
+        let starter = Starter::new(slurm.clone(), allocation.job_id, options.verbose, tell_step)?;
         let nodes = allocation.nodes.clone();
         let handover = door.handover(&nodes, leaders.clone())?;
         let step = starter.start(nodes.clone(), &handover)?;
 
         Ok(Self {
             client: crate::client::connect(api, ca, &admin).await?,
+            slurm,
+            owner: Owner {
+                slurm: allocation.cluster.clone().unwrap_or_default(),
+                job: allocation.job_id,
+                cluster: name.clone(),
+            },
             name,
             mark,
             token,
@@ -230,7 +238,7 @@ impl Cluster {
             Ok(result) => result?,
             Err(_) => return Err(self.too_slow(patience).into()),
         }
-        self.storage = storage::start(self.client.clone());
+        self.storage = storage::start(self.client.clone(), self.slurm.clone(), self.owner.clone());
         self.metrics = self.serve_metrics().await;
         progress.ready(&format!(
             "cluster {} with {} is ready",
@@ -296,7 +304,12 @@ impl Cluster {
                 }
                 Happening::Node(_, NodeEvent::ToldToEnd) => return Ended::BySlurm,
                 Happening::Node(node, event) => self.note(&node, &event),
-                Happening::Step(StepFailure::Agent { node, problem }) => self.lose(&node, &problem),
+                Happening::Step(StepFailure::Agent { node, problem }) => {
+                    // It may have been one too many.
+                    if !self.door.inside().contains(&node) {
+                        self.lose(&node, &problem);
+                    }
+                }
                 Happening::Step(StepFailure::Step { nodes, error }) => {
                     let inside = self.door.inside();
                     for node in nodes.iter().filter(|node| !inside.contains(*node)) {

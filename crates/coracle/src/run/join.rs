@@ -78,8 +78,15 @@ pub struct Door {
     /// Nobody comes in any more.
     closed: AtomicBool,
     /// How to speak to those that are in.
-    inside: Mutex<HashMap<String, mpsc::UnboundedSender<ToNode>>>,
+    inside: Mutex<HashMap<String, Inside>>,
     events: mpsc::UnboundedSender<(String, NodeEvent)>,
+}
+
+/// An agent that is in.
+struct Inside {
+    /// Its public key, which is the same when it comes in again after its line was broken, and no other agent's.
+    key: String,
+    sender: mpsc::UnboundedSender<ToNode>,
 }
 
 impl Door {
@@ -119,8 +126,8 @@ impl Door {
     /// Tells every node that the cluster ends.
     pub fn end(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        for sender in lock(&self.inside).values() {
-            let _ = sender.send(ToNode::End);
+        for agent in lock(&self.inside).values() {
+            let _ = agent.sender.send(ToNode::End);
         }
     }
 
@@ -196,6 +203,11 @@ impl Door {
                 return Err(refusal);
             }
         };
+        if self.is_taken(&hello) {
+            // Two agents of one node would fight for its pods: who is in, stays in.
+            wire.send(&ToNode::Replaced).await?;
+            bail!("another agent of this node is in");
+        }
         if let Err(error) = wire.send(&ToNode::Welcome(Box::new(welcome))).await {
             // It doesn't know that it was let in, and comes again with the same token.
             if let Some(token) = hello.token {
@@ -204,8 +216,15 @@ impl Door {
             return Err(error);
         }
         drop(on_the_threshold);
-        self.keep(&hello.node, wire).await;
+        self.keep(&hello, wire).await;
         Ok(())
+    }
+
+    /// Whether another agent has this one's node.
+    fn is_taken(&self, hello: &Hello) -> bool {
+        let inside = lock(&self.inside);
+        let there = inside.get(&hello.node);
+        there.is_some_and(|there| there.key != hello.client_key_pem)
     }
 
     /// Decides about a greeting.
@@ -270,10 +289,15 @@ impl Door {
     }
 
     /// Carries messages both ways until the node ends or is lost.
-    async fn keep(&self, node: &str, mut wire: Wire<TlsStream<TcpStream>>) {
+    async fn keep(&self, hello: &Hello, mut wire: Wire<TlsStream<TcpStream>>) {
+        let node = hello.node.as_str();
         let (sender, mut to_node) = mpsc::unbounded_channel();
-        if let Some(before) = lock(&self.inside).insert(node.to_owned(), sender.clone()) {
-            let _ = before.send(ToNode::Replaced);
+        let agent = Inside {
+            key: hello.client_key_pem.clone(),
+            sender: sender.clone(),
+        };
+        if let Some(before) = lock(&self.inside).insert(node.to_owned(), agent) {
+            let _ = before.sender.send(ToNode::Replaced);
         }
         let tell = |event| drop(self.events.send((node.to_owned(), event)));
         tell(NodeEvent::Joined);
@@ -298,7 +322,7 @@ impl Door {
         // A successor may have come in already.
         if inside
             .get(node)
-            .is_some_and(|current| current.same_channel(&sender))
+            .is_some_and(|current| current.sender.same_channel(&sender))
         {
             inside.remove(node);
             tell(last);

@@ -35,8 +35,9 @@ pub use self::settings::Settings;
 use self::workload::Workload;
 use crate::carried;
 use crate::cli::RunArgs;
-use crate::exit::Failure;
-use crate::guard::{self, Policy, Side};
+use crate::exit::{Code, Failure};
+use crate::guard::{self, Over, Policy, Side};
+use crate::node::check_environment;
 
 /// The command's entry.
 pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
@@ -46,6 +47,10 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
 
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut settings = Settings::resolve(args)?;
+    check_environment().map_err(|error| {
+        Failure::new(Code::Usage, format!("{error:#}"))
+            .hint("correct the variable or unset it; `coracle run --help` lists them")
+    })?;
     if let Some(releases) = carried::releases() {
         settings.options.kubernetes = Some(releases);
     }
@@ -71,7 +76,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
         Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
-            Side::Guard(code) => {
+            Side::Guard(Over { code, .. }) => {
                 carried::remove();
                 crate::block_on(async {
                     follow::dismiss_all(&allocation).await;

@@ -21,7 +21,7 @@ pub struct NodePlan {
 }
 
 /// The length of a node's prefix: enough addresses for the 110 pods that it takes, some of them ending.
-const NODE_PREFIX: u8 = 24;
+pub const NODE_PREFIX: u8 = 24;
 
 /// What each node of the allocation will be.
 pub fn plans(

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 
 use clap::Parser;
 
+use super::plan::NODE_PREFIX;
 use crate::cli::{LateOptions, RunArgs, RunOptions};
 use crate::exit::{Code, Failure};
 
@@ -46,12 +47,8 @@ impl Settings {
                 .hint("name a program, a script or manifests: `coracle run -N2 app.yaml`; `coracle run --help` explains")
                 .into());
         };
-        for (option, cidr) in [
-            ("--pod-cidr", &options.pod_cidr),
-            ("--service-cidr", &options.service_cidr),
-        ] {
-            check_cidr(option, cidr)?;
-        }
+        check_cidr("--pod-cidr", &options.pod_cidr, NODE_PREFIX.into())?;
+        check_cidr("--service-cidr", &options.service_cidr, 28)?;
         if overlap(&options.pod_cidr, &options.service_cidr) {
             return Err(usage("--pod-cidr and --service-cidr overlap")
                 .hint("pods and services need networks of their own")
@@ -129,16 +126,22 @@ fn overlap(a: &str, b: &str) -> bool {
     ranges.is_some_and(|(a, b)| a.start() <= b.end() && b.start() <= a.end())
 }
 
-/// An IPv4 network, written as upstream wants it: with the first of its addresses.
-fn check_cidr(option: &str, cidr: &str) -> Result<(), Failure> {
+/// An IPv4 network that is large enough, written as upstream wants it: with the first of its addresses.
+fn check_cidr(option: &str, cidr: &str, longest: u32) -> Result<(), Failure> {
     let parts = cidr.split_once('/').and_then(|(address, bits)| {
         Some((address.parse::<Ipv4Addr>().ok()?, bits.parse::<u32>().ok()?))
     });
     let is_network = |address: Ipv4Addr, bits| u32::from(address).checked_shl(bits) == Some(0);
     match parts {
-        Some((address, bits)) if (8..=28).contains(&bits) && is_network(address, bits) => Ok(()),
-        _ => Err(usage(&format!("{option} {cidr} is not an IPv4 network"))
-            .hint("write its first address and its length, between 8 and 28: 100.96.0.0/16")),
+        Some((address, bits)) if (8..=longest).contains(&bits) && is_network(address, bits) => {
+            Ok(())
+        }
+        _ => Err(usage(&format!(
+            "{option} {cidr} is not an IPv4 network that will do"
+        ))
+        .hint(format!(
+            "write its first address and its length, between 8 and {longest}: 100.96.0.0/16"
+        ))),
     }
 }
 
@@ -235,7 +238,7 @@ mod tests {
     #[test]
     fn networks_are_checked() {
         for good in ["100.64.0.0/11", "10.0.0.0/8", "192.168.1.0/24"] {
-            check_cidr("--pod-cidr", good).unwrap();
+            check_cidr("--service-cidr", good, 28).unwrap();
         }
         for bad in [
             "nonsense",
@@ -245,7 +248,7 @@ mod tests {
             "10.0.0.0/4",
             "::/64",
         ] {
-            assert!(check_cidr("--pod-cidr", bad).is_err(), "{bad}");
+            assert!(check_cidr("--service-cidr", bad, 28).is_err(), "{bad}");
         }
     }
 

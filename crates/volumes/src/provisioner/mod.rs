@@ -48,7 +48,7 @@ use decide::{Decision, Place};
 pub use decide::{REMOVE, SCRATCH, removals};
 use removals::Removals;
 use terms::Terms;
-pub use terms::{ends_with, sweep};
+pub use terms::{clusters, sweep};
 
 /// How long to wait before what has failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -391,8 +391,8 @@ impl Provisioner {
                 self.note(volume);
             }
         }
-        let is_ours = async |cluster: &str| cluster == self.terms.cluster();
-        sweep(&self.shared_dir, Arc::clone(&self.remove), is_ours).await;
+        let ours = [self.terms.cluster().to_owned()].into();
+        sweep(&self.shared_dir, &self.remove, &ours).await;
     }
 
     /// Records an Event, unless it is what was said of this object the last time.

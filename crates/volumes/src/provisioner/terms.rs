@@ -63,15 +63,16 @@ fn noted(shared_dir: &Path) -> Vec<(PathBuf, String)> {
     notes.collect()
 }
 
-/// Whether anything in `shared_dir` ends with this cluster.
-pub fn ends_with(shared_dir: &Path, cluster: &str) -> bool {
-    noted(shared_dir).iter().any(|(_, noted)| noted == cluster)
+/// The clusters with which something in `shared_dir` ends.
+pub fn clusters(shared_dir: &Path) -> BTreeSet<String> {
+    let noted = noted(shared_dir).into_iter();
+    noted.map(|(_, cluster)| cluster).collect()
 }
 
 /// Removes what was to end with clusters that are over.
-pub async fn sweep(shared_dir: &Path, remove: Remove, is_over: impl AsyncFn(&str) -> bool) {
+pub async fn sweep(shared_dir: &Path, remove: &Remove, over: &BTreeSet<String>) {
     for (dir, cluster) in noted(shared_dir) {
-        if !is_over(&cluster).await {
+        if !over.contains(&cluster) {
             continue;
         }
         let removed = match dir.exists() {
@@ -132,14 +133,11 @@ mod tests {
         // By another process of the same cluster.
         of("lab 1").set(&dir("kept"), false).unwrap();
         alive.set(&dir("alive"), true).unwrap();
-        assert!(ends_with(home.path(), "lab 1"));
-        assert!(!ends_with(home.path(), "lab 3"));
+        let clusters = clusters(home.path());
+        assert_eq!(clusters, ["lab 1", "lab 2"].map(str::to_owned).into());
 
         let remove: Remove = Arc::new(|dir| async move { std::fs::remove_dir_all(dir) }.boxed());
-        sweep(home.path(), remove, async |cluster: &str| {
-            cluster == "lab 1"
-        })
-        .await;
+        sweep(home.path(), &remove, &["lab 1".to_owned()].into()).await;
         let left = ["alive", "alive.ends-with", "kept", "retained"];
         assert_eq!(names(home.path()), left);
     }
