@@ -145,7 +145,10 @@ fn archives_go_in_and_out() {
     image(&lab, &format!("rm {other}"))
         .run()
         .succeeded()
-        .says(&["removed docker.io/other/name@sha256:"]);
+        .says(&[
+            "removed docker.io/other/name@sha256:",
+            ", and with it docker.io/other/name:2",
+        ]);
     assert!(listed(&lab, "store").is_empty());
     shell(&lab, "find store/blobs store/partial -type f")
         .run()
@@ -217,7 +220,11 @@ fn what_makes_no_sense_is_told() {
                 "it has no manifest.json",
             ],
         ),
-        ("load -i text", 74, &["can't load text", unreadable]),
+        (
+            "load -i text",
+            74,
+            &["can't load text", "this is no tar archive"],
+        ),
         (
             "load -i app.tar --name team/App:1",
             64,

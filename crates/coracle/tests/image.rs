@@ -119,6 +119,12 @@ fn an_image_comes_and_goes() {
     assert!(again.contains(loaded.trim()), "{again}");
     let piped = run(&["image", "save", "app:1"]).stdout;
     stdout(&coracle(home, &["image", "load"], &piped));
+    // By digest: the tag goes too, which is told.
+    let digest = loaded.trim();
+    let removed = stderr(&run(&["image", "rm", digest]));
+    let words = format!("removed {digest}, and with it docker.io/library/app:1");
+    assert!(removed.contains(&words), "{removed}");
+    stdout(&coracle(home, &["image", "load"], &piped));
     // By age.
     let gone = stdout(&run(&["image", "prune", "--older-than", "0s"]));
     assert_eq!(gone.lines().count(), 2);
@@ -178,6 +184,18 @@ fn failures_say_what_is_wrong() {
             "{args:?}: {}",
             stderr(&output)
         );
+    }
+    let foreign = tar(&[("file", b"x")]);
+    for (input, words) in [
+        (&b""[..], "the archive is empty"),
+        (b"words", "this is no tar archive"),
+        (&foreign, "it has no manifest.json"),
+    ] {
+        let output = coracle(home, &["image", "load"], input);
+        assert_eq!(output.status.code(), Some(74));
+        let said = stderr(&output);
+        assert!(said.contains(words), "{said}");
+        assert!(said.contains("hint: what `docker save`"), "{said}");
     }
     let config = home.join(".config/coracle");
     fs::create_dir_all(&config).unwrap();

@@ -128,9 +128,6 @@ async fn get(
         _ => job.documents(sources).await.map_err(pulling)?,
     };
     let paths = job.layers(&stored, true).await.map_err(pulling)?;
-    store
-        .name(&reference, &stored.top)
-        .map_err(|error| pulling(error.into()))?;
     // What the user brings into the store by hand is for all of the user's pods.
     let key = match layers {
         Some(_) => sources.key().await,
@@ -139,6 +136,7 @@ async fn get(
     let mark = key.map(|secret| secret.mark(&reference.name()));
     store
         .open_to(&reference, &stored, mark)
+        .and_then(|()| store.name(&reference, &stored.top))
         .map_err(|error| pulling(error.into()))?;
     Ok(image(&reference, &stored, paths, true))
 }
@@ -197,6 +195,7 @@ impl Job<'_> {
                     };
                 }
                 Document::Manifest(manifest) => {
+                    self.store.close_new(&manifest.config)?;
                     self.fetch(&manifest.config, sources).await?;
                     let config = self.store.read_document(manifest.config.digest)?;
                     let configuration =

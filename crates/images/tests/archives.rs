@@ -5,7 +5,7 @@
 mod common;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -228,8 +228,17 @@ fn archives_that_are_none() {
     changed[2].1[5000] ^= 1;
     let missing = Digest::of(&image.layers[0]).hex();
     let mut tar = tar_of(&whole);
+    let no_archive = "this is no tar archive";
+    let text = b"Just words, more of them than the header of a tar archive has bytes. ".repeat(20);
     for (archive, words) in [
-        (b"<html>".to_vec(), "can't be read"),
+        (b"<html>".to_vec(), no_archive),
+        (text.clone(), no_archive),
+        (pack(&text, Packing::Gzip), no_archive),
+        (pack(b"<html>", Packing::Zstd), no_archive),
+        (
+            pack(b"", Packing::Gzip),
+            "neither one of `docker save` nor an OCI image layout",
+        ),
         (
             tar_of(&without("index.json")),
             "neither one of `docker save` nor an OCI image layout",
@@ -286,6 +295,54 @@ fn a_few_bytes_that_become_many_are_refused() {
         assert!(place.store.list().unwrap().is_empty());
         files.remove(at);
     }
+}
+
+/// Counts the descriptors that are open while it is read.
+struct Watching<'a> {
+    archive: &'a [u8],
+    most: usize,
+}
+
+impl Read for Watching<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.most = self.most.max(fs::read_dir("/proc/self/fd")?.count());
+        self.archive.read(buffer)
+    }
+}
+
+#[test]
+fn files_of_an_archive_are_not_all_open_at_once() {
+    let full = ("io.containerd.image.name", "app:1");
+    let mut files = layout(&TestImage::usual(OCI), full, None);
+    files.extend((0..2000).map(|at| (format!("other/{at}"), vec![0; 2000])));
+    let archive = tar_of(&files);
+    let mut watching = Watching {
+        archive: &archive,
+        most: 0,
+    };
+    let place = Place::new();
+    let limits = Limits::default();
+    images::archive::load(&place.store, &mut watching, None, limits).unwrap();
+    // Other tests may run in this process.
+    assert!(watching.most < 500, "{}", watching.most);
+    assert_eq!(listed(&place), ["app:1"]);
+}
+
+#[tokio::test]
+async fn what_a_killed_load_left_goes_with_the_next() {
+    let place = Place::new();
+    let partial = |name: &str| place.store.path().join("partial").join(name);
+    for name in [".new-left", "download"] {
+        fs::write(partial(name), "x").unwrap();
+    }
+    let archive = old_docker(&["app:1"]);
+    // Who pulls at the same time may be writing it.
+    let pulling = place.store.in_use().await.unwrap();
+    load(&place.store, &archive, None).unwrap();
+    assert!(partial(".new-left").exists());
+    drop(pulling);
+    load(&place.store, &archive, None).unwrap();
+    assert!(!partial(".new-left").exists() && partial("download").exists());
 }
 
 #[test]
@@ -351,9 +408,17 @@ async fn removed_by_digest_under_all_of_its_names() {
     .unwrap();
     let digest = place.store.list().unwrap()[0].digest;
     let unknown = format!("app@{}", Digest::of(b"something else"));
-    assert!(!place.store.forget(&unknown.parse().unwrap()).unwrap());
-    let app = format!("app@{digest}").parse().unwrap();
-    assert!(place.store.forget(&app).unwrap());
+    let forget = |name: &str| {
+        let gone = place.store.forget(&name.parse().unwrap()).unwrap();
+        let mut gone: Vec<_> = gone.iter().map(ToString::to_string).collect();
+        gone.sort();
+        gone
+    };
+    assert_eq!(forget(&unknown), [""; 0]);
+    assert_eq!(
+        forget(&format!("app@{digest}")),
+        ["docker.io/library/app:1", "docker.io/library/app:2"]
+    );
     assert_eq!(listed(&place), ["other:1"]);
 }
 
@@ -439,8 +504,9 @@ async fn pruned_by_age_and_by_size() {
     assert!(gone.bytes > 3_000_000);
     assert_eq!(listed(&place), ["new:latest", "older:latest"]);
     // Removed by name: what the other needs stays.
-    assert!(place.store.forget(&"new".parse().unwrap()).unwrap());
-    assert!(!place.store.forget(&"new".parse().unwrap()).unwrap());
+    let forget = || place.store.forget(&"new".parse().unwrap()).unwrap();
+    assert_eq!(forget().len(), 1);
+    assert!(forget().is_empty());
     place.store.prune(&Prune::default()).await.unwrap();
     assert_eq!(listed(&place), ["older:latest"]);
     assert_eq!(run(&place, "older").await.layers.len(), 2);

@@ -979,3 +979,94 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .pulled
     );
 }
+
+#[tokio::test]
+async fn a_pull_that_ends_halfway_opens_nothing() {
+    let image = TestImage::new(&[(layer(&[("a", b"x"), ("b", b"x")]), Packing::Gzip)], OCI);
+    let fake = Fake::with(&image).await;
+    fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
+    let (place, recorder) = (Place::new(), Recorder::default());
+    let get = async |layers: &images::Layers, reference: &str, policy, has_secret: bool| {
+        let mut request = request(reference, policy);
+        request.credentials.extend(has_secret.then(|| Credential {
+            pattern: fake.address.to_string(),
+            secret: Secret::Password {
+                username: "user".into(),
+                password: "right".into(),
+            },
+        }));
+        let config = RegistryConfig::default();
+        let got = ensure(&place.store, layers, &request, &config, &recorder).await;
+        got.map_err(|error| error.reason())
+    };
+    let (tag, layers) = (fake.reference(), &place.layers);
+    let pinned = |name: &str| format!("{}/{name}@{}", fake.address, image.digest());
+    // All of it is in the store when unpacking fails.
+    let small = place.other_node("small").with_limits(images::Limits {
+        entries: 1,
+        ..Default::default()
+    });
+    let failed = get(&small, &tag, PullPolicy::IfNotPresent, true).await;
+    assert_eq!(failed.unwrap_err(), "ErrImagePull");
+    assert_eq!(place.blobs().len(), 3);
+    for reference in [&tag, &pinned("app"), &pinned("other")] {
+        let refused = get(layers, reference, PullPolicy::Never, false).await;
+        assert_eq!(refused.unwrap_err(), "ErrImageNeverPull");
+        let refused = get(layers, reference, PullPolicy::IfNotPresent, false).await;
+        assert_eq!(refused.unwrap_err(), "ErrImagePull");
+    }
+    // The next one that has the secret ends it, without a download.
+    let before = downloads(&recorder);
+    get(layers, &tag, PullPolicy::IfNotPresent, true)
+        .await
+        .unwrap();
+    assert_eq!(downloads(&recorder), before);
+    let pinned = pinned("app");
+    let refused = get(layers, &pinned, PullPolicy::Never, false).await;
+    assert_eq!(refused.unwrap_err(), "ErrImageNeverPull");
+    get(layers, &pinned, PullPolicy::Never, true).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    let dir = tempfile::tempdir().unwrap();
+    let config = RegistryConfig::default().with_docker_config(dir.path());
+    let get = async |password: Option<&str>| {
+        let (place, recorder) = (Place::new(), Recorder::default());
+        let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
+        request
+            .credentials
+            .extend(password.map(|password| Credential {
+                pattern: fake.address.to_string(),
+                secret: Secret::Password {
+                    username: "user".into(),
+                    password: password.into(),
+                },
+            }));
+        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+    };
+    for (text, words) in [
+        (
+            r#"{"credsStore":"that-is-not-here"}"#,
+            "docker-credential-that-is-not-here failed: No such file",
+        ),
+        ("no JSON", "is not in the format of ~/.docker/config.json"),
+    ] {
+        std::fs::write(dir.path().join("config.json"), text).unwrap();
+        // A token for everybody, then for who has the pod's secret.
+        fake.set(|b| b.token = Some(("open".into(), None)));
+        get(None).await.unwrap();
+        let user = Some(("user".to_owned(), "right".to_owned()));
+        fake.set(|b| b.token = Some(("closed".into(), user)));
+        get(Some("right")).await.unwrap();
+        for password in [None, Some("wrong")] {
+            let error = get(password).await.unwrap_err();
+            assert_eq!(error.reason(), "ErrImagePull");
+            let said = error.to_string();
+            assert!(said.contains("pull access denied"), "{said}");
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}

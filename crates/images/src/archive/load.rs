@@ -20,7 +20,7 @@ use crate::manifest::{
     OCI_LAYER, OCI_MANIFEST,
 };
 use crate::reference::{Reference, ReferenceError};
-use crate::store::{Spool, Store, StoreError};
+use crate::store::{Store, StoreError, Written};
 
 /// Files in an archive that are no image: enough is enough.
 const MOST_FILES: usize = 20_000;
@@ -42,6 +42,9 @@ pub enum LoadError {
     /// Not a single byte came.
     #[error("the archive is empty")]
     Empty,
+    /// It is something else altogether.
+    #[error("this is no tar archive, neither compressed nor plain")]
+    NoArchive(#[source] io::Error),
     /// There is no image in it.
     #[error("the archive is neither one of `docker save` nor an OCI image layout: it has no {0}")]
     NoImage(&'static str),
@@ -98,9 +101,9 @@ pub struct Loaded {
 /// A file of the archive, kept but not in its place.
 enum Kept {
     /// As it was.
-    Plain(Spool),
+    Plain(Written),
     /// A layer that was compressed by us.
-    Compressed { spool: Spool, diff_id: Digest },
+    Compressed { file: Written, diff_id: Digest },
     /// Another name in the archive.
     Link(String),
 }
@@ -125,7 +128,8 @@ pub fn load(
         read: 0,
     });
     let mut files = Files::new(store);
-    while let Some(entry) = archive.next().map_err(LoadError::Read)? {
+    let mut next = archive.next().map_err(no_archive)?;
+    while let Some(entry) = next {
         let path = normal(&String::from_utf8_lossy(&entry.path));
         match entry.kind {
             Kind::File => files.add(path, &mut archive)?,
@@ -135,8 +139,18 @@ pub fn load(
             }
             _ => {}
         }
+        next = archive.next().map_err(LoadError::Read)?;
     }
     files.images(name)
+}
+
+/// Sorts why not even the first entry can be read.
+fn no_archive(error: io::Error) -> LoadError {
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+    match error.kind() {
+        InvalidData | InvalidInput | UnexpectedEof => LoadError::NoArchive(error),
+        _ => LoadError::Read(error),
+    }
 }
 
 /// Loads all images of an OCI layout, or of an unpacked `docker save`, in a directory. Blocks.
@@ -225,7 +239,7 @@ impl<'a> Files<'a> {
             false => {
                 let mut spool = self.store.spool()?;
                 copy(&mut content, &mut spool, self.store)?;
-                Kept::Plain(spool)
+                Kept::Plain(spool.close())
             }
         };
         self.kept.insert(name, kept);
@@ -239,9 +253,9 @@ impl<'a> Files<'a> {
         let mut encoder =
             zstd::stream::write::Encoder::new(spool, COMPRESSION_LEVEL).map_err(writing)?;
         copy(&mut content, &mut encoder, self.store)?;
-        let spool = encoder.finish().map_err(writing)?;
+        let file = encoder.finish().map_err(writing)?.close();
         let (_, diff_id) = content.finish();
-        Ok(Kept::Compressed { spool, diff_id })
+        Ok(Kept::Compressed { file, diff_id })
     }
 
     fn link(&mut self, name: String, target: &str, kind: Kind) -> Result<(), LoadError> {
@@ -270,12 +284,12 @@ impl<'a> Files<'a> {
 
     /// The content of a small file.
     fn text(&self, name: &str) -> Result<Option<Vec<u8>>, LoadError> {
-        let Some(Kept::Plain(spool)) = self.kept.get(&self.resolve(name)) else {
+        let Some(Kept::Plain(file)) = self.kept.get(&self.resolve(name)) else {
             return Ok(None);
         };
         let mut bytes = Vec::new();
-        let file = spool.reopen()?;
-        file.take(LARGEST_DOCUMENT)
+        file.open()?
+            .take(LARGEST_DOCUMENT)
             .read_to_end(&mut bytes)
             .map_err(LoadError::Read)?;
         Ok(Some(bytes))
@@ -287,12 +301,12 @@ impl<'a> Files<'a> {
         if let Some(placed) = self.placed.get(&name) {
             return Ok(placed.clone());
         }
-        let (spool, diff_id) = match self.kept.remove(&name) {
-            Some(Kept::Plain(spool)) => (spool, None),
-            Some(Kept::Compressed { spool, diff_id }) => (spool, Some(diff_id)),
+        let (file, diff_id) = match self.kept.remove(&name) {
+            Some(Kept::Plain(file)) => (file, None),
+            Some(Kept::Compressed { file, diff_id }) => (file, Some(diff_id)),
             Some(Kept::Link(_)) | None => return Err(LoadError::Missing(name)),
         };
-        let (digest, size) = self.store.keep(spool)?;
+        let (digest, size) = self.store.keep(file)?;
         let descriptor = Descriptor {
             media_type: String::new(),
             digest,

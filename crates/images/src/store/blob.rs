@@ -6,13 +6,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::{Store, StoreError, lock};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
 const TRY_EVERY: Duration = Duration::from_millis(100);
+
+/// How the names of files begin that are being written.
+pub(super) const UNFINISHED: &str = ".new-";
 
 /// Whether this process has to download a blob.
 #[derive(Debug)]
@@ -34,7 +37,7 @@ pub struct Partial {
     len: u64,
     resumed: bool,
     /// Where the file system has no locks: a file of our own, which goes if it isn't finished.
-    unshared: Option<tempfile::TempPath>,
+    unshared: Option<TempPath>,
 }
 
 /// A new file whose digest isn't known yet.
@@ -42,6 +45,14 @@ pub struct Partial {
 pub struct Spool {
     file: NamedTempFile,
     hasher: Hasher,
+    len: u64,
+}
+
+/// A new file that is complete. It isn't open: an archive may have more files than a process may have open.
+#[derive(Debug)]
+pub struct Written {
+    path: TempPath,
+    digest: Digest,
     len: u64,
 }
 
@@ -106,7 +117,7 @@ impl Store {
     pub fn spool(&self) -> Result<Spool, StoreError> {
         let dir = self.partial();
         let file = tempfile::Builder::new()
-            .prefix(".new-")
+            .prefix(UNFINISHED)
             .tempfile_in(&dir)
             .map_err(|e| StoreError::io("write to", &dir.join("."), e))?;
         Ok(Spool {
@@ -133,15 +144,15 @@ impl Store {
         spool
             .write_all(bytes)
             .map_err(|e| StoreError::io("write", target, e))?;
-        spool.persist(target)
+        spool.close().persist(target)
     }
 
     /// Puts a new file in its place, and returns its digest and size.
-    pub fn keep(&self, spool: Spool) -> Result<(Digest, u64), StoreError> {
-        let (digest, len) = (spool.hasher.clone().finish(), spool.len);
+    pub fn keep(&self, file: Written) -> Result<(Digest, u64), StoreError> {
+        let (digest, len) = (file.digest, file.len);
         let target = self.blob_path(digest);
         if !fs::metadata(&target).is_ok_and(|found| found.len() == len) {
-            spool.persist(&target)?;
+            file.persist(&target)?;
         }
         Ok((digest, len))
     }
@@ -271,32 +282,27 @@ impl Write for Spool {
 }
 
 impl Spool {
+    /// Nothing more is written.
+    pub fn close(self) -> Written {
+        Written {
+            path: self.file.into_temp_path(),
+            digest: self.hasher.finish(),
+            len: self.len,
+        }
+    }
+}
+
+impl Written {
     /// Reads back what was written.
-    pub fn reopen(&self) -> Result<File, StoreError> {
-        self.file
-            .reopen()
-            .map_err(|e| StoreError::io("read", self.file.path(), e))
-    }
-
-    /// How much was written.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether nothing was.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The digest of what was written.
-    pub fn digest(&self) -> Digest {
-        self.hasher.clone().finish()
+    pub fn open(&self) -> Result<File, StoreError> {
+        File::open(&self.path).map_err(|e| StoreError::io("read", &self.path, e))
     }
 
     fn persist(self, target: &Path) -> Result<(), StoreError> {
         let failed = |e| StoreError::io("write", target, e);
-        self.file.as_file().sync_all().map_err(failed)?;
-        self.file.persist(target).map_err(|e| failed(e.error))?;
+        // By whichever descriptor: all that was written to the file is flushed.
+        self.open()?.sync_all().map_err(failed)?;
+        self.path.persist(target).map_err(|e| failed(e.error))?;
         sync_dir(target);
         Ok(())
     }

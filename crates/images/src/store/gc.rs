@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use super::blob::UNFINISHED;
 use super::{Store, StoreError};
 use crate::digest::Digest;
 use crate::manifest::{Descriptor, Document};
@@ -75,8 +76,9 @@ impl Store {
             collected.bytes += size;
         }
         if !what.dry_run {
-            self.forget_access(&needed);
-            collected.bytes += self.sweep_partial(alone.certain());
+            self.forget_access(alone.certain());
+            let certain = alone.certain();
+            collected.bytes += self.sweep_partial(|path| certain || !young(path));
         }
         collected.references.sort();
         Ok(collected)
@@ -135,11 +137,20 @@ impl Store {
         Ok(sizes)
     }
 
+    /// Removes what processes that died have not written to its end, but no download that can be resumed. To be called by who
+    /// is alone.
+    pub(super) fn sweep_unfinished(&self) {
+        self.sweep_partial(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(UNFINISHED))
+        });
+    }
+
     /// Removes what broken pulls left; what can't be removed only takes room.
-    fn sweep_partial(&self, all: bool) -> u64 {
+    fn sweep_partial(&self, unwanted: impl Fn(&Path) -> bool) -> u64 {
         let entries = fs::read_dir(self.partial()).into_iter().flatten().flatten();
         entries
-            .filter(|entry| all || !young(&entry.path()))
+            .filter(|entry| unwanted(&entry.path()))
             .filter_map(|entry| {
                 let size = entry.metadata().ok()?.len();
                 fs::remove_file(entry.path()).ok().map(|()| size)
@@ -183,7 +194,7 @@ impl Prune {
     }
 }
 
-fn young(path: &Path) -> bool {
+pub(super) fn young(path: &Path) -> bool {
     let modified = fs::metadata(path).and_then(|found| found.modified());
     modified.is_ok_and(|at| {
         SystemTime::now()

@@ -46,9 +46,13 @@ impl Store {
         }
     }
 
-    /// The same, for those who may block.
+    /// The same, for those who may block. What died while it wrote leaves its files to the first that finds nobody else here.
     pub fn in_use_blocking(&self) -> Result<InUse, StoreError> {
         let lock = open(&self.root.join("use.lock"))?;
+        if lock.try_lock().is_ok() {
+            self.sweep_unfinished();
+            let _ = lock.unlock();
+        }
         Ok(InUse {
             _lock: lock.lock_shared().is_ok().then_some(lock),
         })

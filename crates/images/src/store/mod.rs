@@ -8,7 +8,7 @@
 //! DIR/access/HEX.json            who was let into the repositories of the image whose configuration is HEX: everybody,
 //!                                or marks of secrets; an image that wasn't pulled has none, and is for everybody
 //! DIR/partial/HEX                a download under way; whoever downloads holds its lock
-//! DIR/partial/.new-XXXXXX        a file being written
+//! DIR/partial/.new-XXXXXX        a file being written, by who shares the lock below; else left by who died
 //! DIR/use.lock                   shared by all who pull, load or unpack; held alone to collect garbage
 //! ```
 //!
@@ -26,7 +26,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-pub use blob::{Claim, Partial, Spool};
+pub use blob::{Claim, Partial, Written};
 pub use gc::{Collected, Prune};
 pub use references::Summary;
 
@@ -138,6 +138,7 @@ impl Store {
         }
         let layout = store.root.join("oci-layout");
         if !layout.exists() {
+            let _in_use = store.in_use_blocking()?;
             store.write_whole(&layout, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         }
         Ok(store)

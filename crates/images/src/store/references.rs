@@ -88,21 +88,23 @@ impl Store {
             .and_then(|file| file.set_times(now));
     }
 
-    /// Forgets a reference; says whether it was known. Its blobs stay until they are collected. With a digest, all names
-    /// go under which the repository's image of that digest is known.
-    pub fn forget(&self, reference: &Reference) -> Result<bool, StoreError> {
-        let mut known = self.forget_name(reference)?;
+    /// Forgets a reference; says which names went, none if it isn't known. Its blobs stay until they are collected. With a
+    /// digest, all names go under which the repository's image of that digest is known.
+    pub fn forget(&self, reference: &Reference) -> Result<Vec<Reference>, StoreError> {
+        let mut names = vec![reference.clone()];
         if let (Some(digest), None) = (reference.digest(), reference.tag()) {
-            for (record, _) in self.records()? {
-                if let Ok(name) = record.reference.parse::<Reference>()
-                    && name.name() == reference.name()
-                    && record.descriptor.digest == digest
-                {
-                    known |= self.forget_name(&name)?;
-                }
+            let records = self.records()?.into_iter();
+            let same = records.filter(|(record, _)| record.descriptor.digest == digest);
+            let others = same.filter_map(|(record, _)| record.reference.parse::<Reference>().ok());
+            names.extend(others.filter(|name| name.name() == reference.name()));
+        }
+        let mut gone = Vec::new();
+        for name in names {
+            if self.forget_name(&name)? {
+                gone.push(name);
             }
         }
-        Ok(known)
+        Ok(gone)
     }
 
     pub(super) fn forget_name(&self, reference: &Reference) -> Result<bool, StoreError> {
