@@ -166,12 +166,11 @@ impl Seen {
 
     /// What follows on the last line that was shown; all of it, if that line isn't there any more.
     fn new_lines<'a>(&mut self, text: &'a str) -> &'a str {
-        let ends = text.match_indices('\n').map(|(at, _)| &text[..=at]);
+        let ends = text.rmatch_indices('\n').map(|(at, _)| &text[..=at]);
+        let is_last = |head: &&str| head.lines().next_back() == Some(self.last.as_str());
         let shown = ends
-            .filter(|head| {
-                !self.last.is_empty() && head.lines().next_back() == Some(self.last.as_str())
-            })
-            .last()
+            .filter(|_| !self.last.is_empty())
+            .find(is_last)
             .map_or(0, str::len);
         let new = &text[shown..];
         if let Some(last) = new.lines().next_back() {
