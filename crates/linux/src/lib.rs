@@ -10,6 +10,7 @@
 pub mod address;
 pub mod cgroup;
 pub mod credentials;
+pub mod descriptors;
 pub mod fresh;
 pub mod kin;
 pub mod mount;

@@ -60,6 +60,8 @@ pub struct Start {
     pub announces: bool,
     /// The node's directory.
     pub node_dir: PathBuf,
+    /// How many files a process of the job may open. Whoever started it may open more, and so does it.
+    pub open_files: u64,
     /// Where images are.
     pub store: PathBuf,
     /// The control group in which those of pods are made, if there is one.
@@ -91,6 +93,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let mut start = read_start()?;
     // A step has a control group of its own.
     let division = start.announces.then(cgroup::set_up).flatten();
+    linux::descriptors::raise_limit(Some(start.open_files))?;
     if let Some(division) = &division {
         start.groups = Some(division.theirs().path().to_owned());
     }

@@ -55,14 +55,14 @@ impl Place {
         let text = serde_json::to_vec(&Request::Attach(request.clone()))?;
         connection
             .async_io(Interest::WRITABLE, || {
-                packet::send(&connection, &text, &[namespace.as_fd()])
+                packet::send(&connection, 0, &text, &[namespace.as_fd()])
             })
             .await?;
         let answer = connection
             .async_io(Interest::READABLE, || packet::receive(&connection))
             .await?;
-        let (text, _) = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
-        match serde_json::from_slice(&text)? {
+        let answer = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
+        match serde_json::from_slice(&answer.text)? {
             Attached::Done {
                 address,
                 prefix,
@@ -87,7 +87,7 @@ impl Place {
 /// Ends the hub at `socket`; it is on its way when this returns.
 pub fn end(socket: &Path) -> io::Result<()> {
     let connection = connect(socket)?;
-    packet::send(&connection, &serde_json::to_vec(&Request::End)?, &[])
+    packet::send(&connection, 0, &serde_json::to_vec(&Request::End)?, &[])
 }
 
 fn connect(path: &Path) -> io::Result<OwnedFd> {

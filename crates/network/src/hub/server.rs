@@ -168,17 +168,17 @@ impl Places {
     async fn keep(&self, connection: UnixStream) -> io::Result<()> {
         let receive = || connection.async_io(Interest::READABLE, || packet::receive(&connection));
         // Somebody who only looks who we are.
-        let Some((text, mut descriptors)) = receive().await? else {
+        let Some(mut message) = receive().await? else {
             return Ok(());
         };
-        let request = match serde_json::from_slice(&text)? {
+        let request = match serde_json::from_slice(&message.text)? {
             Request::Attach(request) => request,
             Request::End => {
                 self.end.notify_one();
                 return Ok(());
             }
         };
-        let answer = match descriptors.pop() {
+        let answer = match message.descriptors.pop() {
             Some(namespace) => self.attach(&request, &namespace),
             None => Err(io::Error::other(
                 "no network namespace came with the request",
@@ -198,7 +198,7 @@ impl Places {
         let answer = serde_json::to_vec(&answer)?;
         let sent = connection
             .async_io(Interest::WRITABLE, || {
-                packet::send(&connection, &answer, &[])
+                packet::send(&connection, 0, &answer, &[])
             })
             .await;
         if sent.is_ok() {

@@ -8,11 +8,11 @@ use linux::packet;
 use linux::route::{Prefixed, Route};
 use linux::signal::ChildEnds;
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, WaitOptions, WaitStatus};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use rustix::thread::UnshareFlags;
 
 use super::failure::{Failure, failed};
-use super::message::{Answer, Asked, NetworkSetUp, News, PodSetUp, Processes, Request};
+use super::message::{NetworkSetUp, News, PodSetUp, Processes, Request};
 use super::start::{self, Report, Starting};
 
 /// Serves `socket` until its other side ends. The caller must have a single thread.
@@ -81,11 +81,13 @@ impl Inner {
     }
 
     fn serve(&mut self) -> io::Result<bool> {
-        let Some((text, descriptors)) = packet::receive(&self.socket)? else {
+        let Some(message) = packet::receive(&self.socket)? else {
             return Ok(false);
         };
-        let Asked { serial, request } = serde_json::from_slice(&text)?;
-        match self.perform(serial, request, descriptors) {
+        let serial = message.number;
+        let done =
+            read(&message).and_then(|asked| self.perform(serial, asked, message.descriptors));
+        match done {
             Ok(None) => {}
             Ok(Some(descriptors)) => {
                 let beside: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -96,7 +98,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// Does what is asked; `None` if the answer comes later.
+    /// Does what is asked; `None` if the answer comes later, or never.
     fn perform(
         &mut self,
         serial: u64,
@@ -125,6 +127,10 @@ impl Inner {
             }
         }
     }
+            Request::Kill { process } => {
+                self.kill(process);
+                Ok(None)
+            }
 
     fn container(&self, serial: u64) -> Result<BorrowedFd<'_>, Failure> {
         let found = self.pidfds.get(&serial).map(AsFd::as_fd);
@@ -133,12 +139,37 @@ impl Inner {
 
     /// Takes one report of a process that starts.
     fn hear(&mut self, index: usize) {
+    /// Kills what was started by this request.
+    fn kill(&mut self, serial: u64) {
+        if let Some(process) = self.pidfds.get(&serial) {
+            end(process);
+        }
+        for starting in &mut self.starting {
+            if starting.serial == serial {
+                starting.is_unwanted = true;
+                starting
+                    .process
+                    .iter()
+                    .for_each(|(_, process)| end(process));
+            }
+        }
+    }
+
         let starting = &mut self.starting[index];
         let heard = packet::receive(&starting.report).ok().flatten();
-        let Some((text, mut descriptors)) = heard else {
+        let Some(message) = heard else {
             return self.has_started(index);
         };
-        match serde_json::from_slice(&text) {
+        if !message.is_whole {
+            let starting = self.starting.remove(index);
+            starting
+                .process
+                .iter()
+                .for_each(|(_, process)| end(process));
+            return self.tell_failure(starting.serial, no_descriptors());
+        }
+        let mut descriptors = message.descriptors;
+        match serde_json::from_slice(&message.text) {
             Ok(Report::Terminal) => starting.terminal = descriptors.pop(),
             Ok(Report::Identity(identity)) => starting.identity = Some(identity),
             Ok(Report::Mounts) => starting.mounts = descriptors.pop(),
@@ -146,6 +177,11 @@ impl Inner {
                 starting.process = Pid::from_raw(pid).zip(descriptors.pop());
             }
             Ok(Report::Failed(failure)) => {
+                if let Some((_, process)) =
+                    starting.process.as_ref().filter(|_| starting.is_unwanted)
+                {
+                    end(process);
+                }
                 let starting = self.starting.remove(index);
                 self.tell_failure(starting.serial, failure);
             }
@@ -206,15 +242,31 @@ impl Inner {
     }
 
     fn tell(&self, serial: u64, news: News, descriptors: &[BorrowedFd<'_>]) {
-        if let Ok(text) = serde_json::to_vec(&Answer { serial, news }) {
+        if let Ok(text) = serde_json::to_vec(&news) {
             // Nobody to hear it means that the sandbox is gone, and so are we in a moment.
-            let _ = packet::send(&self.socket, &text, descriptors);
+            let _ = packet::send(&self.socket, serial, &text, descriptors);
         }
     }
 }
 
 fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
     let mut flags = UnshareFlags::empty();
+fn read(message: &packet::Message) -> Result<Request, Failure> {
+    if !message.is_whole {
+        return Err(no_descriptors());
+    }
+    serde_json::from_slice(&message.text).map_err(failed("what the sandbox asks for"))
+}
+
+fn no_descriptors() -> Failure {
+    failed("the pod's inner process")("it has too many open files")
+}
+
+/// Kills a process. One that is gone already is as good.
+fn end(process: &OwnedFd) {
+    let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+}
+
     flags.set(UnshareFlags::NEWNET, plan.network);
     flags.set(UnshareFlags::NEWIPC, plan.ipc);
     flags.set(UnshareFlags::NEWUTS, plan.hostname.is_some());

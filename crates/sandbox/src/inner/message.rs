@@ -1,18 +1,9 @@
 //! What a sandbox and its inner process tell each other. Each message is one packet; what belongs to it as a descriptor
-//! travels beside it (`linux::packet`).
+//! travels beside it (`linux::packet`). Requests are numbered, and answers and news have the number of their request.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-
-/// A request, with the number by which its answers are known.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Asked {
-    /// Counts up.
-    pub serial: u64,
-    /// What to do.
-    pub request: Request,
-}
 
 /// What the inner process is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,15 +28,11 @@ pub enum Request {
         /// For UDP rather than TCP.
         datagrams: bool,
     },
-}
-
-/// The inner process's answers and news.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Answer {
-    /// Of the request.
-    pub serial: u64,
-    /// What happened.
-    pub news: News,
+    /// Kill a process that was started, or is starting, because nobody waits for it any more. Not answered.
+    Kill {
+        /// The serial of its start.
+        process: u64,
+    },
 }
 
 /// What happened.

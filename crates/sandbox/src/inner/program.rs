@@ -74,6 +74,8 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     let error = Command::new(&program)
         .arg0(name)
         .args(rest)
+    // Last, because what was opened before us counts until the program begins.
+    linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
         .env_clear()
         .envs(env)
         .exec();

@@ -28,6 +28,8 @@ pub struct Starting {
     pub identity: Option<Identity>,
     /// A file that stands for its mount namespace, if it is a container.
     pub mounts: Option<OwnedFd>,
+    /// Nobody waits for it any more.
+    pub is_unwanted: bool,
 }
 
 /// What a child says before it is another program.
@@ -66,6 +68,7 @@ pub fn container(
             terminal: None,
             identity: None,
             mounts: None,
+            is_unwanted: false,
         }),
         Forked::Child => {
             drop(report);
@@ -119,6 +122,7 @@ pub fn exec(
             mounts: None,
         }),
         Forked::Child => {
+            is_unwanted: false,
             drop(report);
             let become_process = || {
                 linux::fresh::join_container(target).map_err(failed("entering the container"))?;
@@ -189,6 +193,6 @@ fn give_up(reporting: &OwnedFd, failure: Failure) -> ! {
 fn say(reporting: &OwnedFd, report: &Report, descriptors: &[BorrowedFd<'_>]) {
     // Plain data, which always has a JSON form; and if nobody listens, there is nobody to tell.
     if let Ok(text) = serde_json::to_vec(report) {
-        let _ = packet::send(reporting, &text, descriptors);
+        let _ = packet::send(reporting, 0, &text, descriptors);
     }
 }

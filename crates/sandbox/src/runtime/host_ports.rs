@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec};
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -18,6 +19,10 @@ use super::inside::Inside;
 
 /// So many connections to a port are carried at once; more wait for their turn.
 const CONNECTIONS: usize = 512;
+/// A client that is silent for so long is asked whether it is still there: one that lost its power would hold its place for ever.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Between such questions, of which the kernel asks a few.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// After a connection could not be accepted, for want of descriptors mostly.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -169,11 +174,19 @@ async fn carry(mut client: TcpStream, to: SocketAddr, inside: Rc<Inside>) {
         // Small answers must not wait for more; whoever speaks here has put them together already.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
+        notice_silence(&client)?;
         tokio::io::copy_bidirectional(&mut client, &mut server).await
     };
     if let Err(error) = carried.await {
         tracing::trace!(%error, %to, "a connection to a host port was cut");
     }
+}
+
+fn notice_silence(client: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_socket_keepalive(client, true)?;
+    sockopt::set_tcp_keepidle(client, SILENCE)?;
+    sockopt::set_tcp_keepintvl(client, ASK_EVERY)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -234,5 +247,16 @@ mod tests {
         assert!(said(std::io::ErrorKind::AddrInUse).starts_with("host port 80: something else"));
         assert!(said(std::io::ErrorKind::PermissionDenied).contains("higher"));
         assert!(said(std::io::ErrorKind::AddrNotAvailable).contains("0.0.0.0:80"));
+    }
+
+    #[tokio::test]
+    async fn clients_that_are_gone_are_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        let client = TcpStream::connect(to).await.unwrap();
+        assert!(!sockopt::socket_keepalive(&client).unwrap());
+        notice_silence(&client).unwrap();
+        assert!(sockopt::socket_keepalive(&client).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), SILENCE);
     }
 }

@@ -6,12 +6,12 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use linux::packet;
+use linux::packet::{self, Message};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
-use crate::inner::message::{Answer, Asked, Identity, News, Request};
+use crate::inner::message::{Identity, News, Request};
 
 /// Why the inner process could not do something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,15 @@ pub struct Refusal {
     pub message: String,
     /// The program to run is to blame, or the pod.
     pub program: bool,
+}
+
+impl Refusal {
+    fn ours(message: impl std::fmt::Display) -> Self {
+        Self {
+            message: message.to_string(),
+            program: false,
+        }
+    }
 }
 
 /// How a process ended: as a shell would say it, and by which signal.
@@ -73,7 +82,7 @@ impl Inside {
         answered.map(|(descriptors, _)| descriptors)
     }
 
-    /// Starts a process and waits until it runs.
+    /// Starts a process and waits until it runs. Whoever waits no longer has it killed.
     pub async fn start(
         &self,
         request: Request,
@@ -82,18 +91,18 @@ impl Inside {
         let serial = self.next();
         let (tell, end) = oneshot::channel();
         self.ends.borrow_mut().insert(serial, tell);
-        match self.send(serial, request, stdio).await {
-            Ok((descriptors, identity)) => Ok(Process {
-                serial,
-                descriptors,
-                end,
-                identity,
-            }),
-            Err(refusal) => {
-                self.ends.borrow_mut().remove(&serial);
-                Err(refusal)
-            }
-        }
+        let unclaimed = Unclaimed {
+            inside: self,
+            serial,
+        };
+        let (descriptors, identity) = self.send(serial, request, stdio).await?;
+        std::mem::forget(unclaimed);
+        Ok(Process {
+            serial,
+            descriptors,
+            end,
+            identity,
+        })
     }
 
     /// Says nothing more: the inner process ends, and what it has started with it.
@@ -113,41 +122,46 @@ impl Inside {
     }
 
     async fn send(&self, serial: u64, request: Request, stdio: &[BorrowedFd<'_>]) -> Answered {
-        let lost = || Refusal {
-            message: "the pod's inner process is gone".to_owned(),
-            program: false,
-        };
+        let lost = || Refusal::ours("the pod's inner process is gone");
         if *self.gone.borrow() {
             return Err(lost());
         }
+        let text = serde_json::to_vec(&request).map_err(Refusal::ours)?;
         let (tell, answer) = oneshot::channel();
         self.answers.borrow_mut().insert(serial, tell);
-        let text = serde_json::to_vec(&Asked { serial, request }).map_err(|_| lost())?;
         let sent = self
             .socket
             .async_io(Interest::WRITABLE, || {
-                packet::send(&self.socket, &text, stdio)
+                packet::send(&self.socket, serial, &text, stdio)
             })
             .await;
-        if sent.is_err() {
+        if let Err(error) = sent {
             self.answers.borrow_mut().remove(&serial);
-            return Err(lost());
+            return Err(match *self.gone.borrow() {
+                true => lost(),
+                false => Refusal::ours(format_args!("asking the pod's inner process: {error}")),
+            });
         }
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
 
-    fn hear(&self, text: &[u8], descriptors: Vec<OwnedFd>) {
-        let Ok(Answer { serial, news }) = serde_json::from_slice(text) else {
-            tracing::error!("the inner process said something that is not understood");
-            return;
-        };
+    fn hear(&self, message: Message) {
+        let (serial, descriptors) = (message.number, message.descriptors);
+        let news = serde_json::from_slice(&message.text);
         match news {
-            News::Done => self.answer(serial, Ok((descriptors, None))),
-            News::Runs(identity) => self.answer(serial, Ok((descriptors, Some(identity)))),
-            News::Failed { message, program } => {
+            Ok(News::Done | News::Runs(_)) | Err(_) if !message.is_whole => {
+                let refusal = Refusal::ours("the pod's sandbox has too many open files");
+                self.answer(serial, Err(refusal));
+            }
+            Err(error) => {
+                tracing::error!(%error, "the inner process said something that is not understood");
+            }
+            Ok(News::Done) => self.answer(serial, Ok((descriptors, None))),
+            Ok(News::Runs(identity)) => self.answer(serial, Ok((descriptors, Some(identity)))),
+            Ok(News::Failed { message, program }) => {
                 self.answer(serial, Err(Refusal { message, program }))
             }
-            News::Exited { code, signal } => {
+            Ok(News::Exited { code, signal }) => {
                 if let Some(tell) = self.ends.borrow_mut().remove(&serial) {
                     let _ = tell.send((code, signal));
                 }
@@ -162,6 +176,24 @@ impl Inside {
     }
 }
 
+/// A process that was asked for, until whoever asked has it. If they never do, it is not to run.
+struct Unclaimed<'a> {
+    inside: &'a Inside,
+    serial: u64,
+}
+
+impl Drop for Unclaimed<'_> {
+    fn drop(&mut self) {
+        let Self { inside, serial } = self;
+        inside.ends.borrow_mut().remove(serial);
+        let request = Request::Kill { process: *serial };
+        if let Ok(text) = serde_json::to_vec(&request) {
+            // If the inner process is gone, so is what it started.
+            let _ = packet::send(&inside.socket, inside.next(), &text, &[]);
+        }
+    }
+}
+
 /// Hears the inner process until it is gone; then everything it ran is gone too, killed by the kernel.
 async fn listen(inside: Rc<Inside>) {
     loop {
@@ -170,7 +202,7 @@ async fn listen(inside: Rc<Inside>) {
             .async_io(Interest::READABLE, || packet::receive(&inside.socket))
             .await;
         match heard {
-            Ok(Some((text, descriptors))) => inside.hear(&text, descriptors),
+            Ok(Some(message)) => inside.hear(message),
             Ok(None) | Err(_) => break,
         }
     }
@@ -179,5 +211,129 @@ async fn listen(inside: Rc<Inside>) {
     let killed = (128 + 9, Some(9));
     for (_, tell) in inside.ends.borrow_mut().drain() {
         let _ = tell.send(killed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+    use crate::inner::message::ProcessPlan;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    fn command() -> Request {
+        Request::Exec {
+            container: 1,
+            process: Box::new(ProcessPlan::default()),
+        }
+    }
+
+    /// Tries it with a line whose other end the test itself holds.
+    async fn with_line<F: Future>(test: impl FnOnce(Rc<Inside>, OwnedFd) -> F) {
+        let (ours, theirs) = packet::pair().unwrap();
+        let local = tokio::task::LocalSet::new();
+        let tried = async { test(Inside::new(ours).unwrap(), theirs).await };
+        let tried = tokio::time::timeout(PATIENCE, local.run_until(tried));
+        tried.await.unwrap();
+    }
+
+    async fn asked(inner: &OwnedFd) -> (u64, Request) {
+        rustix::io::ioctl_fionbio(inner, true).unwrap();
+        let message = loop {
+            match packet::receive(inner) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                message => break message.unwrap().unwrap(),
+            }
+        };
+        let request = serde_json::from_slice(&message.text).unwrap();
+        (message.number, request)
+    }
+
+    fn say(inner: &OwnedFd, serial: u64, news: &News, beside: &[BorrowedFd<'_>]) {
+        let text = serde_json::to_vec(news).unwrap();
+        packet::send(inner, serial, &text, beside).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_killed() {
+        with_line(|inside, inner| async move {
+            let impatient = Duration::from_millis(20);
+            let started = tokio::time::timeout(impatient, inside.start(command(), &[])).await;
+            assert!(started.is_err());
+            let (serial, _) = asked(&inner).await;
+            let (_, then) = asked(&inner).await;
+            assert!(
+                matches!(then, Request::Kill { process } if process == serial),
+                "{then:?}"
+            );
+            assert!(inside.ends.borrow().is_empty());
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_long_is_refused_alone() {
+        with_line(|inside, inner| async move {
+            let plan = ProcessPlan {
+                args: vec!["x".repeat(packet::MAX_TEXT)],
+                ..ProcessPlan::default()
+            };
+            let long = Request::Exec {
+                container: 1,
+                process: Box::new(plan),
+            };
+            let refusal = inside.start(long, &[]).await.map(drop).unwrap_err();
+            assert!(refusal.message.contains("too long"), "{refusal:?}");
+            assert!(matches!(asked(&inner).await.1, Request::Kill { .. }));
+            let answer = async {
+                let (serial, _) = asked(&inner).await;
+                say(&inner, serial, &News::Done, &[]);
+            };
+            let socket = Request::Socket {
+                v6: false,
+                datagrams: false,
+            };
+            let (done, ()) = tokio::join!(inside.ask(socket), answer);
+            assert!(done.unwrap().is_empty());
+        })
+        .await;
+    }
+
+    /// The limit is the whole process's; each test is a process of its own.
+    #[tokio::test]
+    async fn want_of_descriptors_costs_one_answer() {
+        with_line(|inside, inner| async move {
+            let first = inside.start(command(), &[]);
+            let answers = async {
+                let (serial, _) = asked(&inner).await;
+                let usual = getrlimit(Resource::Nofile);
+                let none = Rlimit {
+                    current: Some(3),
+                    ..usual
+                };
+                setrlimit(Resource::Nofile, none).unwrap();
+                say(&inner, serial, &News::Done, &[inner.as_fd()]);
+                serial
+            };
+            let (refused, serial) = tokio::join!(first, answers);
+            let refusal = refused.map(drop).unwrap_err();
+            assert!(refusal.message.contains("open files"), "{refusal:?}");
+            let (_, then) = asked(&inner).await;
+            assert!(
+                matches!(then, Request::Kill { process } if process == serial),
+                "{then:?}"
+            );
+            assert!(!*inside.gone.borrow());
+            drop(inner);
+            inside.gone().await;
+        })
+        .await;
     }
 }

@@ -122,31 +122,34 @@ pub async fn exec(
         reason: "ExecError".to_owned(),
         message,
     };
-    let pipes = Pipes::new(false, false).map_err(|error| problem(error.to_string()))?;
-    let started = inside.start(request, &pipes.theirs()).await;
-    let mut process = started.map_err(|refusal| problem(refusal.message))?;
-    let Pipes { theirs, output, .. } = pipes;
-    drop(theirs);
-    // Also when nobody waits for it any more: a probe that was cut short leaves no process.
-    let _killed = KillOnDrop(process.descriptors.drain(..).next());
+    let failed = |error: io::Error| problem(error.to_string());
+    let pipes = Pipes::new(false, false).map_err(failed)?;
     let mut text = Vec::new();
+    // The start too: a working directory may be on a server that doesn't answer.
     let ended = tokio::time::timeout(timeout, async {
+        let started = inside.start(request, &pipes.theirs()).await;
+        let mut process = started.map_err(|refusal| problem(refusal.message))?;
+        let Pipes { theirs, output, .. } = pipes;
+        drop(theirs);
+        // Also when nobody waits for it any more: a probe that was cut short leaves no process.
+        let _killed = KillOnDrop(process.descriptors.drain(..).next());
         if let Some((output, errors)) = output {
             let (mut output, mut errors) = (
-                pipe::Receiver::from_owned_fd(output)?,
-                pipe::Receiver::from_owned_fd(errors)?,
+                pipe::Receiver::from_owned_fd(output).map_err(failed)?,
+                pipe::Receiver::from_owned_fd(errors).map_err(failed)?,
             );
             let mut more = Vec::new();
-            tokio::try_join!(read(&mut output, &mut text), read(&mut errors, &mut more))?;
+            let both = async {
+                tokio::try_join!(read(&mut output, &mut text), read(&mut errors, &mut more))
+            };
+            both.await.map_err(failed)?;
             text.append(&mut more);
         }
         let end = (&mut process.end).await;
-        Ok::<_, io::Error>(end.map_or(137, |(code, _)| code))
+        Ok::<_, Problem>(end.map_or(137, |(code, _)| code))
     });
-    let code = match ended.await {
-        Ok(code) => Some(code.map_err(|error| problem(error.to_string()))?),
-        Err(_) => None,
-    };
+    // Without an answer in time there is no code.
+    let code = ended.await.ok().transpose()?;
     text.truncate(MAX_OUTPUT as usize);
     Ok(ExecResult {
         code,
@@ -171,4 +174,26 @@ async fn read(from: &mut (impl AsyncRead + Unpin), into: &mut Vec<u8>) -> io::Re
     head.read_to_end(into).await?;
     tokio::io::copy(head.into_inner(), &mut tokio::io::sink()).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inner::message::ProcessPlan;
+
+    /// Nobody answers at the other end of the line, as if the command's working directory were on a server that is away.
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_even_start_has_its_time() {
+        let (ours, _theirs) = linux::packet::pair().unwrap();
+        let exec = async {
+            let inside = Inside::new(ours).unwrap();
+            let request = Request::Exec {
+                container: 1,
+                process: Box::new(ProcessPlan::default()),
+            };
+            exec(&inside, request, Duration::from_secs(3)).await
+        };
+        let result = tokio::task::LocalSet::new().run_until(exec).await.unwrap();
+        assert_eq!((result.code, result.output.as_str()), (None, ""));
+    }
 }

@@ -43,6 +43,8 @@ pub struct Launchers {
     pub job: u32,
     /// This node, by Slurm's name for it.
     pub node: String,
+    /// How many files a process of the job may open; we ourselves may open more.
+    pub open_files: u64,
 }
 
 impl Launcher for Launchers {
@@ -108,3 +110,4 @@ impl Launchers {
         Ok(line)
     }
 }
+            open_files: self.open_files,
