@@ -17,7 +17,7 @@ pub struct Opened<'a> {
 /// Makes the directories, while the outside is visible.
 pub fn open(volumes: &[ImageVolume]) -> Result<Vec<Opened<'_>>, Failure> {
     let open = |volume: &ImageVolume| {
-        std::fs::create_dir_all(&volume.dir)?;
+        make_empty(&volume.dir)?;
         Tree::copy(&volume.dir, false)
     };
     volumes
@@ -29,6 +29,12 @@ pub fn open(volumes: &[ImageVolume]) -> Result<Vec<Opened<'_>>, Failure> {
             Ok(Opened { tree, target })
         })
         .collect()
+}
+
+/// Takes away what an attempt that failed has left, which would be in the way of what the image has.
+fn make_empty(dir: &Path) -> std::io::Result<()> {
+    linux::remove::tree(dir)?;
+    std::fs::create_dir_all(dir)
 }
 
 /// Puts them in place, with what the image has there. The container's root must be ours by now.
@@ -50,5 +56,20 @@ fn fill(tree: &Tree, target: &Path) -> std::io::Result<()> {
     match of_image {
         Some(of_image) => linux::stack::copy_directory(of_image.open()?, target).map(drop),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_begins_empty_also_after_an_attempt_that_failed() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("volumes/0");
+        for _ in 0..2 {
+            make_empty(&dir).unwrap();
+            std::fs::create_dir(dir.join("of-the-image")).unwrap();
+        }
     }
 }
