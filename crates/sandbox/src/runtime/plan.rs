@@ -95,17 +95,12 @@ pub fn container(
     }
     let own_context = request.container.security_context.as_ref();
     let mut mounts = system_mounts(place, &security);
-    let mut user_mounts = volume_mounts(place, request, &known)?;
+    let user_mounts = volume_mounts(place, request, &known)?;
     let taken: Vec<PathBuf> = user_mounts
         .iter()
         .map(|mount| mount.target.clone())
         .collect();
-    mounts.extend(
-        etc_mounts(place)
-            .into_iter()
-            .filter(|mount| !taken.contains(&mount.target)),
-    );
-    mounts.append(&mut user_mounts);
+    mounts.extend(with_etc(user_mounts, etc_mounts(place)));
     mounts.push(bind(
         &dir.join("termination-log"),
         Path::new(termination_path(request)),
@@ -248,6 +243,16 @@ fn etc_mounts(place: &PodPlace<'_>) -> Vec<MountPlan> {
         .into()
 }
 
+/// The pod's volumes and its files below /etc, those nearer to the root first: a volume at /etc hides none of the files, and one
+/// in the place of a file is that file.
+fn with_etc(volumes: Vec<MountPlan>, mut etc: Vec<MountPlan>) -> Vec<MountPlan> {
+    etc.retain(|file| volumes.iter().all(|volume| volume.target != file.target));
+    let mut all = volumes;
+    all.append(&mut etc);
+    all.sort_by_key(|mount| mount.target.components().count());
+    all
+}
+
 /// What the image declares as volumes, those nearer to the root first. Where the pod mounts something, that is it.
 fn image_volumes(declared: &[String], taken: &[PathBuf], dir: &Path) -> Vec<ImageVolume> {
     let mut targets: Vec<PathBuf> = declared.iter().map(|path| absolute(path)).collect();
@@ -266,7 +271,7 @@ fn image_volumes(declared: &[String], taken: &[PathBuf], dir: &Path) -> Vec<Imag
         .collect()
 }
 
-/// The pod's volumes, those nearer to the root first.
+/// The pod's volumes.
 fn volume_mounts(
     place: &PodPlace<'_>,
     request: &StartRequest,
@@ -288,12 +293,10 @@ fn volume_mounts(
         .volume_mounts
         .as_deref()
         .unwrap_or_default();
-    let mut mounts = wanted
+    wanted
         .iter()
         .map(|wanted| volume_mount(place, wanted, known))
-        .collect::<Result<Vec<_>, _>>()?;
-    mounts.sort_by_key(|mount| mount.target.components().count());
-    Ok(mounts)
+        .collect()
 }
 
 fn volume_mount(
@@ -391,6 +394,23 @@ fn problem(reason: &str, message: impl Into<String>) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_hides_no_file_below_etc_but_that_in_its_own_place() {
+        let at = |target: &str| bind(Path::new("/from"), Path::new(target));
+        let volumes = ["/deep/er/est", "/etc", "/etc/hostname", "/data"].map(at);
+        let etc = ["/etc/hosts", "/etc/hostname"].map(at);
+        let all = with_etc(volumes.into(), etc.into());
+        let targets: Vec<&Path> = all.iter().map(|mount| mount.target.as_path()).collect();
+        let wanted = [
+            "/etc",
+            "/data",
+            "/etc/hostname",
+            "/etc/hosts",
+            "/deep/er/est",
+        ];
+        assert_eq!(targets, wanted.map(Path::new));
+    }
 
     #[test]
     fn volumes_of_an_image_give_way_to_those_of_the_pod() {
