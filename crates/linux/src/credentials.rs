@@ -3,6 +3,7 @@
 use std::io;
 
 use rustix::fs::{Gid, Uid};
+use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// All capabilities that this kernel knows.
@@ -58,6 +59,22 @@ pub fn no_new_privileges() -> io::Result<()> {
     Ok(())
 }
 
+/// Nobody looks into this process, or acts as it, who has not the right to look into all processes where it was started as a
+/// program: not those who have that right in a user namespace that it has entered since. The same holds for its children, and
+/// for each until it becomes another program.
+pub fn hide() -> io::Result<()> {
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    Ok(())
+}
+
+/// Does something as a process that isn't hidden, and hides: those who are may not write to their own files below `/proc`.
+pub fn unhidden<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    let done = work();
+    hide()?;
+    Ok(done)
+}
+
 /// Whether this is a capability's name, such as `NET_ADMIN`.
 pub fn is_capability(name: &str) -> bool {
     CapabilitySet::from_name(name).is_some()
@@ -66,4 +83,49 @@ pub fn is_capability(name: &str) -> bool {
 /// The names of all capabilities.
 pub fn capability_names() -> impl Iterator<Item = &'static str> {
     CapabilitySet::all().iter_names().map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+    use crate::testing::in_a_child;
+
+    /// Root of a user namespace, with all its rights, looks at its parent, who is that too.
+    fn root_sees_parent() -> bool {
+        let pid = rustix::process::getpid().as_raw_nonzero();
+        in_a_child(|| {
+            let at = |name: &str| format!("/proc/{pid}/{name}");
+            let seen = std::fs::read_link(at("root"));
+            let file = std::fs::metadata(at("root/proc"));
+            let closed = |kind| kind == ErrorKind::PermissionDenied;
+            match (seen, file) {
+                (Ok(_), Ok(_)) => true,
+                (Err(one), Err(other)) if closed(one.kind()) && closed(other.kind()) => false,
+                other => panic!("{other:?}"),
+            }
+        })
+    }
+
+    #[test]
+    fn who_hides_is_seen_by_nobody_of_its_user_namespace() {
+        let as_expected = in_a_child(|| {
+            crate::namespace::enter_as_root(UnshareFlags::empty()).unwrap();
+            let seen_before = root_sees_parent();
+            hide().unwrap();
+            let hidden = !root_sees_parent();
+            // Children, too.
+            let hidden_child = in_a_child(|| !root_sees_parent());
+            let unhidden = unhidden(|| {
+                let is_written = std::fs::write("/proc/self/oom_score_adj", "1000").is_ok();
+                root_sees_parent() && is_written
+            });
+            let unhidden = unhidden.unwrap();
+            seen_before && hidden && hidden_child && unhidden && !root_sees_parent()
+        });
+        assert!(as_expected);
+    }
 }

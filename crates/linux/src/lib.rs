@@ -18,6 +18,7 @@ pub mod mounted;
 pub mod namespace;
 mod netlink;
 pub mod packet;
+pub mod place;
 pub mod probe;
 pub mod process;
 pub mod remove;
@@ -26,6 +27,8 @@ pub mod seccomp;
 pub mod signal;
 pub mod stack;
 pub mod subpath;
+#[cfg(test)]
+mod testing;
 pub mod tmpfs;
 pub mod tree;
 pub mod usage;

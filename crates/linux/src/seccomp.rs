@@ -7,6 +7,8 @@ mod program;
 
 use std::io;
 
+use rustix::thread::CapabilitySet;
+
 use self::calls::{
     CLONE, CLONE3, MKNOD, MKNODAT, PERSONALITY, PRETENDED, REFUSED, REFUSED_I386, SOCKET,
 };
@@ -19,23 +21,31 @@ const DONE: Answer = Answer::Error(0);
 /// Personalities that change nothing dangerous: Linux, its 32-bit form, with and without UNAME26, and "which one is it?".
 const HARMLESS_PERSONALITIES: &[u32] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// Installs the profile that pods know as `RuntimeDefault`.
-pub fn install_default() -> io::Result<()> {
+/// Installs the profile that pods know as `RuntimeDefault`, as it is for those who may have these capabilities.
+pub fn install_default(capabilities: CapabilitySet) -> io::Result<()> {
+    install(&default_rules(capabilities))
+}
+
+fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
     let mut rules: Vec<Rule> = REFUSED
         .iter()
+        .filter(|(unlocking, _)| !unlocking.intersects(capabilities))
+        .flat_map(|(_, calls)| *calls)
         .chain([&REFUSED_I386])
         .map(|call| Rule(*call, When::Always, NO))
         .collect();
-    let namespaces = libc::CLONE_NEWNS
-        | libc::CLONE_NEWCGROUP
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUSER
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET;
-    rules.push(Rule(CLONE, When::AnyBit(0, namespaces as u32), NO));
-    // Its flags are in memory, where a filter can't look; the C library then falls back to clone.
-    rules.push(Rule(CLONE3, When::Always, UNKNOWN));
+    if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
+        let namespaces = libc::CLONE_NEWNS
+            | libc::CLONE_NEWCGROUP
+            | libc::CLONE_NEWUTS
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUSER
+            | libc::CLONE_NEWPID
+            | libc::CLONE_NEWNET;
+        rules.push(Rule(CLONE, When::AnyBit(0, namespaces as u32), NO));
+        // Its flags are in memory, where a filter can't look; the C library then falls back to clone.
+        rules.push(Rule(CLONE3, When::Always, UNKNOWN));
+    }
     rules.push(Rule(
         PERSONALITY,
         When::NotIn(0, HARMLESS_PERSONALITIES),
@@ -44,7 +54,7 @@ pub fn install_default() -> io::Result<()> {
     // AF_VSOCK talks past every network namespace.
     let vsock = libc::AF_VSOCK as u32;
     rules.push(Rule(SOCKET, When::Equals(0, u32::MAX, vsock), NO));
-    install(&rules)
+    rules
 }
 
 /// Lets changes of owners, users and groups, and device files, succeed without effect: for a container that has one id
@@ -128,13 +138,46 @@ mod tests {
     fn the_default_profile_refuses_namespaces_and_lets_programs_run() {
         in_a_thread(|| {
             crate::credentials::no_new_privileges().unwrap();
-            install_default().unwrap();
+            install_default(CapabilitySet::empty()).unwrap();
             assert!(Command::new("true").status().unwrap().success());
             let refused = rustix::system::sethostname(b"x").unwrap_err();
             assert_eq!(refused, rustix::io::Errno::PERM);
             let unshared = Command::new("unshare").args(["-r", "true"]).status();
             assert!(!unshared.unwrap().success());
         });
+    }
+
+    /// What a call that can't succeed is answered, with this filter's capabilities.
+    fn answer(capabilities: CapabilitySet, call: fn() -> libc::c_long) -> Option<i32> {
+        in_a_thread(move || {
+            crate::credentials::no_new_privileges().unwrap();
+            install_default(capabilities).unwrap();
+            assert_eq!(call(), -1);
+            io::Error::last_os_error().raw_os_error()
+        })
+    }
+
+    #[test]
+    fn capabilities_unlock_the_calls_that_are_theirs() {
+        // SAFETY: the kernel is given no memory, and knows neither this descriptor nor this clock.
+        let enter = || unsafe { libc::syscall(libc::SYS_setns, -1, 0) };
+        // SAFETY: as above.
+        let set_time = || unsafe { libc::syscall(libc::SYS_clock_settime, 4711, 0) };
+        // SAFETY: as above.
+        let fork = || unsafe { libc::syscall(libc::SYS_clone3, 0, 0) };
+        let (admin, time) = (CapabilitySet::SYS_ADMIN, CapabilitySet::SYS_TIME);
+        let no = Some(libc::EPERM);
+        assert_eq!(answer(CapabilitySet::empty(), enter), no);
+        assert_eq!(answer(time, enter), no);
+        assert_eq!(answer(admin, enter), Some(libc::EBADF));
+        assert_eq!(answer(admin, set_time), no);
+        assert_eq!(answer(time, set_time), Some(libc::EINVAL));
+        assert_eq!(answer(time, fork), Some(libc::ENOSYS));
+        assert_eq!(answer(admin, fork), Some(libc::EINVAL));
+        let refused = |capabilities| default_rules(capabilities).len();
+        // Some of what is refused is refused to everybody.
+        assert!(refused(CapabilitySet::all()) > 10);
+        assert!(refused(CapabilitySet::BPF) < refused(CapabilitySet::CHOWN));
     }
 
     #[test]
@@ -168,7 +211,7 @@ mod tests {
     fn programs_of_32_bits_have_the_same_profile() {
         in_a_thread(|| {
             crate::credentials::no_new_privileges().unwrap();
-            install_default().unwrap();
+            install_default(CapabilitySet::empty()).unwrap();
             let Some(pid) = call_of_32_bits(GETPID, [0; 3]) else {
                 return;
             };

@@ -157,6 +157,14 @@ impl Tree {
         Ok(())
     }
 
+    /// Puts the tree on what is open.
+    pub fn put_on(&self, place: impl AsFd) -> io::Result<()> {
+        let flags =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(self.0.as_fd(), "", place.as_fd(), "", flags)?;
+        Ok(())
+    }
+
     /// Opens its top, a directory, to be read.
     pub fn open(&self) -> io::Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
@@ -294,5 +302,38 @@ fn mount_setattr(file: &OwnedFd, set: u64, propagation: u64, recursive: bool) ->
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+    use crate::place::Kind;
+
+    #[test]
+    fn a_place_that_is_a_link_is_where_the_link_leads() {
+        let done = crate::testing::in_a_child(|| {
+            crate::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let root = dir.path().join("root");
+            std::fs::create_dir_all(root.join("var")).unwrap();
+            for (link, to) in [("var/run", "/run"), ("resolv.conf", "none/there")] {
+                std::os::unix::fs::symlink(to, root.join(link)).unwrap();
+            }
+            let memory = Tree::new("tmpfs", &[], MountAttrFlags::empty()).unwrap();
+            let at = |path: &str, kind| crate::place::make(&root, Path::new(path), kind).unwrap();
+            memory.put_on(at("/var/run", Kind::Directory)).unwrap();
+            std::fs::write(root.join("run/file"), "of the tree").unwrap();
+            let file = Tree::copy(&root.join("run/file"), false).unwrap();
+            file.put_on(at("/resolv.conf", Kind::File)).unwrap();
+            let shown = std::fs::read_to_string(root.join("resolv.conf")).unwrap();
+            for place in ["none/there", "run"] {
+                rustix::mount::unmount(root.join(place), UnmountFlags::DETACH).unwrap();
+            }
+            shown == "of the tree" && !root.join("run/file").exists()
+        });
+        assert!(done);
     }
 }

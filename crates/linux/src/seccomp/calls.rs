@@ -1,5 +1,7 @@
 //! System calls by their numbers, for programs of 64 bits and of 32.
 
+use rustix::thread::CapabilitySet;
+
 /// One call. Programs of 32 bits have several of some: for ids of 16 bits and of 32, for times of 32 bits and of 64.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
@@ -16,59 +18,93 @@ macro_rules! calls {
     };
 }
 
-/// Calls that the default profiles of container runtimes refuse to those without special capabilities.
-pub const REFUSED: &[Call] = calls![
-    SYS_acct: 51,
-    SYS_add_key: 286,
-    SYS_bpf: 357,
-    SYS_clock_adjtime: 343 | 405,
-    SYS_clock_settime: 264 | 404,
-    SYS_delete_module: 129,
-    SYS_finit_module: 350,
-    SYS_fsconfig: 431,
-    SYS_fsmount: 432,
-    SYS_fsopen: 430,
-    SYS_fspick: 433,
-    SYS_init_module: 128,
-    SYS_io_uring_enter: 426,
-    SYS_io_uring_register: 427,
-    SYS_io_uring_setup: 425,
-    SYS_ioperm: 101,
-    SYS_iopl: 110,
-    SYS_kexec_file_load: ,
-    SYS_kexec_load + 528: 283,
-    SYS_keyctl: 288,
-    SYS_lookup_dcookie: 253,
-    SYS_mount: 21,
-    SYS_mount_setattr: 442,
-    SYS_move_mount: 429,
-    SYS_move_pages + 533: 317,
-    SYS_nfsservctl: 169,
-    SYS_open_by_handle_at: 342,
-    SYS_open_tree: 428,
-    SYS_perf_event_open: 336,
-    SYS_pivot_root: 217,
-    SYS_quotactl: 131,
-    SYS_quotactl_fd: 443,
-    SYS_reboot: 88,
-    SYS_request_key: 287,
-    SYS_setdomainname: 121,
-    SYS_sethostname: 74,
-    SYS_setns: 346,
-    // stime is its forefather.
-    SYS_settimeofday: 79 | 25,
-    SYS_swapoff: 115,
-    SYS_swapon: 87,
-    SYS_sysfs: 135,
-    SYS__sysctl: 149,
-    SYS_syslog: 103,
-    // umount, too.
-    SYS_umount2: 52 | 22,
-    SYS_unshare: 310,
-    SYS_uselib: 86,
-    SYS_userfaultfd: 374,
-    SYS_ustat: 62,
-    SYS_vhangup: 111,
+/// Calls that the default profiles of container runtimes refuse, but to those who have one of these capabilities.
+pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
+    (
+        CapabilitySet::empty(),
+        calls![
+            SYS_add_key: 286,
+            SYS_io_uring_enter: 426,
+            SYS_io_uring_register: 427,
+            SYS_io_uring_setup: 425,
+            SYS_kexec_file_load: ,
+            SYS_kexec_load + 528: 283,
+            SYS_keyctl: 288,
+            SYS_move_pages + 533: 317,
+            SYS_nfsservctl: 169,
+            SYS_pivot_root: 217,
+            SYS_request_key: 287,
+            SYS_swapoff: 115,
+            SYS_swapon: 87,
+            SYS_sysfs: 135,
+            SYS__sysctl: 149,
+            SYS_uselib: 86,
+            SYS_userfaultfd: 374,
+            SYS_ustat: 62,
+        ],
+    ),
+    (
+        CapabilitySet::SYS_ADMIN,
+        calls![
+            SYS_fsconfig: 431,
+            SYS_fsmount: 432,
+            SYS_fsopen: 430,
+            SYS_fspick: 433,
+            SYS_lookup_dcookie: 253,
+            SYS_mount: 21,
+            SYS_mount_setattr: 442,
+            SYS_move_mount: 429,
+            SYS_open_tree: 428,
+            SYS_quotactl: 131,
+            SYS_quotactl_fd: 443,
+            SYS_setdomainname: 121,
+            SYS_sethostname: 74,
+            SYS_setns: 346,
+            // umount, too.
+            SYS_umount2: 52 | 22,
+            SYS_unshare: 310,
+        ],
+    ),
+    (
+        CapabilitySet::SYS_ADMIN.union(CapabilitySet::BPF),
+        calls![SYS_bpf: 357],
+    ),
+    (
+        CapabilitySet::SYS_ADMIN.union(CapabilitySet::PERFMON),
+        calls![SYS_perf_event_open: 336],
+    ),
+    (
+        CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYSLOG),
+        calls![SYS_syslog: 103],
+    ),
+    (
+        CapabilitySet::DAC_READ_SEARCH,
+        calls![SYS_open_by_handle_at: 342],
+    ),
+    (CapabilitySet::SYS_BOOT, calls![SYS_reboot: 88]),
+    (
+        CapabilitySet::SYS_MODULE,
+        calls![
+            SYS_delete_module: 129,
+            SYS_finit_module: 350,
+            SYS_init_module: 128,
+        ],
+    ),
+    (CapabilitySet::SYS_PACCT, calls![SYS_acct: 51]),
+    (
+        CapabilitySet::SYS_RAWIO,
+        calls![SYS_ioperm: 101, SYS_iopl: 110],
+    ),
+    (
+        CapabilitySet::SYS_TIME,
+        calls![
+            SYS_clock_adjtime: 343 | 405,
+            SYS_clock_settime: 264 | 404,
+            // stime is its forefather.
+            SYS_settimeofday: 79 | 25,
+        ],
+    ),
+    (CapabilitySet::SYS_TTY_CONFIG, calls![SYS_vhangup: 111]),
 ];
 
 /// Of i386 only: virtual machines of 16 bits.

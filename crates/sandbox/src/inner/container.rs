@@ -4,12 +4,13 @@
 //! root has become ours, so that links in it lead nowhere else.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use linux::place::Kind;
 use linux::tree::{self, Tree};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountAttrFlags;
@@ -206,17 +207,12 @@ fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
 
 /// Puts a tree in its place, which is made if it is missing.
 pub(super) fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
-    if std::fs::metadata(target).is_err() {
-        if tree.is_directory()? {
-            std::fs::create_dir_all(target)?;
-        } else {
-            if let Some(parent) = target.parent() {
-                std::fs::create_dir_all(parent)?;
-            }
-            OpenOptions::new().create(true).append(true).open(target)?;
-        }
-    }
-    tree.put(target)
+    let kind = if tree.is_directory()? {
+        Kind::Directory
+    } else {
+        Kind::File
+    };
+    tree.put_on(linux::place::make(Path::new("/"), target, kind)?)
 }
 
 /// Shows an empty directory or file instead.

@@ -112,6 +112,8 @@ impl Inner {
                 socket(v6, datagrams).map(|socket| Some(vec![socket]))
             }
             Request::Start(plan) => {
+                // Containers may see us, and what we fork, in a process namespace that they share; and our root is the host's.
+                linux::credentials::hide().map_err(failed("hiding from containers"))?;
                 let target = match plan.processes {
                     Processes::Of(container) => Some(self.container(container)?),
                     Processes::Own | Processes::Inner => None,
@@ -125,20 +127,18 @@ impl Inner {
                 self.starting.push(starting);
                 Ok(None)
             }
-        }
-    }
             Request::Kill { process } => {
                 self.kill(process);
                 Ok(None)
             }
+        }
+    }
 
     fn container(&self, serial: u64) -> Result<BorrowedFd<'_>, Failure> {
         let found = self.pidfds.get(&serial).map(AsFd::as_fd);
         found.ok_or_else(|| Failure::program("the container is not running".to_owned()))
     }
 
-    /// Takes one report of a process that starts.
-    fn hear(&mut self, index: usize) {
     /// Kills what was started by this request.
     fn kill(&mut self, serial: u64) {
         if let Some(process) = self.pidfds.get(&serial) {
@@ -155,6 +155,8 @@ impl Inner {
         }
     }
 
+    /// Takes one report of a process that starts.
+    fn hear(&mut self, index: usize) {
         let starting = &mut self.starting[index];
         let heard = packet::receive(&starting.report).ok().flatten();
         let Some(message) = heard else {
@@ -175,13 +177,13 @@ impl Inner {
             Ok(Report::Mounts) => starting.mounts = descriptors.pop(),
             Ok(Report::Instead(pid)) => {
                 starting.process = Pid::from_raw(pid).zip(descriptors.pop());
-            }
-            Ok(Report::Failed(failure)) => {
                 if let Some((_, process)) =
                     starting.process.as_ref().filter(|_| starting.is_unwanted)
                 {
                     end(process);
                 }
+            }
+            Ok(Report::Failed(failure)) => {
                 let starting = self.starting.remove(index);
                 self.tell_failure(starting.serial, failure);
             }
@@ -249,8 +251,6 @@ impl Inner {
     }
 }
 
-fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
-    let mut flags = UnshareFlags::empty();
 fn read(message: &packet::Message) -> Result<Request, Failure> {
     if !message.is_whole {
         return Err(no_descriptors());
@@ -267,6 +267,8 @@ fn end(process: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
 }
 
+fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
+    let mut flags = UnshareFlags::empty();
     flags.set(UnshareFlags::NEWNET, plan.network);
     flags.set(UnshareFlags::NEWIPC, plan.ipc);
     flags.set(UnshareFlags::NEWUTS, plan.hostname.is_some());

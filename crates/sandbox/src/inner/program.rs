@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use linux::credentials::unhidden;
+use linux::place::Kind;
 use rustix::fs::Uid;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
@@ -21,10 +23,11 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     let user = look_up(&plan.user).map_err(Failure::program)?;
     // As the outer root: a directory that is missing is made, as other runtimes do.
     if !plan.cwd.as_os_str().is_empty() {
-        let _ = std::fs::create_dir_all(&plan.cwd);
+        let _ = linux::place::make(Path::new("/"), &plan.cwd, Kind::Directory);
     }
     // Raising it is everybody's right, lowering it is root's; where it stays, the kernel picks by size.
-    let _ = std::fs::write("/proc/self/oom_score_adj", plan.oom_score_adj.to_string());
+    let score = plan.oom_score_adj.to_string();
+    let _ = unhidden(|| std::fs::write("/proc/self/oom_score_adj", score));
 
     if plan.no_new_privileges {
         linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
@@ -38,7 +41,7 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
         linux::seccomp::install_pretence().map_err(failed("installing a system call filter"))?;
     }
     if plan.default_seccomp {
-        linux::seccomp::install_default().map_err(failed("installing a system call filter"))?;
+        linux::seccomp::install_default(kept).map_err(failed("installing a system call filter"))?;
     }
     linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
     // Once more, because the kernel forgets it when a process becomes another user.
@@ -49,7 +52,7 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     } else {
         &plan.cwd
     };
-    std::env::set_current_dir(cwd).map_err(|error| {
+    linux::place::enter(cwd).map_err(|error| {
         Failure::program(format!(
             "chdir to cwd ({}): {}",
             cwd.display(),
@@ -71,11 +74,11 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
         .find(|(name, _)| name == "PATH")
         .map(|(_, value)| value.as_str());
     let program = find(name, path.unwrap_or(DEFAULT_PATH))?;
+    // Last, because what was opened before us counts until the program begins.
+    linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
     let error = Command::new(&program)
         .arg0(name)
         .args(rest)
-    // Last, because what was opened before us counts until the program begins.
-    linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
         .env_clear()
         .envs(env)
         .exec();
@@ -114,7 +117,8 @@ fn be_user(plan: &ProcessPlan, user: &User) -> Result<CapabilitySet, Failure> {
     // container is this user already.
     let is_other = rustix::process::getuid().as_raw() != user.uid;
     if plan.user.one_id && is_other {
-        linux::namespace::rename_only_id(user.uid, user.gid)
+        unhidden(|| linux::namespace::rename_only_id(user.uid, user.gid))
+            .flatten()
             .map_err(failed("a user namespace for the container's only id"))?;
     }
     let kept = capabilities(&plan.capabilities);

@@ -75,8 +75,6 @@ pub fn container(
             let become_container = || {
                 // Here, because nobody can ask a process that has ended already.
                 let mounts = linux::kin::own_namespace().map_err(failed("its namespace"))?;
-                say(&reporting, &Report::Mounts, &[mounts.as_fd()]);
-                drop(mounts);
                 // After the birth: what is the root of its control groups is decided by where it is then.
                 linux::namespace::unshare(UnshareFlags::NEWCGROUP)
                     .map_err(failed("a view of control groups"))?;
@@ -84,7 +82,11 @@ pub fn container(
                     join_processes(target, &reporting)?;
                 }
                 prepare(stdio)?;
-                if let Some(master) = container::move_in(plan)? {
+                let terminal = container::move_in(plan)?;
+                // Not before: until now it led to the host's root, and what is told here others inherit who start after us.
+                say(&reporting, &Report::Mounts, &[mounts.as_fd()]);
+                drop(mounts);
+                if let Some(master) = terminal {
                     say(&reporting, &Report::Terminal, &[master.as_fd()]);
                 }
                 // If there is no such user, becoming it says so.
@@ -120,9 +122,9 @@ pub fn exec(
             terminal: None,
             identity: None,
             mounts: None,
+            is_unwanted: false,
         }),
         Forked::Child => {
-            is_unwanted: false,
             drop(report);
             let become_process = || {
                 linux::fresh::join_container(target).map_err(failed("entering the container"))?;

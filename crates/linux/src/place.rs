@@ -1,0 +1,174 @@
+//! A place in somebody else's root directory, found as that root's own programs find it, and made if it is missing.
+//!
+//! Links are read here, one by one, and never followed by the kernel: so none of them leads out of the root, those that dangle
+//! can be filled, and the links of `/proc` that are more than their text (`/proc/1/root`) are no more than that.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// As many as the kernel follows.
+const MOST_LINKS: usize = 40;
+
+/// What is made where nothing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// An empty file, in directories that are made too.
+    File,
+}
+
+/// Opens what is at `path` in the directory `root`, as `O_PATH`; what is missing is made.
+pub fn make(root: &Path, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
+    // From the root down to where we are.
+    let mut below: Vec<OwnedFd> = Vec::new();
+    let mut left = parts(path);
+    let mut links = 0;
+    while let Some(name) = left.pop_front() {
+        if name == "/" {
+            below.clear();
+            continue;
+        }
+        if name == ".." {
+            below.pop();
+            continue;
+        }
+        let here = below.last().unwrap_or(&root);
+        let kind = if left.is_empty() {
+            kind
+        } else {
+            Kind::Directory
+        };
+        let found = open_or_make(here, &name, kind)?;
+        if !is_link(&found)? {
+            below.push(found);
+            continue;
+        }
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(Errno::LOOP.into());
+        }
+        let text = rustix::fs::readlinkat(&found, "", Vec::new())?;
+        let mut longer = parts(Path::new(OsStr::from_bytes(text.as_bytes())));
+        longer.append(&mut left);
+        left = longer;
+    }
+    Ok(below.pop().unwrap_or(root))
+}
+
+/// Makes the directory at `path` the working directory, unless one of the links of `/proc` leads there that are more than their
+/// text: what a process holds open before it becomes a container's program is not the container's.
+pub fn enter(path: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    let dir = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?;
+    Ok(rustix::process::fchdir(dir)?)
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let names = path
+        .components()
+        .filter(|part| *part != Component::CurDir)
+        .map(|part| part.as_os_str().to_owned());
+    names.collect()
+}
+
+fn open_or_make(dir: &OwnedFd, name: &OsStr, kind: Kind) -> Result<OwnedFd, Errno> {
+    let open = || {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(dir, name, flags, Mode::empty())
+    };
+    match open() {
+        Err(Errno::NOENT) => {}
+        opened => return opened,
+    }
+    let made = match kind {
+        Kind::Directory => rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755)),
+        Kind::File => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+        }
+    };
+    match made {
+        // Somebody was quicker.
+        Ok(()) | Err(Errno::EXIST) => open(),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_link(file: &OwnedFd) -> Result<bool, Errno> {
+    let mode = rustix::fs::fstat(file)?.st_mode;
+    Ok(FileType::from_raw_mode(mode).is_symlink())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_are_those_of_the_root_and_what_they_miss_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("root");
+        fs::create_dir_all(root.join("var/lib")).unwrap();
+        fs::create_dir(root.join("run")).unwrap();
+        fs::create_dir(root.join("etc")).unwrap();
+        fs::write(root.join("etc/file"), "kept").unwrap();
+        symlink("/run", root.join("var/run")).unwrap();
+        symlink("../run/deep/stub.conf", root.join("etc/resolv.conf")).unwrap();
+        symlink("../../../../../outside", root.join("var/lib/up")).unwrap();
+        symlink("lib", root.join("var/link")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        let at = |path: &str, kind| {
+            let found = make(&root, Path::new(path), kind)?;
+            fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+        };
+        for (path, kind, place) in [
+            ("/", Kind::Directory, ""),
+            ("/var/run", Kind::Directory, "run"),
+            ("/var/./run/new/er", Kind::Directory, "run/new/er"),
+            ("/etc/resolv.conf", Kind::File, "run/deep/stub.conf"),
+            ("/etc/file", Kind::File, "etc/file"),
+            ("/etc/new/file", Kind::File, "etc/new/file"),
+            ("/var/lib/up/x", Kind::Directory, "outside/x"),
+            ("/var/link/../beside", Kind::Directory, "var/beside"),
+            ("relative", Kind::Directory, "relative"),
+        ] {
+            let found = at(path, kind).unwrap();
+            assert_eq!(found, root.join(place).components().as_path(), "{path}");
+            assert_eq!(found.is_dir(), kind == Kind::Directory, "{path}");
+        }
+        assert_eq!(fs::read_to_string(root.join("etc/file")).unwrap(), "kept");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        for path in ["/loop", "/loop/x", "/etc/file/below"] {
+            assert!(at(path, Kind::Directory).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_descriptor_is_no_way_into_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = fs::File::open(dir.path()).unwrap();
+        let magic = format!("/proc/self/fd/{}", open.as_raw_fd());
+        symlink(&magic, dir.path().join("link")).unwrap();
+        // A link is told of in the same way if it leads through too many others.
+        for path in [Path::new(&magic), &dir.path().join("link")] {
+            let refused = enter(path).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
+        }
+        enter(dir.path()).unwrap();
+        enter(Path::new("/")).unwrap();
+    }
+}
