@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::lookup::{find_pod, has_container};
 use crate::seam::PodSource;
 use crate::stats::node_of;
 
@@ -43,14 +44,10 @@ pub(crate) async fn checkpoint(
     State(source): State<Arc<dyn PodSource>>,
     Path((namespace, pod, container)): Path<(String, String, String)>,
 ) -> Response {
-    let known = source.pods().into_iter().find(|known| {
-        known.metadata.name.as_deref() == Some(&pod)
-            && known.metadata.namespace.as_deref() == Some(&namespace)
-    });
-    let Some(known) = known else {
+    let Some(known) = find_pod(&*source, &namespace, &pod) else {
         return (StatusCode::NOT_FOUND, "pod does not exist").into_response();
     };
-    if !crate::lookup::has_container(&known, &container) {
+    if !has_container(&known, &container) {
         let words = format!("container {container} does not exist");
         return (StatusCode::NOT_FOUND, words).into_response();
     }

@@ -1,5 +1,6 @@
-//! What can keep the kubelet's API from being served.
+//! What can keep the kubelet's API from being served, and how callers are told of errors.
 
+use std::error::Error;
 use std::io;
 
 /// Why the kubelet's API could not be served.
@@ -29,4 +30,10 @@ pub enum ApiError {
     /// The listening socket can't tell its own address, so it is no listening socket.
     #[error("the kubelet API's listening socket is not usable")]
     Listener(#[source] io::Error),
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

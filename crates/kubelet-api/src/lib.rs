@@ -6,12 +6,12 @@
 //! Deliberately does not know: how a container runs, nor how the node learns of its pods. It asks a [`PodSource`].
 //!
 //! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints). `auth/` and `tls.rs` hold
-//! who is let in, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet. Streams: `remotecommand/` and
+//! who is let in, `strangers.rs` how long others may stay, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet. Streams: `remotecommand/` and
 //! `portforward/` are the endpoints, `upgrade.rs` the way out of HTTP, `streams/` what they share, `spdy/` and `websocket/` the
 //! protocols, without IO. Figures: `stats/` and `metrics/`; of the node itself: `about.rs` and `node_logs/`.
 //!
-//! Invariant: a handler runs only for a caller with a certificate of the cluster's CA and a common name on the allow-list,
-//! or whom the API server knows and allows. There is no unauthenticated endpoint, `/healthz` included.
+//! Invariant: a handler runs only for a caller with a certificate of the client CA and a common name on the allow-list, or
+//! with a token whose owner the API server knows and allows. There is no unauthenticated endpoint, `/healthz` included.
 
 mod about;
 mod auth;
@@ -30,6 +30,7 @@ mod seam;
 mod server;
 mod spdy;
 pub mod stats;
+mod strangers;
 mod streams;
 #[cfg(test)]
 mod testing;
@@ -51,6 +52,3 @@ pub use tls::ServerIdentity;
 
 /// Upstream's default of `streamingConnectionIdleTimeout`.
 pub const STREAM_IDLE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4 * 60 * 60);
-
-/// The common name of the certificate with which the API server calls kubelets.
-pub const API_SERVER_CLIENT: &str = "kube-apiserver-kubelet-client";

@@ -5,13 +5,11 @@ use std::fmt;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// The caller of a request, as its verified certificate names it; handlers find it in the request's extensions.
+/// A caller, as its verified certificate names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The certificate's common name, which Kubernetes takes for the user name.
     pub common_name: String,
-    /// The certificate's organisations, which Kubernetes takes for the user's groups.
-    pub groups: Vec<String>,
 }
 
 impl fmt::Display for Peer {
@@ -27,14 +25,7 @@ pub fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let mut names = parsed.subject().iter_common_name();
     let common_name = names.next()?.as_str().ok()?.to_owned();
-    let organisations = parsed.subject().iter_organization();
-    let groups = organisations
-        .filter_map(|name| name.as_str().ok().map(str::to_owned))
-        .collect();
-    (names.next().is_none() && !common_name.is_empty()).then_some(Peer {
-        common_name,
-        groups,
-    })
+    (names.next().is_none() && !common_name.is_empty()).then_some(Peer { common_name })
 }
 
 #[cfg(test)]
@@ -49,9 +40,6 @@ mod tests {
                 .distinguished_name
                 .push(rcgen::DnType::CommonName, *name);
         }
-        params
-            .distinguished_name
-            .push(rcgen::DnType::OrganizationName, "system:masters");
         let key = rcgen::KeyPair::generate().unwrap();
         params.self_signed(&key).unwrap().der().clone()
     }
@@ -60,7 +48,6 @@ mod tests {
     fn names_the_common_name() {
         let peer = peer_of(&certificate(&["kube-apiserver-kubelet-client"])).unwrap();
         assert_eq!(peer.common_name, "kube-apiserver-kubelet-client");
-        assert_eq!(peer.groups, ["system:masters"]);
     }
 
     #[test]

@@ -33,8 +33,8 @@ impl FromRef<Api> for Arc<dyn PodSource> {
     }
 }
 
-/// Every endpoint, behind the guard; the accept loop adds the peer per connection.
-pub(crate) fn router(access: Access, api: Api) -> Router {
+/// Every endpoint, behind the guard; the accept loop adds the caller per connection.
+pub(crate) fn router(access: Arc<Access>, api: Api) -> Router {
     // GET and POST, with and without the pod's uid: whatever a client of any age asks.
     let exec = || get(exec).post(exec);
     let attach = || get(attach).post(attach);
@@ -72,7 +72,7 @@ pub(crate) fn router(access: Access, api: Api) -> Router {
         .fallback(not_found)
         .with_state(api)
         // After the fallback, so that strangers can't even learn which paths exist.
-        .layer(from_fn_with_state(Arc::new(access), guard))
+        .layer(from_fn_with_state(access, guard))
 }
 
 async fn healthz() -> &'static str {

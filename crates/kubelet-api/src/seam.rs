@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
+use crate::error::causes;
 use crate::stats::NodeSource;
 
 /// Where this API learns which pods the node has, and what they wrote: the seam to the kubelet.
@@ -110,7 +111,7 @@ pub struct ExecOptions {
 pub struct AttachOptions {
     /// The container, of any kind.
     pub container: String,
-    /// Which streams the client wants.
+    /// Which streams the client wants; and whether the container has a terminal, which is not the client's choice.
     pub streams: Streams,
 }
 
@@ -212,6 +213,11 @@ impl NoSession {
     /// It should have worked.
     pub fn internal(words: impl Into<String>) -> Self {
         Self::new(NoSessionClass::Internal, words)
+    }
+
+    /// It should have worked, but for this.
+    pub fn because_of(error: &dyn Error) -> Self {
+        Self::internal(causes(error))
     }
 
     fn new(class: NoSessionClass, words: impl Into<String>) -> Self {

@@ -1,6 +1,6 @@
 //! The accept loop: ours and not a library's, because handlers must know the peer's certificate.
 
-use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,26 +9,28 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::Caller;
 use crate::peer::peer_of;
 use crate::routes::{Api, router};
 use crate::seam::PodSource;
+use crate::strangers::{Place, Strangers};
 use crate::streams::Limits;
 use crate::upgrade::Upgrades;
 use crate::wide::WideReads;
-use crate::{Access, ApiError, Peer, ServerIdentity};
+use crate::{Access, ApiError, ServerIdentity};
 
-/// How long a client may take to prove who it is.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take to show who it is: by a certificate, or by a token with which it may ask for something.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests may go on after shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many strangers may be in their handshake at once; the next waits in the kernel's queue.
-const MAX_HANDSHAKES: usize = 256;
+/// How many may be here at once that have not: a small part of the descriptors that a process mostly has.
+const MAX_STRANGERS: usize = 128;
 /// How much encrypted output may wait for the socket: more than the largest piece of a stream with its headers, which would
 /// be written in two parts otherwise.
 const ENCRYPTED: usize = 128 * 1024;
@@ -36,18 +38,18 @@ const ENCRYPTED: usize = 128 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the kubelet's API until `shutdown`, to those who have `access`: peers of `client_ca_pem` by their common
-/// names, and others if there is an authority to judge them. Streams that are silent for `idle` are cut.
+/// names, and owners of tokens if there is an authority to judge them. Streams that are silent for `idle` are cut.
 ///
 /// One connection's failure is that connection's alone; an `Err` means that nothing could be served at all.
 pub async fn serve(
     listener: TcpListener,
     identity: ServerIdentity,
-    access: impl Into<Access>,
+    access: Access,
     pods: Arc<dyn PodSource>,
     idle: Duration,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
-    let access = access.into();
+    let access = Arc::new(access);
     let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config(access.takes_tokens())?));
     // The key has moved into the TLS configuration: no second copy stays around.
     drop(identity);
@@ -60,24 +62,26 @@ pub async fn serve(
         },
         upgrades: upgrades.clone(),
     };
-    let router = router(access, api);
+    let router = router(Arc::clone(&access), api);
     let address = listener.local_addr().map_err(ApiError::Listener)?;
     tracing::debug!(%address, "serving the kubelet API");
 
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let strangers = Strangers::new(MAX_STRANGERS);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
             Some(_) = connections.join_next() => {}
-            accepted = accept(&listener, &handshakes) => match accepted {
-                Ok((stream, permit)) => {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
                     let connection = Connection {
                         acceptor: acceptor.clone(),
+                        access: Arc::clone(&access),
                         router: router.clone(),
+                        known: Arc::default(),
                         shutdown: shutdown.clone(),
                     };
-                    connections.spawn(connection.run(stream, permit));
+                    connections.spawn(connection.run(stream, strangers.enter()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the kubelet API could not accept a connection");
@@ -102,27 +106,40 @@ pub async fn serve(
     Ok(())
 }
 
-/// Accepts one connection once there is room for another handshake; the permit ends with the handshake.
-async fn accept(
-    listener: &TcpListener,
-    handshakes: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, Option<OwnedSemaphorePermit>)> {
-    // The semaphore is never closed; if it were, serving without a bound is better than not serving.
-    let permit = Arc::clone(handshakes).acquire_owned().await.ok();
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
-}
-
-/// What one connection needs of the server.
+/// One connection, and what it needs of the server.
 struct Connection {
     acceptor: TlsAcceptor,
+    access: Arc<Access>,
     router: Router,
+    /// Told when it is known who the client is.
+    known: Arc<Notify>,
     shutdown: CancellationToken,
 }
 
 impl Connection {
-    async fn run(self, stream: TcpStream, permit: Option<OwnedSemaphorePermit>) {
+    /// Serves a stranger as long as it has its place, and from when it is known for as long as it likes.
+    async fn run(self, stream: TcpStream, place: Place) {
         let address = stream.peer_addr().ok();
+        let known = Arc::clone(&self.known);
+        let mut served = pin!(self.greet(stream));
+        // Anybody on the network can do this to us, so it is no warning.
+        tokio::select! {
+            () = &mut served => return,
+            () = known.notified() => {}
+            () = place.lost() => {
+                tracing::debug!(?address, "cut a client that did not show who it is: others came");
+                return;
+            }
+            () = tokio::time::sleep(PATIENCE) => {
+                tracing::debug!(?address, "cut a client that did not show who it is in time");
+                return;
+            }
+        }
+        drop(place);
+        served.await;
+    }
+
+    async fn greet(self, stream: TcpStream) {
         // What is written is whole: nothing is gained by waiting for more, and a key press would wait for an answer.
         let _ = stream.set_nodelay(true);
         let stream = WideReads::new(stream);
@@ -130,30 +147,25 @@ impl Connection {
             (self.acceptor).accept_with(stream, |tls| tls.set_buffer_limit(Some(ENCRYPTED)));
         let handshake = tokio::select! {
             () = self.shutdown.cancelled() => return,
-            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake) => done,
+            done = handshake => done,
         };
-        drop(permit);
         match handshake {
-            Ok(Ok(stream)) => self.serve(stream).await,
-            // Anybody on the network can do this to us, so it is no warning.
-            Ok(Err(error)) => tracing::debug!(?address, %error, "TLS handshake failed"),
-            Err(_) => tracing::debug!(?address, "TLS handshake took too long"),
+            Ok(stream) => self.serve(stream).await,
+            Err(error) => tracing::debug!(%error, "TLS handshake failed"),
         }
     }
 
     async fn serve(self, stream: TlsStream<WideReads<TcpStream>>) {
-        let certificate = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|chain| chain.first());
-        let peer = certificate.and_then(peer_of);
-        if certificate.is_some() && peer.is_none() {
-            tracing::debug!("a client's certificate names nobody");
-            return;
-        }
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = chain.and_then(|chain| chain.first()).and_then(peer_of);
+        let caller = if peer.is_some_and(|peer| self.access.is_listed(&peer)) {
+            self.known.notify_one();
+            Caller::Listed
+        } else {
+            Caller::Stranger(self.known)
+        };
 
-        let router = self.router.layer(Extension::<Option<Peer>>(peer));
+        let router = self.router.layer(Extension(caller));
         let service = TowerToHyperService::new(router);
         let server = auto::Builder::new(TokioExecutor::new());
         let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);

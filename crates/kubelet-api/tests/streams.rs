@@ -12,16 +12,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    API_SERVER_CLIENT, Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes,
-    LogOptions, NoJudgement, NoLogs, NoSession, PodSource, Question, Session, User,
+    Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes, LogOptions,
+    NoJudgement, NoLogs, NoSession, PodSource, Question, Session, User,
 };
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use common::{Ca, Server};
+use common::{API_SERVER_CLIENT, Ca, Server};
 
 /// A pod in which every command echoes its input.
 struct Echo;
@@ -74,20 +74,26 @@ impl PodSource for Echo {
     }
 }
 
-/// Knows the token `reader`, whose owner may read metrics and nothing else.
+/// Knows the token `reader`, whose owner may read the node's health and nothing else, and `admin`, whose owner may do anything.
 struct Rbac;
 
 impl Authority for Rbac {
     fn authenticate(&self, token: &str) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
-        let user = (token == "reader").then(|| User {
-            name: "system:serviceaccount:monitoring:reader".to_owned(),
+        let name = match token {
+            "reader" => Some("system:serviceaccount:monitoring:reader"),
+            "admin" => Some("system:admin"),
+            _ => None,
+        };
+        let user = name.map(|name| User {
+            name: name.to_owned(),
             ..User::default()
         });
         async { Ok(user) }.boxed()
     }
 
     fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
-        let allowed = question.verb == "get" && question.subresource == "healthz";
+        let allowed = question.verb == "get" && question.subresource == "healthz"
+            || question.user.name == "system:admin";
         async move { Ok(allowed) }.boxed()
     }
 }
@@ -354,4 +360,91 @@ async fn the_end_of_the_server_is_the_end_of_sessions() {
     let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest))
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
+    let server = Kubelet::start().await;
+    let headers = format!(
+        "{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
+    );
+    let stream = server.0.connect(None).await.unwrap();
+    let (answer, mut session) = head(stream, "GET", ECHO, &headers).await;
+    assert!(answer.starts_with("http/1.1 101"), "{answer}");
+
+    // Those who stop before the handshake, after it, amid a request, and after having heard that they may not.
+    let mut crowd = Vec::new();
+    for number in 0..300 {
+        if number % 4 == 0 {
+            let silent = TcpStream::connect(server.0.address).await.unwrap();
+            crowd.push(Box::new(silent) as Box<dyn AsyncRead + Unpin>);
+            continue;
+        }
+        let mut stream = server.0.connect(None).await.unwrap();
+        match number % 4 {
+            1 => {}
+            2 => stream.write_all(b"GET /pods HTTP/1.1\r\nX").await.unwrap(),
+            _ => {
+                let (answer, same) = head(stream, "GET", "/pods", "").await;
+                assert!(answer.starts_with("http/1.1 401"), "{answer}");
+                stream = same;
+            }
+        }
+        crowd.push(Box::new(stream));
+    }
+    let (answer, _) = server.upgrade("GET", "/healthz", "").await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    let answer = server.get_with_token("/healthz", "reader").await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+
+    // They cost no more than their room, while who was let in stays, however long ago.
+    let mut heard = Vec::new();
+    for first in &mut crowd[..150] {
+        let gone = first.read_to_end(&mut heard);
+        let _ = timeout(Duration::from_secs(5), gone).await.unwrap();
+    }
+    for last in &mut crowd[200..] {
+        let gone = last.read_to_end(&mut heard).now_or_never();
+        assert!(gone.is_none());
+    }
+    session.write_all(b"\x82\x86\0\0\0\0\0hello").await.unwrap();
+    session.flush().await.unwrap();
+    let mut echo = [0; 11];
+    timeout(Duration::from_secs(5), session.read_exact(&mut echo))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(echo, *b"\x82\x01\x01\x82\x06\x01hello");
+}
+
+#[tokio::test]
+async fn strangers_have_little_time() {
+    let server = Kubelet::start().await;
+    let headers = "Authorization: Bearer reader\r\n";
+    let stream = server.0.connect(None).await.unwrap();
+    let (answer, mut known) = head(stream, "GET", "/healthz", headers).await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    assert_eq!(known.read_u16().await.unwrap().to_be_bytes(), *b"ok");
+
+    let mut before = TcpStream::connect(server.0.address).await.unwrap();
+    let mut after = server.0.connect(None).await.unwrap();
+    let stream = server.0.connect(None).await.unwrap();
+    let (answer, mut refused) = head(stream, "GET", "/healthz", "").await;
+    assert!(answer.starts_with("http/1.1 401"), "{answer}");
+    tokio::time::pause();
+    let mut rest = Vec::new();
+    for stranger in [
+        &mut before as &mut (dyn AsyncRead + Unpin),
+        &mut after,
+        &mut refused,
+    ] {
+        let gone = timeout(Duration::from_secs(11), stranger.read_to_end(&mut rest));
+        let _ = gone.await.unwrap();
+    }
+    assert_eq!(rest, b"Unauthorized");
+    // Who is known takes its time.
+    assert!(known.read_u8().now_or_never().is_none());
+    tokio::time::resume();
+    let (answer, _) = head(known, "GET", "/healthz", headers).await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
 }

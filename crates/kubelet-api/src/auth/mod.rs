@@ -1,5 +1,5 @@
-//! Who may call: the API server by a certificate of its own CA; everybody else by a token, if RBAC allows it. Certificates of
-//! other CAs fail in the handshake (`tls.rs`).
+//! Who may call: the API server by a certificate of a CA that signs nothing else; everybody else by a token, if RBAC allows
+//! it. Certificates of other CAs fail in the handshake (`tls.rs`).
 //!
 //! `attributes.rs` says which right a request needs, `authority.rs` whom to ask about it, `cache.rs` keeps the answers.
 
@@ -15,6 +15,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tokio::sync::Notify;
 
 use self::authority::Remembering;
 use crate::Peer;
@@ -36,7 +37,7 @@ impl Access {
         }
     }
 
-    /// And others, with a certificate or a token, whom this authority knows and allows.
+    /// And others, with a token, whom this authority knows and allows.
     pub fn or_as_judged_by(mut self, authority: Arc<dyn Authority>) -> Self {
         self.authority = Some(Remembering::new(authority));
         self
@@ -46,18 +47,20 @@ impl Access {
     pub(crate) fn takes_tokens(&self) -> bool {
         self.authority.is_some()
     }
-}
 
-impl From<Vec<String>> for Access {
-    fn from(common_names: Vec<String>) -> Self {
-        Self::only(common_names)
+    /// Whether the owner of this certificate may do everything.
+    pub(crate) fn is_listed(&self, peer: &Peer) -> bool {
+        self.allowed.contains(&peer.common_name)
     }
 }
 
-impl<const N: usize> From<[String; N]> for Access {
-    fn from(common_names: [String; N]) -> Self {
-        Self::only(common_names)
-    }
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug)]
+pub(crate) enum Caller {
+    /// The owner of a certificate with a common name on the list.
+    Listed,
+    /// Somebody with nothing but a token, if that; and who is told when one of its requests is allowed.
+    Stranger(Arc<Notify>),
 }
 
 /// Why a request goes no further; the words are upstream's.
@@ -97,23 +100,22 @@ impl IntoResponse for Refusal {
 /// Lets a request pass if its caller may make it: being *a* user of the cluster is not enough to read its pods.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
-    Extension(peer): Extension<Option<Peer>>,
+    Extension(caller): Extension<Caller>,
     request: Request,
     next: Next,
 ) -> Response {
+    let Caller::Stranger(known) = caller else {
+        return next.run(request).await;
+    };
     // The request's body is no business of this, and can't be shared between threads.
     let (parts, body) = request.into_parts();
+    let verb = attributes::verb(&parts.method);
     let path = parts.uri.path();
-    match judge(
-        &access,
-        peer,
-        &parts.headers,
-        attributes::verb(&parts.method),
-        path,
-    )
-    .await
-    {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+    match judge(&access, &parts.headers, verb, path).await {
+        Ok(()) => {
+            known.notify_one();
+            next.run(Request::from_parts(parts, body)).await
+        }
         Err(refusal) => {
             let why = refusal.to_string();
             let why = why.trim_end();
@@ -129,42 +131,35 @@ pub(crate) async fn guard(
     }
 }
 
+/// Decides about a caller who shows a token, or nothing.
 async fn judge(
     access: &Access,
-    peer: Option<Peer>,
     headers: &HeaderMap,
     verb: &'static str,
     path: &str,
 ) -> Result<(), Refusal> {
-    if let Some(peer) = &peer
-        && access.allowed.contains(&peer.common_name)
-    {
-        return Ok(());
-    }
-    let user = match peer {
-        Some(peer) => of_certificate(peer),
-        None => of_token(access, headers).await?,
+    let (Some(authority), Some(token)) = (&access.authority, bearer(headers)) else {
+        return Err(Refusal::Unauthorised);
     };
+    let user = owner(authority, token).await?;
     let subresources = attributes::subresources(path);
-    if let Some(authority) = &access.authority {
-        for subresource in subresources {
-            let question = Question {
-                user: user.clone(),
+    for subresource in subresources {
+        let question = Question {
+            user: user.clone(),
+            verb,
+            subresource,
+        };
+        let judged = authority.authorise(question).await;
+        let allowed = judged.map_err(|error| {
+            tracing::warn!(%error, user = user.name, "could not ask whether a caller is allowed");
+            Refusal::NoJudgement {
+                user: user.name.clone(),
                 verb,
                 subresource,
-            };
-            let judged = authority.authorise(question).await;
-            let allowed = judged.map_err(|error| {
-                tracing::warn!(%error, user = user.name, "could not ask whether a caller is allowed");
-                Refusal::NoJudgement {
-                    user: user.name.clone(),
-                    verb,
-                    subresource,
-                }
-            })?;
-            if allowed {
-                return Ok(());
             }
+        })?;
+        if allowed {
+            return Ok(());
         }
     }
     Err(Refusal::Forbidden {
@@ -174,21 +169,7 @@ async fn judge(
     })
 }
 
-/// A certificate's owner is who it says, in the groups that it says, for the cluster's CA has signed it.
-fn of_certificate(peer: Peer) -> User {
-    let mut groups = peer.groups;
-    groups.push("system:authenticated".to_owned());
-    User {
-        name: peer.common_name,
-        groups,
-        ..User::default()
-    }
-}
-
-async fn of_token(access: &Access, headers: &HeaderMap) -> Result<User, Refusal> {
-    let (Some(authority), Some(token)) = (&access.authority, bearer(headers)) else {
-        return Err(Refusal::Unauthorised);
-    };
+async fn owner(authority: &Remembering, token: &str) -> Result<User, Refusal> {
     match authority.authenticate(token).await {
         Ok(Some(user)) => Ok(user),
         Ok(None) => Err(Refusal::Unauthorised),
@@ -216,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// Knows one token, allows its owner to read metrics, and is down for anybody called "unlucky".
+    /// Knows two tokens, allows the owners to read metrics, and is down for anybody called "unlucky".
     #[derive(Default)]
     struct Judge {
         asked: AtomicUsize,
@@ -228,8 +209,13 @@ mod tests {
             token: &str,
         ) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
             self.asked.fetch_add(1, Ordering::SeqCst);
-            let user = (token == "good").then(|| User {
-                name: "reader".to_owned(),
+            let name = match token {
+                "good" => Some("reader"),
+                "cursed" => Some("unlucky"),
+                _ => None,
+            };
+            let user = name.map(|name| User {
+                name: name.to_owned(),
                 ..User::default()
             });
             async { Ok(user) }.boxed()
@@ -240,8 +226,7 @@ mod tests {
             if question.user.name == "unlucky" {
                 return async { Err("down".into()) }.boxed();
             }
-            let allowed = question.verb == "get" && question.subresource == "metrics"
-                || question.user.groups.iter().any(|group| group == "admins");
+            let allowed = question.verb == "get" && question.subresource == "metrics";
             async move { Ok(allowed) }.boxed()
         }
     }
@@ -253,20 +238,8 @@ mod tests {
         headers
     }
 
-    fn peer(common_name: &str, groups: &[&str]) -> Option<Peer> {
-        Some(Peer {
-            common_name: common_name.to_owned(),
-            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
-        })
-    }
-
-    async fn judged(
-        access: &Access,
-        peer: Option<Peer>,
-        headers: &HeaderMap,
-        path: &str,
-    ) -> Result<(), String> {
-        let judged = judge(access, peer, headers, "get", path).await;
+    async fn judged(access: &Access, headers: &HeaderMap, path: &str) -> Result<(), String> {
+        let judged = judge(access, headers, "get", path).await;
         judged.map_err(|refusal| refusal.to_string())
     }
 
@@ -276,69 +249,38 @@ mod tests {
         let access = Access::only([]).or_as_judged_by(Arc::clone(&authority) as Arc<dyn Authority>);
         for _ in 0..2 {
             let good = with_token("good");
-            assert_eq!(
-                judged(&access, None, &good, "/metrics/resource").await,
-                Ok(())
-            );
+            assert_eq!(judged(&access, &good, "/metrics/resource").await, Ok(()));
         }
         assert_eq!(authority.asked.load(Ordering::SeqCst), 2);
         assert_eq!(
-            judged(&access, None, &with_token("good"), "/pods").await,
+            judged(&access, &with_token("good"), "/pods").await,
             Err(
                 "Forbidden (user=reader, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
                     .to_owned()
             )
         );
-        let unauthorised = Err("Unauthorized".to_owned());
         assert_eq!(
-            judged(&access, None, &with_token("bad"), "/metrics").await,
-            unauthorised
-        );
-        assert_eq!(
-            judged(&access, None, &HeaderMap::new(), "/metrics").await,
-            unauthorised
-        );
-    }
-
-    #[tokio::test]
-    async fn certificates_carry_names_and_groups() {
-        let access = Access::only(["api".to_owned()]).or_as_judged_by(Arc::new(Judge::default()));
-        let none = HeaderMap::new();
-        assert_eq!(
-            judged(&access, peer("api", &[]), &none, "/pods").await,
-            Ok(())
-        );
-        assert_eq!(
-            judged(&access, peer("me", &["admins"]), &none, "/exec/a/b/c").await,
-            Ok(())
-        );
-        assert!(
-            judged(&access, peer("me", &[]), &none, "/exec/a/b/c")
-                .await
-                .is_err()
-        );
-        assert_eq!(
-            judged(&access, peer("unlucky", &[]), &none, "/exec/a/b/c").await,
+            judged(&access, &with_token("cursed"), "/exec/a/b/c").await,
             Err(
                 "Authorization error (user=unlucky, verb=get, resource=nodes, subresource=proxy)"
                     .to_owned()
             )
         );
+        let unauthorised = Err("Unauthorized".to_owned());
+        for headers in [with_token("bad"), HeaderMap::new()] {
+            assert_eq!(judged(&access, &headers, "/metrics").await, unauthorised);
+        }
     }
 
     #[tokio::test]
     async fn without_an_authority_only_the_list_counts() {
         let access = Access::only(["api".to_owned()]);
+        let named = |name: &str| Peer {
+            common_name: name.to_owned(),
+        };
+        assert!(access.is_listed(&named("api")));
+        assert!(!access.is_listed(&named("me")));
         let headers = with_token("good");
-        assert_eq!(
-            judged(&access, peer("api", &[]), &headers, "/pods").await,
-            Ok(())
-        );
-        assert!(
-            judged(&access, peer("me", &["admins"]), &headers, "/pods")
-                .await
-                .is_err()
-        );
-        assert!(judged(&access, None, &headers, "/metrics").await.is_err());
+        assert!(judged(&access, &headers, "/metrics").await.is_err());
     }
 }

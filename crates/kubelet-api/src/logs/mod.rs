@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 
+use crate::error::causes;
 use crate::lookup::{find_pod, has_container};
 use crate::seam::PodSource;
 
@@ -94,19 +95,8 @@ impl Wanted {
         let log = source
             .logs(uid, options)
             .await
-            .map_err(|error| Refusal::NoLog(with_sources(&*error)))?;
+            .map_err(|error| Refusal::NoLog(causes(&*error)))?;
         let plain = [(header::CONTENT_TYPE, "text/plain")];
         Ok((plain, Body::from_stream(log)).into_response())
     }
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -181,6 +181,31 @@ async fn the_end_of_the_input_is_heard() {
     assert_eq!(status(&outputs)["status"], "Success");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_while_its_input_waits_is_noticed() {
+    let mut client = Spdy::start("v4.channel.k8s.io", &["sleep"], ALL).await;
+    let flood = client
+        .client
+        .data(client.streams["stdin"], &[0; 1 << 20], false);
+    let sent = timeout(Duration::from_secs(1), client.io.write_all(&flood)).await;
+    assert!(sent.is_err(), "nobody reads it");
+    // It hears from us, and nothing that it would have to answer: that would not be read either.
+    let mut heard = Vec::new();
+    let ping = loop {
+        assert_ne!(client.io.read_buf(&mut heard).await.unwrap(), 0);
+        let received = Client::new().receive(&heard);
+        if let Some(Received::Ping(id)) = received.last() {
+            break *id;
+        }
+    };
+    assert!(ping % 2 == 1 && ping > 0x8000_0001, "{ping}");
+    assert_eq!(client.pods.alive.load(Ordering::SeqCst), 1);
+    drop(client.io);
+    let ended = timeout(Duration::from_secs(60), client.server).await;
+    ended.unwrap().unwrap();
+    assert_eq!(client.pods.alive.load(Ordering::SeqCst), 0);
+}
+
 #[tokio::test]
 async fn a_terminal_gets_its_size() {
     let mut client = Spdy::start("v3.channel.k8s.io", &["size"], TERMINAL).await;

@@ -15,6 +15,10 @@ const MAX_STREAMS: usize = 1024;
 /// How much may wait to be written in answer to what a client sends without reading.
 const MAX_ANSWERS: usize = 1 << 20;
 
+/// The answer to a ping that no client sends, for they count from 1, so that it is ignored. A ping of our own would be answered, and
+/// clients that can't write their answer don't read either: a process that writes before it reads would wait for ever.
+const NO_PING: u32 = u32::MAX;
+
 /// A connection with a client.
 pub(crate) struct Connection {
     parser: Parser,
@@ -81,7 +85,7 @@ impl Connection {
                     events.push(Event::Reset(stream));
                 }
             }
-            // Even ids are those of our own pings, and we send none.
+            // Even ids would be those of our own pings, and we send none.
             Frame::Ping(id) if id % 2 == 1 => frame::ping(&mut self.output, id),
             Frame::GoAway => events.push(Event::Closed),
             Frame::Settings {
@@ -256,6 +260,10 @@ impl Protocol for Connection {
 
     fn is_ready(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    fn keep_alive(&mut self) {
+        frame::ping(&mut self.output, NO_PING);
     }
 
     fn close(&mut self) {

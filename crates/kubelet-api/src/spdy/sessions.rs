@@ -26,6 +26,7 @@ enum Step {
     Finish(u8),
     Refuse(u8),
     Taken(u8, u16),
+    KeepAlive,
     /// The client reads what the server has for it.
     Read,
     Close,
@@ -55,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => stream().prop_map(Step::Finish),
         2 => stream().prop_map(Step::Refuse),
         4 => (stream(), any::<u16>()).prop_map(|(s, n)| Step::Taken(s, n)),
+        1 => Just(Step::KeepAlive),
         4 => Just(Step::Read),
         1 => Just(Step::Close),
     ]
@@ -107,6 +109,10 @@ fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
             }
             Step::Taken(stream, length) => {
                 Protocol::taken(&mut connection, number(stream), length.into());
+                continue;
+            }
+            Step::KeepAlive => {
+                connection.keep_alive();
                 continue;
             }
             Step::Read => {

@@ -67,8 +67,9 @@ pub(crate) trait Protocol: Send {
         true
     }
 
-    /// Shows the client that we live, while what it sends is not read.
-    fn keep_alive(&mut self) {}
+    /// Shows the client that we live, while what it sends is not read; and us that it does, for what is written to a client that
+    /// is gone fails. It must want no answer, which would not be read.
+    fn keep_alive(&mut self);
 
     /// Says goodbye.
     fn close(&mut self);

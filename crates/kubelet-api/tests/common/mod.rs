@@ -19,6 +19,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+/// The common name of the certificate with which the API server calls kubelets.
+pub const API_SERVER_CLIENT: &str = "kube-apiserver-kubelet-client";
+
 /// A server on loopback, with the CA that its clients must be of.
 pub struct Server {
     pub address: SocketAddr,
@@ -28,7 +31,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn of(pods: impl PodSource + 'static, access: impl Into<Access>) -> Self {
+    pub async fn of(pods: impl PodSource + 'static, access: Access) -> Self {
         let ca = Ca::new("test CA");
         let (cert_chain_pem, key_pem) =
             ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
@@ -43,7 +46,7 @@ impl Server {
         let task = tokio::spawn(serve(
             listener,
             identity,
-            access.into(),
+            access,
             Arc::new(pods),
             STREAM_IDLE_TIMEOUT,
             shutdown.clone(),
