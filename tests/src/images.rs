@@ -1,7 +1,11 @@
 //! The image that pods of tests run: Debian's static busybox, and nothing else. It is made on the spot, so that no registry and
-//! no build is needed.
+//! no build is needed. And what pods of other images are made of and say.
 
-use crate::Lab;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{Cluster, Lab, eventually, merged, pod};
 
 /// The name under which [`Lab::load_busybox`] puts it into the store.
 pub const BUSYBOX: &str = "coracle.test/busybox:1";
@@ -42,4 +46,29 @@ impl Lab {
         );
         self.sh(&script).user(user).run().succeeded();
     }
+}
+
+/// The configuration of an image that says something and ends.
+pub fn says(text: &str) -> Value {
+    json!({"Env": ["PATH=/bin"], "Cmd": ["echo", text]})
+}
+
+/// A pod of one container that does what its image says.
+pub fn plain(name: &str, image: &str, more: Value) -> Value {
+    let main = json!({"name": "main", "image": image});
+    pod(name, json!({}), &[merged(main, more)])
+}
+
+/// Waits until a pod waits, with these words in its message.
+#[track_caller]
+pub fn waits_with(cluster: &mut Cluster, pod: &str, words: &str) {
+    let mut last = Value::Null;
+    let seen = eventually(Duration::from_secs(45), || {
+        last = cluster.pod(pod)["status"]["containerStatuses"][0]["state"]["waiting"].clone();
+        let reason = last["reason"].as_str().unwrap_or_default();
+        let message = last["message"].as_str().unwrap_or_default();
+        let pulling = ["ErrImagePull", "ImagePullBackOff"].contains(&reason);
+        (pulling && message.contains(words)).then_some(())
+    });
+    assert!(seen.is_some(), "{pod}: never {words:?}: {last}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::{Cluster, EMPTY_LAYER, Lab, REGISTRY, container, eventually, merged};
+use e2e::{Cluster, EMPTY_LAYER, Lab, REGISTRY, container, eventually, merged, says};
 use serde_json::{Value, json};
 
 /// One node is enough here.
@@ -17,10 +17,6 @@ fn with_policy(name: &str, image: &str, policy: &str) -> Value {
     let mut pod = pod(name, image, json!({}));
     pod["spec"]["containers"][0]["imagePullPolicy"] = json!(policy);
     pod
-}
-
-fn says(text: &str) -> Value {
-    json!({"Env": ["PATH=/bin"], "Cmd": ["echo", text]})
 }
 
 /// Waits until all of these pods wait for these reasons, with these words in the message.

@@ -1,0 +1,375 @@
+//! `coracle image …` as a user calls it: archives that go in and out, and what makes no sense.
+
+use e2e::store::{DIR, image, listed, ready, shell};
+use e2e::{Call, EMPTY_LAYER, Lab, says};
+
+/// Writes an archive of one image, as `docker save` does.
+#[track_caller]
+fn archive(lab: &Lab, file: &str, name: &str, layer: &str) {
+    let to = format!("{{ mkdir -p ~/{DIR} && cat > ~/{DIR}/{file}; }}");
+    lab.archive(name, says(name), layer, &to);
+}
+
+#[test]
+fn archives_go_in_and_out() {
+    let lab = ready();
+    archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
+    let loaded = image(&lab, "load -i app.tar").run().succeeded();
+    let id = loaded.stdout.trim().to_owned();
+    assert!(id.starts_with("docker.io/team/app@sha256:"), "{loaded}");
+    assert_eq!(loaded.stderr, "loaded docker.io/team/app:1\n");
+    // Compressed or not, from a file or through a pipe: it is the same.
+    for script in [
+        "gzip < app.tar | coracle image load",
+        "zstd --quiet app.tar && coracle image load -i app.tar.zst",
+        "coracle image load < app.tar",
+        "mkdir unpacked && tar --directory=unpacked --extract < app.tar && coracle image load -i unpacked",
+    ] {
+        shell(&lab, script).run().succeeded().printed(&id);
+    }
+    let other = id.replace("team/app", "other/name");
+    image(&lab, "load -i app.tar --name other/name:2")
+        .run()
+        .succeeded()
+        .printed(&other);
+    let both = ["docker.io/other/name:2", "docker.io/team/app:1"];
+    assert_eq!(listed(&lab, "store"), both);
+    image(&lab, "ls")
+        .run()
+        .succeeded()
+        .shows(&["IMAGE", "DIGEST", "SIZE", "USED", both[0], both[1]]);
+    image(&lab, "ls | head -n 1").run().succeeded();
+
+    // Out and in again. A pipe of data has nothing but data.
+    for (format, file) in [("docker", "1.tar"), ("oci", "2.tar"), ("oci-dir", "3")] {
+        let save = format!("save --format {format} team/app:1 other/name:2");
+        let saved = image(&lab, &format!("{save} -o {file}")).run().succeeded();
+        assert_eq!((saved.stdout.as_str(), saved.stderr.as_str()), ("", ""));
+        if format != "oci-dir" {
+            let same = format!(
+                "{save} | cmp - {file} && coracle image {save} -o /dev/stdout | cmp - {file}"
+            );
+            let piped = image(&lab, &same).run().succeeded();
+            assert_eq!(piped.stderr, "");
+        }
+        let load = format!("load -i {file} --store again-{format}");
+        let again = image(&lab, &load).run().succeeded();
+        let again: Vec<_> = again.stdout.lines().collect();
+        assert_eq!(again, [id.as_str(), &other]);
+        assert_eq!(listed(&lab, &format!("again-{format}")), both);
+    }
+    // What a list shows is what Docker reads, too.
+    shell(&lab, "tar --extract --to-stdout --file=1.tar manifest.json")
+        .run()
+        .shows(&["\"RepoTags\":[\"docker.io/team/app:1\",\"docker.io/other/name:2\"]"]);
+
+    // By age: what was used lately stays. That nobody asks a registry shows that there is none.
+    let old = "touch -d '40 days ago' store/references/*";
+    shell(&lab, old).run().succeeded();
+    image(&lab, "pull --missing team/app:1")
+        .run()
+        .succeeded()
+        .says(&["docker.io/team/app:1 is in the store"])
+        .printed(&id);
+    let prune = "prune --older-than 30d";
+    image(&lab, &format!("{prune} --dry-run"))
+        .run()
+        .succeeded()
+        .says(&["would have freed"])
+        .printed(both[0]);
+    assert_eq!(listed(&lab, "store"), both);
+    image(&lab, prune).run().succeeded().printed(both[0]);
+    assert_eq!(listed(&lab, "store"), both[1..]);
+    // By size: the least recently used goes.
+    let noise = "head -c 8M /dev/urandom > noise && tar --create noise";
+    archive(&lab, "big.tar", "team/big:1", noise);
+    image(&lab, "load -i big.tar").run().succeeded();
+    shell(&lab, old).run().succeeded();
+    image(&lab, "pull --missing team/app:1").run().succeeded();
+    image(&lab, "prune --keep-bytes 6M")
+        .run()
+        .succeeded()
+        .says(&["freed 8."])
+        .printed("docker.io/team/big:1");
+    // By name, or by what was printed for it.
+    image(&lab, "load -i app.tar --name other/name:2")
+        .run()
+        .succeeded();
+    image(&lab, "rm team/app:1")
+        .run()
+        .succeeded()
+        .says(&["removed docker.io/team/app:1", "freed 0 B"]);
+    image(&lab, &format!("rm {other}"))
+        .run()
+        .succeeded()
+        .says(&[
+            "removed docker.io/other/name@sha256:",
+            ", and with it docker.io/other/name:2",
+        ]);
+    assert!(listed(&lab, "store").is_empty());
+    shell(&lab, "find store/blobs store/partial -type f")
+        .run()
+        .succeeded()
+        .printed("");
+    lab.remove(DIR);
+    lab.nothing_left();
+}
+
+#[test]
+fn what_makes_no_sense_is_told() {
+    let lab = ready();
+    archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
+    archive(&lab, "other.tar", "team/other:1", EMPTY_LAYER);
+    let prepare = r"
+        coracle image load < app.tar && coracle image load < other.tar
+        coracle image save -o two.tar team/app:1 team/other:1
+        gzip < app.tar | head -c 200000 > cut.tar.gz; head -c 200000 app.tar > cut.tar
+        tar --create --file=empty.tar --files-from=/dev/null; touch nothing; mkdir empty closed
+        tar --create --file=foreign.tar --directory=/etc passwd; echo words > text
+        cp app.tar secret.tar; chmod 0 secret.tar; chmod 500 closed
+    ";
+    shell(&lab, &format!("{{ {prepare} }}")).run().succeeded();
+    let full = format!("/home/user1/{DIR}/full");
+    let mount =
+        format!("mkdir {full} && mount --no-mtab -t tmpfs -o size=300k,mode=1777 full {full}");
+    lab.root("login", &mount).succeeded();
+    let no_image = "neither one of `docker save` nor an OCI image layout";
+    let unreadable = "the archive can't be read";
+    let expected: &[(&str, i32, &[&str])] = &[
+        (
+            "load -i absent.tar",
+            74,
+            &["can't read absent.tar", "No such file"],
+        ),
+        (
+            "load -i secret.tar",
+            74,
+            &["can't read secret.tar", "Permission denied"],
+        ),
+        ("load -i empty", 74, &["can't load empty", no_image]),
+        ("load -i empty.tar", 74, &["can't load empty.tar", no_image]),
+        (
+            "load -i nothing",
+            74,
+            &["can't load nothing", "the archive is empty"],
+        ),
+        (
+            "load < /dev/null",
+            74,
+            &["can't load standard input", "the archive is empty"],
+        ),
+        (
+            "load -i cut.tar.gz",
+            74,
+            &["can't load cut.tar.gz", unreadable],
+        ),
+        (
+            "load -i cut.tar",
+            74,
+            &["can't load cut.tar", unreadable, "unexpected end of file"],
+        ),
+        (
+            "load -i foreign.tar",
+            74,
+            &[
+                "can't load foreign.tar",
+                no_image,
+                "it has no manifest.json",
+            ],
+        ),
+        (
+            "load -i text",
+            74,
+            &["can't load text", "this is no tar archive"],
+        ),
+        (
+            "load -i app.tar --name team/App:1",
+            64,
+            &["team/App:1", "must be lowercase"],
+        ),
+        (
+            "load -i two.tar --name team/app:2",
+            64,
+            &["the archive has 2 images, and a name was given for one"],
+        ),
+        (
+            "load -i app.tar --store full/store",
+            73,
+            &[
+                "there is no room left in",
+                "full/store",
+                "hint: make room with `coracle image prune`",
+            ],
+        ),
+        (
+            "load -i app.tar --store text/store",
+            74,
+            &["can't make the directory", "text/store"],
+        ),
+        (
+            "load -i app.tar --store closed/store",
+            73,
+            &[
+                "can't make the directory",
+                "closed/store",
+                "Permission denied",
+            ],
+        ),
+        ("pull team/App", 64, &["team/App", "must be lowercase"]),
+        ("pull team/app:1 'a b'", 64, &["a b"]),
+        (
+            "pull login:5999/team/app:1",
+            74,
+            &[
+                "can't connect to login:5999",
+                "Connection refused",
+                "hint: ",
+            ],
+        ),
+        (
+            "save team/absent",
+            74,
+            &[
+                "there is no image docker.io/team/absent:latest in the store",
+                "hint: `coracle image ls`",
+            ],
+        ),
+        ("save team/APP", 64, &["team/APP"]),
+        (
+            "save team/app:1 -o absent/app.tar",
+            73,
+            &["can't write", "absent/app.tar", "No such file"],
+        ),
+        (
+            "save team/app:1 -o empty",
+            73,
+            &[
+                "empty: it is a directory",
+                "hint: name a file, or say `--format oci-dir`",
+            ],
+        ),
+        (
+            "save team/app:1 -o closed/app.tar",
+            73,
+            &["closed/app.tar", "Permission denied"],
+        ),
+        (
+            "save team/app:1 -o full/app.tar",
+            73,
+            &["can't write", "full/app.tar", "No space left"],
+        ),
+        (
+            "save team/app:1 > /dev/full",
+            73,
+            &["can't write the archive", "No space left"],
+        ),
+        (
+            "save team/app:1 --format oci-dir",
+            64,
+            &["standard output", "hint: name it with `-o DIR`"],
+        ),
+        (
+            "save team/app:1 --format oci-dir -o text",
+            73,
+            &["can't write text"],
+        ),
+        (
+            "rm team/absent:1",
+            74,
+            &["there is no image docker.io/team/absent:1"],
+        ),
+        ("prune --older-than soon", 64, &["--older-than"]),
+        (
+            "prune --keep-bytes 3X",
+            64,
+            &["--keep-bytes", "K, M, G or T"],
+        ),
+        ("pull", 64, &["IMAGE"]),
+        ("push team/app:1", 64, &["push"]),
+    ];
+    let mut wrong = Vec::new();
+    let mut check = |call: Call, name: &str, code: i32, words: &[&str]| {
+        let output = call.run();
+        // On a terminal both streams are one.
+        let said = format!("{}{}", output.stdout, output.stderr);
+        let missing = words.iter().any(|words| !said.contains(words));
+        if output.code != code || missing || said.contains("panicked") {
+            wrong.push(format!("{name}: not {code} with {words:?}{output}"));
+        }
+    };
+    for (words, code, said) in expected {
+        check(image(&lab, words), words, *code, said);
+    }
+    let limits = "CORACLE_IMAGE_LIMITS=bytes=1M coracle image load -i app.tar";
+    let more = "it holds more than 1048576 bytes";
+    check(
+        shell(&lab, limits),
+        limits,
+        74,
+        &["can't load app.tar", more],
+    );
+    let limits = "CORACLE_IMAGE_LIMITS=size=1M coracle image load -i app.tar";
+    check(
+        shell(&lab, limits),
+        limits,
+        64,
+        &["CORACLE_IMAGE_LIMITS has no \"size\""],
+    );
+    for (words, said) in [
+        (
+            "load",
+            [
+                "not read from a terminal",
+                "hint: name a file or directory with `-i FILE`",
+            ],
+        ),
+        (
+            "save team/app:1",
+            [
+                "not written to a terminal",
+                "hint: name a file with `-o FILE`",
+            ],
+        ),
+    ] {
+        let script = format!("script -qec 'coracle image {words}' /dev/null");
+        check(shell(&lab, &script), words, 64, &said);
+    }
+    let broken = format!("/home/user1/{DIR}/broken");
+    lab.write(
+        &format!("{DIR}/broken/coracle/registries.toml"),
+        "[registry.login]\nmirror = 1\n",
+    );
+    let script = format!("XDG_CONFIG_HOME={broken} coracle image pull team/app:1");
+    let said = [
+        "coracle/registries.toml is not a configuration of registries",
+        "unknown field `mirror`",
+        "line 2",
+    ];
+    check(shell(&lab, &script), "registries.toml", 74, &said);
+    // What was asked for with it is done.
+    check(
+        image(&lab, "rm team/absent:1 team/app:1"),
+        "rm of two",
+        74,
+        &[
+            "removed docker.io/team/app:1",
+            "there is no image docker.io/team/absent:1",
+        ],
+    );
+    let left = shell(
+        &lab,
+        "ls; find store/partial -type f; ls full/*.tar 2> /dev/null",
+    )
+    .run()
+    .stdout;
+    lab.root("login", &format!("umount --no-mtab {full}"))
+        .succeeded();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(
+        !left.contains(".new-") && !left.contains("full/app.tar"),
+        "{left}"
+    );
+    assert_eq!(listed(&lab, "store"), ["docker.io/team/other:1"]);
+    lab.remove(DIR);
+    lab.nothing_left();
+}

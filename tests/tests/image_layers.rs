@@ -1,0 +1,133 @@
+//! What hostile layers can't do.
+
+use e2e::{Cluster, looking, plain, pod, says, store, wait_until, waits_with};
+use serde_json::{Value, json};
+
+/// Layers that do what no layer may, and what is said of them.
+const REFUSED: &[(&str, &str, &str)] = &[
+    (
+        "above",
+        "touch x && tar --absolute-names --transform='s,^x,srv/../../../tmp/escaped,' --create x",
+        "leads out of the layer",
+    ),
+    (
+        "linked",
+        "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,/etc/shadow,' --create a b",
+        "it is a hard link to /etc/shadow, which isn't a file of this layer",
+    ),
+    (
+        "circle",
+        "ln -s b a && ln -s a b && mkdir d && touch d/x && tar --transform='s,^d,a,' --create a b d/x",
+        "a/x",
+    ),
+    (
+        "hidden",
+        "touch .wh... && tar --create .wh...",
+        "it hides a name that no file has",
+    ),
+    (
+        "header",
+        r#"perl -e '$s = 3 << 20; $h = pack("a100a8a8a8a12a12a8a1a100a8a247", "././\@LongLink", "0000644", "0000000", "0000000", sprintf("%011o", $s), "00000000000", " " x 8, "L", "", "ustar  ", ""); substr($h, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $h)); print $h, "x" x $s;'"#,
+        "an extension header is 3145728 bytes large",
+    ),
+    (
+        "bomb",
+        "truncate --size=24M zeros && tar --create zeros",
+        "the image is larger than is allowed: its layers hold more bytes than may be unpacked",
+    ),
+    (
+        "crowd",
+        "seq 1500 | xargs touch && tar --create .",
+        "the image is larger than is allowed: it has more files than may be unpacked",
+    ),
+];
+
+/// A layer that tries much, and may: all of it stays inside, or is left out.
+const ODD: &str = r#"
+add() { tar --file=layer --append --absolute-names "$@"; }
+tar --file=layer --create --files-from=/dev/null
+# Absolute names are those of the container.
+echo absolute > x; add --transform='s,^x,/srv/absolute,' x
+# Symlinks are followed as if the layer were the root.
+ln -s ../../../../../../tmp out; ln -s /escaped absolute-out; mkdir dir; echo through > dir/escaped-here
+add out absolute-out
+add --transform='s,^dir,out,' dir/escaped-here
+add --transform='s,^dir,absolute-out,' dir/escaped-here
+# A hard link to a symlink is that symlink.
+ln -s /etc/shadow link; ln link again; add link again
+# The last of a name counts.
+echo first > twice; add twice; echo last > twice; add twice
+mkdir thing; echo below > thing/below; add thing; rm -r thing; echo file > thing; add thing
+# Devices are left out.
+add --transform='s,^/dev/,srv/,' /dev/null /dev/full
+# A deletion reaches through a link only inside.
+ln -s ../../../../etc far; add far; mkdir p; touch p/.wh.group; add --transform='s,^p,far,' p/.wh.group
+# Marks of overlay file systems would hide what is below. tar writes none, so this comes first.
+perl -e '
+sub header {
+  my ($name, $kind, $size) = @_;
+  my $h = pack("a100a8a8a8a12a12a8a1a100a8a247", $name, "0000755", "0000000", "0000000", sprintf("%011o", $size), "00000000000", " " x 8, $kind, "", "ustar\x0000", "");
+  substr($h, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $h));
+  $h
+}
+my $records = join "", map { my $r = " SCHILY.xattr.$_.opaque=y\n"; (length($r) + 2) . $r } qw(user.overlay trusted.overlay user.fuseoverlayfs);
+print header("pax", "x", length $records), pack("a512", $records), header("etc/", "5", 0);
+'
+cat layer
+"#;
+
+#[test]
+fn hostile_layers_do_no_harm() {
+    let lab = store::ready();
+    for (name, layer, _) in REFUSED {
+        lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
+    }
+    let odd = "coracle.test/odd:1";
+    lab.load_image(odd, says("odd"), ODD);
+    let limits = "CORACLE_IMAGE_LIMITS=bytes=16M,files=1000";
+    let words = ["env", limits, "srun", "-N1", "coracle", "run"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let look = looking(
+        "main",
+        json!({"image": odd}),
+        r#"
+        is absolute absolute "$(cat /srv/absolute)"
+        is 'through a link' through "$(cat /tmp/escaped-here)"
+        is 'through another' through "$(cat /escaped/escaped-here)"
+        is 'a hard link to a link' /etc/shadow "$(busybox readlink /again)"
+        fails cat /again
+        is twice last "$(cat /twice)"
+        is 'no directory any more' file "$(cat /thing)"
+        is 'what is left of devices' 'absolute' "$(ls /srv)"
+        works grep root /etc/passwd
+        fails cat /etc/group
+        "#,
+    );
+    let mut pods: Vec<Value> = REFUSED
+        .iter()
+        .map(|(name, ..)| plain(name, &format!("coracle.test/{name}:1"), json!({})))
+        .collect();
+    pods.push(pod("odd", json!({}), &[look]));
+    cluster.create_objects(&pods);
+    for (name, _, words) in REFUSED {
+        waits_with(&mut cluster, name, words);
+    }
+    cluster.find_all_right(&["odd"]);
+    let outside =
+        "ls -d /tmp/escaped* /escaped* /srv/absolute /tmp/coracle-*/escaped* 2> /dev/null; true";
+    assert_eq!(lab.root("node1", outside).stdout, "");
+    // Unless it is just tried again, nothing is left of what was refused.
+    wait_until(30, "no half of a layer stays", || {
+        let half = "ls -d /tmp/coracle-*/layers/.new-* 2> /dev/null; true";
+        lab.root("node1", half).stdout.is_empty()
+    });
+    cluster.exit(0);
+    let names: Vec<_> = REFUSED
+        .iter()
+        .map(|(name, ..)| format!("coracle.test/{name}:1"))
+        .collect();
+    lab.sh(&format!("coracle image rm {odd} {}", names.join(" ")))
+        .run()
+        .succeeded();
+    lab.nothing_left();
+}
