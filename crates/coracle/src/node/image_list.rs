@@ -1,50 +1,81 @@
 //! The images that pods of this node find without a registry, for the Node's status.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use images::{Reference, Store, Summary};
 use k8s_openapi::api::core::v1::ContainerImage;
+use tokio::sync::Semaphore;
 
 /// So many images and so many names of each, as upstream shows.
 const MOST_IMAGES: usize = 50;
 const MOST_NAMES: usize = 5;
 
-/// A store's list, read again only when it has changed: the store is on a shared file system.
-#[derive(Default)]
-pub struct ImageList(Mutex<Option<(SystemTime, Vec<ContainerImage>)>>);
+/// How long a look may take. The store is on a shared file system, which may hang.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-impl ImageList {
-    /// What is in the store now.
-    pub async fn read(&self, store: &Path) -> Vec<ContainerImage> {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = std::fs::metadata(store.join("references")).and_then(|dir| dir.modified());
-        let Ok(changed) = changed else {
-            // Nobody has put anything there.
-            return Vec::new();
-        };
-        if let Some((at, list)) = known().as_ref()
-            && *at == changed
-        {
-            return list.clone();
-        }
-        let store: PathBuf = store.to_owned();
-        let read = tokio::task::spawn_blocking(move || Store::open(&store)?.list()).await;
-        match read {
-            Ok(Ok(found)) => {
-                let list = shown(found);
-                *known() = Some((changed, list.clone()));
-                list
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(error = images::causes(&error), "cannot list the images");
-                Vec::new()
-            }
-            Err(_) => Vec::new(),
+/// A store's list, read again only when it has changed.
+pub struct ImageList {
+    known: Arc<Mutex<Known>>,
+    /// Who looks has it: of threads that hang there is one.
+    turn: Arc<Semaphore>,
+}
+
+/// The images, and as of which change of the store.
+type Known = Option<(SystemTime, Vec<ContainerImage>)>;
+
+impl Default for ImageList {
+    fn default() -> Self {
+        Self {
+            known: Arc::default(),
+            turn: Arc::new(Semaphore::new(1)),
         }
     }
+}
+
+impl ImageList {
+    /// What is in the store now; if that can't be found out in time, what was there before.
+    pub async fn read(&self, store: &Path) -> Vec<ContainerImage> {
+        if let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() {
+            let (store, known) = (store.to_owned(), Arc::clone(&self.known));
+            let look = tokio::task::spawn_blocking(move || {
+                look(&store, &known);
+                drop(turn);
+            });
+            let _ = tokio::time::timeout(PATIENCE, look).await;
+        }
+        let known = lock(&self.known);
+        known
+            .as_ref()
+            .map_or_else(Vec::new, |(_, list)| list.clone())
+    }
+}
+
+fn look(store: &Path, known: &Mutex<Known>) {
+    let changed = std::fs::metadata(store.join("references")).and_then(|dir| dir.modified());
+    let Ok(changed) = changed else {
+        // Nobody has put anything there.
+        *lock(known) = None;
+        return;
+    };
+    let is_current = |(at, _): &(SystemTime, _)| *at == changed;
+    if lock(known).as_ref().is_some_and(is_current) {
+        return;
+    }
+    let found = Store::open(store).and_then(|store| store.list());
+    *lock(known) = match found {
+        Ok(found) => Some((changed, shown(found))),
+        Err(error) => {
+            tracing::debug!(error = images::causes(&error), "cannot list the images");
+            None
+        }
+    };
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The largest first; one with several names once.
@@ -109,5 +140,19 @@ mod tests {
             ]
         );
         assert_eq!(names(1).len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_hangs_holds_nobody_up() {
+        let home = tempfile::tempdir().unwrap();
+        let list = ImageList::default();
+        assert!(list.read(home.path()).await.is_empty());
+        let image = ContainerImage::default();
+        *lock(&list.known) = Some((SystemTime::UNIX_EPOCH, vec![image.clone()]));
+        // Somebody still looks.
+        let turn = Arc::clone(&list.turn).try_acquire_owned().unwrap();
+        assert_eq!(list.read(home.path()).await, [image]);
+        drop(turn);
+        assert!(list.read(home.path()).await.is_empty());
     }
 }
