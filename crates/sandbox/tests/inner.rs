@@ -1,0 +1,175 @@
+//! The inner process and the kernel. This program is the sandbox, and, in another process, the container's program.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use linux::fresh::{Forked, Fresh};
+use linux::namespace::Ids;
+use linux::packet;
+use rustix::process::Signal;
+use rustix::thread::UnshareFlags;
+use sandbox::inner::message::{
+    Access, ContainerPlan, MountPlan, MountSource, News, ProcessPlan, Processes, Propagation,
+    Request, RootKind, RootPlan, UserPlan,
+};
+
+/// In a container's environment: its user.
+const UID: &str = "CORACLE_TEST_UID";
+const SCORE: i32 = 321;
+
+fn main() {
+    let asked: Vec<String> = std::env::args().collect();
+    let asked = |word: &str| asked.iter().any(|argument| argument == word);
+    match std::env::var(UID) {
+        Ok(uid) => look_around(&uid),
+        // What harnesses are asked before.
+        Err(_) if asked("--list") && asked("--ignored") => {}
+        Err(_) if asked("--list") => {
+            println!("containers_do_not_look_into_the_inner_process: test")
+        }
+        Err(_) => be_sandbox(),
+    }
+}
+
+fn be_sandbox() {
+    let ids = linux::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let outside = home.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    let image = home.path().join("image");
+    std::fs::create_dir_all(image.join("var")).unwrap();
+    symlink("/run", image.join("var/run")).unwrap();
+    let through_us = format!("/proc/1/root{}", outside.display());
+    symlink(through_us, image.join("out")).unwrap();
+    symlink("/out/file", image.join("through")).unwrap();
+    let mut inner = Inner::start(home.path(), ids);
+
+    let (failed, _) = inner.run(0, "/out/new", "/check");
+    assert!(failed.contains("chdir to cwd (/out/new)"), "{failed}");
+    let (failed, _) = inner.run(0, "", "/through");
+    assert!(failed.contains("mounting /through"), "{failed}");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+
+    for uid in [0, 1000] {
+        let (failed, code) = inner.run(uid, "/made/here", "/check");
+        assert_eq!((failed.as_str(), code), ("", Some(0)), "user {uid}");
+    }
+}
+
+struct Inner<'a> {
+    socket: OwnedFd,
+    last: u64,
+    home: &'a Path,
+    ids: Ids,
+}
+
+impl<'a> Inner<'a> {
+    fn start(home: &'a Path, ids: Ids) -> Self {
+        let (socket, theirs) = packet::pair().unwrap();
+        let fresh = Fresh {
+            pid: true,
+            ..Default::default()
+        };
+        match linux::fresh::fork_into(fresh).unwrap() {
+            Forked::Parent(..) => Self {
+                socket,
+                last: 0,
+                home,
+                ids,
+            },
+            Forked::Child => {
+                drop(socket);
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+                let served = sandbox::inner::run(theirs);
+                std::process::exit(i32::from(served.is_err()))
+            }
+        }
+    }
+
+    /// Runs a container that shares our processes, with this program at `program`: why it can't, and how it ended.
+    fn run(&mut self, uid: u32, cwd: &str, program: &str) -> (String, Option<i32>) {
+        self.last += 1;
+        let plan = self.plan(uid, cwd, program);
+        let text = serde_json::to_vec(&Request::Start(Box::new(plan))).unwrap();
+        let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+        let streams = [input.as_fd(), output.as_fd(), errors.as_fd()];
+        packet::send(&self.socket, self.last, &text, &streams).unwrap();
+        loop {
+            let answer = packet::receive(&self.socket).unwrap().unwrap();
+            assert_eq!(answer.number, self.last);
+            match serde_json::from_slice(&answer.text).unwrap() {
+                News::Failed { message, .. } => return (message, None),
+                News::Exited { code, .. } => return (String::new(), Some(code)),
+                News::Done | News::Runs(_) => {}
+            }
+        }
+    }
+
+    fn plan(&self, uid: u32, cwd: &str, program: &str) -> ContainerPlan {
+        let own = MountSource::Bind {
+            path: std::env::current_exe().unwrap(),
+            sub_path: None,
+        };
+        ContainerPlan {
+            root: RootPlan {
+                layers: Vec::new(),
+                upper: self.home.join("upper"),
+                kind: RootKind::At(self.home.join("image")),
+                read_only: false,
+            },
+            mounts: vec![
+                mount(MountSource::Proc, "/proc"),
+                mount(MountSource::Tmpfs(Vec::new()), "/var/run"),
+                mount(own, program),
+            ],
+            image_volumes: Vec::new(),
+            links: Vec::new(),
+            masked: Vec::new(),
+            read_only_paths: Vec::new(),
+            processes: Processes::Inner,
+            process: ProcessPlan {
+                args: vec![program.to_owned()],
+                env: vec![(UID.to_owned(), uid.to_string())],
+                cwd: cwd.into(),
+                user: UserPlan {
+                    uid: Some(uid),
+                    one_id: self.ids == Ids::One,
+                    ..Default::default()
+                },
+                capabilities: vec!["ALL".to_owned()],
+                default_seccomp: true,
+                oom_score_adj: SCORE,
+                ..Default::default()
+            },
+        }
+    }
+}
+
+fn mount(source: MountSource, target: &str) -> MountPlan {
+    MountPlan {
+        source,
+        target: target.into(),
+        access: Access::Write,
+        propagation: Propagation::None,
+    }
+}
+
+/// In the container, whose root may look into all processes that it sees, by its capabilities.
+fn look_around(uid: &str) {
+    assert_eq!(rustix::process::getuid().as_raw().to_string(), uid);
+    assert_eq!(std::env::current_dir().unwrap(), Path::new("/made/here"));
+    let score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+    assert_eq!(score.trim(), SCORE.to_string());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(mounts.contains(" /run tmpfs "), "{mounts}");
+
+    assert_ne!(std::process::id(), 1);
+    assert!(Path::new("/proc/1/stat").exists());
+    for path in ["root", "root/proc", "cwd", "exe", "ns/mnt", "environ"] {
+        let seen = std::fs::File::open(Path::new("/proc/1").join(path));
+        let seen = seen.map(drop).map_err(|error| error.kind());
+        assert_eq!(seen, Err(ErrorKind::PermissionDenied), "{path}");
+    }
+}
