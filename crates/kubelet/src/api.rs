@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// How long any one request may take; the API server answers in milliseconds or not at all.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A refusal right after a pod was bound often only means that the authorizer has not heard of it yet: milliseconds.
+const REFUSED_WAITS: [u64; 4] = [50, 100, 200, 400];
 
 /// Why a request to the API server did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -53,5 +55,20 @@ pub(crate) async fn call<T>(
     match tokio::time::timeout(CALL_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(CallError::from),
         Err(_) => Err(CallError::Timeout),
+    }
+}
+
+/// The same for what a node may ask only because a pod was bound to it, maybe just now.
+pub(crate) async fn call_for_pod<T, F: Future<Output = kube::Result<T>>>(
+    ask: impl Fn() -> F,
+) -> Result<T, CallError> {
+    let mut waits = REFUSED_WAITS.into_iter();
+    loop {
+        match (call(ask()).await, waits.next()) {
+            (Err(CallError::Answer { code: 403, .. }), Some(wait)) => {
+                tokio::time::sleep(Duration::from_millis(wait)).await;
+            }
+            (answer, _) => return answer,
+        }
     }
 }

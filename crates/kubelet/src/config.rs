@@ -43,6 +43,17 @@ pub struct NodeConfig {
     pub cluster_domain: String,
     /// How long a stream of exec, attach or port-forward may be silent.
     pub stream_idle_timeout: Duration,
+    /// By what the processes are known whose use of the machine is the node's; without, they are the agent's own kin.
+    pub members: Option<Members>,
+}
+
+/// By what the processes are known that belong to a node.
+#[derive(Clone, Debug)]
+pub struct Members {
+    /// A variable of their environment, with its value.
+    pub variable: String,
+    /// The name of the control group that they are in or below, if there is such a group.
+    pub group: String,
 }
 
 /// What pods may use on a node: the allocation's share of the machine, not the machine.

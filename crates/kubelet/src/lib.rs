@@ -43,7 +43,7 @@ use tokio::time::Instant;
 
 pub use api::CallError;
 pub use authority::ApiAuthority;
-pub use config::{Capacity, NodeConfig};
+pub use config::{Capacity, Members, NodeConfig};
 pub use error::KubeletError;
 pub use node::node_object;
 pub use pods::{

@@ -19,8 +19,10 @@ use crate::{Capacity, NodeConfig, Pressures, SystemFacts, local_volumes};
 /// The container runtime as Nodes name it; the runtime is this program.
 const RUNTIME_VERSION: &str = concat!("coracle://", env!("CARGO_PKG_VERSION"));
 
-/// Labels and annotations below this prefix are ours alone, also to take away again.
+/// Labels, annotations and resources below this prefix are ours alone, also to take away again.
 const OWN_PREFIX: &str = "coracle.dev/";
+/// And these resources.
+const GPUS: [&str; 2] = ["nvidia.com/gpu", "amd.com/gpu"];
 
 /// `status.declaredFeatures`: what this kubelet can do of the things that not every kubelet of its version can.
 ///
@@ -146,8 +148,23 @@ pub(crate) fn adopt(existing: Node, desired: Node) -> Node {
     status.conditions = Some(with_foreign(ours, &server));
     // The attach/detach controller's, not ours.
     status.volumes_attached = before.volumes_attached;
+    status.capacity = with_advertised(status.capacity, before.capacity);
+    status.allocatable = with_advertised(status.allocatable, before.allocatable);
     adopted.status = Some(status);
     adopted
+}
+
+/// Beside ours, the extended resources that somebody else has written there; those that only a node of ours can have had go.
+fn with_advertised(
+    ours: Option<BTreeMap<String, Quantity>>,
+    before: Option<BTreeMap<String, Quantity>>,
+) -> Option<BTreeMap<String, Quantity>> {
+    let is_theirs =
+        |name: &str| name.contains('/') && !name.starts_with(OWN_PREFIX) && !GPUS.contains(&name);
+    let mut all = before.unwrap_or_default();
+    all.retain(|name, _| is_theirs(name));
+    all.extend(ours.unwrap_or_default());
+    Some(all)
 }
 
 fn merged(
@@ -229,6 +246,7 @@ pub(crate) mod tests {
             cluster_dns: vec![],
             cluster_domain: "cluster.local".to_owned(),
             stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
+            members: None,
         }
     }
 
@@ -279,11 +297,17 @@ pub(crate) mod tests {
             type_: "NetworkUnavailable".to_owned(),
             ..Default::default()
         });
-        status
-            .capacity
-            .as_mut()
-            .unwrap()
-            .insert("amd.com/gpu".to_owned(), quantity::decimal(4));
+        for resources in [&mut status.capacity, &mut status.allocatable] {
+            let resources = resources.as_mut().unwrap();
+            for name in [
+                "amd.com/gpu",
+                "coracle.dev/shard",
+                "example.com/dongle",
+                "cpu",
+            ] {
+                resources.insert(name.to_owned(), quantity::decimal(4));
+            }
+        }
 
         let now = Timestamp::from_second(100).unwrap();
         let desired = node_object(&config(), &facts(), Pressures::default(), now);
@@ -295,7 +319,12 @@ pub(crate) mod tests {
         assert!(!labels.contains_key("coracle.dev/job-id"));
         assert_eq!(adopted.spec.unwrap().unschedulable, Some(true));
         let status = adopted.status.unwrap();
-        assert!(!status.capacity.unwrap().contains_key("amd.com/gpu"));
+        for resources in [status.capacity.unwrap(), status.allocatable.unwrap()] {
+            assert!(!resources.contains_key("amd.com/gpu"));
+            assert!(!resources.contains_key("coracle.dev/shard"));
+            assert_eq!(resources["example.com/dongle"], quantity::decimal(4));
+            assert_eq!(resources["cpu"], quantity::decimal(8));
+        }
         let times: Vec<_> = status
             .conditions
             .unwrap()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use control_plane::pki::{Identity, KUBELET_CLIENT};
-use kubelet::{Capacity, KnownPods, NodeConfig, Way};
+use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
 use kubelet_api::{Access, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -379,6 +379,10 @@ fn node_config(
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: streaming::idle_timeout()?,
+        members: slurm::Footprint::own().map(|job| Members {
+            variable: job.variable,
+            group: job.group,
+        }),
     })
 }
 

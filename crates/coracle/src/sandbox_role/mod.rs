@@ -1,7 +1,7 @@
 //! `coracle internal sandbox`: one pod.
 //!
 //! ```text
-//!   read the start line → join the hub's user namespace → mounts of our own → fork the inner process
+//!   read the start line → lock the pod → join the hub's user namespace → mounts of our own → fork the inner process
 //!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
 //! ```
 //!
@@ -11,9 +11,11 @@
 
 mod eviction;
 mod held;
+pub mod lock;
 mod pod;
 mod world;
 
+use std::fs::File;
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -58,10 +60,10 @@ pub struct Start {
     pub host_pid: bool,
     /// Whoever started it isn't its parent, and waits for its word on standard output.
     pub announces: bool,
-    /// The node's directory.
-    pub node_dir: PathBuf,
     /// How many files a process of the job may open. Whoever started it may open more, and so does it.
     pub open_files: u64,
+    /// The node's directory.
+    pub node_dir: PathBuf,
     /// Where images are.
     pub store: PathBuf,
     /// The control group in which those of pods are made, if there is one.
@@ -91,9 +93,9 @@ pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the agent's word counts.
     let _deaf = crate::guard::deaf()?;
     let mut start = read_start()?;
+    linux::descriptors::raise_limit(Some(start.open_files))?;
     // A step has a control group of its own.
     let division = start.announces.then(cgroup::set_up).flatten();
-    linux::descriptors::raise_limit(Some(start.open_files))?;
     if let Some(division) = &division {
         start.groups = Some(division.theirs().path().to_owned());
     }
@@ -102,7 +104,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     if start.announces {
         announce(begun.as_ref().err())?;
     }
-    let (inner, socket) = begun?;
+    let (_lock, inner, socket) = begun?;
     let ended = crate::block_on(async {
         let local = tokio::task::LocalSet::new();
         local.run_until(live(start, places, inner, socket)).await
@@ -114,9 +116,12 @@ pub fn main() -> anyhow::Result<ExitCode> {
 }
 
 /// All that must be done while there is one thread.
-fn begin(start: &Start, places: &Places) -> anyhow::Result<(Pid, OwnedFd)> {
-    move_in(start, places).with_context(|| format!("the sandbox of pod {}", start.uid))?;
-    fork_inner(start.host_pid)
+fn begin(start: &Start, places: &Places) -> anyhow::Result<(File, Pid, OwnedFd)> {
+    let context = || format!("the sandbox of pod {}", start.uid);
+    let lock = lock::take(&start.pod_dir()).with_context(context)?;
+    move_in(start, places).with_context(context)?;
+    let (inner, socket) = fork_inner(start.host_pid)?;
+    Ok((lock, inner, socket))
 }
 
 /// One line to whoever waits for it.

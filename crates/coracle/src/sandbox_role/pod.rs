@@ -21,8 +21,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use super::world::NodeWorld;
 use super::{Start, eviction};
 
-/// How long those who read a log may go on when the sandbox is to leave, and how often it is looked whether they do.
+/// How long those who read a log may go on when a sandbox is to leave that holds a share of the node …
 const READERS_PATIENCE: Duration = Duration::from_secs(60);
+/// … and how often it is looked whether they do.
 const READERS_PAUSE: Duration = Duration::from_millis(50);
 
 /// One pod.
@@ -38,6 +39,8 @@ pub struct SandboxPod {
     keeps_logs: Cell<bool>,
     /// Everybody who reads a log has a copy of it.
     readers: Arc<()>,
+    /// It is a step, with a share of the node that others wait for.
+    has_share: bool,
 }
 
 enum Stage {
@@ -66,6 +69,7 @@ impl SandboxPod {
     /// A pod that waits for its bundle.
     pub fn new(start: Start, places: Places, inner: Pid, socket: OwnedFd) -> Self {
         Self {
+            has_share: start.announces,
             logs: LogDir::new(&places.logs),
             stage: RefCell::new(Stage::Waiting(Box::new(Waiting {
                 start,
@@ -217,12 +221,18 @@ impl Pod for SandboxPod {
 
     fn retire(&self) {
         self.keeps_logs.set(true);
+        let has_share = self.has_share;
         let (dismissed, readers) = (self.dismissed.clone(), Arc::downgrade(&self.readers));
         tokio::task::spawn_local(async move {
-            let patience = tokio::time::Instant::now() + READERS_PATIENCE;
             // Nobody begins to read any more: the kubelet does it itself.
-            while readers.strong_count() > 1 && tokio::time::Instant::now() < patience {
-                tokio::time::sleep(READERS_PAUSE).await;
+            let nobody_reads = async {
+                while readers.strong_count() > 1 {
+                    tokio::time::sleep(READERS_PAUSE).await;
+                }
+            };
+            match has_share {
+                true => _ = tokio::time::timeout(READERS_PATIENCE, nobody_reads).await,
+                false => nobody_reads.await,
             }
             dismissed.notify_one();
         });

@@ -11,6 +11,7 @@ use sandbox::usage::{
 };
 
 use super::rates::Round;
+use crate::pods::is_on_disk;
 
 /// The interface through which pods reach others.
 const POD_INTERFACE: &str = "eth0";
@@ -190,22 +191,11 @@ fn volumes(pod: &Pod, usage: &PodUsage) -> Vec<VolumeStats> {
 
 /// What counts as written to local disk: containers, their logs, and emptyDirs that are not in memory.
 fn ephemeral(pod: &Pod, usage: &PodUsage) -> Option<FsStats> {
-    let specs = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let on_disk = |name: &str| {
-        specs.clone().any(|volume| {
-            let source = volume.empty_dir.as_ref();
-            volume.name == name
-                && source.is_some_and(|source| source.medium.as_deref().unwrap_or("").is_empty())
-        })
-    };
     let containers = usage.containers.iter();
     let of_containers = containers.flat_map(|container| [container.root, container.logs]);
     let volumes = usage.volumes.iter();
     let of_volumes = volumes
-        .filter(|volume| on_disk(&volume.name))
+        .filter(|volume| is_on_disk(pod, &volume.name))
         .map(|volume| volume.disk);
     let all = of_containers.flatten().chain(of_volumes);
     let sum = all.reduce(|sum, disk| DiskUsage {

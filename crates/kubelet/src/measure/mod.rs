@@ -43,7 +43,7 @@ impl Meter {
             config: config.clone(),
             facts: facts.clone(),
             pods: Arc::downgrade(pods),
-            node: NodeMeter::new(),
+            node: NodeMeter::new(config),
             rates: Rates::default(),
         }))
     }

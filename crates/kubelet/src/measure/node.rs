@@ -1,7 +1,7 @@
-//! What the node uses: the job that it belongs to, and nothing else of the machine.
+//! What the node uses: what belongs to it ([`Members`]), and nothing else of the machine.
 //!
-//! Slurm often keeps a control group for the job on each node, and the kernel counts in it. Where it doesn't, the job's processes are
-//! added up: those that carry its number in their environment, and all that they have started.
+//! Often there is a control group for just that, and the kernel counts in it. Where there is none, processes are added up: those that
+//! carry the mark in their environment, and all that they have started.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -24,23 +24,28 @@ use crate::NodeConfig;
 /// Measures the node.
 pub(super) struct NodeMeter {
     began: Timestamp,
-    /// The job's number, if there is a job.
-    job: Option<String>,
-    /// The job's control group on this node, if there is one.
+    /// Nanoseconds of processors that were used before that: by agents before this one, or before there was a cluster.
+    before: u64,
+    /// What the node's processes carry in their environment.
+    mark: Option<String>,
+    /// Their control group, if there is one.
     group: Option<Group>,
     cpu: Mutex<Counter>,
 }
 
 impl NodeMeter {
-    pub(super) fn new() -> Self {
-        let job = std::env::var("SLURM_JOB_ID").ok();
-        let group = job.as_deref().and_then(group_of_job);
-        Self {
+    pub(super) fn new(config: &NodeConfig) -> Self {
+        let members = config.members.as_ref();
+        let mut meter = Self {
             began: Timestamp::now(),
-            job,
-            group,
+            before: 0,
+            mark: members.map(|members| members.variable.clone()),
+            group: members.and_then(|members| above_us(&members.group)),
             cpu: Mutex::default(),
-        }
+        };
+        let counted = meter.group.as_ref().and_then(|group| group.usage().ok());
+        meter.before = counted.map_or_else(|| meter.processes().0, |usage| usage.cpu_ns);
+        meter
     }
 
     pub(super) fn measure(
@@ -51,7 +56,7 @@ impl NodeMeter {
         rates: &mut Round<'_>,
     ) -> NodeStats {
         let counted = self.group.as_ref().and_then(|group| group.usage().ok());
-        let of_pods = sum_of_pods(pods, now, self.began, rates);
+        let of_pods = sum_of_pods(pods, now, rates);
         let (used, memory) = match counted {
             Some(usage) if usage.memory > 0 => {
                 let memory = MemoryUsage {
@@ -78,7 +83,7 @@ impl NodeMeter {
                 .collect(),
             figures: convert::figures(
                 "node",
-                used,
+                used.saturating_sub(self.before),
                 convert::memory(&memory, Some(config.capacity.memory_bytes), now),
                 self.began,
                 rates,
@@ -93,7 +98,7 @@ impl NodeMeter {
         }
     }
 
-    /// Processors of all processes of the job, and memory of those that are no pod's: sandboxes know more of theirs.
+    /// Processors of all processes of the node, and memory of those that are no pod's: sandboxes know more of theirs.
     fn processes(&self) -> (u64, MemoryUsage) {
         let table = Table::read().unwrap_or_default();
         let members = table.tree(self.roots(&table));
@@ -120,7 +125,7 @@ impl NodeMeter {
         (counter.note(used), memory)
     }
 
-    /// The processes that carry the job's number. Without a job, our own guard.
+    /// The processes that carry the mark, and our own guard.
     fn roots(&self, table: &Table) -> Vec<i32> {
         let guard = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
         let ours = i32::try_from(std::process::id()).ok();
@@ -129,10 +134,9 @@ impl NodeMeter {
             .into_iter()
             .chain(ours)
             .collect();
-        if let Some(job) = &self.job {
-            let mark = format!("SLURM_JOB_ID={job}");
+        if let Some(mark) = &self.mark {
             let user = rustix::process::getuid().as_raw();
-            roots.extend(table.pids().filter(|pid| carries(*pid, user, &mark)));
+            roots.extend(table.pids().filter(|pid| carries(*pid, user, mark)));
         }
         roots
     }
@@ -155,23 +159,19 @@ fn is_sandbox(pid: i32) -> bool {
     words.next() == Some(b"internal") && words.next() == Some(b"sandbox")
 }
 
-/// `…/job_12` above the group that we are in, as Slurm names it.
-fn group_of_job(job: &str) -> Option<Group> {
+/// The group of this name that we are in, or below.
+fn above_us(name: &str) -> Option<Group> {
     let own = Group::own()?;
-    let name = format!("job_{job}");
     let mut above = own.path().ancestors();
     above
-        .find(|path| path.file_name().is_some_and(|found| found == name.as_str()))
+        .find(|path| path.file_name().is_some_and(|found| found == name))
         .map(Group::at)
 }
 
 /// All pods together, as the system container `pods`.
-fn sum_of_pods(
-    pods: &[PodStats],
-    now: Timestamp,
-    began: Timestamp,
-    rates: &mut Round<'_>,
-) -> ContainerStats {
+fn sum_of_pods(pods: &[PodStats], now: Timestamp, rates: &mut Round<'_>) -> ContainerStats {
+    // Pods are older than an agent that replaces another.
+    let began = pods.iter().map(|pod| pod.figures.start_time).min();
     let cpu = pods.iter().filter_map(|pod| pod.figures.cpu.as_ref());
     let used = cpu.map(|cpu| cpu.usage_core_nano_seconds).sum();
     let mut memory = MemoryUsage::default();
@@ -184,7 +184,7 @@ fn sum_of_pods(
             "pods",
             used,
             convert::memory(&memory, None, now),
-            began,
+            began.unwrap_or(now),
             rates,
         ),
         rootfs: None,
@@ -306,9 +306,10 @@ mod tests {
 
     #[test]
     fn this_machine_is_measured() {
-        let meter = NodeMeter::new();
-        let rates = super::super::rates::Rates::default();
         let config = crate::node::tests::config();
+        let mut meter = NodeMeter::new(&config);
+        meter.before = 0;
+        let rates = super::super::rates::Rates::default();
         let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
         assert!(node.figures.cpu.unwrap().usage_core_nano_seconds > 0);
         let memory = node.figures.memory.unwrap();
@@ -317,6 +318,22 @@ mod tests {
         assert!(node.rlimit.unwrap().curproc > 0);
         let names: Vec<_> = node.system_containers.iter().map(|c| &c.name[..]).collect();
         assert_eq!(names, ["kubelet", "pods"]);
+    }
+
+    #[test]
+    fn what_was_used_before_is_not_counted() {
+        let config = crate::node::tests::config();
+        let mut meter = NodeMeter::new(&config);
+        // As if others had worked for a day.
+        const DAY: u64 = 86_400_000_000_000;
+        let counter = meter.cpu.get_mut().unwrap();
+        counter.note(DAY);
+        counter.note(0);
+        meter.before += DAY;
+        let rates = super::super::rates::Rates::default();
+        let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
+        let used = node.figures.cpu.unwrap().usage_core_nano_seconds;
+        assert!(used < 3_600_000_000_000, "{used}");
     }
 
     #[test]

@@ -8,18 +8,32 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::Shared;
-use super::spec::uid;
+use super::spec::{is_final, phase, uid};
 use super::worker::Seen;
 
-/// Keeps `bundles` current for as long as the pod is seen. Never ends; the end of the pod ends it.
+/// A bundle, as far as it can be had.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub bundle: Bundle,
+    /// It has all volumes. A pod doesn't start without them, but one that runs has them already.
+    pub whole: bool,
+}
+
+/// Keeps `offers` current for as long as the pod is seen and not over. Never ends; the end of the pod ends it.
 pub(super) async fn resolve_all(
     shared: Arc<Shared>,
     mut seen: watch::Receiver<Seen>,
-    bundles: watch::Sender<Option<Arc<Bundle>>>,
+    offers: watch::Sender<Option<Arc<Offer>>>,
 ) {
     let mut complaints = vec![];
     loop {
         let pod = Arc::clone(&seen.borrow_and_update().pod);
+        if is_final(phase(&pod)) {
+            // It stays for its logs, maybe for long, and needs no more tokens.
+            shared.resolver.forget(uid(&pod));
+            offers.send_replace(None);
+            return std::future::pending().await;
+        }
         let resolved = shared.resolver.bundle(&pod).await;
         let mounts = resolved
             .failed_mounts
@@ -32,21 +46,20 @@ pub(super) async fn resolve_all(
             }
             complaints = news;
         }
-        // A pod doesn't start without its volumes. One that runs keeps those that can't be had any more, and hears of all
-        // else: its token would end if a config map that somebody has deleted stood in its way.
+        // One that runs keeps the volumes that can't be had any more, and hears of all else: its token would end if a config
+        // map that somebody has deleted stood in its way.
         let mut bundle = resolved.bundle;
-        let kept = keep_volumes(&mut bundle, bundles.borrow().as_deref());
-        if kept == resolved.failed_mounts.len() {
-            replace(&bundles, bundle);
-        }
+        let kept = keep_volumes(&mut bundle, offers.borrow().as_deref());
+        let whole = kept == resolved.failed_mounts.len();
+        replace(&offers, Offer { bundle, whole });
         until_changed(&shared, &mut seen, &pod).await;
     }
 }
 
 /// Gives a bundle the volumes that it lacks and an earlier one has; how many there are.
-fn keep_volumes(new: &mut Bundle, old: Option<&Bundle>) -> usize {
+fn keep_volumes(new: &mut Bundle, old: Option<&Offer>) -> usize {
     let mut kept = 0;
-    for (name, source) in old.into_iter().flat_map(|old| &old.volumes) {
+    for (name, source) in old.into_iter().flat_map(|old| &old.bundle.volumes) {
         if !new.volumes.contains_key(name) {
             new.volumes.insert(name.clone(), source.clone());
             kept += 1;
@@ -56,13 +69,14 @@ fn keep_volumes(new: &mut Bundle, old: Option<&Bundle>) -> usize {
 }
 
 /// Who reads the bundle is woken only if it says something new.
-fn replace(bundles: &watch::Sender<Option<Arc<Bundle>>>, bundle: Bundle) {
-    let new = json!(bundle);
-    bundles.send_if_modified(|current| {
-        let old = current.as_ref().map(|current| json!(**current));
-        let changed = old.is_none_or(|old| without_status(old) != without_status(new));
+fn replace(offers: &watch::Sender<Option<Arc<Offer>>>, offer: Offer) {
+    let new = without_status(json!(offer.bundle));
+    offers.send_if_modified(|current| {
+        let changed = current.as_ref().is_none_or(|current| {
+            current.whole != offer.whole || without_status(json!(current.bundle)) != new
+        });
         if changed {
-            *current = Some(Arc::new(bundle));
+            *current = Some(Arc::new(offer));
         }
         changed
     });
@@ -84,7 +98,8 @@ async fn until_changed(shared: &Shared, seen: &mut watch::Receiver<Seen>, pod: &
             if seen.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            if differs(pod, &seen.borrow_and_update().pod) {
+            let now = Arc::clone(&seen.borrow_and_update().pod);
+            if differs(pod, &now) || is_final(phase(&now)) {
                 return;
             }
         }
@@ -154,7 +169,10 @@ mod tests {
             node: Default::default(),
             before: vec![],
         };
-        let old = bundle(json!({"gone": "old", "token": "old"}));
+        let old = Offer {
+            bundle: bundle(json!({"gone": "old", "token": "old"})),
+            whole: true,
+        };
         let mut new = bundle(json!({"token": "new"}));
         assert_eq!(keep_volumes(&mut new, None), 0);
         assert_eq!(keep_volumes(&mut new, Some(&old)), 1);

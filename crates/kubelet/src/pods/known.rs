@@ -1,6 +1,6 @@
 //! The pods of this node, for those who ask: the kubelet's HTTPS API.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,11 @@ use kubelet_api::{
     AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, LogStream, NoLogs, NoSession,
     PodSource, Session,
 };
-use sandbox::connection::SandboxClient;
+use sandbox::connection::{ConnectionError, SandboxClient};
 use sandbox::logs::LogDir;
 use sandbox::protocol::LogQuery;
 
+use super::spec::{is_final, phase};
 use super::streams;
 
 /// The pods bound to this node, each with its newest status and the way to its sandbox.
@@ -123,6 +124,11 @@ impl KnownPods {
         self.lock().remove(uid);
     }
 
+    /// The API server shows these and no others.
+    pub(crate) fn retain(&self, uids: &HashSet<String>) {
+        self.lock().retain(|uid, _| uids.contains(uid));
+    }
+
     /// Its worker has concluded what its status is.
     pub(crate) fn concluded(&self, uid: &str, status: &PodStatus) {
         if let Some(entry) = self.lock().get_mut(uid)
@@ -154,7 +160,12 @@ impl KnownPods {
         let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
         let sandbox = sandbox.ok_or_else(|| {
             let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
-            NoSession::internal(format!("pod {name:?} has no sandbox that runs"))
+            match phase(&entry.pod) {
+                over if is_final(over) => NoSession::not_found(format!(
+                    "pod {name:?} is over ({over}): nothing of it runs"
+                )),
+                _ => NoSession::internal(format!("pod {name:?} has no sandbox that runs")),
+            }
         })?;
         Ok((Arc::clone(&entry.pod), sandbox))
     }
@@ -202,16 +213,23 @@ impl PodSource for KnownPods {
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
         let left = entry.and_then(|_| Some(self.dir.get()?.join(uid).join("logs")));
+        let query = query(options);
         Box::pin(async move {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
-                let log = sandbox.logs(&query(options)).await?;
-                return Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed());
+                match sandbox.logs(&query).await {
+                    Ok(log) => {
+                        return Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed());
+                    }
+                    // Its pod is over, and it went in just this moment.
+                    Err(ConnectionError::Lost { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             // Nothing is written to them any more.
             let left = left
                 .filter(|dir| dir.exists())
                 .ok_or("the pod's sandbox is gone, and its logs with it")?;
-            let log = LogDir::new(left).read(&query(options)).await;
+            let log = LogDir::new(left).read(&query).await;
             Ok(log.map_err(|problem| problem.message)?)
         })
     }

@@ -12,6 +12,11 @@ pub trait Launcher: Send + Sync {
     /// Starts a sandbox and returns as soon as it is on its way. It reports by dialling the kubelet.
     fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>>;
 
+    /// The sandbox of a pod that is there already: an earlier kubelet has started it, and it may not have dialled yet.
+    fn find(&self, _uid: &str) -> Option<Box<dyn Handle>> {
+        None
+    }
+
     /// Removes a directory that containers have written to. Who starts sandboxes with more than one user id must also be
     /// able to remove files of all of them.
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
@@ -92,6 +97,9 @@ pub struct Launch {
 pub trait Handle: Send {
     /// Waits until the sandbox's process is gone and says how it ended. May be dropped and asked again.
     fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// The number of its process, while that is known.
+    fn id(&self) -> Option<i32>;
 
     /// Its end is found out by looking again and again, which is worth it only when its connection has ended.
     fn must_be_asked(&self) -> bool {

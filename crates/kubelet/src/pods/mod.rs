@@ -43,6 +43,7 @@ pub use known::{KnownPods, OwnLog};
 pub use launch::{Handle, LAUNCHER_ANNOTATION, Launch, LaunchError, Launcher, Needs, NodeKey, Way};
 pub use process::Process;
 pub(crate) use runtime_class::HANDLER;
+pub(crate) use spec::is_on_disk;
 
 use self::admission::Space;
 use self::spec::launcher;
@@ -131,6 +132,16 @@ impl Shared {
     fn way(&self, pod: &Pod) -> Way {
         let named = launcher(pod).and_then(Way::named);
         named.unwrap_or(self.config.way)
+    }
+
+    /// Removes what is left of a pod that has no sandbox any more.
+    async fn remove_dir(&self, uid: &str) {
+        let dir = self.config.node_dir.join("pods").join(uid);
+        if dir.exists()
+            && let Err(error) = self.launcher.remove(dir.clone()).await
+        {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
+        }
     }
 
     /// A share of its own was measured when the pod was started, and can't grow.

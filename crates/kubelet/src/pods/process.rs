@@ -17,7 +17,10 @@ use super::launch::Handle;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A sandbox's process that is nobody's child here, whatever becomes of its process id.
-pub struct Process(OwnedFd);
+pub struct Process {
+    process: OwnedFd,
+    id: i32,
+}
 
 impl Process {
     /// The process that has dialled; an error if it is gone already, or can't be seen from here.
@@ -33,11 +36,14 @@ impl Process {
 
     fn open(pid: Option<Pid>) -> io::Result<Self> {
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+        Ok(Self {
+            process: pidfd_open(pid, PidfdFlags::empty())?,
+            id: pid.as_raw_nonzero().get(),
+        })
     }
 
     fn has_ended(&self) -> bool {
-        let mut watched = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut watched = [PollFd::new(&self.process, PollFlags::IN)];
         poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
     }
 }
@@ -54,12 +60,16 @@ impl Handle for Process {
         .boxed()
     }
 
+    fn id(&self) -> Option<i32> {
+        Some(self.id)
+    }
+
     fn must_be_asked(&self) -> bool {
         true
     }
 
     fn kill(&mut self) {
-        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
     }
 }
 
@@ -76,8 +86,7 @@ mod tests {
         assert!(!Process::behind(&here).unwrap().has_ended());
 
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        let mut process = Process(pidfd_open(pid, PidfdFlags::empty()).unwrap());
+        let mut process = Process::open(Some(Pid::from_child(&child))).unwrap();
         assert!(process.exited().now_or_never().is_none());
         process.kill();
         process.exited().await;

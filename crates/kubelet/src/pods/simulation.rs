@@ -20,9 +20,10 @@ use sandbox::protocol::{
 use sandbox::streams::Session;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tower::service_fn;
 
+use super::bundles::Offer;
 use super::launch::{Handle, Launch, LaunchError, Launcher};
 use super::switchboard::Caller;
 use super::worker::Seen;
@@ -40,6 +41,8 @@ pub(super) struct Api {
     /// Every status as it was after a patch.
     pub statuses: Vec<Value>,
     pub events: Vec<Value>,
+    /// Every path that was asked for.
+    pub asked: Vec<String>,
     pub node: Value,
     seen: Option<watch::Sender<Seen>>,
     version: u64,
@@ -48,6 +51,7 @@ pub(super) struct Api {
 impl Api {
     fn answer(&mut self, method: &Method, path: &str, body: Value) -> (StatusCode, Value) {
         let pod_path = "/api/v1/namespaces/n/pods/p";
+        self.asked.push(path.to_owned());
         if self.away {
             return (StatusCode::SERVICE_UNAVAILABLE, status(503, "away"));
         }
@@ -65,6 +69,10 @@ impl Api {
                 self.show(true);
                 (StatusCode::OK, self.pod.clone())
             }
+            (&Method::PATCH, path) if path.starts_with("/api/v1/namespaces/n/events/") => (
+                StatusCode::OK,
+                json!({ "metadata": {}, "involvedObject": {} }),
+            ),
             (&Method::POST, "/api/v1/namespaces/n/events") => {
                 self.events.push(body.clone());
                 (StatusCode::CREATED, body)
@@ -146,7 +154,7 @@ pub(super) struct World {
     pub shared: Arc<Shared>,
     pub seen: watch::Receiver<Seen>,
     pub connections: Option<mpsc::UnboundedReceiver<Caller>>,
-    pub bundles: watch::Sender<Option<Arc<Bundle>>>,
+    pub offers: watch::Sender<Option<Arc<Offer>>>,
     pub shutdown: watch::Sender<Option<tokio::time::Instant>>,
     changed: Arc<Notify>,
     _node_dir: tempfile::TempDir,
@@ -167,6 +175,7 @@ impl World {
             away: false,
             statuses: vec![],
             events: vec![],
+            asked: vec![],
             node: json!({ "metadata": { "name": "node1" } }),
             seen: Some(show),
             version: 100,
@@ -204,7 +213,7 @@ impl World {
             shared,
             seen,
             connections: Some(connections),
-            bundles: watch::channel(None).0,
+            offers: watch::channel(None).0,
             shutdown: watch::channel(None).0,
             changed,
             _node_dir: node_dir,
@@ -227,6 +236,11 @@ impl World {
 
     /// Resolves the pod.
     pub(super) fn resolve(&self) {
+        self.offer(true);
+    }
+
+    /// Resolves the pod, with all of its volumes or without.
+    pub(super) fn offer(&self, whole: bool) {
         let bundle = Bundle {
             pod: self.api.lock().unwrap().pod(),
             containers: Default::default(),
@@ -235,7 +249,8 @@ impl World {
             node: Default::default(),
             before: vec![],
         };
-        self.bundles.send_replace(Some(Arc::new(bundle)));
+        self.offers
+            .send_replace(Some(Arc::new(Offer { bundle, whole })));
     }
 
     /// Waits until the world is as `is` wants it.
@@ -327,6 +342,7 @@ fn config(node_dir: &Path) -> NodeConfig {
         cluster_dns: vec![],
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
+        members: None,
     }
 }
 
@@ -346,31 +362,43 @@ impl Launcher for Sandboxes {
         } else {
             let sandbox = self.start();
             assert_eq!(launch.token, NodeKey([1; 32]).token(&launch.uid));
-            let exit = sandbox.exit.lock().unwrap().1.take();
-            Ok(Box::new(Process { sandbox, exit }) as Box<dyn Handle>)
+            Ok(Box::new(Process(sandbox)) as Box<dyn Handle>)
         };
         futures::future::ready(started).boxed()
+    }
+
+    fn find(&self, uid: &str) -> Option<Box<dyn Handle>> {
+        let all = self.all.lock().unwrap();
+        let mut living = all.iter().filter(|sandbox| !*sandbox.gone.borrow());
+        let found = living.next().filter(|_| uid == "u")?;
+        Some(Box::new(Process(Arc::clone(found))))
     }
 }
 
 impl Sandboxes {
     /// Starts a sandbox that dials at once; as the launcher, or as one that outlived its kubelet.
     pub(super) fn start(&self) -> Arc<Sandbox> {
-        let (exit, exited) = oneshot::channel();
+        let sandbox = self.start_silent();
+        self.dial(&sandbox);
+        sandbox
+    }
+
+    /// Starts a sandbox that has not dialled yet.
+    pub(super) fn start_silent(&self) -> Arc<Sandbox> {
         let sandbox = Arc::new(Sandbox {
+            id: i32::try_from(self.all.lock().unwrap().len()).unwrap(),
             bundles: Mutex::default(),
             stops: Mutex::default(),
             dismissed: Mutex::default(),
             retired: Mutex::default(),
             killed: Mutex::default(),
             state: watch::channel(PodState::default()).0,
-            exit: Mutex::new((Some(exit), Some(exited))),
+            gone: watch::Sender::new(false),
             hang_up: Notify::new(),
             changed: Arc::clone(&self.changed),
         });
         self.all.lock().unwrap().push(Arc::clone(&sandbox));
         self.changed.notify_waiters();
-        self.dial(&sandbox);
         sandbox
     }
 
@@ -393,6 +421,7 @@ async fn connect_all(
             token: String::new(),
             uid: "u".to_owned(),
         };
+        let caller = Arc::clone(&sandbox);
         tokio::task::spawn_local(async move {
             let gone = Arc::clone(&sandbox);
             let done = async move { gone.hang_up.notified().await };
@@ -402,13 +431,14 @@ async fn connect_all(
         let _ = connected.send(Caller {
             uid: hello.uid,
             client,
-            process: None,
+            process: Some(Box::new(Process(caller))),
         });
     }
 }
 
 /// A simulated sandbox, as tests see it.
 pub(super) struct Sandbox {
+    id: i32,
     pub bundles: Mutex<Vec<Bundle>>,
     pub stops: Mutex<Vec<Stop>>,
     pub dismissed: Mutex<bool>,
@@ -416,7 +446,7 @@ pub(super) struct Sandbox {
     pub retired: Mutex<bool>,
     pub killed: Mutex<bool>,
     state: watch::Sender<PodState>,
-    exit: Mutex<Exit>,
+    gone: watch::Sender<bool>,
     hang_up: Notify,
     changed: Arc<Notify>,
 }
@@ -430,9 +460,7 @@ impl Sandbox {
     /// Dies, with its connection.
     pub(super) fn die(&self) {
         self.break_line();
-        if let Some(exit) = self.exit.lock().unwrap().0.take() {
-            let _ = exit.send(());
-        }
+        self.gone.send_replace(true);
         self.changed.notify_waiters();
     }
 
@@ -441,9 +469,6 @@ impl Sandbox {
         self.hang_up.notify_one();
     }
 }
-
-/// Both ends of the word that it has died.
-type Exit = (Option<oneshot::Sender<()>>, Option<oneshot::Receiver<()>>);
 
 struct Serving(Arc<Sandbox>);
 
@@ -497,25 +522,24 @@ fn refused() -> Problem {
     }
 }
 
-struct Process {
-    sandbox: Arc<Sandbox>,
-    exit: Option<oneshot::Receiver<()>>,
-}
+struct Process(Arc<Sandbox>);
 
 impl Handle for Process {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
-            if let Some(exit) = &mut self.exit {
-                let _ = exit.await;
-                self.exit = None;
-            }
+            let mut gone = self.0.gone.subscribe();
+            let _ = gone.wait_for(|gone| *gone).await;
             "exit code 1".to_owned()
         }
         .boxed()
     }
 
+    fn id(&self) -> Option<i32> {
+        Some(self.0.id)
+    }
+
     fn kill(&mut self) {
-        *self.sandbox.killed.lock().unwrap() = true;
-        self.sandbox.die();
+        *self.0.killed.lock().unwrap() = true;
+        self.0.die();
     }
 }

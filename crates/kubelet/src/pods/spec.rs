@@ -59,6 +59,19 @@ pub(crate) fn uses_host_network(pod: &Pod) -> bool {
         .unwrap_or(false)
 }
 
+/// Whether a volume of this name is an emptyDir on disk: gone with the pod, and counted as written by it.
+pub(crate) fn is_on_disk(pod: &Pod, volume: &str) -> bool {
+    let spec = pod.spec.as_ref();
+    let mut volumes = spec
+        .and_then(|spec| spec.volumes.as_ref())
+        .into_iter()
+        .flatten();
+    volumes
+        .find(|own| own.name == volume)
+        .and_then(|own| own.empty_dir.as_ref())
+        .is_some_and(|own| own.medium.as_deref() != Some("Memory"))
+}
+
 /// How the pod wants to be started, in its own words.
 pub(crate) fn launcher(pod: &Pod) -> Option<&str> {
     let annotations = pod.metadata.annotations.as_ref()?;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::{Api, Client};
@@ -10,7 +9,7 @@ use tokio::time::Instant;
 use volumes::{HostPathKind, Ownership, Source};
 
 use super::{ASK_AGAIN, references};
-use crate::api::{CallError, call};
+use crate::api::{CallError, call_for_pod};
 
 /// A claim that is being deleted may still be used while this holds it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -18,8 +17,6 @@ const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// Volumes that our own provisioner made belong to the user, so their group may be set.
 const OUR_PREFIX: &str = "coracle.dev/";
-/// A refusal right after a pod was bound often only means that the authorizer has not heard of it yet.
-const REFUSED_WAITS: [u64; 4] = [50, 100, 200, 400];
 
 /// A claim that is bound.
 #[derive(Clone, Debug)]
@@ -81,31 +78,27 @@ impl Claims {
         read_only: bool,
     ) -> Result<Claimed, String> {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
-        let claim = patiently(|| claims.get(name))
+        let claim = call_for_pod(|| claims.get(name))
             .await
-            .map_err(|error| format!("failed to fetch PVC from API server: {error}"))?;
+            .map_err(|error| format!("failed to fetch PVC from API server: {}", words(error)))?;
         let bound_to = check_claim(pod, volume, &claim)?;
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        let volume = patiently(|| volumes.get(&bound_to))
+        let volume = call_for_pod(|| volumes.get(&bound_to))
             .await
-            .map_err(|error| format!("failed to fetch PV {bound_to} from API server: {error}"))?;
+            .map_err(|error| {
+                let words = words(error);
+                format!("failed to fetch PV {bound_to} from API server: {words}")
+            })?;
         check_volume(&volume, &claim)?;
         Ok(Claimed { volume, read_only })
     }
 }
 
-async fn patiently<T, F: Future<Output = kube::Result<T>>>(
-    ask: impl Fn() -> F,
-) -> Result<T, String> {
-    let mut waits = REFUSED_WAITS.into_iter();
-    loop {
-        match (call(ask()).await, waits.next()) {
-            (Err(CallError::Answer { code: 403, .. }), Some(wait)) => {
-                tokio::time::sleep(Duration::from_millis(wait)).await;
-            }
-            (Err(CallError::Answer { message, .. }), _) => return Err(message),
-            (answer, _) => return answer.map_err(|error| error.to_string()),
-        }
+/// The API server's own words, if it has any.
+fn words(error: CallError) -> String {
+    match error {
+        CallError::Answer { message, .. } => message,
+        other => other.to_string(),
     }
 }
 

@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 
 use super::{ASK_AGAIN, references};
-use crate::api::{CallError, call};
+use crate::api::{CallError, call_for_pod};
 
 /// No token gets older than this, however long it would be valid.
 const OLDEST: Duration = Duration::from_secs(24 * 60 * 60);
@@ -20,8 +20,6 @@ const OLDEST: Duration = Duration::from_secs(24 * 60 * 60);
 const JITTER_MILLIS: u64 = 10_000;
 /// How long to wait before the next attempt if a good token could not be renewed.
 const RENEW_AGAIN: Duration = Duration::from_secs(10);
-/// A refusal right after a pod was bound often only means that the authorizer has not heard of it yet.
-const REFUSED_WAITS: [u64; 4] = [50, 100, 200, 400];
 
 /// The tokens of a pod.
 pub(super) struct Answer {
@@ -127,17 +125,8 @@ impl Tokens {
             ..Default::default()
         };
         let parameters = PostParams::default();
-        let mut waits = REFUSED_WAITS.into_iter();
-        loop {
-            let asked =
-                call(accounts.create_token_request(&key.account, &parameters, &request)).await;
-            match (asked, waits.next()) {
-                (Err(CallError::Answer { code: 403, .. }), Some(wait)) => {
-                    tokio::time::sleep(Duration::from_millis(wait)).await;
-                }
-                (answer, _) => return answer.map(|answer| token(&answer)),
-            }
-        }
+        let ask = || accounts.create_token_request(&key.account, &parameters, &request);
+        call_for_pod(ask).await.map(|answer| token(&answer))
     }
 
     /// The pod is gone.

@@ -45,6 +45,10 @@ impl Handle for Forked {
         .boxed()
     }
 
+    fn id(&self) -> Option<i32> {
+        self.0.id().map(u32::cast_signed)
+    }
+
     fn kill(&mut self) {
         let _ = self.0.start_kill();
     }

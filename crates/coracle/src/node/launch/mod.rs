@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
-use kubelet::{Handle, Launch, LaunchError, Launcher, Way};
+use kubelet::{Handle, Launch, LaunchError, Launcher, Process, Way};
 use sandbox::runtime::Stacking;
 use tokio::sync::OnceCell;
 
@@ -57,6 +57,14 @@ impl Launcher for Launchers {
             started.map_err(|error| LaunchError(error.into()))
         }
         .boxed()
+    }
+
+    fn find(&self, uid: &str) -> Option<Box<dyn Handle>> {
+        let dir = self.place.dir.join("pods").join(uid);
+        let id = sandbox_role::lock::holder(&dir)?;
+        let process = Process::with_id(id).ok()?;
+        // Had it ended, its number could be another's by now.
+        (sandbox_role::lock::holder(&dir) == Some(id)).then(|| boxed(process))
     }
 
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
@@ -104,10 +112,10 @@ impl Launchers {
             },
             stacking: self.stacking().await?,
             announces: launch.way == Way::Step,
+            open_files: self.open_files,
         };
         let mut line = serde_json::to_string(&start)?;
         line.push('\n');
         Ok(line)
     }
 }
-            open_files: self.open_files,

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use quantity::Amount;
 use sandbox::protocol::Problem;
 use sandbox::usage::{ContainerUsage, PodUsage};
 
 use crate::pods::admission::requested;
-use crate::pods::spec::{init_containers, is_critical, is_final, is_to_be_deleted, phase};
+use crate::pods::spec::{
+    init_containers, is_critical, is_final, is_on_disk, is_to_be_deleted, phase,
+};
 use crate::pressure::{Resource, Shortage};
 
 /// The beginning of what an evicted pod is told when the node, and not the pod itself, is why.
@@ -61,7 +63,7 @@ fn excess(candidate: &Candidate, resource: Resource) -> u64 {
             let volumes = usage
                 .volumes
                 .iter()
-                .filter(|volume| is_on_disk(pod.spec.as_ref(), &volume.name))
+                .filter(|volume| is_on_disk(pod, &volume.name))
                 .map(|volume| volume.disk.used);
             containers.chain(volumes).sum()
         }
@@ -75,17 +77,6 @@ fn used_by(container: &ContainerUsage, resource: Resource) -> u64 {
         Resource::Memory => container.memory.working_set,
         Resource::Disk => disk(&container.root) + disk(&container.logs),
     }
-}
-
-/// An emptyDir that isn't memory: gone with the pod.
-fn is_on_disk(spec: Option<&PodSpec>, volume: &str) -> bool {
-    let mut volumes = spec
-        .into_iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .find(|own| own.name == volume)
-        .and_then(|own| own.empty_dir.as_ref())
-        .is_some_and(|own| own.medium.as_deref() != Some("Memory"))
 }
 
 fn name(resource: Resource) -> &'static str {

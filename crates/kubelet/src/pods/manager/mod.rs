@@ -11,7 +11,7 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
-use sandbox::connection::{ConnectionError, SandboxClient};
+use sandbox::connection::ConnectionError;
 use sandbox::protocol::{Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -134,9 +134,32 @@ impl Manager {
         for pod in missing {
             self.gone(pod);
         }
+        // Also those whose worker was done with them.
+        self.shared.known.retain(&listed);
+        if !self.listed_once {
+            self.remove_forgotten();
+        }
         self.listed_once = true;
         for (_, caller) in std::mem::take(&mut self.early) {
             self.dialled(caller);
+        }
+    }
+
+    /// Removes the directories of pods that vanished while there was no kubelet. Those with a sandbox are removed by it.
+    fn remove_forgotten(&mut self) {
+        let dir = self.shared.config.node_dir.join("pods");
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            let uid = entry.file_name().to_string_lossy().into_owned();
+            let is_known = self.workers.contains_key(&uid) || self.early.contains_key(&uid);
+            if is_known || self.shared.launcher.find(&uid).is_some() {
+                continue;
+            }
+            tracing::info!(uid, "what a pod has left that is no more is removed");
+            let shared = Arc::clone(&self.shared);
+            self.tasks.spawn(async move {
+                shared.remove_dir(&uid).await;
+                uid
+            });
         }
     }
 
@@ -187,15 +210,15 @@ impl Manager {
         if let Some(early) = self.early.remove(&uid) {
             let _ = connections.send(early);
         }
-        let (bundles, hear_bundles) = watch::channel(None);
+        let (offers, hear_offers) = watch::channel(None);
         let ears = Ears {
             seen: hear_seen,
-            bundles: hear_bundles,
+            offers: hear_offers,
             connections: hear_connections,
             shutdown: self.shutdown.clone(),
         };
         let admitted = !matches!(beginning, Beginning::Refused(_));
-        let resolving = resolve_all(Arc::clone(&self.shared), seen.subscribe(), bundles);
+        let resolving = resolve_all(Arc::clone(&self.shared), seen.subscribe(), offers);
         let working = Worker::run(Arc::clone(&self.shared), ears, beginning);
         self.workers.insert(
             uid.clone(),
@@ -230,9 +253,11 @@ impl Manager {
         }
     }
 
-    /// Who uses the node beside this pod.
+    /// Who uses the node beside this pod. What the API server shows no longer has given its place back: the scheduler may have
+    /// given it to another already, though we are still clearing up.
     fn others(&self, pod: &Pod) -> Vec<Arc<Pod>> {
-        let admitted = self.workers.values().filter(|mouths| mouths.admitted);
+        let counts = |mouths: &&Mouths| mouths.admitted && !mouths.seen.borrow().gone;
+        let admitted = self.workers.values().filter(counts);
         admitted
             .map(|mouths| Arc::clone(&mouths.seen.borrow().pod))
             .filter(|other| !is_final(phase(other)) && uid(other) != uid(pod))
@@ -300,10 +325,8 @@ impl Manager {
             }
             None if self.listed_once => {
                 tracing::info!(uid = caller.uid, "a sandbox of a pod that is no more");
-                self.tasks.spawn(async move {
-                    see_off(&caller.client).await;
-                    caller.uid
-                });
+                let shared = Arc::clone(&self.shared);
+                self.tasks.spawn(see_off(shared, caller));
             }
             None => {
                 self.early.insert(caller.uid.clone(), caller);
@@ -312,8 +335,13 @@ impl Manager {
     }
 }
 
-/// Ends a sandbox whose pod is not there any more.
-async fn see_off(client: &SandboxClient) {
+/// Ends a sandbox whose pod is not there any more; the pod's uid.
+async fn see_off(shared: Arc<Shared>, caller: Caller) -> String {
+    let Caller {
+        uid,
+        client,
+        process,
+    } = caller;
     let stop = Stop {
         grace_seconds: ORPHAN_GRACE_SECONDS,
         failure: None,
@@ -335,7 +363,13 @@ async fn see_off(client: &SandboxClient) {
             error = &error as &dyn std::error::Error,
             "could not end a sandbox of a pod that is no more"
         );
+        if let Some(mut process) = process {
+            process.kill();
+            process.exited().await;
+            shared.remove_dir(&uid).await;
+        }
     }
+    uid
 }
 
 /// A kubelet has taken it before: its status says when.

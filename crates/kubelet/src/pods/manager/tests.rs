@@ -136,3 +136,112 @@ fn the_end_is_quick_when_pods_are() {
         );
     });
 }
+
+#[test]
+fn what_is_left_of_pods_that_are_no_more_is_removed() {
+    simulate(async {
+        let mut world = World::with(pod());
+        let pods = world.shared.config.node_dir.join("pods");
+        for uid in ["u", "forgotten"] {
+            std::fs::create_dir_all(pods.join(uid).join("volumes")).unwrap();
+        }
+        let _managing = begin(&mut world, "u");
+        world
+            .until(|_| (!pods.join("forgotten").exists()).then_some(()))
+            .await;
+        assert!(pods.join("u").exists());
+    });
+}
+
+#[test]
+fn a_sandbox_of_no_pod_that_can_not_be_asked_is_killed() {
+    simulate(async {
+        let mut world = World::with(pod());
+        world.api.lock().unwrap().deleted = true;
+        let dir = world.shared.config.node_dir.join("pods/another");
+        let _managing = begin(&mut world, "another");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        std::fs::create_dir_all(&dir).unwrap();
+        let orphan = world.sandboxes.start();
+        orphan.say(sandbox::protocol::PodState {
+            containers: vec![Default::default()],
+            ..Default::default()
+        });
+        world
+            .until(|_| orphan.stops.lock().unwrap().first().cloned())
+            .await;
+        orphan.break_line();
+        world
+            .until(|_| (*orphan.killed.lock().unwrap() && !dir.exists()).then_some(()))
+            .await;
+    });
+}
+
+#[test]
+fn a_pod_whose_end_was_missed_is_not_shown_any_more() {
+    simulate(async {
+        let mut world = World::with(pod());
+        let known = Arc::clone(&world.shared.known);
+        let mut earlier = pod();
+        earlier["metadata"]["uid"] = json!("earlier");
+        let earlier = serde_json::from_value(earlier).unwrap();
+        known.seen("earlier", Arc::new(earlier));
+        let _managing = begin(&mut world, "u");
+        world.sandbox(0).await;
+        assert!(known.shown("earlier").is_none());
+        assert!(known.shown("u").is_some());
+    });
+}
+
+/// A pod with a volume of a config map that is not there.
+fn lacks_a_volume() -> Value {
+    let mut pod = pod();
+    let spec = &mut pod["spec"];
+    spec["volumes"] = json!([{ "name": "v", "configMap": { "name": "missing" } }]);
+    spec["containers"][0]["volumeMounts"] = json!([{ "name": "v", "mountPath": "/v" }]);
+    pod
+}
+
+#[test]
+fn a_pod_that_runs_is_told_what_can_be_had_and_a_new_one_waits_for_all() {
+    simulate(async {
+        let mut inherited = lacks_a_volume();
+        inherited["status"] = json!({ "phase": "Running", "startTime": "2026-01-01T00:00:00Z" });
+        let mut world = World::with(inherited);
+        let sandbox = world.sandboxes.start();
+        sandbox.say(sandbox::protocol::PodState {
+            containers: vec![Default::default()],
+            ..Default::default()
+        });
+        let _managing = begin(&mut world, "u");
+        let bundle = world
+            .until(|_| sandbox.bundles.lock().unwrap().first().cloned())
+            .await;
+        assert!(bundle.volumes.is_empty());
+    });
+    simulate(async {
+        let mut world = World::with(lacks_a_volume());
+        let _managing = begin(&mut world, "u");
+        let sandbox = world.sandbox(0).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(sandbox.bundles.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn nothing_is_asked_for_a_pod_that_is_over() {
+    simulate(async {
+        let mut over = lacks_a_volume();
+        over["status"] = json!({ "phase": "Succeeded", "startTime": "2026-01-01T00:00:00Z" });
+        let mut world = World::with(over);
+        let _managing = begin(&mut world, "u");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let asked = world.api.lock().unwrap().asked.clone();
+        assert!(
+            !asked.iter().any(|path| path.contains("configmaps")),
+            "{asked:?}"
+        );
+        assert!(world.api.lock().unwrap().events.is_empty());
+        assert!(world.sandboxes.all.lock().unwrap().is_empty());
+    });
+}

@@ -22,11 +22,12 @@ use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 use sandbox::connection::SandboxClient;
-use sandbox::protocol::{Bundle, PodState, Problem, Stop};
+use sandbox::protocol::{PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::Shared;
+use super::bundles::Offer;
 use super::launch::Handle;
 use super::spec::{full_name, is_final, is_to_be_deleted, phase, uid};
 use super::status::{Known, lost, lost_for_good, pod_status, survives};
@@ -34,7 +35,7 @@ use super::switchboard::Caller;
 use super::writer::Writer;
 use crate::backoff::Doubling;
 
-/// How long a sandbox that was there before this kubelet has for dialling it; it tries every second.
+/// How long a sandbox that was there before this kubelet, and can't be found, has for dialling it; it tries every second.
 const ADOPTION_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a sandbox has for dialling again when its connection breaks and its process is there.
 const REDIAL_PATIENCE: Duration = Duration::from_secs(30);
@@ -71,7 +72,7 @@ pub(super) enum Beginning {
 /// What a worker hears from.
 pub(super) struct Ears {
     pub seen: watch::Receiver<Seen>,
-    pub bundles: watch::Receiver<Option<Arc<Bundle>>>,
+    pub offers: watch::Receiver<Option<Arc<Offer>>>,
     pub connections: mpsc::UnboundedReceiver<Caller>,
     /// The node goes down, and pods have until then.
     pub shutdown: watch::Receiver<Option<Instant>>,
@@ -85,6 +86,8 @@ struct Link {
     has_bundle: bool,
     /// What it was last told about its end.
     told: Option<Stop>,
+    /// It was told to go and to leave the logs. It does once nobody reads them through it.
+    retired: bool,
 }
 
 pub(super) struct Worker {
@@ -101,7 +104,7 @@ pub(super) struct Worker {
     must_be_asked: bool,
     link: Option<Link>,
     state: Option<PodState>,
-    bundle: Option<Arc<Bundle>>,
+    offer: Option<Arc<Offer>>,
     /// The sandbox has been sent a bundle. `None` if there is no sandbox, or one that has not said so yet.
     instructed: Option<bool>,
     /// How containers stood when an earlier sandbox was lost.
@@ -155,7 +158,7 @@ impl Worker {
             must_be_asked: false,
             link: None,
             state: None,
-            bundle: None,
+            offer: None,
             instructed: None,
             before: vec![],
             recorded: 0,
@@ -173,7 +176,11 @@ impl Worker {
                 }
             }
             Beginning::Refused(problem) => worker.refuse(&problem),
-            Beginning::Inherited => worker.set_alarm(ADOPTION_PATIENCE, Alarm::NoSandbox),
+            Beginning::Inherited => {
+                if !worker.find() {
+                    worker.set_alarm(ADOPTION_PATIENCE, Alarm::NoSandbox);
+                }
+            }
         }
         while worker.step().await {
             worker.listen(&mut ears).await;
@@ -190,8 +197,8 @@ impl Worker {
                 let seen = ears.seen.borrow_and_update().clone();
                 self.saw(seen);
             }
-            Ok(()) = ears.bundles.changed() => {
-                self.bundle = ears.bundles.borrow_and_update().clone();
+            Ok(()) = ears.offers.changed() => {
+                self.offer = ears.offers.borrow_and_update().clone();
                 if let Some(link) = &mut self.link {
                     link.has_bundle = false;
                 }
@@ -242,7 +249,7 @@ impl Worker {
             self.dismiss().await;
             return false;
         }
-        // It stays for its logs.
+        // Its directory stays, for its logs.
         self.retire().await;
         true
     }
@@ -340,6 +347,20 @@ impl Worker {
             }
         };
         self.alarm = None;
+        let id = |handle: &Option<Box<dyn Handle>>| handle.as_ref().and_then(|handle| handle.id());
+        if let (Some(ours), Some(theirs)) = (id(&self.handle), id(&caller.process))
+            && ours != theirs
+        {
+            // A pod has one sandbox. Who dials holds its lock, and the other one waits for that in vain.
+            tracing::warn!(
+                pod = full_name(&self.pod),
+                ours,
+                theirs,
+                "the pod has two sandboxes"
+            );
+            self.kill();
+            (self.state, self.instructed, self.recorded) = (None, None, 0);
+        }
         // One that we have launched we know better: we are its parent.
         if self.handle.is_none() {
             self.must_be_asked = caller.process.as_ref().is_some_and(|p| p.must_be_asked());
@@ -351,6 +372,7 @@ impl Worker {
             states: states.filter_map(|state| async { state.ok() }).boxed(),
             has_bundle: false,
             told: None,
+            retired: false,
         });
     }
 
@@ -394,11 +416,14 @@ impl Worker {
 
     fn rang(&mut self, alarm: Alarm) {
         if matches!(alarm, Alarm::NoSandbox | Alarm::Overdue) {
-            tracing::warn!(
-                pod = full_name(&self.pod),
-                ?alarm,
-                "the pod's sandbox does not answer"
-            );
+            // That of a pod that is over has usually gone before.
+            if !is_final(self.phase()) {
+                tracing::warn!(
+                    pod = full_name(&self.pod),
+                    ?alarm,
+                    "the pod's sandbox does not answer"
+                );
+            }
             self.kill();
             self.lost();
         }
@@ -407,10 +432,14 @@ impl Worker {
     /// The sandbox is gone, and with it every container that ran.
     fn lost(&mut self) {
         self.shared.known.disconnected(uid(&self.pod));
-        let finished = self.state.take().is_some_and(|state| state.finished);
         self.instructed = None;
         self.recorded = 0;
-        if finished || is_final(self.phase()) {
+        // How it ended stays true.
+        if self.is_finished() {
+            return;
+        }
+        self.state = None;
+        if is_final(self.phase()) {
             return;
         }
         if !survives(&self.pod, &self.status) {

@@ -7,13 +7,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use sandbox::connection::ConnectionError;
-use sandbox::protocol::{Bundle, Problem, Stop};
+use sandbox::protocol::{Problem, Stop};
 use tokio::time::Instant;
 
 use super::{Alarm, Worker};
 use crate::api::call;
 use crate::pods::admission::needs;
-use crate::pods::launch::{Launch, Way};
+use crate::pods::launch::Launch;
 use crate::pods::runtime_class;
 use crate::pods::spec::{
     full_name, grace_seconds, is_final, is_to_be_deleted, name, namespace, phase, uid,
@@ -21,7 +21,7 @@ use crate::pods::spec::{
 use crate::pods::status::refusal;
 use crate::pods::writer::is_of_another_pod;
 
-/// How long a new sandbox has for dialling the first time.
+/// How long a sandbox has for dialling the first time.
 const LAUNCH_PATIENCE: Duration = Duration::from_secs(60);
 /// A sandbox that was told to clean up and exit is killed after this.
 const DISMISSAL_PATIENCE: Duration = Duration::from_secs(10);
@@ -58,7 +58,22 @@ impl Worker {
         }
     }
 
+    /// Looks for a sandbox that an earlier kubelet has started and that has not dialled yet; whether there is one.
+    pub(super) fn find(&mut self) -> bool {
+        let Some(handle) = self.shared.launcher.find(uid(&self.pod)) else {
+            return false;
+        };
+        self.must_be_asked = handle.must_be_asked();
+        self.handle = Some(handle);
+        self.set_alarm(LAUNCH_PATIENCE, Alarm::NoSandbox);
+        true
+    }
+
     pub(super) async fn launch(&mut self) {
+        // That kubelet may not have lived to tell the API server of it.
+        if self.find() {
+            return;
+        }
         if let Err(refusal) = runtime_class::check(&self.shared.client, &self.pod).await {
             return self.not_launched(&refusal);
         }
@@ -105,15 +120,17 @@ impl Worker {
         }
         let Some(link) = &mut self.link else { return };
         let instructed = async {
-            match (&stop, &self.bundle) {
+            match (&stop, &self.offer) {
                 // One that we have found is asked first whether it has begun.
                 (Some(order), _) if link.told != stop && self.instructed.is_some() => {
                     link.client.stop(order).await?;
                     link.told.clone_from(&stop);
                     Ok(Told::Stop(order.grace_seconds))
                 }
-                (None, Some(bundle)) if !link.has_bundle => {
-                    let mut bundle = Bundle::clone(bundle);
+                (None, Some(offer))
+                    if !link.has_bundle && (offer.whole || self.instructed == Some(true)) =>
+                {
+                    let mut bundle = offer.bundle.clone();
                     bundle.before.clone_from(&self.before);
                     link.client.put_bundle(&bundle).await?;
                     link.has_bundle = true;
@@ -202,35 +219,28 @@ impl Worker {
 
     /// Removes what a sandbox could not remove itself: the place where it lived, or everything if it was killed.
     pub(super) async fn clean_up(self) {
-        let dir = self
-            .shared
-            .config
-            .node_dir
-            .join("pods")
-            .join(uid(&self.pod));
         // When the node goes down, all of its directory goes.
-        if self.shutdown.is_some() || !dir.exists() {
-            return;
-        }
-        if let Err(error) = self.shared.launcher.remove(dir.clone()).await {
-            tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
+        if self.shutdown.is_none() {
+            self.shared.remove_dir(uid(&self.pod)).await;
         }
     }
 
-    /// Lets the sandbox of a pod that is over go before the pod does, if it holds a share of the node that others could use.
-    /// The pod's logs stay.
+    /// Lets the sandbox of a pod that is over go before the pod does: nobody deletes the pods of a Job for as long as that is
+    /// there, and each sandbox holds a process, descriptors, and maybe a share of the node. The pod's logs stay.
     pub(super) async fn retire(&mut self) {
-        if self.shared.way(&self.pod) != Way::Step {
+        let Some(link) = self.link.as_mut().filter(|link| !link.retired) else {
             return;
-        }
-        let Some(link) = self.link.take() else { return };
+        };
+        // From now on logs are read from the pod's directory.
         self.shared.known.disconnected(uid(&self.pod));
+        link.retired = true;
         if let Err(error) = link.client.retire().await {
             tracing::warn!(
                 pod = full_name(&self.pod),
                 error = &error as &dyn std::error::Error,
                 "could not let a sandbox go whose pod is over"
             );
+            self.disconnected();
         }
     }
 
@@ -239,7 +249,8 @@ impl Worker {
         self.alarm = None;
         let asked = match self.link.take() {
             Some(link) => link.client.dismiss().await.is_ok(),
-            None => false,
+            // One whose pod is over was told to go, and has hung up.
+            None => self.is_finished(),
         };
         if let Some(mut handle) = self.handle.take() {
             let went = asked

@@ -22,7 +22,7 @@ fn pod(policy: &str) -> Value {
 fn hire(world: &mut World, beginning: Beginning) -> JoinHandle<()> {
     let ears = Ears {
         seen: world.seen.clone(),
-        bundles: world.bundles.subscribe(),
+        offers: world.offers.subscribe(),
         connections: world.connections.take().unwrap(),
         shutdown: world.shutdown.subscribe(),
     };
@@ -101,7 +101,7 @@ fn to_be_deleted(pod: &mut Value, grace: i64) {
 }
 
 #[test]
-fn a_pod_runs_and_succeeds_and_stays_for_its_logs() {
+fn a_pod_runs_and_succeeds_and_stays_for_its_logs_without_its_sandbox() {
     simulate(async {
         let (world, worker) = started("Never").await;
         let status = world.api.lock().unwrap().pod["status"].clone();
@@ -113,8 +113,26 @@ fn a_pod_runs_and_succeeds_and_stays_for_its_logs() {
         world.phase("Succeeded").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(!worker.is_finished());
-        assert!(!*world.sandbox(0).await.dismissed.lock().unwrap());
+        let sandbox = world.sandbox(0).await;
+        assert!(*sandbox.retired.lock().unwrap());
+        assert!(!*sandbox.dismissed.lock().unwrap());
         assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+
+        // What is true of the pod as a whole is still told.
+        world.edit(|pod| pod["metadata"]["generation"] = json!(2));
+        world
+            .until(|world| {
+                let api = world.api.lock().unwrap();
+                (api.pod["status"]["observedGeneration"] == 2).then_some(())
+            })
+            .await;
+        assert_eq!(
+            world.api.lock().unwrap().pod["status"]["phase"],
+            "Succeeded"
+        );
+        world.edit(|pod| to_be_deleted(pod, 30));
+        worker.await.unwrap();
+        assert!(!*sandbox.killed.lock().unwrap());
     });
 }
 
@@ -348,6 +366,97 @@ fn a_sandbox_that_outlived_its_kubelet_is_adopted() {
                 .all(|status| status["phase"] == "Running")
         );
         assert!(api.statuses.len() <= 2, "{:#?}", api.statuses);
+    });
+}
+
+#[test]
+fn a_sandbox_that_is_slow_to_dial_is_waited_for() {
+    simulate(async {
+        let mut world = inherited("Never");
+        let sandbox = world.sandboxes.start_silent();
+        let _worker = hire(&mut world, Beginning::Inherited);
+        world.resolve();
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        world.sandboxes.dial(&sandbox);
+        sandbox.say(running());
+        bundles(&world, 0, 1).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert!(!*sandbox.killed.lock().unwrap());
+        assert_eq!(world.api.lock().unwrap().pod["status"]["phase"], "Running");
+    });
+}
+
+#[test]
+fn a_sandbox_of_which_the_api_server_was_not_told_is_adopted() {
+    simulate(async {
+        let mut world = World::with(pod("Never"));
+        let sandbox = world.sandboxes.start();
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world.resolve();
+        bundles(&world, 0, 1).await;
+        sandbox.say(running());
+        world.phase("Running").await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_sandbox_that_never_dials_is_killed_before_another_is_started() {
+    simulate(async {
+        let mut world = inherited("Always");
+        let sandbox = world.sandboxes.start_silent();
+        let _worker = hire(&mut world, Beginning::Inherited);
+        world.resolve();
+        bundles(&world, 1, 1).await;
+        assert!(*sandbox.killed.lock().unwrap());
+    });
+}
+
+#[test]
+fn of_two_sandboxes_the_one_that_dials_stays() {
+    simulate(async {
+        let mut world = World::with(pod("Always"));
+        let worker = hire(&mut world, Beginning::Admitted);
+        let ours = world.sandbox(0).await;
+        let other = world.sandboxes.start();
+        world.resolve();
+        bundles(&world, 1, 1).await;
+        assert!(*ours.killed.lock().unwrap());
+        other.say(running());
+        world.phase("Running").await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 2);
+        assert!(!*other.killed.lock().unwrap());
+
+        // And its end is noticed as if it were ours.
+        other.die();
+        world.sandbox(2).await;
+        drop(worker);
+    });
+}
+
+#[test]
+fn only_a_pod_that_runs_is_told_what_lacks_a_volume() {
+    simulate(async {
+        let mut world = World::with(pod("Never"));
+        let _worker = hire(&mut world, Beginning::Admitted);
+        world.offer(false);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let sandbox = world.sandbox(0).await;
+        assert!(sandbox.bundles.lock().unwrap().is_empty());
+        world.offer(true);
+        bundles(&world, 0, 1).await;
+        world.offer(false);
+        bundles(&world, 0, 2).await;
+    });
+    simulate(async {
+        let mut world = inherited("Never");
+        let sandbox = world.sandboxes.start();
+        sandbox.say(running());
+        let _worker = hire(&mut world, Beginning::Inherited);
+        world.offer(false);
+        bundles(&world, 0, 1).await;
     });
 }
 
