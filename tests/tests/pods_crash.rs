@@ -160,7 +160,9 @@ fn pods_outlive_a_second_agent() {
         meanwhile();
         let agents = || {
             let all = lab.processes("node2");
-            let agents = all.into_iter().filter(|process| process.args.ends_with(" internal node"));
+            let agents = all
+                .into_iter()
+                .filter(|process| process.args.ends_with(" internal node"));
             agents.collect::<Vec<_>>()
         };
         // Each has a guard.
@@ -312,6 +314,54 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
         let state = &container(&failed, "a")["state"]["terminated"];
         assert_eq!(state["exitCode"], 137, "{kind}: {failed:#}");
         assert_eq!(container(&failed, "a")["restartCount"], 0, "{failed:#}");
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, &BELOW.replace("NAME", "slow"));
+    for pod in ["always-slow", "never-slow"] {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    let before = ["always-slow", "never-slow"].map(|pod| cluster.pod(pod));
+    let processes = ["mark-always-slow-a", "mark-never-slow-a"].map(|mark| the_marked(&lab, mark));
+    let sandboxes = processes
+        .clone()
+        .map(|process| victim(&lab, &process, "sandbox"));
+    for sandbox in &sandboxes {
+        lab.kill("node2", "STOP", sandbox);
+    }
+    let agent = lab.find("node2", Role::Agent);
+    lab.kill("node2", "KILL", &agent);
+    wait_until(30, "it was started again", || {
+        lab.find("node2", Role::Agent).pid != agent.pid
+    });
+    wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+    // Far longer than one takes that isn't held up.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    for sandbox in &sandboxes {
+        lab.kill("node2", "CONT", sandbox);
+    }
+    for before in before {
+        let name = before["metadata"]["name"].as_str().unwrap_or_default();
+        // Once it can be asked, its agent has looked at it.
+        let ask = format!("timeout 40 kubectl exec {name} --container=a -- true");
+        wait_until(30, "it can be asked again", || cluster.try_ask(&ask).0 == 0);
+        let after = cluster.pod(name);
+        assert_eq!(after["status"]["phase"], "Running", "{after:#}");
+        let (before, after) = (container(&before, "a"), container(&after, "a"));
+        for field in ["containerID", "restartCount", "state"] {
+            assert_eq!(before[field], after[field], "{name}");
+        }
+    }
+    for process in &processes {
+        assert!(lab.is_alive("node2", process), "{process:?}");
+        the_marked(&lab, process.args.rsplit(' ').next().unwrap_or_default());
     }
     cluster.exit(0);
     lab.nothing_left();
