@@ -259,18 +259,6 @@ pub fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// An error with its causes, in one line.
-fn causes(error: &(dyn Error + Send + Sync)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
-}
-
 /// Decides whether to try once more.
 struct Patience<'a> {
     source: &'a Source,
@@ -302,7 +290,7 @@ impl<'a> Patience<'a> {
         let pause = FIRST_PAUSE * (1 << (self.failures - 1));
         note(&format!(
             "{}; trying again in {:.1} s",
-            causes(&*source),
+            images::causes(&*source),
             pause.as_secs_f64()
         ));
         tokio::time::sleep(pause).await;

@@ -152,13 +152,13 @@ impl KnownPods {
         pods.get(uid).map(|entry| Arc::clone(&entry.pod))
     }
 
-    /// A pod, and its sandbox if that can be asked.
-    fn reach(&self, uid: &str) -> Result<(Arc<Pod>, SandboxClient), NoSession> {
+    /// A pod's sandbox, if it can be asked.
+    fn reach(&self, uid: &str) -> Result<SandboxClient, NoSession> {
         let pods = self.lock();
         let entry = pods.get(uid);
         let entry = entry.ok_or_else(|| NoSession::not_found("pod does not exist"))?;
         let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
-        let sandbox = sandbox.ok_or_else(|| {
+        sandbox.ok_or_else(|| {
             let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
             match phase(&entry.pod) {
                 over if is_final(over) => NoSession::not_found(format!(
@@ -166,8 +166,7 @@ impl KnownPods {
                 )),
                 _ => NoSession::internal(format!("pod {name:?} has no sandbox that runs")),
             }
-        })?;
-        Ok((Arc::clone(&entry.pod), sandbox))
+        })
     }
 
     /// Its sandbox can't be asked any more.
@@ -240,7 +239,7 @@ impl PodSource for KnownPods {
         options: ExecOptions,
     ) -> BoxFuture<'static, Result<Session, NoSession>> {
         let found = self.reach(uid);
-        Box::pin(async move { streams::exec(found?.1, options).await })
+        Box::pin(async move { streams::exec(found?, options).await })
     }
 
     fn attach(
@@ -249,11 +248,7 @@ impl PodSource for KnownPods {
         options: AttachOptions,
     ) -> BoxFuture<'static, Result<Session, NoSession>> {
         let found = self.reach(uid);
-        Box::pin(async move {
-            let (pod, sandbox) = found?;
-            let terminal = has_terminal(&pod, &options.container);
-            streams::attach(sandbox, options, terminal).await
-        })
+        Box::pin(async move { streams::attach(found?, options).await })
     }
 
     fn port_forward(
@@ -262,22 +257,8 @@ impl PodSource for KnownPods {
         port: u16,
     ) -> BoxFuture<'static, Result<Connection, NoSession>> {
         let found = self.reach(uid);
-        Box::pin(async move { streams::port_forward(found?.1, port).await })
+        Box::pin(async move { streams::port_forward(found?, port).await })
     }
-}
-
-/// Whether the spec gives a container, of any kind, a terminal.
-fn has_terminal(pod: &Pod, container: &str) -> bool {
-    let Some(spec) = &pod.spec else {
-        return false;
-    };
-    let usual = spec.containers.iter();
-    let usual = usual.chain(spec.init_containers.iter().flatten());
-    let ephemeral = spec.ephemeral_containers.iter().flatten();
-    usual
-        .map(|found| (&found.name, found.tty))
-        .chain(ephemeral.map(|found| (&found.name, found.tty)))
-        .any(|(name, tty)| name == container && tty == Some(true))
 }
 
 fn query(options: LogOptions) -> LogQuery {

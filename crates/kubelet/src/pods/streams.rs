@@ -51,25 +51,24 @@ pub(super) async fn exec(
     Ok(ends.session(conversation, query.stdout, query.stderr))
 }
 
-/// Connects to a container's own streams; `terminal` if it has one.
+/// Connects to a container's own streams.
 pub(super) async fn attach(
     sandbox: SandboxClient,
     options: AttachOptions,
-    terminal: bool,
 ) -> Result<Session, NoSession> {
     let Streams {
         stdin,
         stdout,
         stderr,
-        ..
+        tty,
     } = options.streams;
     let query = AttachQuery {
         container: options.container,
         stdin,
         stdout,
-        stderr: stderr && !terminal,
+        stderr: stderr && !tty,
     };
-    let (ends, input) = Ends::new(stdin, terminal);
+    let (ends, input) = Ends::new(stdin, tty);
     let conversation = sandbox.attach(&query, input).await.map_err(refused)?;
     Ok(ends.session(conversation, query.stdout, query.stderr))
 }
@@ -184,13 +183,7 @@ fn refused(error: ConnectionError) -> NoSession {
             _ => NoSession::internal(&problem.message),
         };
     }
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(error) = source {
-        words.push_str(&format!(": {error}"));
-        source = error.source();
-    }
-    NoSession::internal(words)
+    NoSession::because_of(&error)
 }
 
 /// Makes pieces of what is written.
