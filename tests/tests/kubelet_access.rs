@@ -1,6 +1,7 @@
 //! Who may ask a kubelet for what: by certificate, by token, and by what RBAC says of them.
 
-use e2e::{Cluster, Lab, WAITS, pod, runs, simple, wait_until};
+use e2e::{Cluster, Lab, Role, WAITS, pod, runs, simple, wait_until};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 const DIR: &str = "/tmp/kubelet-access";
@@ -47,6 +48,7 @@ fn a_kubelet_answers_only_those_who_may_ask() {
     let base = format!("https://{address}:{port}");
 
     strangers_learn_nothing(&lab, &mut cluster, &base);
+    a_crowd_of_strangers_keeps_nobody_out(&lab, &mut cluster, address, &port.to_string());
     // Nor do they fill our logs.
     let node = cluster.first_node();
     assert_eq!(cluster.complaints(&node), Vec::<String>::new());
@@ -93,6 +95,71 @@ fn strangers_learn_nothing(lab: &Lab, cluster: &mut Cluster, base: &str) {
     ));
     let shown = format!("--cert {DIR}/false.crt --key {DIR}/false.key");
     assert_eq!(ask(cluster, &shown, &format!("{base}/pods")).0, 0);
+}
+
+/// Connects again and again, and holds what it has: silent from the start, silent after the handshake, or amid a request.
+const CROWD: &str = "import resource, socket, ssl, sys, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+context = ssl.create_default_context()
+context.check_hostname = False
+context.verify_mode = ssl.CERT_NONE
+held = []
+for number in range(100000):
+    try:
+        connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+        if number % 3:
+            connection = context.wrap_socket(connection)
+        if number % 3 == 2:
+            connection.sendall(b'GET /pods HTTP/1.1\\r\\n')
+        held.append(connection)
+        del held[:-900]
+    except OSError:
+        pass
+    if number == 600:
+        print('here', flush=True)
+    time.sleep(0.005)
+";
+
+/// Every user of the host can come, and stay without saying anything.
+fn a_crowd_of_strangers_keeps_nobody_out(
+    lab: &Lab,
+    cluster: &mut Cluster,
+    address: &str,
+    port: &str,
+) {
+    let shown = account(cluster, "crowded", "get", "nodes/healthz");
+    let node = cluster.first_node();
+    let agent = lab.find(&node, Role::Agent);
+    let descriptors = || {
+        let counted = lab.root(&node, &format!("ls /proc/{}/fd | wc -l", agent.pid));
+        let count = counted.succeeded().stdout.trim().parse::<u32>();
+        count.expect("a number")
+    };
+    let before = descriptors();
+    let mut crowd = lab
+        .call(&["/usr/bin/python3", "-c", CROWD, address, port])
+        .user("user2")
+        .start();
+    crowd.until_stdout("here");
+    for _ in 0..5 {
+        assert_eq!(cluster.ask("kubectl logs p"), "hello");
+        assert_eq!(cluster.ask("kubectl exec p -- echo inside"), "inside");
+        let healthy = ask(
+            cluster,
+            &shown,
+            &format!("https://{address}:{port}/healthz"),
+        );
+        assert_eq!(healthy, (200, "ok".to_owned()));
+        let now = descriptors();
+        assert!(now < before + 200, "{before} descriptors, then {now}");
+    }
+    assert!(!crowd.has_ended(), "the crowd was there all the time");
+    crowd.signal(Signal::KILL);
+    drop(crowd);
+    for stray in lab.processes_of("login", "user2") {
+        lab.kill("login", "KILL", &stray);
+    }
 }
 
 /// Whoever is admitted to the API may get certificates of any name, so kubelets have another CA for the API server.
