@@ -23,8 +23,10 @@ pub(super) struct Reading {
     file: Option<File>,
     /// How far there is something to read.
     end: Progress,
-    /// Tells of more, while the log is written and followed.
-    more: Option<watch::Receiver<Progress>>,
+    /// Tells how far the log is written, and so by which names its files go, while it is written.
+    written: Option<watch::Receiver<Progress>>,
+    /// What is written later is waited for.
+    follow: bool,
     block: Vec<u8>,
     over: bool,
 }
@@ -48,7 +50,10 @@ impl Reading {
                 segment: oldest,
                 offset: 0,
             },
-            Some(lines) => tail::start(&place, oldest, end, lines, &wanted).await?,
+            Some(lines) => {
+                let now = || now(&written, end);
+                tail::start(&place, oldest, end, now, lines, &wanted).await?
+            }
         };
         let selection = Selection::new(wanted);
         Ok(Self {
@@ -58,7 +63,8 @@ impl Reading {
             at,
             file: None,
             end,
-            more: written.filter(|_| follow),
+            follow: follow && written.is_some(),
+            written,
             block: Vec::new(),
         })
     }
@@ -67,8 +73,8 @@ impl Reading {
     pub(super) async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
         while !self.over {
             let mut shown = Vec::new();
-            if let Some(more) = &mut self.more {
-                self.end = *more.borrow_and_update();
+            if let Some(written) = self.written.as_mut().filter(|_| self.follow) {
+                self.end = *written.borrow_and_update();
             }
             if self.read_block()? {
                 // Never more than was read, but for what of a record was read before.
@@ -93,7 +99,8 @@ impl Reading {
         loop {
             let last = self.at.segment >= self.end.segment;
             if self.file.is_none() {
-                self.file = self.place.open(self.at.segment, self.end)?;
+                let now = now(&self.written, self.end);
+                self.file = self.place.open(self.at.segment, now)?;
             }
             if let Some(file) = &self.file {
                 let left = if last {
@@ -124,11 +131,16 @@ impl Reading {
 
     /// Waits until more is written; false if that will never be, or is not waited for.
     async fn wait(&mut self) -> bool {
-        let Some(more) = &mut self.more else {
+        let Some(written) = self.written.as_mut().filter(|_| self.follow) else {
             return false;
         };
         // Many follow logs in which nothing happens.
         self.block = Vec::new();
-        more.changed().await.is_ok()
+        written.changed().await.is_ok()
     }
+}
+
+/// How far the log is written by now. Files that were full meanwhile have other names.
+fn now(written: &Option<watch::Receiver<Progress>>, end: Progress) -> Progress {
+    written.as_ref().map_or(end, |written| *written.borrow())
 }

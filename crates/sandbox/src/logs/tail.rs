@@ -18,11 +18,13 @@ pub(super) struct Position {
     pub offset: u64,
 }
 
-/// Where the last `lines` lines of the log begin, of those that are wanted.
+/// Where the last `lines` lines of the log before `end` begin, of those that are wanted. `now` tells how far it is written
+/// meanwhile.
 pub(super) async fn start(
     place: &Place,
     oldest: u64,
     end: Progress,
+    now: impl Fn() -> Progress,
     lines: u64,
     wanted: &Wanted,
 ) -> io::Result<Position> {
@@ -39,7 +41,7 @@ pub(super) async fn start(
     };
     for segment in (oldest..=end.segment).rev() {
         // What is gone was older than what is there.
-        let Some(file) = place.open(segment, end)? else {
+        let Some(file) = place.open(segment, now())? else {
             continue;
         };
         let length = if segment == end.segment {

@@ -263,6 +263,36 @@ async fn followers_survive_rotation_and_files_are_bounded() {
 }
 
 #[tokio::test]
+async fn what_is_asked_for_is_what_was_there_then() {
+    let (_dir, logs) = logs(SMALL);
+    let (mut stdout, stderr, task) = begin(&logs, 0);
+    let part = |from: u32| -> Vec<u8> {
+        let lines =
+            (from..from + 4000).map(|number| format!("line {number} of a log that goes on\n"));
+        lines.collect::<String>().into_bytes()
+    };
+    let (before, after) = (part(0), part(4000));
+    let written = async |all: &[u8]| {
+        while read(&logs, query()).await.len() < all.len() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    stdout.write_all(&before).await.unwrap();
+    written(&before).await;
+    let mut log = logs.read(&query()).await.unwrap();
+    let mut seen = log.next().await.unwrap().unwrap().to_vec();
+    // The file that was being written when it was asked for is full meanwhile, and so are others after it.
+    stdout.write_all(&after).await.unwrap();
+    written(&[&before[..], &after].concat()).await;
+    while let Some(more) = log.next().await {
+        seen.extend(more.unwrap());
+    }
+    assert!(seen == before, "{} bytes of {}", seen.len(), before.len());
+    drop((stdout, stderr));
+    task.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_slow_follower_loses_only_what_is_gone() {
     let limits = Limits {
         segment_bytes: 100_000,
