@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::process::kill_if;
 use crate::usage::{Sample, Table};
 
 /// All processes of one mount namespace.
@@ -46,10 +46,12 @@ impl Kin {
         let members = table.pids().filter(|pid| self.has(*pid));
         let all = table.tree(members.collect::<Vec<_>>());
         let started = |pid: i32| table.get(pid).map(|sample| sample.started);
-        Ok(all
+        // Its number may belong to another by now.
+        let is_same = |pid: i32| Sample::of(pid).map(|sample| sample.started) == started(pid);
+        let killed = all
             .into_iter()
-            .filter(|pid| kill(*pid, started(*pid)))
-            .count())
+            .filter(|pid| kill_if(*pid, || is_same(*pid)));
+        Ok(killed.count())
     }
 
     fn has(&self, pid: i32) -> bool {
@@ -57,16 +59,6 @@ impl Kin {
         rustix::fs::stat(format!("/proc/{pid}/ns/mnt"))
             .is_ok_and(|found| (found.st_dev, found.st_ino) == self.number)
     }
-}
-
-/// Kills a process if it still is the one that started then: its number may belong to another by now.
-fn kill(pid: i32, started: Option<u64>) -> bool {
-    let process = Pid::from_raw(pid)
-        .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
-    process.is_some_and(|process| {
-        Sample::of(pid).map(|sample| sample.started) == started
-            && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
-    })
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ fn kill_child(pid: i32, parent: i32) {
 }
 
 /// Kills a process if it is the one that is meant, which is asked while its number can't become another's. Says whether it did.
-fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
+pub(crate) fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
     let process = Pid::from_raw(pid)
         .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     process.is_some_and(|process| {

@@ -135,33 +135,31 @@ impl AsFd for ChildEnds {
     }
 }
 
+/// The first and the last real-time signal, as containers know them: C libraries keep some before these for themselves, not
+/// all of them the same.
+const RTMIN: i32 = 34;
+const RTMAX: i32 = 64;
+
 /// The number of a signal by its name, with `SIG` or without, such as `SIGTERM` or `RTMIN+3`; a number is taken as it is.
 pub fn by_name(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
-        return (1..=64).contains(&number).then_some(number);
+        return (1..=RTMAX).contains(&number).then_some(number);
     }
     let name = name.strip_prefix("SIG").unwrap_or(name);
+    let real_time = |number: i32| (RTMIN..=RTMAX).contains(&number).then_some(number);
     if let Some(offset) = name.strip_prefix("RTMIN+") {
-        return offset
-            .parse()
-            .ok()
-            .map(|offset: i32| libc::SIGRTMIN() + offset)
-            .filter(|n| *n <= 64);
+        return real_time(RTMIN + i32::from(offset.parse::<u8>().ok()?));
     }
     if let Some(offset) = name.strip_prefix("RTMAX-") {
-        return offset
-            .parse()
-            .ok()
-            .map(|offset: i32| libc::SIGRTMAX() - offset)
-            .filter(|n| *n > 0);
+        return real_time(RTMAX - i32::from(offset.parse::<u8>().ok()?));
     }
     let named = match name {
-        "RTMIN" => return Some(libc::SIGRTMIN()),
-        "RTMAX" => return Some(libc::SIGRTMAX()),
-        "ABRT" => Signal::ABORT,
+        "RTMIN" => return Some(RTMIN),
+        "RTMAX" => return Some(RTMAX),
+        "ABRT" | "IOT" => Signal::ABORT,
         "ALRM" => Signal::ALARM,
         "BUS" => Signal::BUS,
-        "CHLD" => Signal::CHILD,
+        "CHLD" | "CLD" => Signal::CHILD,
         "CONT" => Signal::CONT,
         "FPE" => Signal::FPE,
         "HUP" => Signal::HUP,
@@ -218,5 +216,38 @@ pub fn send(process: impl AsFd, signal: i32) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_by_their_names() {
+        for (name, number) in [
+            ("SIGTERM", Some(15)),
+            ("TERM", Some(15)),
+            ("SIGKILL", Some(9)),
+            ("SIGUSR1", Some(10)),
+            ("SIGIOT", Some(6)),
+            ("SIGWINCH", Some(28)),
+            ("SIGRTMIN", Some(34)),
+            ("SIGRTMIN+3", Some(37)),
+            ("RTMAX-2", Some(62)),
+            ("SIGRTMAX", Some(64)),
+            ("64", Some(64)),
+            ("65", None),
+            ("0", None),
+            ("SIGRTMIN+31", None),
+            ("RTMIN+2147483647", None),
+            ("RTMIN+-1", None),
+            ("RTMAX-40", None),
+            ("SIGRTMIN\u{e9}", None),
+            ("SIGWHAT", None),
+            ("", None),
+        ] {
+            assert_eq!(by_name(name), number, "{name}");
+        }
     }
 }

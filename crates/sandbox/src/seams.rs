@@ -135,7 +135,7 @@ pub struct Started {
     pub at: Timestamp,
     /// Tells of its end. Never dropped without a word while the sandbox lives.
     pub exit: oneshot::Receiver<Exit>,
-    /// The signal with which it wants to be stopped (STOPSIGNAL, or SIGTERM).
+    /// The signal with which it wants to be stopped: `lifecycle.stopSignal`, STOPSIGNAL of the image, or SIGTERM.
     pub stop_signal: i32,
     /// Who its first process is.
     pub user: Option<ContainerUser>,

@@ -3,7 +3,7 @@
 //! ```text
 //!   plan     decides what to do next, from records alone; the place to start reading
 //!   record   what is known about a container
-//!   restart, back_off, signals, clock    small rules
+//!   restart, back_off, clock    small rules
 //!   driver   keeps the records, carries out plans, publishes the state
 //!   run      one run of one container, a task that reports to the driver (image, hooks)
 //!   status   records as the API shows them
@@ -22,7 +22,6 @@ mod plan;
 mod record;
 mod restart;
 mod run;
-mod signals;
 mod status;
 
 #[cfg(test)]

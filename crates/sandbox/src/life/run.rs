@@ -7,13 +7,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerUser};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use rustix::process::Signal;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::hooks::{self, Place};
 use super::record::Kill;
 use super::status::full_id;
-use super::{Message, image, signals};
+use super::{Message, image};
 use crate::protocol::{ContainerInput, Problem};
 use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
 
@@ -297,15 +298,12 @@ impl<R: Runtime> Running<'_, R> {
             () = patience(kill, Duration::ZERO, Instant::now()) => {}
             ended = &mut *exit => return ended.ok(),
         }
-        let wanted = lifecycle
-            .and_then(|lifecycle| lifecycle.stop_signal.as_deref())
-            .and_then(signals::number);
-        self.runtime.signal(id, wanted.unwrap_or(stop_signal));
+        self.runtime.signal(id, stop_signal);
         tokio::select! {
             ended = &mut *exit => return ended.ok(),
             () = patience(kill, SHORTEST_GRACE, Instant::now()) => {}
         }
-        self.runtime.signal(id, signals::KILL);
+        self.runtime.signal(id, Signal::KILL.as_raw());
         exit.await.ok()
     }
 

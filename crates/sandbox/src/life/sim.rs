@@ -225,6 +225,9 @@ impl Runtime for Sim {
         self.next.set(self.next.get() + 1);
         let id = format!("{:064x}", self.next.get());
         let (sender, exit) = oneshot::channel();
+        let lifecycle = request.container.lifecycle.as_ref();
+        let stop_signal = lifecycle.and_then(|lifecycle| lifecycle.stop_signal.as_deref());
+        let stop_signal = stop_signal.and_then(linux::signal::by_name);
         let timer = match &script {
             Script::Ends(after, code) => Some(self.end_later(&id, *after, *code, false)),
             Script::OutOfMemory => Some(self.end_later(&id, 1, 137, true)),
@@ -243,7 +246,7 @@ impl Runtime for Sim {
             id,
             at: Timestamp::now(),
             exit,
-            stop_signal: 15,
+            stop_signal: stop_signal.unwrap_or(15),
             user: None,
         })
     }

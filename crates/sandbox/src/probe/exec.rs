@@ -1,11 +1,13 @@
 //! A command that succeeds.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{EnvVar, ExecAction};
 
 use super::{Outcome, Subject};
 use crate::life::go_duration;
+use crate::runtime::expand;
 use crate::seams::Runtime;
 
 /// Asks once.
@@ -15,12 +17,12 @@ pub async fn check<R: Runtime>(
     action: &ExecAction,
     limit: Duration,
 ) -> Outcome {
-    let env = subject.container.env.as_deref().unwrap_or_default();
+    let known = known(subject.container.env.as_deref().unwrap_or_default());
     let command: Vec<String> = action
         .command
         .iter()
         .flatten()
-        .map(|word| expand(word, env))
+        .map(|word| expand(word, &known))
         .collect();
     match runtime.exec(&subject.id, &command, limit).await {
         Ok(result) => match result.code {
@@ -36,34 +38,13 @@ pub async fn check<R: Runtime>(
     }
 }
 
-/// Puts the values of the spec's own variables in; what has no plain value there is empty, what isn't there stays.
-fn expand(word: &str, env: &[EnvVar]) -> String {
-    let mut result = String::with_capacity(word.len());
-    let mut rest = word;
-    while let Some(place) = rest.find('$') {
-        result.push_str(&rest[..place]);
-        rest = &rest[place + 1..];
-        if let Some(after) = rest.strip_prefix('$') {
-            result.push('$');
-            rest = after;
-        } else if let Some((name, after)) =
-            rest.strip_prefix('(').and_then(|rest| rest.split_once(')'))
-        {
-            match env.iter().rev().find(|variable| variable.name == name) {
-                Some(variable) => result.push_str(variable.value.as_deref().unwrap_or_default()),
-                None => {
-                    result.push_str("$(");
-                    result.push_str(name);
-                    result.push(')');
-                }
-            }
-            rest = after;
-        } else {
-            result.push('$');
-        }
-    }
-    result.push_str(rest);
-    result
+/// The plain values of the spec's own variables, the last of a name; what has none there is empty.
+fn known(env: &[EnvVar]) -> HashMap<String, String> {
+    let value = |variable: &EnvVar| variable.value.clone().unwrap_or_default();
+    let all = env
+        .iter()
+        .map(|variable| (variable.name.clone(), value(variable)));
+    all.collect()
 }
 
 #[cfg(test)]
@@ -98,7 +79,7 @@ mod tests {
             ("$()", "$()"),
             ("echo $$ $HOME", "echo $ $HOME"),
         ] {
-            assert_eq!(expand(word, &env), want);
+            assert_eq!(expand(word, &known(&env)), want);
         }
     }
 }

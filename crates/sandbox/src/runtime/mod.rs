@@ -51,6 +51,7 @@ use tokio::sync::watch;
 
 use self::env::Addresses;
 pub use self::groups::place as pod_group;
+pub(crate) use self::env::expand;
 use self::host_ports::HostPorts;
 use self::inside::Inside;
 use self::make_volumes::fs_group;
