@@ -10,8 +10,10 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use quantity::bytes;
 use sandbox::protocol::Problem;
-use sandbox::runtime::Places;
+use sandbox::runtime::{Places, together};
 
+/// The resource.
+const STORAGE: &str = "ephemeral-storage";
 /// How often it is looked, as upstream.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// A large tree is not walked all the time: looking takes at most this part of it.
@@ -51,7 +53,7 @@ struct Limits {
     volumes: BTreeMap<String, Option<Limit>>,
     /// Containers that stay, with a limit or without.
     containers: BTreeMap<String, Option<Limit>>,
-    /// All together.
+    /// All together: those that run at once.
     pod: Option<u64>,
 }
 
@@ -83,20 +85,16 @@ impl Limits {
                 )
             })
         });
-        let containers = staying(spec).map(|container| {
-            let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
-            let storage = limits.and_then(|limits| limits.get("ephemeral-storage"));
-            (container.name.clone(), storage.and_then(limit))
-        });
-        let mut limits = Self {
+        let own = |container: &Container| {
+            let limits = container.resources.as_ref()?.limits.as_ref()?;
+            limit(limits.get(STORAGE)?)
+        };
+        let containers = staying(spec).map(|container| (container.name.clone(), own(container)));
+        let limits = Self {
             volumes: volumes.collect(),
             containers: containers.collect(),
-            pod: None,
+            pod: of_pod(spec, |container| Some(own(container)?.0)),
         };
-        let of_containers = limits.containers.values().flatten();
-        limits.pod = of_containers
-            .map(|limit| limit.0)
-            .reduce(u64::saturating_add);
         let has_any = limits.pod.is_some() || limits.volumes.values().any(Option::is_some);
         has_any.then_some(limits)
     }
@@ -129,6 +127,15 @@ impl Limits {
             format!("Container {name} exceeded its local ephemeral storage limit {limit:?}. ")
         })
     }
+}
+
+/// What a pod may write in all: what its containers may at once, and its overhead. Nothing if none of them has a limit.
+fn of_pod(spec: &PodSpec, own: impl Fn(&Container) -> Option<u64>) -> Option<u64> {
+    let init = spec.init_containers.iter().flatten();
+    init.chain(&spec.containers).find_map(&own)?;
+    let overhead = spec.overhead.as_ref();
+    let overhead = overhead.and_then(|overhead| bytes(overhead.get(STORAGE)?));
+    Some(together(spec, own).saturating_add(overhead.unwrap_or(0)))
 }
 
 /// Where to look.
@@ -254,6 +261,38 @@ mod tests {
             judge(&[], &[("s", MI + 1)]).unwrap(),
             "Container s exceeded its local ephemeral storage limit \"1Mi\". "
         );
+    }
+
+    #[test]
+    fn a_pod_may_write_what_its_containers_may_at_once() {
+        let of = |init: Value, main: Value| {
+            let container = |name: &str, always: bool, limit: &Value| {
+                let limits = match limit {
+                    Value::Null => json!({}),
+                    limit => json!({ "limits": { "ephemeral-storage": limit } }),
+                };
+                let policy = always.then_some("Always");
+                json!({ "name": name, "restartPolicy": policy, "resources": limits })
+            };
+            let spec = json!({
+                "initContainers": [
+                    container("s", true, &json!("1Ki")),
+                    container("i", false, &init),
+                    container("t", true, &json!("1Ki")),
+                ],
+                "containers": [container("a", false, &main), container("b", false, &Value::Null)],
+                "overhead": { "ephemeral-storage": "1" },
+            });
+            limits(spec).unwrap().pod
+        };
+        assert_eq!(of(json!("9Ki"), json!("3Ki")), Some((10 << 10) + 1));
+        assert_eq!(of(json!("3Ki"), json!("3Ki")), Some((5 << 10) + 1));
+        assert_eq!(of(json!("3Ki"), Value::Null), Some((4 << 10) + 1));
+        let only = json!({
+            "initContainers": [{ "name": "i", "resources": { "limits": { "ephemeral-storage": "1Ki" } } }],
+            "containers": [{ "name": "a" }],
+        });
+        assert_eq!(limits(only).unwrap().pod, Some(1 << 10));
     }
 
     #[tokio::test]

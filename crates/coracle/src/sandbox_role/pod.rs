@@ -25,6 +25,8 @@ use super::{Start, eviction};
 const READERS_PATIENCE: Duration = Duration::from_secs(60);
 /// … and how often it is looked whether they do.
 const READERS_PAUSE: Duration = Duration::from_millis(50);
+/// What of a bundle could not be done is tried again after so long.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// One pod.
 pub struct SandboxPod {
@@ -178,9 +180,20 @@ impl SandboxPod {
         let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
         let (teller, lived) = (life.clone(), runtime.clone());
         tokio::task::spawn_local(async move {
-            while let Some(bundle) = given.recv().await {
-                runtime.put_bundle(bundle.clone()).await;
-                teller.put_bundle(bundle);
+            let mut again = None;
+            loop {
+                let next = given.recv();
+                let next = match again.take() {
+                    None => next.await,
+                    Some(same) => {
+                        let next = tokio::time::timeout(RETRY, next).await;
+                        next.unwrap_or(Some(same))
+                    }
+                };
+                let Some(bundle) = next else { return };
+                let (done, all) = runtime.put_bundle(bundle.clone()).await;
+                teller.put_bundle(done);
+                again = (!all).then_some(bundle);
             }
         });
         Ok(Stage::Living(life, bundles, lived))
@@ -262,6 +275,6 @@ impl Pod for SandboxPod {
 
     async fn usage(&self) -> Option<PodUsage> {
         let runtime = self.runtime.get().cloned()?;
-        Some(runtime.usage().await)
+        runtime.usage().await
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -33,7 +34,8 @@ pub struct NodeWorld {
     hub: PathBuf,
     store: PathBuf,
     layers: PathBuf,
-    volumes: Volumes,
+    /// One at a time: what was begun for a pod that is to end is done before it is removed.
+    volumes: Arc<Mutex<Volumes>>,
     /// Keeps the pod's place in the network.
     place: RefCell<Option<AbortOnDropHandle<()>>>,
     /// Images that are there, by reference: a container that is started again need not ask.
@@ -50,11 +52,25 @@ impl NodeWorld {
             hub: start.node_dir.join("hub.sock"),
             store: start.store.clone(),
             layers: place::layers(&start.node_dir),
-            volumes: Volumes::new(places.disk.join("volumes"), places.memory.join("volumes")),
+            volumes: Arc::new(Mutex::new(Volumes::new(
+                places.disk.join("volumes"),
+                places.memory.join("volumes"),
+            ))),
             place: RefCell::new(None),
             present: RefCell::default(),
             held: HeldLayers::new(place::layers(&start.node_dir)),
         }
+    }
+
+    /// Does something with volumes. Large ones, and those of slow servers, take minutes, and this thread is the pod's only one.
+    async fn with_volumes<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Volumes) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let volumes = Arc::clone(&self.volumes);
+        let work = move || work(&volumes.lock().unwrap_or_else(PoisonError::into_inner));
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|error| error.to_string()).flatten()
     }
 
     async fn pull(&self, request: PullRequest) -> anyhow::Result<Line> {
@@ -182,10 +198,12 @@ impl World for NodeWorld {
             let image = self.image(&request, credentials).await?;
             return Ok(Volume::Layers(image.layers));
         }
-        let prepared = self
-            .volumes
-            .prepare(name, &source, fs_group)
-            .map_err(|error| failed(error.to_string()))?;
+        let own = name.to_owned();
+        let prepare = move |volumes: &Volumes| {
+            let prepared = volumes.prepare(&own, &source, fs_group);
+            prepared.map_err(|error| error.to_string())
+        };
+        let prepared = self.with_volumes(prepare).await.map_err(failed)?;
         Ok(Volume::Directory {
             path: prepared.path,
             read_only: prepared.read_only,
@@ -218,8 +236,9 @@ impl World for NodeWorld {
 
     async fn leave(&self) {
         self.place.replace(None);
-        if let Err(error) = self.volumes.remove_all() {
-            tracing::warn!(%error, "cannot remove a volume");
+        let remove = |volumes: &Volumes| volumes.remove_all().map_err(|error| error.to_string());
+        if let Err(error) = self.with_volumes(remove).await {
+            tracing::warn!(error, "cannot remove a volume");
         }
     }
 }

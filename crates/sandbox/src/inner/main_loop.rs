@@ -295,11 +295,19 @@ fn set_up_network(plan: &NetworkSetUp) -> Result<(), Failure> {
     };
     let done = || -> io::Result<()> {
         let route = Route::open()?;
-        route.add_address(&plan.interface, address)?;
+        once(route.add_address(&plan.interface, address))?;
         route.set_up(&plan.interface)?;
-        route.add_default_route(plan.gateway)
+        once(route.add_default_route(plan.gateway))
     };
     done().map_err(failed("setting up the pod's interface"))
+}
+
+/// It may have been done before, by an attempt that failed later.
+fn once(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
 }
 
 fn socket(v6: bool, datagrams: bool) -> Result<OwnedFd, Failure> {

@@ -41,6 +41,7 @@ use crate::seams::{PodNetwork, Runtime};
 
 pub(crate) use back_off::go_duration;
 pub(crate) use image::default_policy;
+pub(crate) use plan::restarts_to_resize;
 
 /// Begins the life of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
 pub fn start<R: Runtime>(runtime: Rc<R>, bundle: Bundle) -> LifeHandle {

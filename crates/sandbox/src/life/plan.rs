@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 use tokio::time::Instant;
 
 use super::record::{Kill, Kind, Record, Run, Stage};
@@ -215,7 +215,7 @@ impl Plan {
         let (mut message, grace, restart) = if changed(record, run) {
             let message = format!("{what} {name} definition changed");
             (message, None, true)
-        } else if restarts_to_resize(record, run) {
+        } else if restarts_to_resize(&record.spec, run.resources.as_ref()) {
             let message = format!("{what} {name} resize requires restart");
             (message, None, true)
         } else {
@@ -339,10 +339,10 @@ fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (us
         .filter(|(_, record)| kinds.contains(&record.kind))
 }
 
-/// Whether it wants other resources than its run was started with, and says that it has to be restarted for them.
-pub fn restarts_to_resize(record: &Record, run: &Run) -> bool {
-    let wanted = record.spec.resources.as_ref();
-    let policies = record.spec.resize_policy.iter().flatten();
+/// Whether it wants other resources than its run has, and says that it has to be restarted for them.
+pub fn restarts_to_resize(container: &Container, has: Option<&ResourceRequirements>) -> bool {
+    let wanted = container.resources.as_ref();
+    let policies = container.resize_policy.iter().flatten();
     let mut strict = policies.filter(|policy| policy.restart_policy == "RestartContainer");
     strict.any(|policy| {
         let of = |resources: Option<&ResourceRequirements>| {
@@ -350,7 +350,7 @@ pub fn restarts_to_resize(record: &Record, run: &Run) -> bool {
                 |list: &Option<BTreeMap<_, _>>| list.as_ref()?.get(&policy.resource_name).cloned();
             resources.map(|resources| (get(&resources.requests), get(&resources.limits)))
         };
-        of(wanted).unwrap_or_default() != of(run.resources.as_ref()).unwrap_or_default()
+        of(wanted).unwrap_or_default() != of(has).unwrap_or_default()
     })
 }
 

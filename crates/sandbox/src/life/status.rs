@@ -37,7 +37,9 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
     let given = record.spec.resources.clone().unwrap_or_default();
     // One that is restarted for other resources has, until then, those that it was started with.
     let has = match &record.run {
-        Some(run) if restarts_to_resize(record, run) => run.resources.clone().unwrap_or_default(),
+        Some(run) if restarts_to_resize(&record.spec, run.resources.as_ref()) => {
+            run.resources.clone().unwrap_or_default()
+        }
         _ => given.clone(),
     };
     let mounts = record.spec.volume_mounts.iter().flatten();

@@ -108,10 +108,7 @@ impl<W: World> LinuxRuntime<W> {
         }
         self.world.leave().await;
         for dir in ["containers", "images"] {
-            let dir = self.places.disk.join(dir);
-            if let Err(error) = linux::remove::tree(&dir) {
-                tracing::warn!(path = %dir.display(), %error, "cannot remove what containers wrote");
-            }
+            remains::remove(self.places.disk.join(dir)).await;
         }
     }
 }

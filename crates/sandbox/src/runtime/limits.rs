@@ -35,11 +35,15 @@ pub fn of_pod(spec: &PodSpec) -> Limits {
     let limit = |of: fn(&Amounts) -> Option<u64>| {
         let all =
             every(spec).all(|container| of(&Amounts::of(container.resources.as_ref())).is_some());
-        of(&pod).or_else(|| all.then(|| together(spec, of)))
+        let amount = |container: &Container| of(&Amounts::of(container.resources.as_ref()));
+        of(&pod).or_else(|| all.then(|| together(spec, amount)))
     };
-    let request = pod
-        .cpu_request
-        .unwrap_or_else(|| together(spec, |amounts| amounts.cpu_request.or(amounts.cpu_limit)));
+    let request = pod.cpu_request.unwrap_or_else(|| {
+        together(spec, |container| {
+            let own = Amounts::of(container.resources.as_ref());
+            own.cpu_request.or(own.cpu_limit)
+        })
+    });
     Limits {
         memory: limit(|amounts| amounts.memory_limit)
             .map(|bytes| bytes.saturating_add(more_memory)),
@@ -71,9 +75,8 @@ impl Amounts {
 }
 
 /// What containers use at once: those that stay, or an init container and the sidecars before it, whichever is more.
-fn together(spec: &PodSpec, of: impl Fn(&Amounts) -> Option<u64>) -> u64 {
-    let amount =
-        |container: &Container| of(&Amounts::of(container.resources.as_ref())).unwrap_or(0);
+pub fn together(spec: &PodSpec, of: impl Fn(&Container) -> Option<u64>) -> u64 {
+    let amount = |container: &Container| of(container).unwrap_or(0);
     let (mut sidecars, mut most_at_first) = (0_u64, 0_u64);
     for container in spec.init_containers.iter().flatten() {
         let own = amount(container);

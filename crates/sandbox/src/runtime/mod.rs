@@ -22,6 +22,7 @@ mod output;
 mod plan;
 mod process_output;
 mod remains;
+mod resize;
 mod root;
 mod security;
 mod set_up;
@@ -34,14 +35,14 @@ mod usage;
 mod volumes;
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::Group;
 use linux::namespace::Ids;
@@ -50,10 +51,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use self::env::Addresses;
-pub use self::groups::place as pod_group;
 pub(crate) use self::env::expand;
+pub use self::groups::place as pod_group;
 use self::host_ports::HostPorts;
 use self::inside::Inside;
+pub use self::limits::together;
 use self::make_volumes::fs_group;
 use self::stacking::Mounted;
 pub use self::stacking::Stacking;
@@ -62,7 +64,8 @@ use crate::inner::message::ProcessPlan;
 use crate::logs::LogDir;
 use crate::protocol::{Bundle, Problem};
 use crate::seams::{
-    ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started, Volume, World,
+    Attachment, ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
+    Volume, World,
 };
 use crate::usage::Meter;
 
@@ -94,6 +97,8 @@ pub struct LinuxRuntime<W> {
     /// Known once the pod is up.
     addresses: OnceCell<Addresses>,
     is_set_up: OnceCell<()>,
+    /// The pod's place in the network, once it was given one.
+    attachment: OnceCell<Attachment>,
     /// Ports of the machine that lead to the pod, once it is up.
     host_ports: RefCell<Option<HostPorts>>,
     /// The pod's control group, if it has one, once it is up.
@@ -101,6 +106,8 @@ pub struct LinuxRuntime<W> {
     is_ending: Cell<bool>,
     meter: Meter,
     volumes: RefCell<BTreeMap<String, Volume>>,
+    /// Those whose content is not up to date, because that failed.
+    stale: RefCell<BTreeSet<String>>,
     making_volume: tokio::sync::Mutex<()>,
     /// Those of them in which mounts travel.
     shared: RefCell<Vec<PathBuf>>,
@@ -115,6 +122,8 @@ struct Running {
     serial: u64,
     process: Rc<OwnedFd>,
     plan: ProcessPlan,
+    /// Those that its control group has, if it has one.
+    resources: RefCell<Option<ResourceRequirements>>,
     memory: Rc<oom::Watch>,
     attachable: Attachable,
     /// Goes with the container.
@@ -144,54 +153,52 @@ impl<W: World> LinuxRuntime<W> {
             shown: Rc::default(),
             addresses: OnceCell::new(),
             is_set_up: OnceCell::new(),
+            attachment: OnceCell::new(),
             host_ports: RefCell::default(),
             group: OnceCell::new(),
             is_ending: Cell::new(false),
             meter: Meter::default(),
             volumes: RefCell::default(),
+            stale: RefCell::default(),
             making_volume: tokio::sync::Mutex::default(),
             shared: RefCell::default(),
             containers: Rc::default(),
         })
     }
 
-    /// Takes note of a new bundle, and brings the content of volumes up to date.
-    pub async fn put_bundle(&self, bundle: Bundle) {
+    /// Takes note of a new bundle, and brings the content of volumes and limits up to it. Returns the bundle as far as it could
+    /// be done, and whether that is all of it; if not, the same bundle is to be given again.
+    pub async fn put_bundle(&self, bundle: Bundle) -> (Bundle, bool) {
         let before = self.bundle.replace(Rc::new(bundle));
         let bundle = self.bundle.borrow().clone();
-        let fs_group = fs_group(&bundle);
-        for (name, source) in &bundle.volumes {
-            let is_there = self.volumes.borrow().contains_key(name);
-            if is_there
-                && before.volumes.get(name) != Some(source)
-                && let Err(problem) = self
-                    .world
-                    .volume(name, source, fs_group, &bundle.pull_credentials)
-                    .await
-            {
-                tracing::warn!(volume = name, problem = problem.message, "cannot update");
-            }
+        let mut done = Bundle::clone(&bundle);
+        if self.is_ending.get() {
+            return (done, true);
         }
-        if before.pod.spec != bundle.pod.spec {
-            self.resize();
-        }
+        self.update_volumes(&before, &bundle).await;
+        let resized = match &mut done.pod.spec {
+            Some(spec) => self.resize(spec),
+            None => true,
+        };
+        (done, resized && self.stale.borrow().is_empty())
     }
 
-    /// Gives the control groups of the pod and of what runs in it the limits of the spec, which may have changed.
-    fn resize(&self) {
-        let Some(pod) = self.group.get() else { return };
-        let spec = self.spec();
-        let limited = pod.limit(&limits::of_pod(&spec));
-        let running = self.containers.borrow();
-        let each = running.values().filter_map(|running| {
-            let group = running.memory.group()?;
-            let init = spec.init_containers.iter().flatten();
-            let mut all = init.chain(&spec.containers);
-            let container = all.find(|container| container.name == running.name)?;
-            Some(group.limit(&limits::of_container(container)))
-        });
-        for error in [limited].into_iter().chain(each).filter_map(Result::err) {
-            tracing::warn!(%error, "cannot change limits");
+    async fn update_volumes(&self, before: &Bundle, bundle: &Bundle) {
+        let fs_group = fs_group(bundle);
+        for (name, source) in &bundle.volumes {
+            let is_there = self.volumes.borrow().contains_key(name);
+            let is_stale = self.stale.borrow_mut().remove(name);
+            if !is_there || (before.volumes.get(name) == Some(source) && !is_stale) {
+                continue;
+            }
+            let updated = self
+                .world
+                .volume(name, source, fs_group, &bundle.pull_credentials)
+                .await;
+            if let Err(problem) = updated {
+                tracing::warn!(volume = name, problem = problem.message, "cannot update");
+                self.stale.borrow_mut().insert(name.clone());
+            }
         }
     }
 

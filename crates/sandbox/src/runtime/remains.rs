@@ -28,11 +28,12 @@ pub async fn end(kin: Kin) {
     }
 }
 
-/// Removes what a run of a container has written: nobody will look into it any more.
+/// Removes what containers have written, which may be much: nobody will look into it any more.
 pub async fn remove(dir: PathBuf) {
-    let removing = tokio::task::spawn_blocking(move || linux::remove::tree(&dir));
+    let path = dir.clone();
+    let removing = tokio::task::spawn_blocking(move || linux::remove::tree(&path));
     if let Ok(Err(error)) = removing.await {
-        tracing::debug!(%error, "cannot remove what a container wrote");
+        tracing::warn!(path = %dir.display(), %error, "cannot remove what a container wrote");
     }
 }
 

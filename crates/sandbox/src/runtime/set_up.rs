@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use super::{Addresses, HostPorts, LinuxRuntime, etc, groups, host_ports};
 use crate::inner::message::{NetworkSetUp, PodSetUp, Request};
 use crate::protocol::{Bundle, Problem};
-use crate::seams::{PodNetwork, World};
+use crate::seams::{Attachment, PodNetwork, World};
 
 impl<W: World> LinuxRuntime<W> {
     pub(super) async fn set_up(&self) -> Result<PodNetwork, Problem> {
@@ -77,12 +77,9 @@ impl<W: World> LinuxRuntime<W> {
         let pod_ips = if spec.host_network == Some(true) {
             host_ips.iter().take(1).cloned().collect()
         } else {
-            let path = format!("/proc/{}/ns/net", self.inner.as_raw_nonzero());
-            let namespace = std::fs::File::open(&path)
-                .map_err(|error| sandbox_problem(format!("{path}: {error}")))?;
-            let place = self.world.attach(namespace.into()).await?;
+            let place = self.attach().await?;
             let plan = NetworkSetUp {
-                interface: place.interface,
+                interface: place.interface.clone(),
                 address: place.address,
                 prefix: place.prefix,
                 gateway: place.gateway,
@@ -95,6 +92,18 @@ impl<W: World> LinuxRuntime<W> {
         };
         let _ = self.addresses.set(Addresses { pod_ips, host_ips });
         Ok(())
+    }
+
+    /// Asks for a place in the network.
+    async fn attach(&self) -> Result<&Attachment, Problem> {
+        if let Some(place) = self.attachment.get() {
+            return Ok(place);
+        }
+        let path = format!("/proc/{}/ns/net", self.inner.as_raw_nonzero());
+        let namespace = std::fs::File::open(&path)
+            .map_err(|error| sandbox_problem(format!("{path}: {error}")))?;
+        let place = self.world.attach(namespace.into()).await?;
+        Ok(self.attachment.get_or_init(|| place))
     }
 
     /// Listens at the ports of the machine that the pod asks for.

@@ -1,5 +1,6 @@
 //! A container's start: what it will be, what it needs, and the inner process's word that it runs.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -28,7 +29,7 @@ impl<W: World> LinuxRuntime<W> {
             self.make_volume(&bundle, &mount.name).await?;
         }
         let mut plan = self.plan(request)?;
-        sub_paths::check(&plan.mounts, &request.container.name)?;
+        plan.mounts = sub_paths::checked(plan.mounts, &request.container.name).await?;
         let dir = self.container_dir(request);
         make_container_dir(&dir)
             .map_err(|error| not_created(format!("{}: {error}", dir.display())))?;
@@ -94,6 +95,7 @@ impl<W: World> LinuxRuntime<W> {
             serial,
             process: Rc::new(process),
             plan: process_plan,
+            resources: RefCell::new(request.container.resources.clone()),
             memory: memory.clone(),
             attachable,
             alive: watch::Sender::new(()),

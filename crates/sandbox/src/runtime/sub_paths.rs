@@ -5,8 +5,24 @@
 use crate::inner::message::{MountPlan, MountSource};
 use crate::protocol::Problem;
 
+/// The same mounts, if all is well with them.
+pub(super) async fn checked(
+    mounts: Vec<MountPlan>,
+    container: &str,
+) -> Result<Vec<MountPlan>, Problem> {
+    let name = container.to_owned();
+    // A volume's server may take its time, and this thread is the pod's only one.
+    let checking = tokio::task::spawn_blocking(move || check(&mounts, &name).map(|()| mounts));
+    checking.await.unwrap_or_else(|error| {
+        Err(Problem {
+            reason: "CreateContainerConfigError".to_owned(),
+            message: format!("subPaths of container {container:?}: {error}"),
+        })
+    })
+}
+
 /// Makes the directories that are missing; a problem is one of the container's configuration, and is tried again.
-pub(super) fn check(mounts: &[MountPlan], container: &str) -> Result<(), Problem> {
+fn check(mounts: &[MountPlan], container: &str) -> Result<(), Problem> {
     for mount in mounts {
         let MountSource::Bind {
             path,

@@ -6,8 +6,8 @@ use super::{LinuxRuntime, Volume, World};
 use crate::usage::{PodUsage, Subject, VolumeSubject};
 
 impl<W: World> LinuxRuntime<W> {
-    /// What the pod uses now.
-    pub async fn usage(&self) -> PodUsage {
+    /// What the pod uses now, if that can be found out.
+    pub async fn usage(&self) -> Option<PodUsage> {
         let spec = self.spec();
         let containers = self.subjects();
         let volumes: Vec<VolumeSubject> = {
@@ -26,14 +26,14 @@ impl<W: World> LinuxRuntime<W> {
                 &containers,
                 &volumes,
             )
-            .await;
+            .await?;
         // Where an image can't be stacked it was copied, which the container has not written.
         for (subject, measured) in containers.iter().zip(&mut usage.containers) {
             if let Some(root) = &mut measured.root {
                 root.used = root.used.saturating_sub(copied(subject));
             }
         }
-        usage
+        Some(usage)
     }
 
     fn subjects(&self) -> Vec<Subject> {

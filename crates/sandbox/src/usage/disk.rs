@@ -1,4 +1,5 @@
-//! What directories take: walked seldom, never in the way of an answer, and only so far.
+//! What directories take: walked seldom, never in the way of an answer, and only so far. Of a file system that is told of as a
+//! whole nothing is walked, but its server may be as slow to answer, or not answer at all.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -29,6 +30,9 @@ struct Inner {
     known: RefCell<HashMap<PathBuf, Known>>,
 }
 
+/// How it is found out what a directory takes. May block.
+type Look = fn(&Path) -> Option<DiskUsage>;
+
 struct Known {
     /// `None` while it is walked for the first time, and if it has too many files.
     usage: Option<DiskUsage>,
@@ -40,7 +44,16 @@ struct Known {
 impl Disk {
     /// What a directory takes, by the newest walk. Waits a little for the first.
     pub async fn usage(&self, dir: &Path) -> Option<DiskUsage> {
-        let mut walked = self.walk_if_due(dir);
+        self.newest(dir, walk).await
+    }
+
+    /// What is used of the whole file system that a directory is on.
+    pub async fn whole(&self, dir: &Path) -> Option<DiskUsage> {
+        self.newest(dir, whole).await
+    }
+
+    async fn newest(&self, dir: &Path, look: Look) -> Option<DiskUsage> {
+        let mut walked = self.walk_if_due(dir, look);
         let first = self
             .0
             .known
@@ -62,7 +75,7 @@ impl Disk {
         });
     }
 
-    fn walk_if_due(&self, dir: &Path) -> watch::Receiver<()> {
+    fn walk_if_due(&self, dir: &Path, look: Look) -> watch::Receiver<()> {
         let mut all = self.0.known.borrow_mut();
         if let Some(known) = all.get(dir)
             && known.due.is_none_or(|due| Instant::now() < due)
@@ -82,7 +95,7 @@ impl Disk {
             let began = Instant::now();
             let path = dir.clone();
             // Walking blocks, and this thread is the pod's only one.
-            let usage = tokio::task::spawn_blocking(move || walk(&path)).await;
+            let usage = tokio::task::spawn_blocking(move || look(&path)).await;
             let pause = FRESH.max(began.elapsed() * PART);
             if let Some(known) = inner.known.borrow_mut().get_mut(&dir) {
                 known.usage = usage.ok().flatten();
@@ -95,7 +108,7 @@ impl Disk {
 }
 
 /// The file system that `path` is on.
-pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
+fn file_system(path: &Path) -> Option<FileSystem> {
     let status = rustix::fs::statvfs(path).ok()?;
     Some(FileSystem {
         capacity: status.f_blocks.saturating_mul(status.f_frsize),
@@ -106,7 +119,7 @@ pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
 }
 
 /// What is used of the whole file system that `path` is on.
-pub(super) fn whole(path: &Path) -> Option<DiskUsage> {
+fn whole(path: &Path) -> Option<DiskUsage> {
     let status = rustix::fs::statvfs(path).ok()?;
     let blocks = status.f_blocks.saturating_sub(status.f_bfree);
     Some(DiskUsage {
@@ -175,6 +188,32 @@ mod tests {
                 disk.retain(&HashSet::new());
                 assert!(disk.usage(home.path()).await.unwrap().used > first.used);
                 assert_eq!(disk.usage(&home.path().join("none")).await, None);
+                let whole = Disk::default().whole(home.path()).await.unwrap();
+                assert!(whole.used > first.used && whole.inodes > 4);
+            })
+            .await;
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_asked_once() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        use std::sync::{Barrier, LazyLock};
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        static ANSWER: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
+        fn hangs(_: &Path) -> Option<DiskUsage> {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            ANSWER.wait();
+            None
+        }
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let disk = Disk::default();
+                for _ in 0..2 {
+                    assert_eq!(disk.newest(Path::new("/"), hangs).await, None);
+                }
+                assert_eq!(ASKED.load(Ordering::Relaxed), 1);
+                ANSWER.wait();
             })
             .await;
     }

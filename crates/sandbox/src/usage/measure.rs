@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::{Group, Usage};
 
-use super::disk::{self, Disk};
+use super::disk::Disk;
 use super::processes::{Counter, PodProcesses, Together};
 use super::{
     ContainerUsage, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount, ThrottlingUsage,
@@ -44,10 +46,15 @@ pub struct VolumeSubject {
     pub whole: bool,
 }
 
+/// How long it may take to look at processes: one whose memory is on a server that doesn't answer may not be looked at.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Measures one pod, again and again.
 #[derive(Default)]
 pub struct Meter {
     disk: Disk,
+    /// Whoever looks at processes has it, also while nobody waits for that any more.
+    looking: Arc<tokio::sync::Mutex<()>>,
     /// By container id, and one for the pod under the empty name.
     cpu: RefCell<HashMap<String, Counter>>,
     /// Bytes from disks and to them, by container id.
@@ -57,7 +64,8 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// What the pod below the inner process uses now. `group` is the pod's, `host_network` says that the network isn't its own.
+    /// What the pod below the inner process uses now, unless that can't be found out. `group` is the pod's, `host_network` says
+    /// that the network isn't its own.
     pub async fn measure(
         &self,
         inner: i32,
@@ -65,9 +73,10 @@ impl Meter {
         host_network: bool,
         containers: &[Subject],
         volumes: &[VolumeSubject],
-    ) -> PodUsage {
+    ) -> Option<PodUsage> {
         let at = Timestamp::now();
-        let processes = PodProcesses::look(inner);
+        let firsts = containers.iter().map(|subject| subject.first).collect();
+        let (together, of_containers) = self.processes(inner, firsts).await?;
         let known: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
         self.cpu
             .borrow_mut()
@@ -76,8 +85,8 @@ impl Meter {
             .borrow_mut()
             .retain(|id, _| known.contains(id.as_str()));
         let mut measured = Vec::new();
-        for subject in containers {
-            let mut usage = self.container(subject, &processes);
+        for (subject, together) in containers.iter().zip(of_containers) {
+            let mut usage = self.container(subject, &together);
             usage.root = self.disk.usage(&subject.root).await;
             usage.logs = self.disk.usage(&subject.logs).await;
             measured.push(usage);
@@ -85,7 +94,7 @@ impl Meter {
         let mut of_volumes = Vec::new();
         for volume in volumes {
             let disk = if volume.whole {
-                disk::whole(&volume.path)
+                self.disk.whole(&volume.path).await
             } else {
                 self.disk.usage(&volume.path).await
             };
@@ -98,7 +107,6 @@ impl Meter {
             .chain(volumes.iter().map(|volume| volume.path.clone()));
         self.disk.retain(&walked.collect());
 
-        let together = processes.of_pod();
         let (cpu_ns, memory, count) = match group.and_then(|group| group.usage().ok()) {
             Some(usage) => (usage.cpu_ns, memory(&usage, &together), together.processes),
             None => (
@@ -107,7 +115,7 @@ impl Meter {
                 together.processes,
             ),
         };
-        PodUsage {
+        Some(PodUsage {
             at,
             containers: measured,
             cpu_ns,
@@ -120,7 +128,26 @@ impl Meter {
             },
             volumes: of_volumes,
             probes: self.probes(),
-        }
+        })
+    }
+
+    /// What the pod's processes use, and those of each container, by its first.
+    async fn processes(&self, inner: i32, firsts: Vec<i32>) -> Option<(Together, Vec<Together>)> {
+        let looking = Arc::clone(&self.looking).lock_owned();
+        let looked = async {
+            let looking = looking.await;
+            // Reading /proc blocks, and this thread is the pod's only one.
+            let look = move || {
+                let _looking = looking;
+                let processes = PodProcesses::look(inner);
+                let containers = firsts
+                    .into_iter()
+                    .map(|first| processes.of_container(first));
+                (processes.of_pod(), containers.collect())
+            };
+            tokio::task::spawn_blocking(look).await.ok()
+        };
+        tokio::time::timeout(PATIENCE, looked).await.ok().flatten()
     }
 
     /// Counts a probe of a container.
@@ -141,8 +168,7 @@ impl Meter {
         .collect()
     }
 
-    fn container(&self, subject: &Subject, processes: &PodProcesses) -> ContainerUsage {
-        let together = processes.of_container(subject.first);
+    fn container(&self, subject: &Subject, together: &Together) -> ContainerUsage {
         let group = subject.group.as_ref().and_then(|group| group.usage().ok());
         ContainerUsage {
             name: subject.name.clone(),
@@ -150,7 +176,7 @@ impl Meter {
             started: subject.started,
             cpu_ns: match &group {
                 Some(usage) => usage.cpu_ns,
-                None => self.count(&subject.id, &together),
+                None => self.count(&subject.id, together),
             },
             throttling: group.as_ref().and_then(throttling),
             io: match group.as_ref().and_then(|usage| usage.io) {
@@ -160,10 +186,10 @@ impl Meter {
                     writes: Some(counted.writes),
                     written_bytes: Some(counted.written_bytes),
                 },
-                None => self.bytes(&subject.id, &together),
+                None => self.bytes(&subject.id, together),
             },
             memory: match &group {
-                Some(usage) => memory(usage, &together),
+                Some(usage) => memory(usage, together),
                 None => together.memory,
             },
             processes: together.processes,
@@ -272,7 +298,8 @@ mod tests {
                         &[subject],
                         std::slice::from_ref(&volume),
                     )
-                    .await;
+                    .await
+                    .unwrap();
                 process.kill().unwrap();
                 process.wait().unwrap();
                 let main = &usage.containers[0];
