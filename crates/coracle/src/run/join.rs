@@ -407,6 +407,21 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_may_come_again_but_no_other_while_it_is_in() {
+        let door = door();
+        let (first, second) = (hello("node1", None), hello("node1", None));
+        assert!(!door.is_taken(&first));
+        let inside = Inside {
+            key: first.client_key_pem.clone(),
+            sender: mpsc::unbounded_channel().0,
+        };
+        lock(&door.inside).insert("node1".to_owned(), inside);
+        assert!(!door.is_taken(&first));
+        assert!(door.is_taken(&second));
+        assert!(!door.is_taken(&hello("node2", None)));
+    }
+
+    #[test]
     fn a_certificate_lets_its_own_node_in_until_the_end() {
         let door = door();
         door.admit(&hello("node1", None), Some("node1")).unwrap();
