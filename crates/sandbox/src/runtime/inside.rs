@@ -221,10 +221,9 @@ mod tests {
 
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+    use super::super::testing::{asked, say, within_patience};
     use super::*;
     use crate::inner::message::ProcessPlan;
-
-    const PATIENCE: Duration = Duration::from_secs(5);
 
     fn command() -> Request {
         Request::Exec {
@@ -236,29 +235,7 @@ mod tests {
     /// Tries it with a line whose other end the test itself holds.
     async fn with_line<F: Future>(test: impl FnOnce(Rc<Inside>, OwnedFd) -> F) {
         let (ours, theirs) = packet::pair().unwrap();
-        let local = tokio::task::LocalSet::new();
-        let tried = async { test(Inside::new(ours).unwrap(), theirs).await };
-        let tried = tokio::time::timeout(PATIENCE, local.run_until(tried));
-        tried.await.unwrap();
-    }
-
-    async fn asked(inner: &OwnedFd) -> (u64, Request) {
-        rustix::io::ioctl_fionbio(inner, true).unwrap();
-        let message = loop {
-            match packet::receive(inner) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                message => break message.unwrap().unwrap(),
-            }
-        };
-        let request = serde_json::from_slice(&message.text).unwrap();
-        (message.number, request)
-    }
-
-    fn say(inner: &OwnedFd, serial: u64, news: &News, beside: &[BorrowedFd<'_>]) {
-        let text = serde_json::to_vec(news).unwrap();
-        packet::send(inner, serial, &text, beside).unwrap();
+        within_patience(async { _ = test(Inside::new(ours).unwrap(), theirs).await }).await;
     }
 
     #[tokio::test]

@@ -31,6 +31,8 @@ mod start;
 mod streams;
 mod sub_paths;
 mod taps;
+#[cfg(test)]
+mod testing;
 mod usage;
 mod volumes;
 
@@ -264,5 +266,40 @@ impl<W: World> Runtime for LinuxRuntime<W> {
 
     async fn down(&self) {
         self.take_down().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::testing::{Asked, bundle, runtime, within_patience};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_volume_that_could_not_be_brought_up_to_date_is_tried_again() {
+        within_patience(async {
+            let world = Asked::default();
+            let with = |content: &str| {
+                let mut bundle = bundle(json!({"containers": []}));
+                bundle.volumes.insert("v".to_owned(), json!(content));
+                bundle.volumes.insert("same".to_owned(), json!("same"));
+                bundle
+            };
+            let (runtime, _inner) = runtime(world.clone(), with("old"));
+            for name in ["v", "same"] {
+                let made = Volume::Layers(Vec::new());
+                runtime.volumes.borrow_mut().insert(name.to_owned(), made);
+            }
+            assert!(runtime.put_bundle(with("old")).await.1);
+            world.broken.borrow_mut().insert("v".to_owned());
+            assert!(!runtime.put_bundle(with("new")).await.1);
+            assert!(!runtime.put_bundle(with("new")).await.1);
+            world.broken.borrow_mut().clear();
+            assert!(runtime.put_bundle(with("new")).await.1);
+            assert!(runtime.put_bundle(with("new")).await.1);
+            assert_eq!(*world.volumes.borrow(), ["v", "v", "v"]);
+        })
+        .await;
     }
 }

@@ -63,7 +63,102 @@ fn set(group: &Group, limits: &Limits) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::json;
+
+    use super::super::testing::{Asked, bundle, runtime, within_patience};
+    use super::super::{Running, oom, streams};
     use super::*;
+
+    /// A pod's group with that of a container in it, which uses 4000 bytes: files that look like the kernel's.
+    fn groups(dir: &std::path::Path) -> Group {
+        let pod = Group::at(dir.join("pod"));
+        for group in [&pod, &pod.below("a-0")] {
+            group.make().unwrap();
+            let put = |file: &str, text: &str| {
+                std::fs::write(group.path().join(file), text).unwrap();
+            };
+            put("cpu.stat", "usage_usec 0\n");
+            put("memory.current", "4000\n");
+            put("memory.max", "9000");
+        }
+        pod
+    }
+
+    fn running(group: Group) -> Running {
+        let resources = json!({"limits": {"memory": "9000"}});
+        Running {
+            name: "a".to_owned(),
+            attempt: 0,
+            started: Timestamp::now(),
+            serial: 1,
+            process: Rc::new(std::fs::File::open("/dev/null").unwrap().into()),
+            plan: Default::default(),
+            resources: RefCell::new(serde_json::from_value(resources).unwrap()),
+            memory: Rc::new(oom::Watch::new(Some(group))),
+            attachable: streams::Attachable {
+                taps: Rc::default(),
+                stdin: None,
+                terminal: None,
+                stdin_once: false,
+            },
+            alive: Default::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_container_keeps_what_it_has_until_it_uses_less() {
+        within_patience(async {
+            let dir = tempfile::tempdir().unwrap();
+            let pod = groups(dir.path());
+            let own = pod.below("a-0");
+            let of = |memory: &str, policy: &str| {
+                let policy = json!([{"resourceName": "memory", "restartPolicy": policy}]);
+                bundle(json!({"containers": [{"name": "a", "resizePolicy": policy,
+                    "resources": {"limits": {"memory": memory}}}]}))
+            };
+            let (runtime, _inner) = runtime(Asked::default(), of("9000", "NotRequired"));
+            let _ = runtime.group.set(pod.clone());
+            let one = running(own.clone());
+            runtime.containers.borrow_mut().insert("1".to_owned(), one);
+            let max =
+                |group: &Group| std::fs::read_to_string(group.path().join("memory.max")).unwrap();
+            let given = |bundle: &crate::protocol::Bundle| {
+                let spec = bundle.pod.spec.clone().unwrap();
+                let resources = spec.containers[0].resources.clone().unwrap();
+                resources.limits.unwrap()["memory"].0.clone()
+            };
+
+            let (done, all) = runtime.put_bundle(of("3000", "NotRequired")).await;
+            assert_eq!((given(&done).as_str(), all), ("9000", false));
+            assert_eq!(
+                (max(&own), max(&pod)),
+                ("9000".to_owned(), "9000".to_owned())
+            );
+
+            // One that is restarted for it is left alone, but the pod's limit waits for that.
+            let (done, all) = runtime.put_bundle(of("3000", "RestartContainer")).await;
+            assert_eq!((given(&done).as_str(), all), ("3000", false));
+            assert_eq!(
+                (max(&own), max(&pod)),
+                ("9000".to_owned(), "9000".to_owned())
+            );
+
+            for group in [&own, &pod] {
+                std::fs::write(group.path().join("memory.current"), "2000").unwrap();
+            }
+            let (done, all) = runtime.put_bundle(of("3000", "NotRequired")).await;
+            assert_eq!((given(&done).as_str(), all), ("3000", true));
+            assert_eq!(
+                (max(&own), max(&pod)),
+                ("3000".to_owned(), "3000".to_owned())
+            );
+        })
+        .await;
+    }
 
     /// Files that look like a group; what the kernel makes of them is tried in tests/qemu.
     #[test]

@@ -150,3 +150,37 @@ fn sandbox_problem(message: String) -> Problem {
         message,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{Asked, asked, bundle, runtime, say, within_patience};
+    use super::*;
+    use crate::inner::message::News;
+
+    #[tokio::test]
+    async fn a_place_in_the_network_is_asked_for_once() {
+        within_patience(async {
+            let world = Asked::default();
+            let given = bundle(json!({"containers": []}));
+            let (runtime, inner) = runtime(world.clone(), given.clone());
+            let spec = runtime.spec();
+            let failed = News::Failed {
+                message: "not yet".to_owned(),
+                program: false,
+            };
+            for (answer, works) in [(failed, false), (News::Done, true)] {
+                let answer = async {
+                    let (serial, request) = asked(&inner).await;
+                    assert!(matches!(request, Request::Network(_)), "{request:?}");
+                    say(&inner, serial, &answer, &[]);
+                };
+                let (joined, ()) = tokio::join!(runtime.join_network(&given, &spec), answer);
+                assert_eq!(joined.is_ok(), works, "{joined:?}");
+            }
+            assert_eq!(world.places.get(), 1);
+        })
+        .await;
+    }
+}
