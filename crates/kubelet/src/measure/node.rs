@@ -44,7 +44,14 @@ impl NodeMeter {
             cpu: Mutex::default(),
         };
         let counted = meter.group.as_ref().and_then(|group| group.usage().ok());
-        meter.before = counted.map_or_else(|| meter.processes().0, |usage| usage.cpu_ns);
+        meter.before = match counted {
+            Some(usage) => usage.cpu_ns,
+            None => {
+                let table = Table::read().unwrap_or_default();
+                let members = table.tree(meter.roots(&table));
+                meter.processors(&table, &members)
+            }
+        };
         meter
     }
 
@@ -120,9 +127,14 @@ impl NodeMeter {
                 memory.major_page_faults += sample.page_faults.1;
             }
         }
-        let used = u64::try_from(table.cpu(&members).as_nanos()).unwrap_or(u64::MAX);
+        (self.processors(&table, &members), memory)
+    }
+
+    /// Nanoseconds of processors that these have used, and those that were with them before.
+    fn processors(&self, table: &Table, members: &HashSet<i32>) -> u64 {
+        let used = u64::try_from(table.cpu(members).as_nanos()).unwrap_or(u64::MAX);
         let mut counter = self.cpu.lock().unwrap_or_else(PoisonError::into_inner);
-        (counter.note(used), memory)
+        counter.note(used)
     }
 
     /// The processes that carry the mark, and our own guard.

@@ -10,6 +10,7 @@
 //! only waits for something to change. The pod's own life (restarts, probes, hooks) is its sandbox's.
 
 mod deadline;
+mod news;
 mod orders;
 #[cfg(test)]
 mod tests;
@@ -29,20 +30,14 @@ use tokio::time::Instant;
 use super::Shared;
 use super::bundles::Offer;
 use super::launch::Handle;
-use super::spec::{full_name, is_final, is_to_be_deleted, phase, uid};
-use super::status::{Known, lost, lost_for_good, pod_status, survives};
+use super::spec::{is_final, is_to_be_deleted, phase, uid};
+use super::status::{Known, lost_for_good, pod_status};
 use super::switchboard::Caller;
 use super::writer::Writer;
 use crate::backoff::Doubling;
 
 /// How long a sandbox that was there before this kubelet, and can't be found, has for dialling it; it tries every second.
 const ADOPTION_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a sandbox has for dialling again when its connection breaks and its process is there.
-const REDIAL_PATIENCE: Duration = Duration::from_secs(30);
-/// The same, if its process can't be seen.
-const UNSEEN_PATIENCE: Duration = Duration::from_secs(5);
-/// A sandbox that lived so long was not broken from the start.
-const STABLE: Duration = Duration::from_secs(60);
 /// How long to wait at most before a sandbox that could not be started, or died, is started again.
 const RELAUNCH_AT_MOST: Duration = Duration::from_secs(60);
 
@@ -316,168 +311,6 @@ impl Worker {
 
     fn set_alarm(&mut self, after: Duration, alarm: Alarm) {
         self.alarm = Some((Instant::now() + after, alarm));
-    }
-
-    // What changed
-
-    fn saw(&mut self, seen: Seen) {
-        (self.pod, self.gone, self.resize) = (seen.pod, seen.gone, seen.resize);
-        // Somebody else has declared it over, and that is final for us too.
-        if let Some(theirs) = &self.pod.status
-            && is_final(phase(&self.pod))
-            && !is_final(self.phase())
-        {
-            self.status.phase.clone_from(&theirs.phase);
-            self.status.reason.clone_from(&theirs.reason);
-            self.status.message.clone_from(&theirs.message);
-        }
-    }
-
-    async fn connected(&mut self, caller: Caller) {
-        let client = caller.client;
-        let states = match client.states().await {
-            Ok(states) => states,
-            Err(error) => {
-                tracing::warn!(
-                    pod = full_name(&self.pod),
-                    error = &error as &dyn std::error::Error,
-                    "a sandbox dialled and did not say how its pod is"
-                );
-                return;
-            }
-        };
-        self.alarm = None;
-        let id = |handle: &Option<Box<dyn Handle>>| handle.as_ref().and_then(|handle| handle.id());
-        if let (Some(ours), Some(theirs)) = (id(&self.handle), id(&caller.process))
-            && ours != theirs
-        {
-            // A pod has one sandbox. Who dials holds its lock, and the other one waits for that in vain.
-            tracing::warn!(
-                pod = full_name(&self.pod),
-                ours,
-                theirs,
-                "the pod has two sandboxes"
-            );
-            self.kill();
-            (self.state, self.instructed, self.recorded) = (None, None, 0);
-        }
-        // One that we have launched we know better: we are its parent.
-        if self.handle.is_none() {
-            self.must_be_asked = caller.process.as_ref().is_some_and(|p| p.must_be_asked());
-            self.handle = caller.process;
-        }
-        self.shared.known.connected(uid(&self.pod), client.clone());
-        self.link = Some(Link {
-            client,
-            states: states.filter_map(|state| async { state.ok() }).boxed(),
-            has_bundle: false,
-            told: None,
-            retired: false,
-        });
-    }
-
-    fn heard(&mut self, state: PodState) {
-        for event in &state.events {
-            if event.serial > self.recorded {
-                self.recorded = event.serial;
-                self.shared.recorder.record(&self.pod, event.clone());
-            }
-        }
-        let said = self.state.as_ref().and_then(|state| state.failure.as_ref());
-        if let Some(problem) = &state.failure
-            && problem.reason == "Evicted"
-            && said != Some(problem)
-            && !is_final(self.phase())
-        {
-            let (reason, message) = (&problem.reason, &problem.message);
-            self.shared.recorder.say(&self.pod, true, reason, message);
-        }
-        self.instructed.get_or_insert_with(|| has_begun(&state));
-        self.state = Some(state);
-    }
-
-    fn disconnected(&mut self) {
-        self.link = None;
-        self.shared.known.disconnected(uid(&self.pod));
-        let patience = match self.handle {
-            Some(_) => REDIAL_PATIENCE,
-            None => UNSEEN_PATIENCE,
-        };
-        self.set_alarm(patience, Alarm::NoSandbox);
-    }
-
-    fn exited(&mut self, how: &str) {
-        tracing::info!(pod = full_name(&self.pod), how, "the pod's sandbox is gone");
-        self.handle = None;
-        self.link = None;
-        self.alarm = None;
-        self.lost();
-    }
-
-    fn rang(&mut self, alarm: Alarm) {
-        if matches!(alarm, Alarm::NoSandbox | Alarm::Overdue) {
-            // That of a pod that is over has usually gone before.
-            if !is_final(self.phase()) {
-                tracing::warn!(
-                    pod = full_name(&self.pod),
-                    ?alarm,
-                    "the pod's sandbox does not answer"
-                );
-            }
-            self.kill();
-            self.lost();
-        }
-    }
-
-    /// The sandbox is gone, and with it every container that ran.
-    fn lost(&mut self) {
-        self.shared.known.disconnected(uid(&self.pod));
-        self.instructed = None;
-        self.recorded = 0;
-        // How it ended stays true.
-        if self.is_finished() {
-            return;
-        }
-        self.state = None;
-        if is_final(self.phase()) {
-            return;
-        }
-        if !survives(&self.pod, &self.status) {
-            self.status = lost_for_good(&self.known(), None, Timestamp::now());
-            return;
-        }
-        for statuses in [
-            &mut self.status.init_container_statuses,
-            &mut self.status.container_statuses,
-            &mut self.status.ephemeral_container_statuses,
-        ] {
-            *statuses = statuses.as_deref().map(lost);
-        }
-        self.before = [
-            &self.status.init_container_statuses,
-            &self.status.container_statuses,
-            &self.status.ephemeral_container_statuses,
-        ]
-        .into_iter()
-        .flatten()
-        .flatten()
-        .cloned()
-        .collect();
-        // One that is to end is not started again.
-        if self.is_ending() {
-            return;
-        }
-        self.shared.recorder.say(
-            &self.pod,
-            false,
-            "SandboxChanged",
-            "Pod sandbox changed, it will be killed and re-created.",
-        );
-        if self.launched_at.elapsed() >= STABLE {
-            self.relaunch.restart();
-        }
-        let wait = self.relaunch.wait();
-        self.set_alarm(wait, Alarm::Relaunch);
     }
 
     /// Concludes the pod's status and has it written.
