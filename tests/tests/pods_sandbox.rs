@@ -140,6 +140,8 @@ fn of_rights(all: &str) -> Vec<Value> {
             status("Seccomp", "0") + "works unshare -U true\n"),
         case("filtered", json!({"seccompProfile": {"type": "RuntimeDefault"}}),
             status("Seccomp", "2") + "works ls /\nfails unshare -U true\nfails mount -t tmpfs none /tmp\nfails unshare -n true\n"),
+        case("unlocked", json!({"seccompProfile": {"type": "RuntimeDefault"}, "capabilities": {"add": ["SYS_ADMIN"]}}),
+            status("Seccomp", "2") + "works mount -t tmpfs none /tmp\nworks unshare -n true\n"),
         case("read-only", json!({"readOnlyRootFilesystem": true}),
             "fails touch /x\nfails touch /tmp/x\nfails touch /etc/x\nworks touch /dev/shm/x\nworks sh -c 'echo > /dev/null'\n".into()),
         case("privileged", json!({"privileged": true}),
@@ -411,6 +413,17 @@ fails sh -c 'ps -o args | grep -q "sleep [1]001"'
 is pid 1 "$(sh -c 'echo $PPID')"
 touch /v/end
 "#;
+    // What debuggers are given: they look into other containers, and no further.
+    let tracing = json!({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}});
+    let seen = r#"
+until ps -o args | grep -q '[s]leep 5'; do sleep 0.1; done
+other=$(ps -o pid,args | awk '/[s]leep 5/ { print $1; exit }')
+works test -d "/proc/$other/root/bin"
+works test -d /proc/1
+fails ls /proc/1/root/
+fails ls /proc/1/cwd/
+fails cat /proc/1/environ
+"#;
     let volume = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
     let waiter = looking(
         "other",
@@ -420,13 +433,14 @@ touch /v/end
     cluster.create_objects(&[
         pod("shared", json!({"shareProcessNamespace": true}), &[looking("main", json!({}), script), other]),
         pod("apart", json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &[looking("main", volume, kept), waiter]),
+        pod("tracing", json!({"shareProcessNamespace": true}), &[looking("main", tracing, seen), looking("other", json!({}), "sleep 5")]),
         pod("terminal", json!({}), &[
             looking("tty", json!({"tty": true, "stdin": true}), "works tty\ntest -t 0 && test -t 1 && test -t 2 || echo no terminal\nworks test -c /dev/console"),
             looking("stdin", json!({"stdin": true}), "fails tty\nif timeout 1 cat 2> /dev/null; then echo 'input ended'; fi"),
             looking("none", json!({}), "works timeout 1 cat"),
         ]),
     ]);
-    cluster.find_all_right(&["apart", "terminal"]);
+    cluster.find_all_right(&["apart", "terminal", "tracing"]);
     let shared = cluster.pod_until("shared", "ended", |pod| {
         pod["status"]["containerStatuses"].is_array()
             && !container(pod, "other")["state"]["terminated"].is_null()

@@ -697,6 +697,12 @@ fn volumes_may_be_mounted_anywhere() {
         json!({"Env": ["PATH=/bin"]}),
         "mkdir -p run var real etc && ln -s /run var/run && ln -s ../../../real etc/climbing && echo old > etc/file && tar --create run var real etc/climbing etc/file",
     );
+    // And links that are themselves where something is mounted, some of them to what isn't there.
+    lab.load_image(
+        "coracle.test/links:1",
+        json!({"Env": ["PATH=/bin"], "Volumes": {"/data": {}}}),
+        "mkdir -p run var srv etc && ln -s /run var/run && ln -s srv data && echo old > srv/file && ln -s ../run/none/stub.conf etc/resolv.conf && ln -s /new/place etc/link && tar --create run var srv data etc/resolv.conf etc/link",
+    );
     let mut cluster = cluster_of(&lab, "user1");
     let volumes = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "c", "configMap": {"name": "c"}}]);
     let mounts = json!([
@@ -717,12 +723,31 @@ works test -s /run/secrets/kubernetes.io/serviceaccount/token
 works test -s /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
 fails busybox touch /x
 "#;
+    let on_links = json!({"image": "coracle.test/links:1", "volumeMounts": [{"name": "a", "mountPath": "/var/run"}, {"name": "b", "mountPath": "/etc/link"}]});
+    let links = r#"
+works busybox touch /var/run/x /etc/link/y /data/z
+works test -e /run/x -a -e /new/place/y -a -e /srv/z
+is volume old "$(cat /data/file)"
+works grep -q 192.0.2.53 /etc/resolv.conf
+works test -s /run/secrets/kubernetes.io/serviceaccount/token
+"#;
+    let two = json!({"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}],
+        "dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"]}});
+    let over_etc = json!({"volumeMounts": [{"name": "a", "mountPath": "/etc"}]});
+    let etc = r#"
+works touch /etc/mine
+works grep -q over-etc /etc/hosts
+is hostname over-etc "$(cat /etc/hostname)"
+works grep -q 192.0.2.53 /etc/resolv.conf
+"#;
     cluster.create_objects(&[
         object(
             "ConfigMap",
             "c",
             json!({"data": {"hosts": "192.0.2.1 mine\n", "file": "new"}}),
         ),
+        looking_pod("links", two.clone(), on_links, links),
+        looking_pod("over-etc", two, over_etc, etc),
         looking_pod("anywhere", json!({"volumes": volumes}), own, script),
         looking_pod(
             "no-token",
@@ -731,7 +756,7 @@ fails busybox touch /x
             "fails test -e /var/run/secrets/kubernetes.io",
         ),
     ]);
-    cluster.find_all_right(&["anywhere", "no-token"]);
+    cluster.find_all_right(&["anywhere", "links", "over-etc", "no-token"]);
     cluster.exit(0);
     lab.nothing_left();
 }
