@@ -1,5 +1,11 @@
 //! The inner process and the kernel. This program is the sandbox, and, in another process, the container's program.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that can't go on has failed, and harnesses tell what they have"
+)]
+
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;

@@ -25,7 +25,8 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
     if !plan.cwd.as_os_str().is_empty() {
         let _ = linux::place::make(Path::new("/"), &plan.cwd, Kind::Directory);
     }
-    // Raising it is everybody's right, lowering it is root's; where it stays, the kernel picks by size.
+    // Raising it is everybody's right, lowering it is root's; where it stays, the kernel picks by size. Who looks into us in this
+    // moment finds the container's root.
     let score = plan.oom_score_adj.to_string();
     let _ = unhidden(|| std::fs::write("/proc/self/oom_score_adj", score));
 
