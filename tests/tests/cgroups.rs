@@ -20,6 +20,7 @@ fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
     for check in [
         "a-container-beyond-its-memory",
         "what-a-container-sees",
+        "less-memory-than-is-in-use",
         "a-pod-beyond-its-memory",
         "other-ends-are-told-apart",
         "processors",

@@ -57,41 +57,104 @@ pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
         rustix::process::getegid().as_raw(),
     );
     let ranges = subid::lookup(uid);
-    let flags = UnshareFlags::NEWUSER | with;
-    // The maps are written by setuid helpers from outside, so a child stays there.
+    let ranges = ranges.user.first().zip(ranges.group.first());
+    let helpers = ranges.map(|(user, group)| {
+        move |process| {
+            if !map("newuidmap", process, uid, user) {
+                Mapped::Nothing
+            } else if !map("newgidmap", process, gid, group) {
+                Mapped::Users
+            } else {
+                Mapped::All
+            }
+        }
+    });
+    enter(with, uid, gid, helpers)
+}
+
+fn enter(
+    with: UnshareFlags,
+    uid: u32,
+    gid: u32,
+    helpers: Option<impl FnOnce(Pid) -> Mapped>,
+) -> io::Result<Ids> {
+    let ids = match enter_mapped(helpers)? {
+        Mapped::All => Ids::Many,
+        Mapped::Nothing => {
+            map_one(uid, gid)?;
+            Ids::One
+        }
+        // A map can't be written twice, so there is one namespace more in it.
+        Mapped::Users => {
+            map_groups(gid)?;
+            become_root()?;
+            unshare(UnshareFlags::NEWUSER)?;
+            map_one(0, 0)?;
+            Ids::One
+        }
+    };
+    // The maps say who we are; until now we were nobody there.
+    become_root()?;
+    unshare(with)?;
+    if with.contains(UnshareFlags::NEWNS) {
+        mount::keep_to_ourselves()?;
+    }
+    Ok(ids)
+}
+
+/// Which maps of a new user namespace the helpers have written.
+#[derive(Clone, Copy)]
+enum Mapped {
+    Nothing = 1,
+    /// That of users only: the helper for groups is missing, or has refused.
+    Users,
+    All,
+}
+
+/// Enters a user namespace into which helpers may map something. They are setuid programs and do it from outside, so a child
+/// stays there.
+fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mapped> {
+    let Some(helpers) = helpers else {
+        unshare(UnshareFlags::NEWUSER)?;
+        return Ok(Mapped::Nothing);
+    };
     let (mut told, tell) = pipe()?;
     let (mut answer, answering) = pipe()?;
     let process = rustix::process::getpid();
-    let helper = match (ranges.user.first(), ranges.group.first()) {
-        (Some(user), Some(group)) => match crate::process::fork()? {
-            Fork::Child => {
-                drop((tell, answer));
-                let done = told.read(&mut [0]).is_ok_and(|n| n == 1)
-                    && map("newuidmap", process, uid, user)
-                    && map("newgidmap", process, gid, group);
-                let _ = (&answering).write(&[u8::from(done)]);
-                std::process::exit(0)
+    let child = match crate::process::fork()? {
+        Fork::Child => {
+            drop((tell, answer));
+            if told.read(&mut [0]).is_ok_and(|n| n == 1) {
+                let _ = (&answering).write(&[helpers(process) as u8]);
             }
-            Fork::Parent(child) => Some(child),
-        },
-        _ => None,
+            std::process::exit(0)
+        }
+        Fork::Parent(child) => child,
     };
     drop((told, answering));
-    // SAFETY: namespaces only; none of these flags unshares the file descriptor table.
-    unsafe { rustix::thread::unshare_unsafe(flags) }?;
+    unshare(UnshareFlags::NEWUSER)?;
+    (&tell).write_all(b".")?;
     let mut mapped = [0];
-    if let Some(child) = helper {
-        (&tell).write_all(b".")?;
-        let _ = answer.read(&mut mapped)?;
-        let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
-    }
-    let ids = if mapped == [1] { Ids::Many } else { Ids::One };
-    if ids == Ids::One {
-        std::fs::write("/proc/self/setgroups", "deny")?;
-        std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
-        std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
-    }
-    // The maps say who we are; until now we were nobody there.
+    let _ = answer.read(&mut mapped)?;
+    let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
+    let known = [Mapped::Users, Mapped::All];
+    let found = known.into_iter().find(|known| [*known as u8] == mapped);
+    Ok(found.unwrap_or(Mapped::Nothing))
+}
+
+/// Maps one user and one group onto root.
+fn map_one(uid: u32, gid: u32) -> io::Result<()> {
+    map_groups(gid)?;
+    std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))
+}
+
+fn map_groups(gid: u32) -> io::Result<()> {
+    // The kernel allows a group map only to those who gave up changing their groups.
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+}
+
+fn become_root() -> io::Result<()> {
     rustix::thread::set_thread_res_gid(
         rustix::fs::Gid::ROOT,
         rustix::fs::Gid::ROOT,
@@ -102,10 +165,7 @@ pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
         rustix::fs::Uid::ROOT,
         rustix::fs::Uid::ROOT,
     )?;
-    if with.contains(UnshareFlags::NEWNS) {
-        mount::keep_to_ourselves()?;
-    }
-    Ok(ids)
+    Ok(())
 }
 
 /// How many ids the current user namespace has.
@@ -150,4 +210,41 @@ fn map(helper: &str, process: Pid, id: u32, range: &Range) -> bool {
 /// One id, mapped onto itself.
 fn identity_map(id: u32) -> String {
     format!("{id} {id} 1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_a_child;
+
+    /// Enters with a helper that maps what everybody may.
+    fn enter_with(helper: impl FnOnce(Pid, u32, u32) -> Mapped) -> bool {
+        in_a_child(|| {
+            let (uid, gid) = (
+                rustix::process::geteuid().as_raw(),
+                rustix::process::getegid().as_raw(),
+            );
+            let helper = |process| helper(process, uid, gid);
+            let flags = UnshareFlags::NEWNS | UnshareFlags::NEWNET;
+            let entered = enter(flags, uid, gid, Some(helper)).unwrap();
+            let is_root =
+                rustix::process::geteuid().is_root() && rustix::process::getegid().is_root();
+            let works = mount::tmpfs(std::path::Path::new("/tmp"), 1 << 20).is_ok();
+            entered == Ids::One && ids() == Ids::One && is_root && works
+        })
+    }
+
+    #[test]
+    fn a_namespace_has_one_id_where_helpers_do_nothing() {
+        assert!(enter_with(|_, _, _| Mapped::Nothing));
+    }
+
+    #[test]
+    fn a_namespace_has_one_id_where_only_users_could_be_mapped() {
+        assert!(enter_with(|process, uid, _| {
+            let map = format!("/proc/{}/uid_map", process.as_raw_nonzero());
+            std::fs::write(map, format!("0 {uid} 1")).unwrap();
+            Mapped::Users
+        }));
+    }
 }

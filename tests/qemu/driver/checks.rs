@@ -114,6 +114,39 @@ pub async fn view(node: &Node) -> Seen {
     Ok("its own group is the root, and read-only; its limit can change".to_owned())
 }
 
+/// A limit below what is in use waits, rather than to kill the container.
+pub async fn less_memory(node: &Node) -> Seen {
+    let script = "x=0123456789abcdef; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do x=$x$x; done; echo ready; sleep 1000 & wait";
+    let spec = |bytes: &str| pod(json!([container("holder", script, memory_limit(bytes))]));
+    let mut pod = node.run("less", spec("96Mi"), Way::Grouped).await?;
+    pod.running("holder").await?;
+    let began = Instant::now();
+    let in_time = || began.elapsed() < Duration::from_secs(60);
+    while !pod.log("holder").await?.contains("ready") {
+        must(in_time(), || "it never had its memory".to_owned())?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let group = pod.group.below("holder-0");
+    let limits = || [&group, &pod.group].map(|group| file(group, "memory.max"));
+    pod.change("less", spec("2Mi")).await?;
+    // Nothing tells that nothing happens; the next change comes after it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    must(limits() == ["100663296", "100663296"], || {
+        format!("its limits are {:?}", limits())
+    })?;
+    pod.change("less", spec("80Mi")).await?;
+    while limits() != ["83886080", "83886080"] {
+        must(in_time(), || format!("its limits stay {:?}", limits()))?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    must(pod.still_runs("holder").await?, || {
+        "it was killed".to_owned()
+    })?;
+    let usage = group.usage().map_err(|error| error.to_string())?;
+    pod.end().await?;
+    Ok(format!("{} bytes stay in use", usage.working_set))
+}
+
 /// The limit of a pod as a whole holds for containers without one.
 pub async fn pod_memory(node: &Node) -> Seen {
     let mut spec = pod(json!([

@@ -110,7 +110,7 @@ impl Node {
         };
         let group = groups.below(&format!("pod-{name}"));
         let line = json!({"uid": name, "token": "t", "host_pid": false, "announces": way == Way::Step,
-            "node_dir": DIR, "store": STORE, "stacking": "Overlay",
+            "open_files": 1024, "node_dir": DIR, "store": STORE, "stacking": "Overlay",
             "groups": (way == Way::Grouped).then(|| self.groups.path())});
         let mut command = Command::new("sh");
         if way == Way::Step {
