@@ -14,13 +14,14 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use sandbox::protocol::PodEvent;
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
-use crate::api::call;
+use crate::api::{CallError, call};
 
 /// How many may wait to be written; what comes while the API server is away beyond that is lost.
 const QUEUE: usize = 1000;
+/// The longest name that an object may have.
+const MAX_NAME: usize = 253;
 /// How many different things are remembered as said.
 const REMEMBERED: usize = 4096;
 /// So many things that differ in their words only, within that time, become one.
@@ -53,6 +54,7 @@ impl Recorder {
     pub(crate) fn say(&self, pod: &Arc<Pod>, warning: bool, reason: &str, message: &str) {
         let event = PodEvent {
             serial: 0,
+            at: Timestamp::now(),
             warning,
             reason: reason.to_owned(),
             message: message.to_owned(),
@@ -65,17 +67,28 @@ impl Recorder {
 async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc<Pod>, PodEvent)>) {
     let mut said = Said::default();
     while let Some((pod, mut event)) = events.recv().await {
-        let now = Timestamp::now();
         said.combine(&pod, &mut event, Instant::now());
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), namespace);
-        let new = pod_event(&pod, &node, &event, now);
+        let new = pod_event(&pod, &node, &event);
         let written = match said.about(&pod, &event, &new, Instant::now()) {
             Saying::Silence => continue,
             Saying::New => call(api.create(&PostParams::default(), &new)).await,
             Saying::Again { name, count } => {
-                let patch = json!({ "count": count, "lastTimestamp": Time(now) });
-                call(api.patch(&name, &PatchParams::default(), &Patch::Strategic(patch))).await
+                let patch = json!({ "count": count, "lastTimestamp": Time(event.at) });
+                let patch = Patch::Strategic(patch);
+                match call(api.patch(&name, &PatchParams::default(), &patch)).await {
+                    // It has been there for long enough, or was never written: said anew, as upstream does.
+                    Err(CallError::Answer { code: 404, .. }) => {
+                        said.rename(&name, &new);
+                        let new = Event {
+                            count: Some(count),
+                            ..new
+                        };
+                        call(api.create(&PostParams::default(), &new)).await
+                    }
+                    patched => patched,
+                }
             }
         };
         // The status says it all; an event that gets lost is not worth another attempt.
@@ -178,14 +191,23 @@ impl Said {
         self.counts.insert(what, (name, 1));
         Saying::New
     }
+
+    /// What was said in the Event of this name is said in another from now on.
+    fn rename(&mut self, name: &str, new: &Event) {
+        let mut all = self.counts.values_mut();
+        if let (Some((own, _)), Some(new)) = (all.find(|(own, _)| own == name), &new.metadata.name)
+        {
+            own.clone_from(new);
+        }
+    }
 }
 
 /// An Event about `pod`, from the kubelet of `node`.
-fn pod_event(pod: &Pod, node: &str, event: &PodEvent, now: Timestamp) -> Event {
+fn pod_event(pod: &Pod, node: &str, event: &PodEvent) -> Event {
     let name = pod.metadata.name.clone().unwrap_or_default();
     Event {
         metadata: ObjectMeta {
-            name: Some(event_name(pod, event, now)),
+            name: Some(event_name(&name, event.at)),
             namespace: pod.metadata.namespace.clone(),
             ..Default::default()
         },
@@ -202,8 +224,8 @@ fn pod_event(pod: &Pod, node: &str, event: &PodEvent, now: Timestamp) -> Event {
         reason: Some(event.reason.clone()),
         message: Some(event.message.clone()),
         count: Some(1),
-        first_timestamp: Some(Time(now)),
-        last_timestamp: Some(Time(now)),
+        first_timestamp: Some(Time(event.at)),
+        last_timestamp: Some(Time(event.at)),
         source: Some(EventSource {
             component: Some("kubelet".to_owned()),
             host: Some(node.to_owned()),
@@ -214,21 +236,27 @@ fn pod_event(pod: &Pod, node: &str, event: &PodEvent, now: Timestamp) -> Event {
     }
 }
 
-/// The object's name, and something unique: upstream takes the time. What a sandbox says is named by what it is, so that
-/// a kubelet that hears it a second time, after its own death, doesn't record it again.
-fn event_name(pod: &Pod, event: &PodEvent, now: Timestamp) -> String {
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    if event.serial == 0 {
-        return format!("{name}.{:x}", now.as_nanosecond());
-    }
-    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-    let digest = Sha256::digest(format!("{uid} {} {}", event.serial, event.message));
-    let short: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
-    format!("{name}.{short}")
+/// The object's name and the time, as upstream has it: in the order of their names events are in that of their times, and
+/// a kubelet that hears of one a second time, after its own death, doesn't record it again.
+fn event_name(object: &str, at: Timestamp) -> String {
+    let time = format!("{:x}", at.as_nanosecond());
+    let room = MAX_NAME.saturating_sub(time.len() + 1);
+    let short = object.get(..room).unwrap_or(object);
+    format!("{}.{time}", short.trim_end_matches(['-', '.']))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+
+    use bytes::Bytes;
+    use http::{Method, Request, Response};
+    use http_body_util::{BodyExt, Full};
+    use kube::client::Body;
+    use serde_json::Value;
+    use tower::service_fn;
+
     use super::*;
 
     fn pod() -> Pod {
@@ -242,6 +270,7 @@ mod tests {
     fn event(reason: &str, message: &str) -> PodEvent {
         PodEvent {
             serial: 0,
+            at: Timestamp::UNIX_EPOCH,
             warning: true,
             reason: reason.to_owned(),
             message: message.to_owned(),
@@ -251,28 +280,108 @@ mod tests {
 
     #[test]
     fn a_warning_about_a_pod() {
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        insta::assert_json_snapshot!(pod_event(&pod(), "node1", &event("Reason", "why"), now));
+        let event = PodEvent {
+            at: Timestamp::from_second(1_800_000_000).unwrap(),
+            ..event("Reason", "why")
+        };
+        insta::assert_json_snapshot!(pod_event(&pod(), "node1", &event));
     }
 
     #[test]
     fn what_repeats_is_counted() {
         let (mut said, now) = (Said::default(), Instant::now());
-        let mut say = |event: &PodEvent, nanos| {
-            let time = Timestamp::from_nanosecond(nanos).unwrap();
-            said.about(&pod(), event, &pod_event(&pod(), "n", event, time), now)
+        let mut say = |words, nanos| {
+            let event = PodEvent {
+                serial: 9,
+                at: Timestamp::from_nanosecond(nanos).unwrap(),
+                ..event("BackOff", words)
+            };
+            said.about(&pod(), &event, &pod_event(&pod(), "n", &event), now)
         };
-        assert_eq!(say(&event("BackOff", "a"), 1), Saying::New);
-        assert_eq!(say(&event("BackOff", "b"), 2), Saying::New);
+        assert_eq!(say("a", 1), Saying::New);
+        assert_eq!(say("b", 2), Saying::New);
         let again = Saying::Again {
             name: "hello.1".to_owned(),
             count: 2,
         };
-        let later = PodEvent {
-            serial: 9,
-            ..event("BackOff", "a")
+        assert_eq!(say("a", 3), again);
+    }
+
+    /// An API server with nothing but Events, whose names and counts it tells.
+    fn api_server() -> (Client, Arc<Mutex<BTreeMap<String, Value>>>) {
+        let events: Arc<Mutex<BTreeMap<String, Value>>> = Arc::default();
+        let kept = Arc::clone(&events);
+        let service = service_fn(move |request: Request<Body>| {
+            let kept = Arc::clone(&kept);
+            async move {
+                let (parts, body) = request.into_parts();
+                let body: Value = serde_json::from_slice(&body.collect().await?.to_bytes())?;
+                let mut kept = kept.lock().unwrap();
+                let named = parts.uri.path().rsplit('/').next().unwrap_or_default();
+                let (code, answer) = match (parts.method, kept.get_mut(named)) {
+                    (Method::POST, _) => {
+                        let name = body["metadata"]["name"].as_str().unwrap_or_default();
+                        kept.insert(name.to_owned(), body["count"].clone());
+                        (201, body)
+                    }
+                    (_, Some(count)) => {
+                        *count = body["count"].clone();
+                        (200, json!({ "metadata": {}, "involvedObject": {} }))
+                    }
+                    (_, None) => (
+                        404,
+                        json!({ "status": "Failure", "code": 404, "message": "" }),
+                    ),
+                };
+                let answer = Response::builder()
+                    .status(code)
+                    .body(Full::new(Bytes::from(answer.to_string())))?;
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
+            }
+        });
+        (Client::new(service, "default"), events)
+    }
+
+    #[tokio::test]
+    async fn what_is_said_of_an_event_that_is_gone_is_said_anew() {
+        let (client, events) = api_server();
+        let (recorder, recording) = Recorder::new(client, "n".to_owned());
+        let recording = tokio::spawn(recording);
+        let pod = Arc::new(pod());
+        let say = |nanos| {
+            let at = Timestamp::from_nanosecond(nanos).unwrap();
+            recorder.record(
+                &pod,
+                PodEvent {
+                    at,
+                    ..event("BackOff", "a")
+                },
+            );
         };
-        assert_eq!(say(&later, 3), again);
+        say(1);
+        say(2);
+        while events.lock().unwrap().get("hello.1") != Some(&json!(2)) {
+            tokio::task::yield_now().await;
+        }
+        events.lock().unwrap().clear();
+        say(3);
+        say(4);
+        drop(recorder);
+        recording.await.unwrap();
+        let left = events.lock().unwrap().clone();
+        assert_eq!(left, [("hello.3".to_owned(), json!(4))].into());
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_times_and_never_too_long() {
+        let name =
+            |object: &str, second| event_name(object, Timestamp::from_second(second).unwrap());
+        assert!(name("a", 1_800_000_000) < name("a", 1_800_000_001));
+        let long = name(
+            &format!("{}-{}", "a".repeat(235), "b".repeat(17)),
+            1_800_000_000,
+        );
+        assert_eq!(long, format!("{}.18fae27693b40000", "a".repeat(235)));
     }
 
     #[test]
@@ -281,7 +390,7 @@ mod tests {
         let mut say = |number: usize| {
             let mut event = event("Unhealthy", &number.to_string());
             said.combine(&pod(), &mut event, now);
-            let new = pod_event(&pod(), "n", &event, Timestamp::UNIX_EPOCH);
+            let new = pod_event(&pod(), "n", &event);
             (event.message.clone(), said.about(&pod(), &event, &new, now))
         };
         for number in 0..10 {
@@ -300,7 +409,7 @@ mod tests {
         let (mut said, start) = (Said::default(), Instant::now());
         let mut say = |number: usize, now| {
             let event = event("Noise", &number.to_string());
-            let new = pod_event(&pod(), "n", &event, Timestamp::UNIX_EPOCH);
+            let new = pod_event(&pod(), "n", &event);
             said.about(&pod(), &event, &new, now)
         };
         for number in 0..25 {

@@ -25,6 +25,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol; both sides must speak the same.
@@ -122,6 +123,8 @@ pub struct PodState {
 pub struct PodEvent {
     /// Counts up over the sandbox's life; what a kubelet has recorded already it doesn't record again.
     pub serial: u64,
+    /// When it happened; no two events of a sandbox have the same time.
+    pub at: Timestamp,
     /// A `Warning` rather than `Normal`.
     pub warning: bool,
     /// Upstream's word: `Pulled`, `Created`, `Started`, `Killing`, `BackOff`, `Unhealthy`, …

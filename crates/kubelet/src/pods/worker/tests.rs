@@ -1,6 +1,7 @@
 //! The life of a pod as its worker sees it, with a simulated sandbox and API server, in simulated time.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::jiff::Timestamp;
 use sandbox::protocol::PodEvent;
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, LocalSet};
@@ -758,6 +759,7 @@ fn events_are_recorded_once() {
         let (world, _worker) = started("Always").await;
         let event = |serial| PodEvent {
             serial,
+            at: Timestamp::now(),
             warning: false,
             reason: "Started".to_owned(),
             message: format!("Started container {serial}"),
