@@ -136,15 +136,6 @@ impl Tree {
         set_attributes(&self.0, libc::MOUNT_ATTR_RDONLY, recursive)
     }
 
-    /// Programs in it get no rights from setuid bits, and its device files are without effect.
-    pub fn harmless(&self) -> io::Result<()> {
-        set_attributes(
-            &self.0,
-            libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
-            false,
-        )
-    }
-
     /// Its device files are without effect.
     pub fn without_devices(&self) -> io::Result<()> {
         set_attributes(&self.0, libc::MOUNT_ATTR_NODEV, false)

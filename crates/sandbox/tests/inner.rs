@@ -7,9 +7,10 @@
 )]
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
 use linux::fresh::{Forked, Fresh};
 use linux::namespace::Ids;
@@ -24,11 +25,18 @@ use sandbox::inner::message::{
 /// In a container's environment: its user.
 const UID: &str = "CORACLE_TEST_UID";
 const SCORE: i32 = 321;
+/// How many files a container's processes may open.
+const OPEN_FILES: u64 = 222;
+/// An argument of a container that only waits.
+const WAIT: &str = "wait";
+/// How a shell tells of a process that was killed.
+const KILLED: i32 = 128 + 9;
 
 fn main() {
     let asked: Vec<String> = std::env::args().collect();
     let asked = |word: &str| asked.iter().any(|argument| argument == word);
     match std::env::var(UID) {
+        Ok(_) if asked(WAIT) => std::thread::sleep(Duration::from_secs(600)),
         Ok(uid) => look_around(&uid),
         // What harnesses are asked before.
         Err(_) if asked("--list") && asked("--ignored") => {}
@@ -50,7 +58,15 @@ fn be_sandbox() {
     let through_us = format!("/proc/1/root{}", outside.display());
     symlink(through_us, image.join("out")).unwrap();
     symlink("/out/file", image.join("through")).unwrap();
+    linux::descriptors::raise_limit(Some(OPEN_FILES)).unwrap();
     let mut inner = Inner::start(home.path(), ids);
+
+    inner.ask(b"nonsense", &[]);
+    let (failed, _) = inner.end();
+    assert!(failed.contains("what the sandbox asks for"), "{failed}");
+    for starting in [true, false] {
+        assert_eq!(inner.run_and_kill(starting).1, Some(KILLED));
+    }
 
     let (failed, _) = inner.run(0, "/out/new", "/check");
     assert!(failed.contains("chdir to cwd (/out/new)"), "{failed}");
@@ -96,16 +112,44 @@ impl<'a> Inner<'a> {
 
     /// Runs a container that shares our processes, with this program at `program`: why it can't, and how it ended.
     fn run(&mut self, uid: u32, cwd: &str, program: &str) -> (String, Option<i32>) {
-        self.last += 1;
-        let plan = self.plan(uid, cwd, program);
+        self.begin(self.plan(uid, cwd, program));
+        self.end()
+    }
+
+    /// Runs one that would wait, and has it killed when it runs, or before.
+    fn run_and_kill(&mut self, starting: bool) -> (String, Option<i32>) {
+        let mut plan = self.plan(0, "", "/check");
+        plan.process.args.push(WAIT.to_owned());
+        self.begin(plan);
+        let process = self.last;
+        if !starting {
+            assert!(matches!(self.hear(), News::Runs(_)));
+        }
+        let kill = serde_json::to_vec(&Request::Kill { process }).unwrap();
+        packet::send(&self.socket, 0, &kill, &[]).unwrap();
+        self.end()
+    }
+
+    fn begin(&mut self, plan: ContainerPlan) {
         let text = serde_json::to_vec(&Request::Start(Box::new(plan))).unwrap();
         let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-        let streams = [input.as_fd(), output.as_fd(), errors.as_fd()];
-        packet::send(&self.socket, self.last, &text, &streams).unwrap();
+        self.ask(&text, &[input.as_fd(), output.as_fd(), errors.as_fd()]);
+    }
+
+    fn ask(&mut self, text: &[u8], beside: &[BorrowedFd<'_>]) {
+        self.last += 1;
+        packet::send(&self.socket, self.last, text, beside).unwrap();
+    }
+
+    fn hear(&self) -> News {
+        let answer = packet::receive(&self.socket).unwrap().unwrap();
+        assert_eq!(answer.number, self.last);
+        serde_json::from_slice(&answer.text).unwrap()
+    }
+
+    fn end(&self) -> (String, Option<i32>) {
         loop {
-            let answer = packet::receive(&self.socket).unwrap().unwrap();
-            assert_eq!(answer.number, self.last);
-            match serde_json::from_slice(&answer.text).unwrap() {
+            match self.hear() {
                 News::Failed { message, .. } => return (message, None),
                 News::Exited { code, .. } => return (String::new(), Some(code)),
                 News::Done | News::Runs(_) => {}
@@ -168,6 +212,8 @@ fn look_around(uid: &str) {
     assert_eq!(std::env::current_dir().unwrap(), Path::new("/made/here"));
     let score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
     assert_eq!(score.trim(), SCORE.to_string());
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    assert_eq!(limit.current, Some(OPEN_FILES));
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(mounts.contains(" /run tmpfs "), "{mounts}");
 
