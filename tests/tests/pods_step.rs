@@ -8,11 +8,13 @@ use serde_json::Value;
 
 const TICKS: &str = "trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
 
-/// A cluster on two nodes with four CPUs of each, whose own steps hold none of them.
+/// A cluster on two nodes with four CPUs of each, whose own steps hold none of them. Its job may open few files, as at many sites.
 #[track_caller]
 fn start(lab: &Lab, options: &[&str]) -> Cluster {
     lab.load_busybox();
-    let words = [&["coracle", "run", "-N2", "-c4", "--mem=2000"], options].concat();
+    let limited = ["sh", "-c", r#"ulimit -Sn 1000 && exec "$0" "$@""#];
+    let run = ["coracle", "run", "-N2", "-c4", "--mem=2000"];
+    let words = [&limited[..], &run, options].concat();
     Cluster::start_as(lab, "user1", &words)
 }
 
@@ -131,6 +133,18 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
             .iter()
             .any(|p| p.args.contains("srun --jobid"))
     );
+    // What a pod may open is the job's to say; who carries its streams may open more.
+    assert_eq!(cluster.ask("ulimit -Sn").trim(), "1000");
+    for name in ["one", "beside"] {
+        let own = cluster.ask(&format!("kubectl exec {name} -- sh -c 'ulimit -Sn'"));
+        assert_eq!(own.trim(), "1000", "{name}");
+    }
+    let limits =
+        "for p in $(pgrep -f 'internal sandbo[x]'); do grep 'Max open files' /proc/$p/limits; done";
+    for line in lab.root("node2", limits).succeeded().stdout.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert!(words.len() == 6 && words[3] == words[4], "{line}");
+    }
     // They share the node's network all the same.
     let ips = ["one", "beside"].map(|name| cluster.pod(name)["status"]["podIP"].clone());
     let prefix = |ip: &Value| {
