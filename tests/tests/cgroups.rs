@@ -36,6 +36,12 @@ fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
         );
     }
     assert!(said("VERDICT ok"), "{console}\n{errors}");
+    for line in [
+        "agent: pods may have 300 processes, controllers cpu io memory pids",
+        "agent: groups left: 0",
+    ] {
+        assert!(said(line), "{line}:\n{console}\n{errors}");
+    }
 }
 
 /// What Slurm does where it constrains memory: a group, with a limit, for all that the step starts.

@@ -56,8 +56,10 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     let janitor = janitor_role::start(&place.dir)
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
-        // The directory too: it is the next agent's, or the janitor's.
-        Side::Guard(over) if over.left_to_others => Ok(over.code),
+        // Where there may be pods. The directory too is the next agent's, or the janitor's.
+        Side::Guard(over) if over.left_to_others && network::hub::is_there(&place.hub_socket()) => {
+            Ok(over.code)
+        }
         Side::Guard(over) => {
             launch::end_steps(&place);
             place.remove();
