@@ -77,9 +77,7 @@ impl Lab {
     pub fn door_of_the_leader(&self, node: &str, agent: &Process) -> String {
         let leader = self.find("node1", Role::LeaderWorker);
         let sockets = |host: &str, options: &str, owner: &Process, column: usize| -> Vec<String> {
-            let listed = self
-                .root(host, &format!("ss -H -t -n -p {options}"))
-                .stdout;
+            let listed = self.root(host, &format!("ss -H -t -n -p {options}")).stdout;
             let owner = format!("pid={},", owner.pid);
             let ports = listed.lines().filter(|line| line.contains(&owner));
             ports

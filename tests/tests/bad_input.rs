@@ -49,7 +49,10 @@ fn a_command_line_without_sense_gives_64() {
     ] {
         let output = lab.call(&["env", variable, "coracle", "run", "-N1", "true"]);
         let name = variable.split('=').next().unwrap_or_default();
-        output.run().ended_with(64).says(&["error: ", name, hint, "hint: "]);
+        output
+            .run()
+            .ended_with(64)
+            .says(&["error: ", name, hint, "hint: "]);
     }
     lab.write("a.yaml", "");
     fails_outside(&lab, &["a.yaml", "more"], 64).says(&["manifests take no arguments", "hint: "]);

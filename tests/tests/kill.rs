@@ -115,7 +115,9 @@ fn everything_of_the_user_on_the_leaders_node_at_once() {
     assert_ne!(output.code, 0, "{output}");
     // There is nobody left who could remove the node's directory; the user's next cluster there does, once it is old.
     lab.root("node1", "touch -d '-10 minutes' /tmp/coracle-*");
-    wait_until(30, "Slurm knows that the job is over", || lab.queue_is_empty());
+    wait_until(30, "Slurm knows that the job is over", || {
+        lab.queue_is_empty()
+    });
     let is_there = |dir: &str| lab.sh(&format!("test -e {dir}")).run().code == 0;
     assert!(is_there(&ends) && is_there(&stays));
     lab.call(&["srun", "-N1", "-w", "node1", "coracle", "run", "true"])

@@ -163,7 +163,10 @@ fn the_summary_is_true(cluster: &mut Cluster) {
 /// 50 packets of 8000 bytes go to the bridge, and come back.
 fn bytes_on_the_network_are_counted(cluster: &mut Cluster, node: &str, before: &Value) {
     let address = cluster.pod("busy")["status"]["podIP"].clone();
-    let (network, _) = address.as_str().and_then(|ip| ip.rsplit_once('.')).expect("an address");
+    let (network, _) = address
+        .as_str()
+        .and_then(|ip| ip.rsplit_once('.'))
+        .expect("an address");
     cluster.ask(&format!(
         "kubectl exec busy -c writes -- ping -A -q -c 50 -s 8000 {network}.1"
     ));

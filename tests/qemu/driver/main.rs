@@ -61,7 +61,10 @@ async fn try_all(division: &Division) -> bool {
     let results = [
         report("a-container-beyond-its-memory", checks::memory(&node).await),
         report("what-a-container-sees", checks::view(&node).await),
-        report("less-memory-than-is-in-use", checks::less_memory(&node).await),
+        report(
+            "less-memory-than-is-in-use",
+            checks::less_memory(&node).await,
+        ),
         report("a-pod-beyond-its-memory", checks::pod_memory(&node).await),
         report("other-ends-are-told-apart", checks::other_ends(&node).await),
         report("processors", checks::processors(&node).await),
