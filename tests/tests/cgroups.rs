@@ -10,7 +10,7 @@ use e2e::{Cluster, Lab, Role, container};
 fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
     let run = concat!(env!("CARGO_MANIFEST_DIR"), "/qemu/run");
     let output = Command::new("timeout")
-        .args(["120", run, env!("CARGO_BIN_EXE_limits")])
+        .args(["170", run, env!("CARGO_BIN_EXE_limits")])
         .stdin(Stdio::null())
         .output()
         .expect("a script can be started");

@@ -56,7 +56,11 @@ impl NodePlace {
         if !ours {
             return Err(io::Error::other("it belongs to somebody else"));
         }
-        std::fs::write(self.dir.join(HOST), super::hostname())
+        // On a full disk too pods may run that write nothing; without this the directory is not swept, that is all.
+        if let Err(error) = std::fs::write(self.dir.join(HOST), super::hostname()) {
+            tracing::warn!(dir = %self.dir.display(), %error, "cannot write to the node's directory");
+        }
+        Ok(())
     }
 
     /// Removes the directories of this user's clusters of which everything on this node was killed at once. The calling
