@@ -204,11 +204,10 @@ fn users_with_one_id_have_all_three_ways() {
 #[test]
 fn a_way_that_is_none_is_told() {
     let lab = Lab::ready();
-    lab.load_busybox();
-    let mut cluster = start(&lab, "user1", "unionfs");
-    cluster.create_objects(&[pod("pod", json!({}), &[looking("main", json!({}), "")])]);
-    cluster.event("pod", "CORACLE_ROOTFS is \"unionfs\"");
-    cluster.exit(0);
+    lab.sh("CORACLE_ROOTFS=unionfs srun -N1 coracle run true")
+        .run()
+        .ended_with(64)
+        .says(&["CORACLE_ROOTFS is \"unionfs\"", "overlay", "hint: "]);
     lab.sh("CORACLE_ROOTFS=copy coracle doctor")
         .run()
         .shows(&["because CORACLE_ROOTFS says so"]);

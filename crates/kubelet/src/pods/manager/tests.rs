@@ -245,3 +245,30 @@ fn nothing_is_asked_for_a_pod_that_is_over() {
         assert!(world.sandboxes.all.lock().unwrap().is_empty());
     });
 }
+
+#[test]
+fn a_pod_that_is_shown_no_longer_takes_no_room_from_others() {
+    simulate(async {
+        let world = World::with(pod());
+        let (_tell, shutdown) = watch::channel(None);
+        let mut manager = Manager {
+            shared: Arc::clone(&world.shared),
+            workers: HashMap::new(),
+            tasks: JoinSet::new(),
+            early: HashMap::new(),
+            listed_once: true,
+            shutdown,
+        };
+        let named = |uid: &str| -> Pod {
+            let mut pod: Pod = serde_json::from_value(pod()).unwrap();
+            pod.metadata.uid = Some(uid.to_owned());
+            pod
+        };
+        manager.seen(named("one"));
+        assert_eq!(manager.others(&named("two")).len(), 1);
+        // Its worker is still clearing up.
+        manager.gone(named("one"));
+        assert!(manager.others(&named("two")).is_empty());
+        assert_eq!(manager.workers.len(), 1);
+    });
+}
