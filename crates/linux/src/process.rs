@@ -88,7 +88,7 @@ pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     loop {
         let parents = parents()?;
         for pid in deepest_first(rustix::process::getpid().as_raw_nonzero().get(), &parents) {
-            kill_child(pid, parents[&pid]);
+            signal_child(pid, parents[&pid], Signal::KILL);
         }
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
@@ -111,28 +111,40 @@ pub fn kill_all_below(patience: Duration) -> io::Result<()> {
 /// Kills a child of ours and every process below it, those first: what they are there to do when their parent dies is not
 /// done. The child is still to be waited for.
 pub fn kill_from_below(child: Pid) -> io::Result<()> {
+    // All stop first: a parent that saw one of its children die might end, and its others would be nobody's.
+    rustix::process::kill_process(child, Signal::STOP)?;
     let parents = parents()?;
-    for pid in deepest_first(child.as_raw_nonzero().get(), &parents) {
-        kill_child(pid, parents[&pid]);
+    let below = deepest_first(child.as_raw_nonzero().get(), &parents);
+    for pid in below.iter().rev() {
+        signal_child(*pid, parents[pid], Signal::STOP);
+    }
+    for pid in below {
+        signal_child(pid, parents[&pid], Signal::KILL);
     }
     rustix::process::kill_process(child, Signal::KILL)?;
     Ok(())
 }
 
-/// Kills a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
+/// Sends a signal to a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
 /// belong to another by now.
-fn kill_child(pid: i32, parent: i32) {
-    kill_if(pid, || {
+fn signal_child(pid: i32, parent: i32, signal: Signal) {
+    signal_if(pid, signal, || {
         stat_of(pid).is_ok_and(|stat| parent_in_stat(&stat) == Some(parent))
     });
 }
 
-/// Kills a process if it is the one that is meant, which is asked while its number can't become another's. Says whether it did.
+/// Kills a process if it is the one that is meant. Says whether it did.
 pub(crate) fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
+    signal_if(pid, Signal::KILL, is_meant)
+}
+
+/// Sends a signal to a process if it is the one that is meant, which is asked while its number can't become another's. Says
+/// whether it did.
+fn signal_if(pid: i32, signal: Signal, is_meant: impl FnOnce() -> bool) -> bool {
     let process = Pid::from_raw(pid)
         .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     process.is_some_and(|process| {
-        is_meant() && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
+        is_meant() && rustix::process::pidfd_send_signal(process, signal).is_ok()
     })
 }
 
@@ -289,9 +301,10 @@ mod tests {
         let children = children_of(rustix::process::getpid()).unwrap();
         assert!(children.contains(&pid));
         assert!(crate::usage::Sample::of(pid.as_raw_nonzero().get()).is_some());
-        kill_child(
+        signal_child(
             pid.as_raw_nonzero().get(),
             rustix::process::getpid().as_raw_nonzero().get(),
+            Signal::KILL,
         );
         let ended = child.wait().unwrap();
         assert_eq!(
