@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Lab, Output, Running, eventually};
+use crate::{Lab, Output, Role, Running, eventually, wait_until};
 
 /// A running cluster.
 #[derive(Debug)]
@@ -92,6 +92,17 @@ impl Cluster {
             .filter_map(|line| line.split_whitespace().nth(1))
             .collect();
         states.len() == count && states.iter().all(|state| *state == "Ready")
+    }
+
+    /// Kills the agent of node2, and waits until the next one has taken over.
+    #[track_caller]
+    pub fn next_agent(&mut self, lab: &Lab) {
+        let agent = lab.find("node2", Role::Agent);
+        lab.kill("node2", "KILL", &agent);
+        wait_until(30, "another is there", || {
+            lab.find("node2", Role::Agent).pid != agent.pid
+        });
+        wait_until(30, "both nodes are Ready", || self.has_ready_nodes(2));
     }
 
     /// What kubectl shows as JSON.

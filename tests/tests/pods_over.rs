@@ -1,6 +1,6 @@
 //! Pods that are over: nothing of them runs any more, and what they have said is still there.
 
-use e2e::{Cluster, Lab, Role, container, wait_until};
+use e2e::{Cluster, Lab, container, wait_until};
 
 const OVER: &str = r#"
 apiVersion: v1
@@ -54,12 +54,7 @@ fn a_pod_that_is_over_holds_no_process_and_shows_its_logs() {
     };
     shows_its_logs(&mut cluster);
     // Also by the next agent, which finds no sandbox and starts none.
-    let agent = lab.find("node2", Role::Agent);
-    lab.kill("node2", "KILL", &agent);
-    wait_until(30, "another is there", || {
-        lab.find("node2", Role::Agent).pid != agent.pid
-    });
-    wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+    cluster.next_agent(&lab);
     wait_until(10, "its logs are found", || {
         cluster.try_ask("kubectl logs over").0 == 0
     });

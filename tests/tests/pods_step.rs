@@ -271,12 +271,7 @@ fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
         assert_eq!(followed, format!("this is {name}"));
     }
     // Also by the next agent.
-    let agent = lab.find("node2", Role::Agent);
-    lab.kill("node2", "KILL", &agent);
-    wait_until(30, "another is there", || {
-        lab.find("node2", Role::Agent).pid != agent.pid
-    });
-    wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
+    cluster.next_agent(&lab);
     wait_until(10, "its logs are found", || {
         cluster.try_ask("kubectl logs second") == (0, "this is second".to_owned())
     });

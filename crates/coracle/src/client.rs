@@ -14,7 +14,11 @@ pub async fn connect(
 ) -> anyhow::Result<kube::Client> {
     let server = format!("https://{address}");
     let text = control_plane::kubeconfig::kubeconfig("coracle", &server, ca_pem, identity);
-    let kubeconfig = Kubeconfig::from_yaml(&text).context("cannot read our own kubeconfig")?;
+    of(Kubeconfig::from_yaml(&text).context("cannot read our own kubeconfig")?).await
+}
+
+/// The client that a kubeconfig describes.
+pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<kube::Client> {
     let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     // The proxies of a site are for the world outside, not for the next rack.

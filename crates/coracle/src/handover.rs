@@ -100,7 +100,7 @@ pub struct Welcome {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader, if any.
     pub job: (u32, Option<u32>),
-    /// What the workload's processes carry in their environment: `NAME=value`.
+    /// What processes of the cluster carry in their environment, as the value of [`MARK`] or [`POD_MARK`].
     pub mark: String,
     /// The addresses of this node's pods.
     pub pod_cidr: String,

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 use crate::guard::{self, Policy, Side};
+use crate::handover::POD_MARK;
 use crate::node::place;
 
 /// How often it looks whether there still is an agent, and how often it must have been missing in a row: for as long as pods wait
@@ -33,7 +34,7 @@ pub struct Start {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
-    /// What sandboxes carry in their environment: `NAME=value`.
+    /// What sandboxes carry in their environment, as the value of [`POD_MARK`].
     pub mark: String,
 }
 
@@ -120,7 +121,8 @@ async fn forsaken(start: &Start) {
         }
         missing += 1;
         // Who can't look takes it that there are some.
-        let pods = linux::process::is_running(&["internal", "sandbox"], &start.mark);
+        let mark = format!("{POD_MARK}={}", start.mark);
+        let pods = linux::process::is_running(&["internal", "sandbox"], &mark);
         let patience = match pods {
             Ok(false) => MISSING_WITHOUT,
             _ => MISSING_WITH_PODS,

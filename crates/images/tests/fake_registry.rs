@@ -103,6 +103,17 @@ impl Fake {
         format!("{}/app:1", self.address)
     }
 
+    /// What opens it to its user, with this password.
+    fn credential(&self, password: &str) -> Credential {
+        Credential {
+            pattern: self.address.to_string(),
+            secret: Secret::Password {
+                username: "user".into(),
+                password: password.into(),
+            },
+        }
+    }
+
     fn requests(&self, containing: &str) -> usize {
         let behaviour = self.behaviour.lock().unwrap();
         behaviour
@@ -448,13 +459,7 @@ async fn tokens_and_passwords() {
     let image = TestImage::usual(OCI);
     let fake = Fake::with(&image).await;
     let user = Some(("user".to_owned(), "right".to_owned()));
-    let credential = |password: &str| Credential {
-        pattern: "127.0.0.1:*".replace('*', &fake.address.port().to_string()),
-        secret: Secret::Password {
-            username: "user".into(),
-            password: password.into(),
-        },
-    };
+    let credential = |password: &str| fake.credential(password);
     let get = async |credentials: Vec<Credential>| {
         let (place, recorder) = (Place::new(), Recorder::default());
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
@@ -886,13 +891,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
         let mut request = request(reference, policy);
         request
             .credentials
-            .extend(password.map(|password| Credential {
-                pattern: fake.address.to_string(),
-                secret: Secret::Password {
-                    username: "user".into(),
-                    password: password.into(),
-                },
-            }));
+            .extend(password.map(|password| fake.credential(password)));
         let config = RegistryConfig::default();
         ensure(&place.store, &place.layers, &request, &config, &recorder).await
     };
@@ -988,13 +987,9 @@ async fn a_pull_that_ends_halfway_opens_nothing() {
     let (place, recorder) = (Place::new(), Recorder::default());
     let get = async |layers: &images::Layers, reference: &str, policy, has_secret: bool| {
         let mut request = request(reference, policy);
-        request.credentials.extend(has_secret.then(|| Credential {
-            pattern: fake.address.to_string(),
-            secret: Secret::Password {
-                username: "user".into(),
-                password: "right".into(),
-            },
-        }));
+        request
+            .credentials
+            .extend(has_secret.then(|| fake.credential("right")));
         let config = RegistryConfig::default();
         let got = ensure(&place.store, layers, &request, &config, &recorder).await;
         got.map_err(|error| error.reason())
@@ -1038,13 +1033,7 @@ async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
         request
             .credentials
-            .extend(password.map(|password| Credential {
-                pattern: fake.address.to_string(),
-                secret: Secret::Password {
-                    username: "user".into(),
-                    password: password.into(),
-                },
-            }));
+            .extend(password.map(|password| fake.credential(password)));
         ensure(&place.store, &place.layers, &request, &config, &recorder).await
     };
     for (text, words) in [

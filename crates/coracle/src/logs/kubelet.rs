@@ -7,7 +7,7 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::Kubeconfig;
 use kube::{Api, Client, ResourceExt};
 
 use super::here::Found;
@@ -72,11 +72,7 @@ async fn connect(cluster: &Found) -> anyhow::Result<Client> {
         .with_context(|| format!("cannot read {}", path.display()))?;
     let kubeconfig =
         Kubeconfig::from_yaml(&text).context("cannot read the cluster's kubeconfig")?;
-    let kubeconfig = harmless(kubeconfig);
-    let mut config =
-        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    config.proxy_url = None;
-    Ok(Client::try_from(config)?)
+    crate::client::of(harmless(kubeconfig)).await
 }
 
 /// Who wrote it isn't known for sure, so nothing is left of it but the server and keys: kubeconfigs can name programs to run and

@@ -25,7 +25,7 @@ use super::line::{Admitted, Line, Replaced, is_worth_repeating, nobody_is_there,
 use super::place::{self, NodePlace};
 use super::streaming;
 use crate::guard::LEFT_TO_OTHERS;
-use crate::handover::{Handover, POD_MARK, ToLeader, ToNode};
+use crate::handover::{Handover, MARK, POD_MARK, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
@@ -93,7 +93,7 @@ pub async fn run(
         groups,
         images: ImageList::default(),
         stacking: tokio::sync::OnceCell::new(),
-        mark: mark(&identity),
+        mark: identity.welcome.mark.clone(),
         job: identity.welcome.job.0,
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
@@ -299,9 +299,9 @@ async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line,
 
 /// Does what the leader and its guard would have done, had they not been killed together.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
-    let (name, value) = mark(identity);
-    for mark in [&identity.welcome.mark, &format!("{name}={value}")] {
-        if let Err(error) = linux::process::kill_marked(mark) {
+    for name in [MARK, POD_MARK] {
+        let mark = format!("{name}={}", identity.welcome.mark);
+        if let Err(error) = linux::process::kill_marked(&mark) {
             tracing::warn!(%error, "cannot look for what the cluster has left");
         }
     }
@@ -324,15 +324,8 @@ fn node_hub(identity: &NodeIdentity, place: &NodePlace) -> Arc<NodeHub> {
         &place.dir,
         place.hub_socket(),
         range,
-        mark(identity),
+        &identity.welcome.mark,
     ))
-}
-
-/// What hubs and sandboxes carry in their environment: a variable and its value.
-fn mark(identity: &NodeIdentity) -> (String, String) {
-    let mark = &identity.welcome.mark;
-    let (_, value) = mark.split_once('=').unwrap_or((mark, ""));
-    (POD_MARK.to_owned(), value.to_owned())
 }
 
 fn node_config(

@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
+use crate::handover::POD_MARK;
 use crate::hub_role::Start;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
@@ -24,21 +25,19 @@ const TAKE_OVER_PAUSE: Duration = Duration::from_millis(25);
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
     start: Start,
-    mark: (String, String),
     running: Mutex<Option<Child>>,
 }
 
 impl NodeHub {
     /// A hub for pods with addresses of `range`; `mark` is for its environment.
-    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark: (String, String)) -> Self {
+    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark: &str) -> Self {
         Self {
             start: Start {
                 dir: dir.to_owned(),
                 socket,
                 range: range.to_owned(),
-                mark: format!("{}={}", mark.0, mark.1),
+                mark: mark.to_owned(),
             },
-            mark,
             running: Mutex::new(None),
         }
     }
@@ -70,10 +69,9 @@ impl NodeHub {
     }
 
     async fn spawn(&self) -> anyhow::Result<Child> {
-        let (name, value) = &self.mark;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .env(name, value)
+            .env(POD_MARK, &self.start.mark)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)

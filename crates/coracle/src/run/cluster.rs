@@ -25,7 +25,6 @@ use super::storage::{self, Owner, Storage};
 use crate::carried;
 use crate::cli::RunOptions;
 use crate::exit::{Code, Failure};
-use crate::handover::MARK;
 use crate::kubernetes::Release;
 use crate::progress::Progress;
 use crate::say::say;
@@ -174,7 +173,7 @@ impl Cluster {
             api_port: api_port.number(),
             kubernetes_version: release.version.clone(),
             job: (allocation.job_id, allocation.step_id),
-            mark: format!("{MARK}={mark}"),
+            mark: mark.clone(),
             secret: crate::token::new()?,
             pods_grace: grace.pods(),
             pods_as_steps: options.pods_as_steps,

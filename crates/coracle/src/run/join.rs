@@ -57,7 +57,7 @@ pub struct Common {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader.
     pub job: (u32, Option<u32>),
-    /// What the workload's processes carry in their environment.
+    /// What processes of the cluster carry in their environment.
     pub mark: String,
     /// From which nodes know their directories and keys.
     pub secret: String,

@@ -38,7 +38,7 @@ pub struct Launchers {
     /// How layers are stacked here, once that is known.
     pub stacking: OnceCell<Stacking>,
     /// For the environment of sandboxes.
-    pub mark: (String, String),
+    pub mark: String,
     /// The job, for steps of it.
     pub job: u32,
     /// This node, by Slurm's name for it.

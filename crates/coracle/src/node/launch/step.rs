@@ -23,6 +23,7 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::task::JoinHandle;
 
 use super::Launchers;
+use crate::handover::POD_MARK;
 use crate::node::place::NodePlace;
 use crate::sandbox_role::{FAILED, RUNNING};
 
@@ -91,10 +92,9 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
         .collect();
     let invocation = step.invocation(&slurm, names.iter().map(String::as_str));
     tracing::debug!(command = invocation.display(), "starting a pod as a step");
-    let (name, value) = &node.mark;
     let mut command = invocation.command();
     command
-        .env(name, value)
+        .env(POD_MARK, &node.mark)
         .env(NODE_MARK, &node.place.dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
