@@ -1,5 +1,5 @@
-//! Removing trees that somebody else made, an image or a container: no symlink is followed, no depth is too deep, and
-//! directories without permissions are no obstacle to their owner.
+//! Removing trees that somebody else made, an image or a container: no symlink is followed, no mount is entered, no depth is
+//! too deep, and directories without permissions are no obstacle to their owner.
 //!
 //! `std::fs::remove_dir_all` holds a descriptor, and a part of the stack, for every level: a thousand nested directories are
 //! enough for it to fail, or to end the process.
@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2, renameat, unlinkat,
+};
 use rustix::io::Errno;
 
 /// One descriptor is open for each level; what lies deeper is moved up first.
@@ -32,67 +34,98 @@ pub fn tree(path: &Path) -> io::Result<()> {
 }
 
 /// Removes `name` in `dir`, whatever it is. It is no error if it isn't there.
+///
+/// What something is mounted on is left alone, with all that is mounted there; everything else goes, and the error says so.
 pub fn tree_in(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-    let mut moved = Vec::new();
-    remove(dir, dir, name, 0, &mut moved)?;
-    while let Some(next) = moved.pop() {
-        remove(dir, dir, &next, 0, &mut moved)?;
+    let mut removal = Removal {
+        top: dir,
+        moved: Vec::new(),
+        mounted: None,
+    };
+    removal.remove(dir, name, 0)?;
+    while let Some(next) = removal.moved.pop() {
+        removal.remove(dir, &next, 0)?;
     }
-    Ok(())
+    match removal.mounted {
+        None => Ok(()),
+        Some(name) => {
+            let name = name.to_string_lossy();
+            let message = format!("{name} was left, because something is mounted on it");
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
+        }
+    }
 }
 
-fn remove(
-    top: BorrowedFd<'_>,
-    dir: BorrowedFd<'_>,
-    name: &CStr,
-    depth: usize,
-    moved: &mut Vec<CString>,
-) -> io::Result<()> {
-    match unlinkat(dir, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR | Errno::PERM | Errno::ACCESS) => {}
-        Err(error) => return Err(error.into()),
-    }
-    if unlinkat(dir, name, AtFlags::REMOVEDIR).is_ok() {
-        return Ok(());
-    }
-    if depth >= DEEPEST {
-        let to = CString::new(format!(".gone-{:016x}", random()?))?;
-        // Its `..` changes, which its own permissions may forbid.
-        allow(dir, name)?;
-        renameat(dir, name, top, &to)?;
-        moved.push(to);
-        return Ok(());
-    }
-    // Some file systems lose their place when a directory changes while it is listed.
-    for _ in 0..16 {
-        let inner = open(dir, name)?;
-        for entry in Dir::read_from(&inner)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if name.to_bytes() != b"." && name.to_bytes() != b".." {
-                remove(top, inner.as_fd(), name, depth + 1, moved)?;
+struct Removal<'a> {
+    top: BorrowedFd<'a>,
+    /// Names in `top` of what was too deep.
+    moved: Vec<CString>,
+    /// The name of a mount point that was found.
+    mounted: Option<CString>,
+}
+
+impl Removal<'_> {
+    /// Says whether it is gone.
+    fn remove(&mut self, dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Result<bool> {
+        match unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(true),
+            Err(Errno::BUSY) => return Ok(self.leave(name)),
+            Err(Errno::ISDIR | Errno::PERM | Errno::ACCESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if unlinkat(dir, name, AtFlags::REMOVEDIR).is_ok() {
+            return Ok(true);
+        }
+        match allow(dir, name) {
+            Err(Errno::XDEV) => return Ok(self.leave(name)),
+            allowed => allowed?,
+        }
+        if depth >= DEEPEST {
+            let to = CString::new(format!(".gone-{:016x}", random()?))?;
+            renameat(dir, name, self.top, &to)?;
+            self.moved.push(to);
+            return Ok(true);
+        }
+        // Some file systems lose their place when a directory changes while it is listed.
+        for _ in 0..16 {
+            let inner = open(dir, name)?;
+            let mut is_empty = true;
+            for entry in Dir::read_from(&inner)? {
+                let entry = entry?;
+                let name = entry.file_name();
+                if name.to_bytes() != b"." && name.to_bytes() != b".." {
+                    is_empty &= self.remove(inner.as_fd(), name, depth + 1)?;
+                }
+            }
+            if !is_empty {
+                return Ok(false);
+            }
+            match unlinkat(dir, name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(Errno::BUSY) => return Ok(self.leave(name)),
+                done => return Ok(done.map(|()| true)?),
             }
         }
-        match unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-            done => return Ok(done?),
-        }
+        Err(Errno::NOTEMPTY.into())
     }
-    Err(Errno::NOTEMPTY.into())
+
+    fn leave(&mut self, name: &CStr) -> bool {
+        self.mounted.get_or_insert_with(|| name.to_owned());
+        false
+    }
 }
 
-/// Opens a directory to empty it; its owner may have to allow that first.
-fn open(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
-    allow(dir, name)?;
+/// Opens a directory to empty it.
+fn open(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(dir, name, flags, Mode::empty())?)
+    openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
-/// Gives its owner all rights on a directory.
-fn allow(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+/// Gives its owner all rights on a directory: to empty it, and to move it, which changes its `..`.
+fn allow(dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let path = openat(dir, name, flags, Mode::empty())?;
+    // Not a mount point, also of the same device: neither the listing nor the change of mode may reach what is mounted there.
+    let path = openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)?;
     let mode = rustix::fs::fstat(&path)?.st_mode;
     if FileType::from_raw_mode(mode) == FileType::Directory && mode & 0o700 != 0o700 {
         let wanted = Mode::from_raw_mode((mode & 0o7777) | 0o700);
@@ -165,5 +198,67 @@ mod tests {
         tree(&file).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         assert!(tree(Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn mounts_are_left_alone_and_the_rest_goes() {
+        let done = crate::testing::in_a_child(|| {
+            crate::namespace::enter_as_root(rustix::thread::UnshareFlags::NEWNS).unwrap();
+            let home = tempfile::tempdir().unwrap();
+            let at = |path: &str| home.path().join(path);
+            for dir in ["outside/dir", "tree/a/bound", "tree/b", "tree/memory"] {
+                std::fs::create_dir_all(at(dir)).unwrap();
+            }
+            for file in [
+                "outside/file",
+                "tree/a/file",
+                "tree/bound-file",
+                "tree/b/file",
+            ] {
+                std::fs::write(at(file), "kept").unwrap();
+            }
+            std::fs::set_permissions(at("outside"), PermissionsExt::from_mode(0o500)).unwrap();
+            // On the same device, which only the number of the mount tells.
+            crate::mount::bind(&at("outside"), &at("tree/a/bound")).unwrap();
+            crate::mount::bind(&at("outside/file"), &at("tree/bound-file")).unwrap();
+            crate::mount::tmpfs(&at("tree/memory"), 1 << 20).unwrap();
+            std::fs::write(at("tree/memory/file"), "kept").unwrap();
+
+            let error = tree(&at("tree")).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "{error}");
+            let kept =
+                |path: &str| std::fs::read_to_string(at(path)).is_ok_and(|text| text == "kept");
+            assert!(kept("outside/file") && at("outside/dir").is_dir() && kept("tree/memory/file"));
+            assert!(!at("tree/b").exists() && !at("tree/a/file").exists());
+            let mode = std::fs::metadata(at("outside"))
+                .unwrap()
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o777, 0o500);
+
+            for place in ["tree/a/bound", "tree/bound-file", "tree/memory"] {
+                crate::mount::detach(&at(place)).unwrap();
+            }
+            tree(&at("tree")).unwrap();
+            !at("tree").exists() && kept("outside/file")
+        });
+        assert!(done);
+    }
+
+    #[test]
+    fn a_tree_that_is_a_mount_is_left_alone() {
+        let done = crate::testing::in_a_child(|| {
+            crate::namespace::enter_as_root(rustix::thread::UnshareFlags::NEWNS).unwrap();
+            let home = tempfile::tempdir().unwrap();
+            let at = |path: &str| home.path().join(path);
+            std::fs::create_dir(at("outside")).unwrap();
+            std::fs::create_dir(at("tree")).unwrap();
+            std::fs::write(at("outside/file"), "").unwrap();
+            crate::mount::bind(&at("outside"), &at("tree")).unwrap();
+            tree(&at("tree")).unwrap_err();
+            crate::mount::detach(&at("tree")).unwrap();
+            at("outside/file").exists()
+        });
+        assert!(done);
     }
 }
