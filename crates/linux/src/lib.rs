@@ -32,3 +32,4 @@ mod testing;
 pub mod tmpfs;
 pub mod tree;
 pub mod usage;
+pub mod walk;

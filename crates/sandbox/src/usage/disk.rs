@@ -3,11 +3,12 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use linux::walk::{Extent, Unreadable};
+use rustix::fs::FileType;
 use tokio::sync::watch;
 
 use super::{DiskUsage, FileSystem};
@@ -132,34 +133,27 @@ fn whole(path: &Path) -> Option<DiskUsage> {
 /// Adds up a directory; `None` if it has too many files or isn't there. What can't be read counts as nothing, and what is
 /// mounted in it is not part of it.
 fn walk(dir: &Path) -> Option<DiskUsage> {
-    let top = std::fs::symlink_metadata(dir).ok()?;
     let mut usage = DiskUsage {
-        used: top.blocks() * 512,
-        inodes: 1,
+        used: 0,
+        inodes: 0,
         file_system: file_system(dir)?,
     };
     let mut linked = HashSet::new();
-    let mut next = vec![dir.to_owned()];
-    while let Some(dir) = next.pop() {
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            let Ok(found) = entry.metadata() else {
-                continue;
-            };
-            let again = found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino());
-            if again || found.dev() != top.dev() {
-                continue;
-            }
-            usage.used = usage.used.saturating_add(found.blocks() * 512);
-            usage.inodes += 1;
-            if usage.inodes > MOST_FILES {
-                return None;
-            }
-            if found.is_dir() {
-                next.push(entry.path());
-            }
+    let extent = linux::walk::walk(dir, MOST_FILES, Unreadable::Skip, &mut |_, found| {
+        let is_dir = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        let has_names = found.st_nlink > 1 && !is_dir;
+        if has_names && !linked.insert((found.st_dev, found.st_ino)) {
+            return Ok(());
         }
+        let blocks = u64::try_from(found.st_blocks).unwrap_or_default();
+        usage.used = usage.used.saturating_add(blocks.saturating_mul(512));
+        usage.inodes += 1;
+        Ok(())
+    });
+    match extent.ok()? {
+        Extent::Whole | Extent::Changed => Some(usage),
+        Extent::TooMany => None,
     }
-    Some(usage)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!   host_path.rs   what must be at a hostPath
 //!   nfs.rs         directories of servers that the node has mounted
 //!   usage.rs       how much of the disk a volume takes
-//!   tree.rs        walking a directory that somebody else may change meanwhile
+//!   tree.rs        owners and permission bits of what a descriptor stands for
 //! ```
 //!
 //! All of this runs as the root of the node's user namespace. Where only one id is mapped, files can't be given to

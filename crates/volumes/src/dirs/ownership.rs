@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use linux::walk::{Unreadable, walk};
 use rustix::fs::FileType;
 
 use super::tree;
@@ -19,7 +20,7 @@ const SET_GROUP_ID: u32 = 0o2000;
 /// A file that can't be changed stays as it is, as upstream has it.
 pub(super) fn apply(dir: &Path, group: i64, read_only: bool) -> Result<(), VolumeError> {
     let rights = if read_only { READ_ONLY } else { READ_WRITE };
-    let walked = tree::walk(dir, &mut |file, status| {
+    let walked = walk(dir, u64::MAX, Unreadable::Fail, &mut |file, status| {
         let mut changed = tree::chown(file, None, Some(group));
         let kind = FileType::from_raw_mode(status.st_mode);
         // A link has no rights of its own, and those of its target are not meant.
@@ -36,7 +37,7 @@ pub(super) fn apply(dir: &Path, group: i64, read_only: bool) -> Result<(), Volum
             changed => changed,
         }
     });
-    walked.map_err(failed("set the group of", dir))
+    walked.map(drop).map_err(failed("set the group of", dir))
 }
 
 /// Not our file, or on a file system that can't.

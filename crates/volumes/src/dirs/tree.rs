@@ -1,77 +1,10 @@
-//! Walking a directory that a container may be changing: never through a symbolic link, never onto another mount.
+//! Changing what a descriptor stands for.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
-
-/// How deep to go: a descriptor is held for every level.
-const DEEPEST: usize = 512;
-
-/// Calls `visit` for everything below `root`, and for `root` itself last; what is no directory is opened as `O_PATH`.
-///
-/// What vanishes meanwhile is passed over.
-pub(super) fn walk(
-    root: &Path,
-    visit: &mut dyn FnMut(BorrowedFd<'_>, &Stat) -> io::Result<()>,
-) -> io::Result<()> {
-    let root = rustix::fs::openat(CWD, root, path_only() | OFlags::DIRECTORY, Mode::empty())?;
-    let status = rustix::fs::fstat(&root)?;
-    let device = status.st_dev;
-    let mut levels = vec![Level::new(root, status)?];
-    while let Some(level) = levels.last_mut() {
-        let Some(found) = level.entries.read() else {
-            if let Some(done) = levels.pop() {
-                visit(done.entries.fd()?, &done.status)?;
-            }
-            continue;
-        };
-        let found = found?;
-        let name = found.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        let entry = match rustix::fs::openat(level.entries.fd()?, name, path_only(), Mode::empty())
-        {
-            Err(Errno::NOENT) => continue,
-            entry => entry?,
-        };
-        let status = rustix::fs::fstat(&entry)?;
-        if FileType::from_raw_mode(status.st_mode) != FileType::Directory {
-            visit(entry.as_fd(), &status)?;
-        } else if status.st_dev == device && levels.len() < DEEPEST {
-            levels.push(Level::new(entry, status)?);
-        }
-    }
-    Ok(())
-}
-
-/// A directory on the way, and what is still to be seen in it.
-struct Level {
-    status: Stat,
-    entries: Dir,
-}
-
-impl Level {
-    fn new(dir: OwnedFd, status: Stat) -> io::Result<Self> {
-        let readable = rustix::fs::openat(
-            &dir,
-            c".",
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        Ok(Self {
-            status,
-            entries: Dir::new(readable)?,
-        })
-    }
-}
-
-fn path_only() -> OFlags {
-    OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC
-}
 
 /// Changes the permission bits of what `fd` (opened as `O_PATH`, no symbolic link) stands for.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {

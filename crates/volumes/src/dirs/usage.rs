@@ -3,20 +3,26 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::tree;
+use linux::walk::{Extent, Unreadable, walk};
 
-/// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing.
+/// A container that makes entries as fast as they are counted must not keep the walk from ending.
+const MOST_ENTRIES: u64 = 10_000_000;
+
+/// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing, so this is a
+/// lower bound.
 pub fn of_directory(dir: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut blocks: u64 = 0;
-    let walked = tree::walk(dir, &mut |_, status| {
-        if status.st_nlink < 2 || seen.insert(status.st_ino) {
+    let walked = walk(dir, MOST_ENTRIES, Unreadable::Skip, &mut |_, status| {
+        if status.st_nlink < 2 || seen.insert((status.st_dev, status.st_ino)) {
             blocks = blocks.saturating_add(u64::try_from(status.st_blocks).unwrap_or_default());
         }
         Ok(())
     });
-    if let Err(error) = walked {
-        tracing::debug!(dir = %dir.display(), %error, "can't tell the whole usage of a volume");
+    match walked {
+        Ok(Extent::Whole) => {}
+        Ok(extent) => tracing::debug!(dir = %dir.display(), ?extent, "usage is a lower bound"),
+        Err(error) => tracing::debug!(dir = %dir.display(), %error, "usage is a lower bound"),
     }
     blocks.saturating_mul(512)
 }

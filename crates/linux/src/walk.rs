@@ -1,0 +1,269 @@
+//! Walking a directory that a container may be changing: never through a symbolic link, never onto another mount.
+//!
+//! Every entry is opened relative to the descriptor of its directory (`O_NOFOLLOW`, `RESOLVE_NO_XDEV`), so that renaming or
+//! replacing a directory meanwhile leads the walk nowhere else. The number of descriptors is bounded, the depth is not.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+/// Down to this depth every directory stays open. Below it only the deepest one is, and the walk returns by `..`.
+const OPEN_LEVELS: usize = 64;
+
+/// What happens at an entry that can't be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The walk goes on without it.
+    Skip,
+    /// The walk ends with the error.
+    Fail,
+}
+
+/// How much of the tree was visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// It has more entries than the limit, and the walk stopped there.
+    TooMany,
+    /// Directories were moved during the walk, and some were missed.
+    Changed,
+}
+
+/// Calls `visit` for everything below `root`, and for `root` itself last; each directory after what is in it. Directories are
+/// open for reading, everything else as `O_PATH`.
+///
+/// Visits at most `most` entries. Entries that vanish meanwhile, and mount points, are passed over.
+pub fn walk(
+    root: &Path,
+    most: u64,
+    unreadable: Unreadable,
+    visit: &mut dyn FnMut(BorrowedFd<'_>, &Stat) -> io::Result<()>,
+) -> io::Result<Extent> {
+    let flags = path_only() | OFlags::DIRECTORY;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
+    let status = rustix::fs::fstat(&root)?;
+    let mut current = Level::open(root.as_fd(), status)?;
+    let mut parents: Vec<Parent> = Vec::new();
+    let mut extent = Extent::Whole;
+    let mut seen: u64 = 1;
+    loop {
+        let Some(entry) = current.entries.read() else {
+            visit(current.entries.fd()?, &current.status)?;
+            let Some(parent) = parents.pop() else {
+                return Ok(extent);
+            };
+            current = match parent.reopen(&current) {
+                Ok(parent) => parent,
+                Err(_) => {
+                    extent = Extent::Changed;
+                    match nearest_open(&mut parents) {
+                        Some(level) => level,
+                        None => return Ok(extent),
+                    }
+                }
+            };
+            continue;
+        };
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let (file, status) = match look(current.entries.fd()?, name) {
+            // Vanished, or something is mounted there.
+            Err(Errno::NOENT | Errno::XDEV) => continue,
+            Err(_) if unreadable == Unreadable::Skip => continue,
+            found => found?,
+        };
+        seen += 1;
+        if seen > most {
+            return Ok(Extent::TooMany);
+        }
+        if FileType::from_raw_mode(status.st_mode) != FileType::Directory {
+            visit(file.as_fd(), &status)?;
+            continue;
+        }
+        match Level::open(file.as_fd(), status) {
+            Ok(below) => {
+                let above = std::mem::replace(&mut current, below);
+                parents.push(Parent::new(above, entry.offset(), parents.len()));
+            }
+            Err(_) if unreadable == Unreadable::Skip => visit(file.as_fd(), &status)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The directory that is being listed.
+struct Level {
+    status: Stat,
+    entries: Dir,
+}
+
+impl Level {
+    fn open(dir: BorrowedFd<'_>, status: Stat) -> Result<Self, Errno> {
+        let entries = Dir::new(open_to_list(dir, c".")?)?;
+        Ok(Self { status, entries })
+    }
+}
+
+/// A directory above it.
+enum Parent {
+    Open(Level),
+    /// Which one it is, and where its listing goes on.
+    Closed(Stat, i64),
+}
+
+impl Parent {
+    fn new(level: Level, next: i64, depth: usize) -> Self {
+        if depth < OPEN_LEVELS {
+            Self::Open(level)
+        } else {
+            Self::Closed(level.status, next)
+        }
+    }
+
+    /// The same directory, to be listed further. `below` is the one in it that was listed last; it may have been moved.
+    fn reopen(self, below: &Level) -> Result<Level, Errno> {
+        let (status, next) = match self {
+            Self::Open(level) => return Ok(level),
+            Self::Closed(status, next) => (status, next),
+        };
+        let dir = open_to_list(below.entries.fd()?, c"..")?;
+        let found = rustix::fs::fstat(&dir)?;
+        if (found.st_dev, found.st_ino) != (status.st_dev, status.st_ino) {
+            return Err(Errno::STALE);
+        }
+        let mut entries = Dir::new(dir)?;
+        entries.seek(next)?;
+        Ok(Level { status, entries })
+    }
+}
+
+fn nearest_open(parents: &mut Vec<Parent>) -> Option<Level> {
+    std::iter::from_fn(|| parents.pop()).find_map(|parent| match parent {
+        Parent::Open(level) => Some(level),
+        Parent::Closed(..) => None,
+    })
+}
+
+fn open_to_list(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
+}
+
+fn look(dir: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Errno> {
+    let resolve = ResolveFlags::NO_XDEV;
+    let file = rustix::fs::openat2(dir, name, path_only(), Mode::empty(), resolve)?;
+    let status = rustix::fs::fstat(&file)?;
+    Ok((file, status))
+}
+
+fn path_only() -> OFlags {
+    OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    /// How many bytes regular files have, and how far the walk came.
+    fn bytes(root: &Path, most: u64) -> (i64, Extent) {
+        let mut sum = 0;
+        let extent = walk(root, most, Unreadable::Skip, &mut |_, status| {
+            if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile {
+                sum += status.st_size;
+            }
+            Ok(())
+        });
+        (sum, extent.unwrap())
+    }
+
+    #[test]
+    fn depth_hides_no_file() {
+        let home = tempfile::tempdir().unwrap();
+        let mut at = rustix::fs::openat(CWD, home.path(), path_only(), Mode::empty()).unwrap();
+        let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        for _ in 0..3000 {
+            for name in [c"before", c"d", c"zz"] {
+                if name == c"d" {
+                    rustix::fs::mkdirat(&at, name, Mode::RWXU).unwrap();
+                } else {
+                    let file = rustix::fs::openat(&at, name, create, Mode::RWXU).unwrap();
+                    rustix::io::write(&file, b"12345").unwrap();
+                }
+            }
+            at = rustix::fs::openat(&at, c"d", path_only(), Mode::empty()).unwrap();
+        }
+        assert_eq!(bytes(home.path(), u64::MAX), (30_000, Extent::Whole));
+        assert_eq!(bytes(home.path(), 100).1, Extent::TooMany);
+        crate::remove::tree(&home.path().join("d")).unwrap();
+    }
+
+    #[test]
+    fn mounts_and_links_are_not_followed() {
+        let seen = crate::testing::in_a_child(|| {
+            crate::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
+            let home = tempfile::tempdir().unwrap();
+            for dir in ["outside", "root/bound", "root/memory"] {
+                fs::create_dir_all(home.path().join(dir)).unwrap();
+            }
+            for file in ["outside/file", "root/file", "root/bound-file"] {
+                fs::write(home.path().join(file), "12345").unwrap();
+            }
+            let root = home.path().join("root");
+            symlink("../outside", root.join("link")).unwrap();
+            // On the same device, which only the number of the mount tells.
+            crate::mount::bind(&home.path().join("outside"), &root.join("bound")).unwrap();
+            let file = home.path().join("outside/file");
+            crate::mount::bind(&file, &root.join("bound-file")).unwrap();
+            crate::mount::tmpfs(&root.join("memory"), 1 << 20).unwrap();
+            fs::write(root.join("memory/file"), "12345").unwrap();
+            let found = bytes(&root, u64::MAX);
+            for place in ["bound", "bound-file", "memory"] {
+                crate::mount::detach(&root.join(place)).unwrap();
+            }
+            found == (5, Extent::Whole)
+        });
+        assert!(seen);
+    }
+
+    /// A container that swaps a directory for a link as fast as it can never gets the outside counted.
+    #[test]
+    fn races_are_lost_by_the_attacker() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        fs::create_dir_all(root.join("real")).unwrap();
+        fs::create_dir(home.path().join("outside")).unwrap();
+        fs::write(home.path().join("outside/file"), "12345").unwrap();
+        symlink("../outside", root.join("evil")).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = rustix::fs::renameat_with(
+                        CWD,
+                        root.join("real"),
+                        CWD,
+                        root.join("evil"),
+                        rustix::fs::RenameFlags::EXCHANGE,
+                    );
+                }
+            });
+            let outside = (0..3000).map(|_| bytes(&root, u64::MAX).0).max();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(outside, Some(0));
+        });
+    }
+}
