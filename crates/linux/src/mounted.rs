@@ -3,13 +3,35 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use rustix::fs::{AtFlags, StatxFlags};
 
 /// Whether something is mounted on `place`, an absolute path without links.
 pub fn is_mounted(place: &Path) -> io::Result<bool> {
     let text = std::fs::read("/proc/self/mountinfo")?;
     Ok(places(&text).any(|found| Path::new(OsStr::from_bytes(&found)) == place))
+}
+
+/// The number, in `/proc/PID/mountinfo`, of the mount that an open file lies on. Two mounts of one file system differ in it.
+pub fn id(file: impl AsFd) -> io::Result<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
+    let status = rustix::fs::statx(file.as_fd(), c"", flags, StatxFlags::MNT_ID)?;
+    if status.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+        return Err(io::Error::other("the kernel does not tell mounts apart"));
+    }
+    Ok(status.stx_mnt_id)
+}
+
+/// The mount that `id` is mounted on, in the text of a mountinfo; the root of a mount namespace is its own.
+pub(crate) fn parent(text: &[u8], id: u64) -> Option<u64> {
+    let number = |field: Option<&[u8]>| std::str::from_utf8(field?).ok()?.parse().ok();
+    text.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        (number(fields.next()) == Some(id)).then(|| number(fields.next()))?
+    })
 }
 
 /// The mount points in the text of `/proc/PID/mountinfo`.
@@ -48,6 +70,17 @@ mod tests {
         let text = b"36 35 98:0 / / rw - ext3 /dev/root rw\n37 36 0:5 /x /a\\040b\\134 rw shared:1 - tmpfs t rw\nbad\n";
         let found: Vec<_> = places(text).collect();
         assert_eq!(found, [b"/".to_vec(), b"/a b\\".to_vec()]);
+    }
+
+    #[test]
+    fn each_mount_has_a_number_and_a_parent() {
+        let text = std::fs::read("/proc/self/mountinfo").unwrap();
+        let [root, proc] =
+            ["/", "/proc"].map(|path| id(std::fs::File::open(path).unwrap()).unwrap());
+        assert_ne!(root, proc);
+        assert_eq!(parent(&text, proc), Some(root));
+        assert_eq!(parent(b"1 1 0:2 / / rw - rootfs none rw\n", 1), Some(1));
+        assert_eq!(parent(b"", 1), None);
     }
 
     #[test]

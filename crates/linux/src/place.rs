@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
@@ -15,6 +15,9 @@ use rustix::io::Errno;
 
 /// As many as the kernel follows.
 const MOST_LINKS: usize = 40;
+
+/// The kernel asks to be asked again if the tree moves under it.
+const ATTEMPTS: usize = 64;
 
 /// What is made where nothing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +66,24 @@ pub fn make(root: &Path, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
         left = longer;
     }
     Ok(below.pop().unwrap_or(root))
+}
+
+/// Opens what is at `path` below `dir`, as `O_PATH`, or nothing if there is nothing. A symbolic link on the way, or at the end,
+/// is an error: nothing but the names given leads anywhere.
+pub fn beneath(dir: impl AsFd, path: &Path) -> io::Result<Option<OwnedFd>> {
+    if path.as_os_str().is_empty() {
+        return Ok(Some(dir.as_fd().try_clone_to_owned()?));
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    for _ in 0..ATTEMPTS {
+        match rustix::fs::openat2(dir.as_fd(), path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            opened => return Ok(Some(opened?)),
+        }
+    }
+    Err(Errno::AGAIN.into())
 }
 
 /// Makes the directory at `path` the working directory, unless one of the links of `/proc` leads there that are more than their
@@ -154,6 +175,31 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         for path in ["/loop", "/loop/x", "/etc/file/below"] {
             assert!(at(path, Kind::Directory).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn no_link_leads_anywhere_beneath_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("top/real")).unwrap();
+        fs::write(dir.path().join("top/real/file"), "").unwrap();
+        symlink("real", dir.path().join("top/inside")).unwrap();
+        symlink("/etc", dir.path().join("top/outside")).unwrap();
+        let top = fs::File::open(dir.path().join("top")).unwrap();
+        let at = |path: &str| beneath(&top, Path::new(path));
+        for (path, is_there) in [("", true), ("real/file", true), ("none", false)] {
+            assert_eq!(at(path).unwrap().is_some(), is_there, "{path}");
+        }
+        assert!(at("real/file/below").unwrap().is_none());
+        for path in [
+            "inside",
+            "inside/file",
+            "outside",
+            "outside/passwd",
+            "../top",
+            "/etc",
+        ] {
+            assert!(at(path).is_err(), "{path}");
         }
     }
 

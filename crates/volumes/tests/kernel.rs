@@ -235,3 +235,93 @@ fn names_that_lead_elsewhere_are_refused() {
         volumes.prepare(name, &source, None).unwrap_err();
     }
 }
+
+/// Has this process see the file systems at `exports` as if they were mounted from those servers. No kernel mounts NFS without
+/// a server.
+fn pretend_nfs(dir: &Path, exports: &[(&Path, &str)]) {
+    let table = Path::new("/proc/self/mountinfo");
+    let _ = linux::mount::detach(table);
+    let text = fs::read_to_string(table).unwrap();
+    let lines = text.lines().map(|line| {
+        let place = line.split(' ').nth(4);
+        let export = exports.iter().find(|(at, _)| at.to_str() == place);
+        match (export, line.split_once(" - ")) {
+            (Some((_, source)), Some((before, _))) => format!("{before} - nfs4 {source} rw\n"),
+            _ => format!("{line}\n"),
+        }
+    });
+    let file = dir.join("mountinfo");
+    fs::write(&file, lines.collect::<String>()).unwrap();
+    linux::mount::bind(&file, table).unwrap();
+}
+
+#[test]
+fn nfs_directories_are_found_below_their_export_only() {
+    if !inside("nfs_directories_are_found_below_their_export_only") {
+        return;
+    }
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let export = base.join("export");
+    for made in ["export", "secret", "memory"] {
+        fs::create_dir(base.join(made)).unwrap();
+    }
+    fs::write(base.join("secret/file"), "of the node").unwrap();
+    linux::tmpfs::mount(&export, None, 0o755).unwrap();
+    for made in ["real/deep", "local", "other", "over"] {
+        fs::create_dir_all(export.join(made)).unwrap();
+    }
+    fs::write(export.join("real/file"), "of the server").unwrap();
+    symlink(base.join("secret"), export.join("absolute")).unwrap();
+    symlink("../secret", export.join("up")).unwrap();
+    symlink("real", export.join("within")).unwrap();
+    // What is mounted below, on the node: of the same server, and something else.
+    for place in ["other", "local"] {
+        linux::tmpfs::mount(&export.join(place), None, 0o755).unwrap();
+    }
+    fs::create_dir(export.join("other/x")).unwrap();
+    linux::mount::bind(&base.join("secret"), &export.join("over")).unwrap();
+    let other = export.join("other");
+    pretend_nfs(
+        &base,
+        &[(&export, "nas:/export"), (&other, "nas:/export/other")],
+    );
+
+    let volumes = Volumes::new(base.join("disk"), base.join("memory"));
+    let prepare = |name: &str, path: &str| {
+        let source = Source::Nfs {
+            server: "nas".to_owned(),
+            path: path.to_owned(),
+            mounted_at: None,
+            read_only: false,
+        };
+        volumes.prepare(name, &source, None)
+    };
+    let shown = prepare("real", "/export/real").unwrap().path;
+    let text = |path: &Path| fs::read_to_string(path).unwrap();
+    assert_eq!(text(&shown.join("file")), "of the server");
+    // What is mounted is what was found, also when its name leads elsewhere by now.
+    fs::rename(export.join("real"), export.join("moved")).unwrap();
+    symlink("../secret", export.join("real")).unwrap();
+    assert_eq!(prepare("real", "/export/real").unwrap().path, shown);
+    assert_eq!(text(&shown.join("file")), "of the server");
+    assert!(prepare("x", "/export/other/x").unwrap().path.is_dir());
+
+    for (path, words) in [
+        ("/export/absolute", "leads through a symbolic link"),
+        ("/export/up", "leads through a symbolic link"),
+        ("/export/up/file", "leads through a symbolic link"),
+        ("/export/within", "leads through a symbolic link"),
+        ("/export/none", "does not exist on this node"),
+        ("/export/local", "is not mounted on this node"),
+        ("/export/over", "is not mounted on this node"),
+        ("/export", "where this node has mounted something else"),
+        ("/other", "is not mounted on this node"),
+    ] {
+        let error = prepare("bad", path).unwrap_err().to_string();
+        assert!(error.contains(words), "{path}: {error}");
+    }
+    volumes.remove_all().unwrap();
+    assert_eq!(text(&export.join("moved/file")), "of the server");
+}

@@ -20,6 +20,7 @@ mod usage;
 mod writer;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::content::ContentError;
@@ -71,6 +72,28 @@ pub enum VolumeError {
         server: String,
         /// The directory there.
         path: String,
+    },
+    /// A symbolic link is on the way to an NFS directory.
+    #[error(
+        "nfs {server}:{path} leads through a symbolic link, which may lead out of the export; name the directory that it stands for"
+    )]
+    NfsLink {
+        /// The server.
+        server: String,
+        /// The directory there.
+        path: String,
+    },
+    /// Below an NFS directory the node has mounted something that is not the server's.
+    #[error(
+        "nfs {server}:{path} holds {}, where this node has mounted something else; name a directory below that doesn't", .other.display()
+    )]
+    NfsHoldsOther {
+        /// The server.
+        server: String,
+        /// The directory there.
+        path: String,
+        /// What is mounted.
+        other: PathBuf,
     },
     /// Images are not this crate's.
     #[error("the image {0:?} is not a directory")]
@@ -192,10 +215,13 @@ impl Volumes {
                 read_only,
             } => {
                 let path = match mounted_at {
-                    Some(place) => nfs::told(place)?,
-                    None => nfs::find(server, path)?,
+                    Some(place) => {
+                        let place = nfs::told(place)?;
+                        host_path::check(&place, HostPathKind::Directory)?;
+                        place
+                    }
+                    None => self.show(name, || nfs::open(server, path))?,
                 };
-                host_path::check(&path, HostPathKind::Directory)?;
                 Ok(Prepared {
                     path,
                     read_only: *read_only,
@@ -233,6 +259,23 @@ impl Volumes {
             }
             Source::Image { reference, .. } => Err(VolumeError::Image(reference.clone())),
         }
+    }
+
+    /// Mounts a directory that was found, and may not be found by its path again, on one of ours.
+    fn show(
+        &self,
+        name: &str,
+        find: impl FnOnce() -> Result<OwnedFd, VolumeError>,
+    ) -> Result<PathBuf, VolumeError> {
+        let place = self.memory_dir.join(name);
+        make_dir(&place, 0o700)?;
+        if !linux::tmpfs::is_mount_point(&place).map_err(failed("look at", &place))? {
+            let found = find()?;
+            linux::tree::Tree::copy_open(&found, true)
+                .and_then(|tree| tree.put(&place))
+                .map_err(failed("mount a directory on", &place))?;
+        }
+        Ok(place)
     }
 
     /// Brings a volume that was prepared up to date. Only files change; every other source stays what it was.
