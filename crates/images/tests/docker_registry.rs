@@ -174,7 +174,7 @@ async fn images_of_all_kinds() {
     let Some(registry) = Registry::start(LOOPBACK, false, None) else {
         return;
     };
-    let config = RegistryConfig::default();
+    let config = insecure(&[&registry.address]);
     for (name, media_type) in [("team/oci", OCI), ("docker", DOCKER)] {
         let image = TestImage::usual(media_type);
         registry.push(name, "1", &image).await;
@@ -231,7 +231,7 @@ async fn a_registry_with_passwords() {
     };
     registry.push("app", "1", &TestImage::usual(OCI)).await;
     let reference = format!("{}/app:1", registry.address);
-    let config = RegistryConfig::default();
+    let config = insecure(&[&registry.address]);
     let credential = |password: &str| Credential {
         pattern: registry.address.clone(),
         secret: Secret::Password {
@@ -336,6 +336,10 @@ async fn credential_helpers_are_asked() {
     );
     fs::write(&helper, script).unwrap();
     fs::set_permissions(&helper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let rules = dir.path().join("coracle");
+    fs::create_dir(&rules).unwrap();
+    let rule = format!("[registry.\"{}\"]\ninsecure = true\n", registry.address);
+    fs::write(rules.join("registries.toml"), rule).unwrap();
     // Helpers are found by PATH, which belongs to the whole process: a child gets its own.
     let test = std::env::current_exe().unwrap();
     for config in [
@@ -357,6 +361,7 @@ async fn credential_helpers_are_asked() {
             ])
             .env("PATH", path)
             .env("DOCKER_CONFIG", dir.path())
+            .env("XDG_CONFIG_HOME", dir.path())
             .env("TEST_REFERENCE", format!("{}/app:1", registry.address))
             .status()
             .unwrap();

@@ -38,6 +38,13 @@ struct Behaviour {
     slow: bool,
     requests: Vec<String>,
     scopes: Vec<String>,
+    /// The token server that it names, if not itself.
+    realm: Option<String>,
+    /// Where the token server and blobs are said to be instead.
+    moved_tokens: Option<String>,
+    moved_blobs: Option<String>,
+    /// All credentials that were sent here.
+    credentials: Vec<String>,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -99,6 +106,16 @@ impl Fake {
         change(&mut self.behaviour.lock().unwrap());
     }
 
+    /// Plain HTTP is allowed for this registry.
+    fn config(&self) -> RegistryConfig {
+        insecure(&[self.address])
+    }
+
+    /// What it was shown.
+    fn credentials(&self) -> Vec<String> {
+        self.behaviour.lock().unwrap().credentials.clone()
+    }
+
     fn reference(&self) -> String {
         format!("{}/app:1", self.address)
     }
@@ -124,6 +141,11 @@ impl Fake {
     }
 }
 
+fn authorization(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str();
+    value.ok().map(str::to_owned)
+}
+
 fn basic_of(headers: &HeaderMap) -> Option<(String, String)> {
     let header = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let decoded = base64::engine::general_purpose::STANDARD.decode(header.strip_prefix("Basic ")?);
@@ -132,8 +154,18 @@ fn basic_of(headers: &HeaderMap) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-async fn token(State(state): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
+async fn token(
+    State(state): State<Shared>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: String,
+) -> Response {
     let mut state = state.lock().unwrap();
+    state.credentials.extend(authorization(&headers));
+    state.credentials.extend((!body.is_empty()).then_some(body));
+    if let Some(moved) = &state.moved_tokens {
+        return axum::response::Redirect::temporary(moved).into_response();
+    }
     let url = reqwest::Url::parse(&format!("http://fake{uri}")).unwrap();
     let scope = url.query_pairs().find(|(key, _)| key == "scope");
     state
@@ -156,6 +188,8 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
     let mut state = state.lock().unwrap();
     let path = request.uri().path().to_owned();
     state.requests.push(path.clone());
+    let shown = authorization(request.headers());
+    state.credentials.extend(shown);
     if path == "/v2/" {
         return StatusCode::OK.into_response();
     }
@@ -172,9 +206,10 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
         && authorization.is_none_or(|given| *given != format!("Bearer {token}"))
     {
         let host = request.headers()[header::HOST].to_str().unwrap();
-        let challenge = format!(
-            r#"Bearer realm="http://{host}/token",service="fake",scope="repository:app:pull""#
-        );
+        let own = format!("http://{host}/token");
+        let realm = state.realm.as_ref().unwrap_or(&own);
+        let challenge =
+            format!(r#"Bearer realm="{realm}",service="fake",scope="repository:app:pull""#);
         return (
             StatusCode::UNAUTHORIZED,
             [(header::WWW_AUTHENTICATE, challenge)],
@@ -207,6 +242,9 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
             }
             None => StatusCode::NOT_FOUND.into_response(),
         };
+    }
+    if let Some(moved) = &state.moved_blobs {
+        return axum::response::Redirect::temporary(&format!("{moved}{path}")).into_response();
     }
     let digest = rest.rsplit('/').next().unwrap_or_default();
     let Some(blob) = state.blobs.get(digest).cloned() else {
@@ -263,7 +301,7 @@ async fn pull(
         &place.store,
         &place.layers,
         &request,
-        &RegistryConfig::default(),
+        &fake.config(),
         recorder,
     )
     .await
@@ -305,14 +343,7 @@ async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
         assert!(!again.pulled && again.layers == pulled.layers);
         let request = request(&fake.reference(), PullPolicy::Never);
         let other = place.other_node("other");
-        let there = ensure(
-            &place.store,
-            &other,
-            &request,
-            &RegistryConfig::default(),
-            &recorder,
-        )
-        .await;
+        let there = ensure(&place.store, &other, &request, &fake.config(), &recorder).await;
         assert_eq!(there.unwrap().layers.len(), 3);
         assert_eq!(fake.requests(""), 0);
         // A node that has it unpacked needs no blob.
@@ -329,7 +360,7 @@ async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
             &place.store,
             &place.layers,
             &request,
-            &RegistryConfig::default(),
+            &fake.config(),
             &recorder,
         )
         .await;
@@ -347,7 +378,7 @@ async fn policies() {
             &place.store,
             &place.layers,
             &request,
-            &RegistryConfig::default(),
+            &fake.config(),
             &recorder,
         )
         .await
@@ -438,7 +469,7 @@ async fn names_and_images_that_do_not_exist() {
             &place.store,
             &place.layers,
             &request,
-            &RegistryConfig::default(),
+            &fake.config(),
             &recorder,
         )
         .await
@@ -468,7 +499,7 @@ async fn tokens_and_passwords() {
             &place.store,
             &place.layers,
             &request,
-            &RegistryConfig::default(),
+            &fake.config(),
             &recorder,
         )
         .await
@@ -518,7 +549,7 @@ async fn tokens_and_passwords() {
     let auth = base64::engine::general_purpose::STANDARD.encode("user:right");
     let text = format!(r#"{{"auths":{{"{}":{{"auth":"{auth}"}}}}}}"#, fake.address);
     std::fs::write(place.dir.path().join("config.json"), text).unwrap();
-    let config = RegistryConfig::default().with_docker_config(place.dir.path());
+    let config = fake.config().with_docker_config(place.dir.path());
     let request = request(&fake.reference(), PullPolicy::Always);
     ensure(
         &place.store,
@@ -548,7 +579,7 @@ async fn a_token_that_runs_out_is_renewed() {
         }
     }
     let request = request(&fake.reference(), PullPolicy::Always);
-    let config = RegistryConfig::default();
+    let config = fake.config();
     ensure(
         &place.store,
         &place.layers,
@@ -691,7 +722,7 @@ async fn wrong_content_never_gets_into_the_store() {
         &place.store,
         &place.layers,
         &request,
-        &RegistryConfig::default(),
+        &fake.config(),
         &Recorder::default(),
     )
     .await;
@@ -739,15 +770,9 @@ async fn a_blob_that_went_bad_on_disk_is_fetched_again() {
     std::fs::write(&blob, bytes).unwrap();
     let request = request(&fake.reference(), PullPolicy::IfNotPresent);
     let other = place.other_node("other");
-    ensure(
-        &place.store,
-        &other,
-        &request,
-        &RegistryConfig::default(),
-        &recorder,
-    )
-    .await
-    .unwrap();
+    ensure(&place.store, &other, &request, &fake.config(), &recorder)
+        .await
+        .unwrap();
     assert_eq!(
         Digest::of(&std::fs::read(&blob).unwrap()),
         Digest::of(&image.layers[2])
@@ -801,15 +826,9 @@ async fn many_who_want_it_download_it_once() {
             let store = images::Store::open(place.store.path()).unwrap();
             let layers = place.other_node(&format!("node{}", node % 3));
             let request = request(&fake.reference(), PullPolicy::IfNotPresent);
-            ensure(
-                &store,
-                &layers,
-                &request,
-                &RegistryConfig::default(),
-                &*recorder,
-            )
-            .await
-            .unwrap()
+            ensure(&store, &layers, &request, &fake.config(), &*recorder)
+                .await
+                .unwrap()
         }
     });
     let all = futures::future::join_all(pulls).await;
@@ -833,8 +852,9 @@ async fn mirrors_come_first_and_may_fail() {
     let place = Place::new();
     let toml = place.dir.path().join("registries.toml");
     let text = format!(
-        "[registry.\"{}\"]\nmirrors = [\"http://127.0.0.1:1/nobody\", \"{}/hub\"]\n",
-        origin.address, mirror.address
+        "[registry.\"{}\"]\ninsecure = true\nmirrors = [\"http://127.0.0.1:1/nobody\", \"{}/hub\"]\n\
+         [registry.\"{}\"]\ninsecure = true\n",
+        origin.address, mirror.address, mirror.address
     );
     std::fs::write(&toml, text).unwrap();
     let config = RegistryConfig::read(&toml).unwrap();
@@ -892,7 +912,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
         request
             .credentials
             .extend(password.map(|password| fake.credential(password)));
-        let config = RegistryConfig::default();
+        let config = fake.config();
         ensure(&place.store, &place.layers, &request, &config, &recorder).await
     };
     let app = fake.reference();
@@ -990,7 +1010,7 @@ async fn a_pull_that_ends_halfway_opens_nothing() {
         request
             .credentials
             .extend(has_secret.then(|| fake.credential("right")));
-        let config = RegistryConfig::default();
+        let config = fake.config();
         let got = ensure(&place.store, layers, &request, &config, &recorder).await;
         got.map_err(|error| error.reason())
     };
@@ -1027,7 +1047,7 @@ async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
     let image = TestImage::usual(OCI);
     let fake = Fake::with(&image).await;
     let dir = tempfile::tempdir().unwrap();
-    let config = RegistryConfig::default().with_docker_config(dir.path());
+    let config = fake.config().with_docker_config(dir.path());
     let get = async |password: Option<&str>| {
         let (place, recorder) = (Place::new(), Recorder::default());
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
@@ -1058,4 +1078,104 @@ async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
             assert!(said.contains(words), "{said}");
         }
     }
+}
+
+#[tokio::test]
+async fn credentials_go_over_plain_http_only_with_consent() {
+    let image = TestImage::usual(OCI);
+    let fake = Fake::with(&image).await;
+    fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
+    let place = Place::new();
+    let auth = base64::engine::general_purpose::STANDARD.encode("user:right");
+    let text = format!(r#"{{"auths":{{"{}":{{"auth":"{auth}"}}}}}}"#, fake.address);
+    std::fs::write(place.dir.path().join("config.json"), text).unwrap();
+    let own = fake.address;
+    for (rules, words) in [
+        (String::new(), None),
+        // Named as such it is asked, and given nothing.
+        (
+            format!("[registry.\"{own}\"]\nmirrors = [\"http://{own}\"]\n"),
+            Some("`insecure = true`"),
+        ),
+    ] {
+        let config = read_config(&rules).with_docker_config(place.dir.path());
+        for secrets in [Vec::new(), vec![fake.credential("right")]] {
+            let recorder = Recorder::default();
+            let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
+            request.credentials = secrets;
+            let failed = ensure(&place.store, &place.layers, &request, &config, &recorder).await;
+            assert!(failed.is_err(), "{rules}");
+            let notes = recorder.notes();
+            assert!(
+                words.is_none_or(|words| notes.iter().any(|note| note.contains(words))),
+                "{notes:?}"
+            );
+        }
+    }
+    assert_eq!(fake.credentials(), Vec::<String>::new());
+    let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
+    request.credentials = vec![fake.credential("right")];
+    ensure(
+        &place.store,
+        &place.layers,
+        &request,
+        &fake.config(),
+        &Recorder::default(),
+    )
+    .await
+    .unwrap();
+    assert!(!fake.credentials().is_empty());
+}
+
+#[tokio::test]
+async fn credentials_follow_neither_realms_nor_redirects() {
+    let image = TestImage::usual(OCI);
+    let (fake, other) = (Fake::with(&image).await, Fake::with(&image).await);
+    let secrets = [
+        fake.credential("right").secret,
+        Secret::IdentityToken("identity".into()),
+    ];
+    let get = async |secret: &Secret, config: &RegistryConfig| {
+        let place = Place::new();
+        let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
+        request.credentials = vec![Credential {
+            pattern: fake.address.to_string(),
+            secret: secret.clone(),
+        }];
+        let recorder = Recorder::default();
+        ensure(&place.store, &place.layers, &request, config, &recorder).await
+    };
+    fake.set(|b| b.token = Some(("t".into(), None)));
+    other.set(|b| b.token = Some(("t".into(), None)));
+    let there = format!("http://{}/token", other.address);
+    // A token server without TLS that nobody has allowed.
+    fake.set(|b| b.realm = Some(there.clone()));
+    for secret in &secrets {
+        let error = get(secret, &fake.config()).await.unwrap_err().to_string();
+        assert!(error.contains("not secure"), "{error}");
+    }
+    assert_eq!(other.credentials(), Vec::<String>::new());
+    let both = insecure(&[fake.address, other.address]);
+    get(&secrets[0], &both).await.unwrap();
+    assert_eq!(other.credentials().len(), 1);
+    // One that sends us elsewhere, even where that is allowed.
+    other.set(|b| b.credentials.clear());
+    fake.set(|b| {
+        b.realm = None;
+        b.moved_tokens = Some(there);
+    });
+    for secret in &secrets {
+        let error = get(secret, &both).await.unwrap_err().to_string();
+        assert!(error.contains("gets no credentials"), "{error}");
+    }
+    assert_eq!(other.credentials(), Vec::<String>::new());
+    // Blobs may be elsewhere; whoever has them is shown nothing.
+    other.set(|b| b.token = None);
+    fake.set(|b| {
+        b.moved_tokens = None;
+        b.moved_blobs = Some(format!("http://{}", other.address));
+    });
+    get(&secrets[0], &both).await.unwrap();
+    assert!(other.requests("/blobs/") > 0);
+    assert_eq!(other.credentials(), Vec::<String>::new());
 }

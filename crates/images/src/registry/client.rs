@@ -2,20 +2,23 @@
 
 use std::error::Error;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
+use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Response};
 use serde::Deserialize;
 
-use super::config::Place;
+use super::config::{Place, TokenServer};
 use super::error::RegistryError;
 
 /// Explanations of errors and tokens are small.
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// A client for one place.
+/// A client for one place. Registries send clients elsewhere for blobs; reqwest takes the `Authorization` header along only
+/// within one scheme, host and port.
 pub fn client(place: &Place) -> Result<Client, RegistryError> {
-    let redirects = reqwest::redirect::Policy::custom(|attempt| {
+    let redirects = Policy::custom(|attempt| {
         let secure = attempt.previous().iter().any(|url| url.scheme() == "https");
         if attempt.previous().len() > 10 {
             attempt.error("redirected more than ten times")
@@ -25,16 +28,35 @@ pub fn client(place: &Place) -> Result<Client, RegistryError> {
             attempt.follow()
         }
     });
+    build(redirects, place.verified, place.ca.as_deref())
+}
+
+/// A client for a token server. It may not send us elsewhere: the body of a request, which holds a secret too, would go along.
+pub fn token_client(server: &TokenServer) -> Result<Client, RegistryError> {
+    let redirects = Policy::custom(|attempt| {
+        let first = attempt.previous().first();
+        if attempt.previous().len() > 10 {
+            attempt.error("redirected more than ten times")
+        } else if first.is_none_or(|first| first.origin() != attempt.url().origin()) {
+            attempt.error("the token server redirects to another server, which gets no credentials")
+        } else {
+            attempt.follow()
+        }
+    });
+    build(redirects, server.verified, server.ca.as_deref())
+}
+
+fn build(redirects: Policy, verified: bool, ca: Option<&Path>) -> Result<Client, RegistryError> {
     let mut builder = Client::builder()
         .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
         .redirect(redirects)
         .connect_timeout(Duration::from_secs(15))
         // Of each read: a server that falls silent counts as a broken connection.
         .read_timeout(Duration::from_secs(30));
-    if !place.verified {
+    if !verified {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
-    if let Some(path) = &place.ca {
+    if let Some(path) = ca {
         let unusable = |source: Box<dyn Error + Send + Sync>| RegistryError::Authority {
             file: path.display().to_string(),
             source,

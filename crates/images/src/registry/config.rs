@@ -5,7 +5,7 @@
 //! [registry."docker.io"]
 //! mirrors = ["https://mirror.site.example/hub", "mirror2.site.example:5000"]
 //!
-//! # TLS with a certificate that nobody vouches for, or no TLS at all.
+//! # TLS with a certificate that is not verified, or no TLS at all, also for passwords.
 //! [registry."node1:5000"]
 //! insecure = true
 //!
@@ -15,14 +15,15 @@
 //! ```
 //!
 //! A key is a host with an optional port, and perhaps a path; the longest that fits an image counts.
-//! Settings of a mirror are looked up under the mirror's own name. Registries on this very host
-//! (`localhost`, `127.0.0.1`) may always be without TLS.
+//! Settings of a mirror are looked up under the mirror's own name, those of a token server under its host and port.
+//! `localhost` is no exception: every user of a shared node can listen there.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use reqwest::Url;
 use serde::Deserialize;
 
 use crate::reference::Reference;
@@ -70,7 +71,7 @@ pub struct Rule {
     /// Asked before the registry itself.
     #[serde(default)]
     pub mirrors: Vec<String>,
-    /// Whether TLS may be missing or unverified.
+    /// Whether TLS may be missing or unverified, and credentials sent all the same.
     #[serde(default)]
     pub insecure: bool,
     /// More authorities.
@@ -88,7 +89,7 @@ pub struct Place {
     pub repository: String,
     /// Ways to connect, in the order to try them.
     pub schemes: &'static [&'static str],
-    /// Whether certificates are verified.
+    /// Whether certificates are verified, and credentials kept back from plain HTTP.
     pub verified: bool,
     /// More authorities.
     pub ca: Option<PathBuf>,
@@ -190,31 +191,53 @@ impl RegistryConfig {
         scheme: Option<&str>,
         rule: &Rule,
     ) -> Place {
-        let insecure = rule.insecure || is_loopback(host);
         Place {
             registry: registry.to_owned(),
             host: host.to_owned(),
             repository,
             schemes: match scheme {
                 Some("http") => &["http"],
-                None if insecure => &["https", "http"],
+                None if rule.insecure => &["https", "http"],
                 _ => &["https"],
             },
-            verified: !insecure,
+            verified: !rule.insecure,
             ca: rule.ca.clone(),
+        }
+    }
+
+    /// How to connect to the token server at `realm`, which `place` has named. Credentials go there, so plain HTTP needs the
+    /// user's consent for that very server: what the registry is allowed counts only if both are one server.
+    pub(super) fn token_server(&self, realm: &Url, place: &Place) -> TokenServer {
+        let host = realm.host_str().unwrap_or_default();
+        let rule = [realm.port(), realm.port_or_known_default()]
+            .into_iter()
+            .map(|port| match port {
+                Some(port) => self.rule(&format!("{host}:{port}")),
+                None => self.rule(host),
+            })
+            .find(|rule| *rule != Rule::default())
+            .unwrap_or_default();
+        let own = Url::parse(&format!("{}://{}", realm.scheme(), place.host));
+        let is_registry = own.is_ok_and(|own| own.origin() == realm.origin());
+        let verified = !rule.insecure && (place.verified || !is_registry);
+        TokenServer {
+            is_allowed: realm.scheme() == "https" || (realm.scheme() == "http" && !verified),
+            verified,
+            // A site's registry and its token server mostly have certificates of one authority.
+            ca: rule.ca.or_else(|| place.ca.clone()),
         }
     }
 }
 
-fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    name == "localhost"
-        || name
-            .parse::<std::net::IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
+/// How to connect to a token server.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TokenServer {
+    /// Whether credentials may be sent to it.
+    pub is_allowed: bool,
+    /// Whether its certificate is verified.
+    pub verified: bool,
+    /// More authorities.
+    pub ca: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -279,17 +302,49 @@ mod tests {
     }
 
     #[test]
-    fn this_host_needs_no_tls() {
-        let config = RegistryConfig::default();
-        for (name, loopback) in [
-            ("localhost:5000/a", true),
-            ("127.0.0.1:5000/a", true),
-            ("[::1]:5000/a", true),
-            ("localhost.example/a", false),
+    fn loopback_needs_tls_unless_configured() {
+        let config = config("[registry.\"localhost:5001\"]\ninsecure = true\n");
+        for (name, insecure) in [
+            ("localhost:5000/a", false),
+            ("localhost:5001/a", true),
+            ("127.0.0.1:5001/a", false),
+            ("[::1]:5000/a", false),
             ("10.0.0.1/a", false),
         ] {
             let place = &config.places(&name.parse().unwrap())[0];
-            assert_eq!(place.schemes.contains(&"http"), loopback, "{name}");
+            let shown = (place.schemes.contains(&"http"), place.verified);
+            assert_eq!(shown, (insecure, !insecure), "{name}");
+        }
+    }
+
+    #[test]
+    fn plain_token_servers_need_consent_of_their_own() {
+        let config = config(
+            r#"
+            [registry."plain:5000"]
+            insecure = true
+            [registry."tokens:5001"]
+            insecure = true
+            [registry."plain-port-80"]
+            insecure = true
+            "#,
+        );
+        for (registry, realm, is_allowed, verified) in [
+            ("a.example", "https://tokens.example/t", true, true),
+            ("a.example", "http://tokens.example/t", false, true),
+            ("a.example", "http://a.example/t", false, true),
+            ("a.example", "http://tokens:5001/t", true, false),
+            ("a.example", "ftp://tokens:5001/t", false, false),
+            ("plain:5000", "http://plain:5000/t", true, false),
+            ("plain:5000", "http://plain:5001/t", false, true),
+            ("plain:5000", "http://tokens.example/t", false, true),
+            ("plain:5000", "https://tokens.example/t", true, true),
+            ("plain-port-80", "http://plain-port-80:80/t", true, false),
+        ] {
+            let place = &config.places(&format!("{registry}/a").parse().unwrap())[0];
+            let server = config.token_server(&Url::parse(realm).unwrap(), place);
+            let shown = (server.is_allowed, server.verified);
+            assert_eq!(shown, (is_allowed, verified), "{registry} {realm}");
         }
     }
 

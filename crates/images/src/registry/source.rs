@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, OnceCell};
 
 use super::auth::{self, Challenge, TokenRequest};
 use super::client;
-use super::config::{Place, RegistryConfig};
+use super::config::{Place, RegistryConfig, TokenServer};
 use super::credentials::{Credential, Secret, matching};
 use super::docker_config;
 use super::error::RegistryError;
@@ -41,7 +41,7 @@ pub struct Source {
     place: Place,
     /// From the pod's pull secrets, the most specific first.
     secrets: Vec<Secret>,
-    docker_config: Option<std::path::PathBuf>,
+    config: RegistryConfig,
     client: OnceLock<Client>,
     scheme: OnceCell<&'static str>,
     door: Mutex<Door>,
@@ -70,7 +70,7 @@ impl Source {
         let secrets = matching(credentials, &place.registry, &place.repository);
         Source {
             secrets: secrets.into_iter().cloned().collect(),
-            docker_config: config.docker_config.clone(),
+            config: config.clone(),
             client: OnceLock::new(),
             scheme: OnceCell::new(),
             door: Mutex::default(),
@@ -309,12 +309,21 @@ impl Source {
         self.secrets.get(door.at).cloned()
     }
 
+    /// Whether everybody on the way may not read what we send, or the user has accepted that.
+    fn may_send_credentials(&self) -> bool {
+        self.scheme.get() == Some(&"https") || !self.place.verified
+    }
+
     /// The pod's own secrets, then the user's, then none at all. If the user's can't be had, the others may do: why is told
     /// beside them.
     async fn ways(&self) -> (Vec<Option<Secret>>, Option<String>) {
         let mut ways: Vec<_> = self.secrets.iter().cloned().map(Some).collect();
         let mut missing = None;
-        if let Some(dir) = &self.docker_config {
+        if !self.may_send_credentials() {
+            let why = "the connection is plain HTTP, which needs `insecure = true`";
+            return (vec![None], Some(why.to_owned()));
+        }
+        if let Some(dir) = &self.config.docker_config {
             let found = docker_config::secret(dir, &self.place.registry, &self.place.repository);
             match found.await {
                 Ok(found) => ways.extend(found.map(Some)),
@@ -348,17 +357,17 @@ impl Source {
                 },
                 secret,
             ) => {
-                let realm = self.realm(realm, what)?;
+                let (realm, server) = self.token_server(realm, what)?;
                 let own = format!("repository:{}:pull", self.place.repository);
                 let scope = scope.as_deref().unwrap_or(&own);
                 let request = TokenRequest::new(&realm, service.as_deref(), scope, secret);
-                self.token(request, what).await
+                self.token(request, &server, what).await
             }
         }
     }
 
-    /// The token server's address. Passwords go there, so it must be as secure as the registry.
-    fn realm(&self, realm: &str, what: &str) -> Result<Url, RegistryError> {
+    /// The token server's address, and how to connect to it.
+    fn token_server(&self, realm: &str, what: &str) -> Result<(Url, TokenServer), RegistryError> {
         let nonsense = |said: String| RegistryError::Nonsense {
             what: what.to_owned(),
             host: self.place.host.clone(),
@@ -366,11 +375,11 @@ impl Source {
         };
         let url = Url::parse(realm)
             .map_err(|_| nonsense(format!("names a token server that is no URL: {realm:?}")))?;
-        match url.scheme() {
-            "https" => Ok(url),
-            "http" if self.scheme.get() == Some(&"http") || !self.place.verified => Ok(url),
-            _ => Err(nonsense(format!(
-                "names a token server that is not secure: {realm:?}"
+        let server = self.config.token_server(&url, &self.place);
+        match server.is_allowed {
+            true => Ok((url, server)),
+            false => Err(nonsense(format!(
+                "names a token server that is not secure: {realm:?}; plain HTTP needs `insecure = true` for that server"
             ))),
         }
     }
@@ -378,9 +387,10 @@ impl Source {
     async fn token(
         &self,
         request: TokenRequest,
+        server: &TokenServer,
         what: &str,
     ) -> Result<Option<HeaderValue>, RegistryError> {
-        let client = self.client()?;
+        let client = client::token_client(server)?;
         let mut tries = 0;
         let response = loop {
             let mut attempt = match &request.form {

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use images::{Digest, Event, Layers, Progress, PullPolicy, PullRequest, Store};
+use images::{Digest, Event, Layers, Progress, PullPolicy, PullRequest, RegistryConfig, Store};
 use serde_json::{Value, json};
 
 /// How layers are compressed.
@@ -152,6 +152,20 @@ impl Place {
         let all = std::fs::read_dir(dir).unwrap().flatten();
         all.map(|entry| entry.path()).collect()
     }
+}
+
+/// What a `registries.toml` says.
+pub fn read_config(text: &str) -> RegistryConfig {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("registries.toml");
+    std::fs::write(&path, text).unwrap();
+    RegistryConfig::read(&path).unwrap()
+}
+
+/// Plain HTTP is allowed for these registries.
+pub fn insecure(addresses: &[impl std::fmt::Display]) -> RegistryConfig {
+    let rule = |address| format!("[registry.\"{address}\"]\ninsecure = true\n");
+    read_config(&addresses.iter().map(rule).collect::<String>())
 }
 
 pub fn request(reference: &str, policy: PullPolicy) -> PullRequest {
