@@ -14,7 +14,7 @@ use crate::manifest::{Configuration, Descriptor, Document, DocumentError, ImageC
 use crate::progress::{Event, Progress};
 use crate::reference::Reference;
 use crate::registry::{Credential, RegistryConfig, Sources};
-use crate::store::{Store, StoreError, Stored};
+use crate::store::{Grant, Requester, Store, StoreError, Stored};
 
 /// How many layers of an image are downloaded and unpacked at once.
 const AT_ONCE: usize = 3;
@@ -97,47 +97,32 @@ async fn get(
         store,
         layers,
         sources: (request.policy != PullPolicy::Never).then_some(&sources),
+        requester: &Requester::new(&reference, &request.credentials),
         progress,
     };
+    // An image that the requester may not use counts as absent: not even that it is here should be learned from this.
     let known = job.present(&reference).map_err(inspecting)?;
-    let marks: Vec<Digest> = request
-        .credentials
-        .iter()
-        .map(|credential| credential.secret.mark(&reference.name()))
-        .collect();
-    let is_open = match &known {
-        Some(known) => store
-            .is_open(&reference, known, &marks)
-            .map_err(inspecting)?,
-        None => false,
-    };
     if request.policy != PullPolicy::Always
-        && is_open
         && let Some(stored) = &known
     {
-        let paths = job.layers(stored, false).await.map_err(pulling)?;
+        let used = job.layers(stored, Access::Recorded, false).await;
+        let (paths, _) = used.map_err(pulling)?;
         store.touch(&reference);
         return Ok(image(&reference, stored, paths, false));
     }
-    // That an image is here which it may not have is nothing that a pod should learn.
     let Some(sources) = job.sources else {
         return Err(ImageError::NeverPull(request.reference.clone()));
     };
-    let stored = match known {
-        Some(known) if sources.is_still(known.top.digest, is_open).await => known,
-        _ => job.documents(sources).await.map_err(pulling)?,
+    let (stored, paths) = match known {
+        Some(known) if sources.is_still(known.top.digest).await => {
+            let used = job.layers(&known, Access::Recorded, true).await;
+            let (paths, _) = used.map_err(pulling)?;
+            (known, paths)
+        }
+        _ => job.pull(sources).await.map_err(pulling)?,
     };
-    let paths = job.layers(&stored, true).await.map_err(pulling)?;
-    // What the user brings into the store by hand is for all of the user's pods.
-    let key = match layers {
-        Some(_) => sources.key().await,
-        None => None,
-    };
-    let mark = key.map(|secret| secret.mark(&reference.name()));
-    store
-        .open_to(&reference, &stored, mark)
-        .and_then(|()| store.name(&reference, &stored.top))
-        .map_err(|error| pulling(error.into()))?;
+    let named = store.name(&reference, &stored.top);
+    named.map_err(|error| pulling(error.into()))?;
     Ok(image(&reference, &stored, paths, true))
 }
 
@@ -152,59 +137,132 @@ fn image(reference: &Reference, stored: &Stored, layers: Vec<PathBuf>, pulled: b
     }
 }
 
+/// Whether blobs that are here may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// All of them: the record of the image's manifest says so.
+    Recorded,
+    /// Those that the requester has access to by records of their own. The others have to come from the image's registry.
+    ByBlob,
+}
+
+/// An image's documents, as they came from its registry.
+struct Documents {
+    stored: Stored,
+    access: Access,
+    /// To whom each document was sent.
+    grants: Vec<(Digest, Grant)>,
+    /// What the configuration took, if that is known.
+    config: Option<Grant>,
+}
+
 /// One image on its way.
 struct Job<'a> {
     store: &'a Store,
     layers: Option<&'a Layers>,
     /// None: no registry may be asked.
     sources: Option<&'a Sources>,
+    requester: &'a Requester,
     progress: &'a dyn Progress,
 }
 
 impl Job<'_> {
-    /// The image, if all of it is here: each layer unpacked, or at least its blob.
+    /// The image, if the requester may use it and all of it is here: each layer unpacked, or at least its blob.
     fn present(&self, reference: &Reference) -> Result<Option<Stored>, StoreError> {
         let Some(top) = self.store.lookup(reference)? else {
             return Ok(None);
         };
-        let Some(stored) = self.store.image(&top)? else {
+        let Some(stored) = self.store.image_for(&top, self.requester)? else {
             return Ok(None);
         };
-        let unpacked = |diff_id: Digest| self.layers.is_some_and(|layers| layers.has(diff_id));
         let mut all = stored
             .manifest
             .layers
             .iter()
             .zip(&stored.configuration.diff_ids);
-        let here = all.all(|(blob, diff_id)| unpacked(*diff_id) || self.store.has(blob));
+        let here =
+            all.all(|(blob, diff_id)| self.is_unpacked(blob, *diff_id) || self.store.has(blob));
         Ok(here.then_some(stored))
     }
 
+    fn is_unpacked(&self, blob: &Descriptor, diff_id: Digest) -> bool {
+        self.layers
+            .is_some_and(|layers| layers.has(diff_id, blob.digest))
+    }
+
+    /// Gets from the registry what the requester has no access to yet, and records that it has now.
+    async fn pull(&self, sources: &Sources) -> Result<(Stored, Vec<PathBuf>), PullError> {
+        let documents = self.documents(sources).await?;
+        let stored = documents.stored;
+        let (paths, blobs) = self.layers(&stored, documents.access, true).await?;
+        let manifest = stored.manifest_descriptor.digest;
+        for (digest, grant) in documents.grants {
+            let grant = match (digest == manifest, documents.access) {
+                (false, _) => Some(grant),
+                // Its record stays as it is: which blobs the registry would have sent was not tried.
+                (true, Access::Recorded) => None,
+                // What the user brings into the store by hand is for all of the user's pods.
+                (true, Access::ByBlob) if self.layers.is_none() => Some(Grant::Everybody),
+                (true, Access::ByBlob) => {
+                    let parts = blobs.iter().cloned().chain([documents.config.clone()]);
+                    let parts: Option<Vec<_>> = parts.chain([Some(grant)]).collect();
+                    parts.and_then(|parts| Grant::combined(&parts))
+                }
+            };
+            if let Some(grant) = grant {
+                let repository = self.requester.repository();
+                self.store.grant(digest, repository, &grant)?;
+            }
+        }
+        Ok((stored, paths))
+    }
+
     /// Fetches the manifest for this machine and the configuration, and keeps them.
-    async fn documents(&self, sources: &Sources) -> Result<Stored, PullError> {
-        let (top, mut bytes) = sources.manifest(None, self.progress).await?;
+    async fn documents(&self, sources: &Sources) -> Result<Documents, PullError> {
+        let (top, mut bytes, grant) = sources.manifest(None, self.progress).await?;
+        let (mut grants, mut documents) = (vec![(top.digest, grant)], vec![top.digest]);
         let mut at = top.clone();
         for _ in 0..3 {
             self.store.put(&bytes)?;
             match Document::parse(&bytes, &at.media_type)? {
                 Document::Index(index) => {
                     at = index.choose()?.clone();
-                    bytes = match self.store.read_document(at.digest)? {
+                    documents.push(at.digest);
+                    let known = match self.store.may_use(at.digest, self.requester)? {
+                        true => self.store.read_document(at.digest)?,
+                        false => None,
+                    };
+                    bytes = match known {
                         Some(bytes) => bytes,
-                        None => sources.manifest(Some(at.digest), self.progress).await?.1,
+                        None => {
+                            let digest = Some(at.digest);
+                            let (_, bytes, grant) = sources.manifest(digest, self.progress).await?;
+                            grants.push((at.digest, grant));
+                            bytes
+                        }
                     };
                 }
                 Document::Manifest(manifest) => {
-                    self.store.close_new(&manifest.config)?;
-                    self.fetch(&manifest.config, sources).await?;
+                    let access = match self.store.may_use(at.digest, self.requester)? {
+                        true => Access::Recorded,
+                        false => Access::ByBlob,
+                    };
+                    let fetched = self.fetch(&manifest.config, access, sources).await?;
                     let config = self.store.read_document(manifest.config.digest)?;
                     let configuration =
                         Configuration::parse(&config.unwrap_or_default(), manifest.layers.len())?;
-                    return Ok(Stored {
+                    let stored = Stored {
                         top,
                         manifest,
                         manifest_descriptor: at,
+                        documents,
                         configuration,
+                    };
+                    return Ok(Documents {
+                        stored,
+                        access,
+                        grants,
+                        config: fetched,
                     });
                 }
             }
@@ -212,14 +270,28 @@ impl Job<'_> {
         Err(DocumentError::Unsupported("it is an index of an index of an index".to_owned()).into())
     }
 
-    /// Has a blob in the store.
-    async fn fetch(&self, blob: &Descriptor, sources: &Sources) -> Result<(), PullError> {
-        Ok(sources.blob(self.store, blob, self.progress).await?)
+    /// Has a blob in the store. Says what that took the requester, if that is known.
+    async fn fetch(
+        &self,
+        blob: &Descriptor,
+        access: Access,
+        sources: &Sources,
+    ) -> Result<Option<Grant>, PullError> {
+        if access == Access::Recorded && self.store.has(blob) {
+            return Ok(None);
+        }
+        let fetched = sources.blob(self.store, blob, self.requester, self.progress);
+        Ok(fetched.await?)
     }
 
     /// Has all layers unpacked, if that is wanted; `keep` them in the store too, for other nodes, or
-    /// have there only what must be unpacked.
-    async fn layers(&self, stored: &Stored, keep: bool) -> Result<Vec<PathBuf>, PullError> {
+    /// have there only what must be unpacked. Says what each took the requester.
+    async fn layers(
+        &self,
+        stored: &Stored,
+        access: Access,
+        keep: bool,
+    ) -> Result<(Vec<PathBuf>, Vec<Option<Grant>>), PullError> {
         let most = self.layers.map(Layers::limits).unwrap_or_default().bytes;
         if stored.manifest.size() > most {
             return Err(DocumentError::Unsupported(format!(
@@ -243,30 +315,44 @@ impl Job<'_> {
             .filter(|(_, diff_id)| seen.insert(**diff_id))
             .collect();
         wanted.reverse();
-        let paths: Vec<Option<PathBuf>> = stream::iter(wanted)
+        let all: Vec<(Option<PathBuf>, Option<Grant>)> = stream::iter(wanted)
             .map(|(blob, diff_id)| {
                 let allowance = allowance.clone();
-                async move { self.layer(blob, *diff_id, keep, allowance).await }
+                async move {
+                    let fetched = self.fetch_layer(blob, *diff_id, access, keep).await?;
+                    let path = self.layer(blob, *diff_id, access, allowance).await?;
+                    Ok::<_, PullError>((path, fetched))
+                }
             })
             .buffered(AT_ONCE)
             .try_collect()
             .await?;
-        Ok(paths.into_iter().flatten().collect())
+        let (paths, grants): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        Ok((paths.into_iter().flatten().collect(), grants))
+    }
+
+    async fn fetch_layer(
+        &self,
+        blob: &Descriptor,
+        diff_id: Digest,
+        access: Access,
+        keep: bool,
+    ) -> Result<Option<Grant>, PullError> {
+        match self.sources {
+            Some(sources) if keep || !self.is_unpacked(blob, diff_id) => {
+                self.fetch(blob, access, sources).await
+            }
+            _ => Ok(None),
+        }
     }
 
     async fn layer(
         &self,
         blob: &Descriptor,
         diff_id: Digest,
-        keep: bool,
+        access: Access,
         allowance: Option<Arc<Allowance>>,
     ) -> Result<Option<PathBuf>, PullError> {
-        let unpacked = self.layers.is_some_and(|layers| layers.has(diff_id));
-        if let Some(sources) = self.sources
-            && (keep || !unpacked)
-        {
-            self.fetch(blob, sources).await?;
-        }
         let (Some(layers), Some(allowance)) = (self.layers, allowance) else {
             return Ok(None);
         };
@@ -274,7 +360,7 @@ impl Job<'_> {
             // A blob that went bad on disk is fetched once more; one that was always bad is not.
             Err(PullError::Layer(error)) if error.blames_archive() => match self.sources {
                 Some(sources) if self.store.discard_if_damaged(blob.digest)? => {
-                    self.fetch(blob, sources).await?;
+                    self.fetch(blob, access, sources).await?;
                     self.unpack(layers, blob, diff_id, &allowance).await
                 }
                 _ => Err(error.into()),
@@ -291,7 +377,7 @@ impl Job<'_> {
         diff_id: Digest,
         allowance: &Arc<Allowance>,
     ) -> Result<PathBuf, PullError> {
-        let fresh = !layers.has(diff_id);
+        let fresh = !layers.has(diff_id, blob.digest);
         if fresh {
             self.progress.event(Event::Unpacking { blob: blob.digest });
         }

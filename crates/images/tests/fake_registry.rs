@@ -36,6 +36,8 @@ struct Behaviour {
     /// Answers the next requests with this.
     statuses: Vec<StatusCode>,
     slow: bool,
+    /// Says on HEAD that all that is asked for is this, whether it has it or not.
+    claims: Option<Digest>,
     requests: Vec<String>,
     scopes: Vec<String>,
     /// The token server that it names, if not itself.
@@ -231,9 +233,12 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
     }
     let rest = path.trim_start_matches("/v2/");
     if let Some((repository, version)) = rest.split_once("/manifests/") {
+        let digest = HeaderName::from_static("docker-content-digest");
+        if let (Some(claimed), &axum::http::Method::HEAD) = (state.claims, request.method()) {
+            return [(digest, claimed.to_string())].into_response();
+        }
         return match state.manifests.get(&format!("{repository}:{version}")) {
             Some((media_type, bytes)) => {
-                let digest = HeaderName::from_static("docker-content-digest");
                 let headers = [
                     (header::CONTENT_TYPE, media_type.clone()),
                     (digest, Digest::of(bytes).to_string()),
@@ -947,7 +952,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             }
         }
     }
-    // One more secret that the registry knows; nothing is downloaded twice.
+    // One more secret that the registry knows: all of it is downloaded once more, for nothing less shows that it may.
     let before = downloads(&recorder);
     fake.set(|b| b.basic = Some(("user".to_owned(), "new".to_owned())));
     assert!(
@@ -968,7 +973,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .unwrap()
             .pulled
     );
-    assert_eq!(downloads(&recorder), before);
+    assert_eq!(downloads(&recorder), before + 4);
     // And what needed none is everybody's.
     fake.set(|b| b.basic = None);
     assert!(
@@ -983,7 +988,8 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .unwrap()
             .pulled
     );
-    // Another repository is another question, also for the same image.
+    assert_eq!(downloads(&recorder), before + 8);
+    // Another repository is another question, also for the same image; but its blobs are everybody's by now.
     let elsewhere = format!("{}/other@{}", fake.address, image.digest());
     assert!(
         get(&elsewhere, PullPolicy::Never, Some("right"))
@@ -997,6 +1003,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .unwrap()
             .pulled
     );
+    assert_eq!(downloads(&recorder), before + 8);
 }
 
 #[tokio::test]
@@ -1178,4 +1185,278 @@ async fn credentials_follow_neither_realms_nor_redirects() {
     get(&secrets[0], &both).await.unwrap();
     assert!(other.requests("/blobs/") > 0);
     assert_eq!(other.credentials(), Vec::<String>::new());
+}
+
+/// A store with an image that was pulled with a secret, and somebody without it, who has a registry of their own and knows
+/// all digests.
+struct Tenants {
+    place: Place,
+    image: TestImage,
+    private: Fake,
+    hostile: Fake,
+}
+
+impl Tenants {
+    async fn new() -> Tenants {
+        let tenants = Tenants::before_the_pull(TestImage::usual(OCI)).await;
+        tenants.pull_private(&Recorder::default()).await.unwrap();
+        tenants
+    }
+
+    async fn before_the_pull(image: TestImage) -> Tenants {
+        let (private, hostile) = (Fake::with(&image).await, Fake::start().await);
+        private.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
+        Tenants {
+            place: Place::new(),
+            image,
+            private,
+            hostile,
+        }
+    }
+
+    async fn pull_private(&self, recorder: &Recorder) -> Result<images::Image, ImageError> {
+        let mut request = request(&self.private.reference(), PullPolicy::IfNotPresent);
+        request.credentials = vec![self.private.credential("right")];
+        let (place, config) = (&self.place, self.private.config());
+        ensure(&place.store, &place.layers, &request, &config, recorder).await
+    }
+
+    /// What a pod without the secret gets by this name, here or on another node.
+    async fn steal(
+        &self,
+        reference: &str,
+        policy: PullPolicy,
+    ) -> Result<images::Image, ImageError> {
+        let config = insecure(&[self.private.address, self.hostile.address]);
+        let other = self.place.other_node("other");
+        let request = request(reference, policy);
+        let get = async |layers| {
+            let recorder = Recorder::default();
+            ensure(&self.place.store, layers, &request, &config, &recorder).await
+        };
+        match get(&self.place.layers).await {
+            Ok(image) => Ok(image),
+            Err(_) => get(&other).await,
+        }
+    }
+
+    /// Nobody gets anything by this name, now or when something of it may have stayed from the first attempt.
+    async fn gets_nothing(&self, reference: &str) {
+        for _ in 0..2 {
+            for policy in [PullPolicy::IfNotPresent, PullPolicy::Always] {
+                let stolen = self.steal(reference, policy).await;
+                assert_eq!(stolen.unwrap_err().reason(), "ErrImagePull", "{reference}");
+            }
+            let stolen = self.steal(reference, PullPolicy::Never).await;
+            assert_eq!(stolen.unwrap_err().reason(), "ErrImageNeverPull");
+        }
+    }
+
+    fn hostile_name(&self, version: &str) -> String {
+        let mark = if version.contains(':') { '@' } else { ':' };
+        format!("{}/app{mark}{version}", self.hostile.address)
+    }
+
+    /// Serves a manifest of the attacker's own, and nothing of what it names; its digest.
+    fn serve(&self, tag: &str, document: &serde_json::Value, media_type: &str) -> Digest {
+        let bytes = document.to_string().into_bytes();
+        let digest = Digest::of(&bytes);
+        self.hostile.set(|b| {
+            for version in [tag.to_owned(), digest.to_string()] {
+                let document = (media_type.to_owned(), bytes.clone());
+                b.manifests.insert(format!("app:{version}"), document);
+            }
+        });
+        digest
+    }
+
+    fn serve_blob(&self, bytes: &[u8]) {
+        let digest = Digest::of(bytes).to_string();
+        self.hostile
+            .set(|b| drop(b.blobs.insert(digest, bytes.to_vec())));
+    }
+}
+
+fn manifest(config: &[u8], layers: &[&[u8]]) -> serde_json::Value {
+    let layers: Vec<_> = layers.iter().map(|layer| descriptor(layer, "")).collect();
+    serde_json::json!({"schemaVersion": 2, "mediaType": OCI, "config": descriptor(config, ""), "layers": layers})
+}
+
+#[tokio::test]
+async fn a_registry_that_only_names_digests_opens_nothing() {
+    let tenants = Tenants::new().await;
+    let digest = tenants.image.digest();
+    tenants.hostile.set(|b| b.claims = Some(digest));
+    tenants
+        .gets_nothing(&tenants.hostile_name(&digest.to_string()))
+        .await;
+    tenants.gets_nothing(&tenants.hostile_name("1")).await;
+    // Whoever has access still needs no registry.
+    tenants.private.set(|b| b.requests.clear());
+    let again = tenants.pull_private(&Recorder::default()).await.unwrap();
+    assert!(!again.pulled);
+    assert_eq!(tenants.private.requests(""), 0);
+}
+
+#[tokio::test]
+async fn manifests_of_others_cannot_name_private_blobs() {
+    let tenants = Tenants::new().await;
+    let image = &tenants.image;
+    let layers: Vec<&[u8]> = image.layers.iter().map(|layer| &layer[..]).collect();
+    // The private image's own manifest, without blobs.
+    let own: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
+    let own = tenants.serve("same", &own, OCI);
+    // Another manifest of the same parts.
+    let mut other = manifest(&image.config, &layers);
+    other["annotations"] = serde_json::json!({"a": "b"});
+    let other = tenants.serve("other", &other, OCI);
+    // A configuration of the attacker's own, and private layers.
+    let ids: Vec<Digest> =
+        serde_json::from_slice::<serde_json::Value>(&image.config).unwrap()["rootfs"]["diff_ids"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|id| id.as_str().unwrap().parse().unwrap())
+            .collect();
+    let config = [config(&ids, images::architecture()), b" ".to_vec()].concat();
+    tenants.serve_blob(&config);
+    let layered = tenants.serve("layers", &manifest(&config, &layers), OCI);
+    // The private configuration, which holds secrets at times, and layers of the attacker's own.
+    let harmless: Vec<_> = (0..3)
+        .map(|n| layer(&[("file", &[n])]))
+        .inspect(|layer| tenants.serve_blob(layer))
+        .collect();
+    let harmless: Vec<&[u8]> = harmless.iter().map(|layer| &layer[..]).collect();
+    let configured = tenants.serve("config", &manifest(&image.config, &harmless), OCI);
+    for (tag, digest) in [
+        ("same", own),
+        ("other", other),
+        ("layers", layered),
+        ("config", configured),
+    ] {
+        tenants.gets_nothing(&tenants.hostile_name(tag)).await;
+        let pinned = tenants.hostile_name(&digest.to_string());
+        tenants.gets_nothing(&pinned).await;
+    }
+    // An index that leads to the private manifest, which the attacker's registry has not.
+    let hostile = &tenants.hostile;
+    let known = format!("app:{}", image.digest());
+    hostile.set(|b| drop(b.manifests.remove(&known)));
+    let mut entry = descriptor(&image.manifest, OCI);
+    entry["platform"] = serde_json::json!({"os": "linux", "architecture": images::architecture()});
+    let index =
+        serde_json::json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]});
+    let index = tenants.serve("index", &index, OCI_INDEX);
+    tenants.gets_nothing(&tenants.hostile_name("index")).await;
+    let pinned = tenants.hostile_name(&index.to_string());
+    tenants.gets_nothing(&pinned).await;
+    // Whoever has all bytes needs nobody's leave.
+    hostile.add("app", "same", image);
+    let name = tenants.hostile_name("same");
+    let got = tenants.steal(&name, PullPolicy::IfNotPresent).await;
+    assert_eq!(got.unwrap().layers.len(), 3);
+    // Which tells the private registry's name nothing.
+    let private = tenants.private.reference();
+    tenants.gets_nothing(&private).await;
+}
+
+#[tokio::test]
+async fn a_private_layer_is_not_found_by_its_diff_id() {
+    let tenants = Tenants::new().await;
+    let archive = layer(&[("bin/app", b"one"), ("etc/old", b"x")]);
+    assert_eq!(pack(&archive, Packing::Gzip), tenants.image.layers[0]);
+    let config = config(&[Digest::of(&archive)], images::architecture());
+    let decoy = layer(&[("file", b"decoy")]);
+    tenants.serve_blob(&config);
+    tenants.serve_blob(&decoy);
+    let digest = tenants.serve("1", &manifest(&config, &[&decoy]), OCI);
+    tenants.gets_nothing(&tenants.hostile_name("1")).await;
+    let pinned = tenants.hostile_name(&digest.to_string());
+    tenants.gets_nothing(&pinned).await;
+    // The same layer, compressed otherwise, is the same layer.
+    let packed = pack(&archive, Packing::Zstd);
+    tenants.serve_blob(&packed);
+    tenants.serve("1", &manifest(&config, &[&packed]), OCI);
+    let name = tenants.hostile_name("1");
+    let got = tenants.steal(&name, PullPolicy::IfNotPresent).await;
+    assert_eq!(got.unwrap().layers.len(), 1);
+}
+
+#[tokio::test]
+async fn downloads_of_others_are_not_resumed() {
+    let big = layer(&[("big", &pseudo_random(3 << 20))]);
+    let image = TestImage::new(&[(big, Packing::Plain)], OCI);
+    let tenants = Tenants::before_the_pull(image).await;
+    let (private, image) = (&tenants.private, &tenants.image);
+    private.set(|b| b.slow = true);
+    let recorder = Recorder::default();
+    let killed = tokio::time::timeout(
+        std::time::Duration::from_millis(1200),
+        tenants.pull_private(&recorder),
+    );
+    assert!(killed.await.is_err());
+    let partial = std::fs::read_dir(tenants.place.store.path().join("partial")).unwrap();
+    let length = |entry: std::fs::DirEntry| entry.metadata().unwrap().len();
+    let have = partial.flatten().map(length).max().unwrap();
+    assert!(have > 0);
+    // The attacker knows only the rest.
+    let mut rest = image.layers[0].clone();
+    rest[..usize::try_from(have).unwrap()].fill(0);
+    tenants.hostile.add("app", "1", image);
+    let digest = Digest::of(&image.layers[0]).to_string();
+    tenants.hostile.set(|b| drop(b.blobs.insert(digest, rest)));
+    tenants.gets_nothing(&tenants.hostile_name("1")).await;
+    // Who began it goes on.
+    private.set(|b| b.slow = false);
+    let recorder = Recorder::default();
+    tenants.pull_private(&recorder).await.unwrap();
+    assert!(recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at > 0)) > 0);
+}
+
+#[tokio::test]
+async fn public_layers_are_downloaded_once_for_all_images() {
+    let base = layer(&[("base", b"x")]);
+    let on_base = |name: &str| {
+        let own = layer(&[(name, b"y")]);
+        TestImage::new(&[(base.clone(), Packing::Gzip), (own, Packing::Gzip)], OCI)
+    };
+    let fake = Fake::with(&on_base("one")).await;
+    fake.add("other", "1", &on_base("two"));
+    let (place, recorder) = (Place::new(), Recorder::default());
+    pull(&place, &fake, &recorder).await.unwrap();
+    assert_eq!(downloads(&recorder), 3);
+    let other = request(&format!("{}/other:1", fake.address), PullPolicy::Always);
+    let config = fake.config();
+    ensure(&place.store, &place.layers, &other, &config, &recorder)
+        .await
+        .unwrap();
+    assert_eq!(downloads(&recorder), 5);
+}
+
+#[tokio::test]
+async fn an_archive_brings_all_that_it_names() {
+    let tenants = Tenants::new().await;
+    let archive = tempfile::tempdir().unwrap();
+    let blobs = archive.path().join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [descriptor(&tenants.image.manifest, OCI)]});
+    std::fs::write(archive.path().join("index.json"), index.to_string()).unwrap();
+    let write = |bytes: &[u8]| {
+        std::fs::write(blobs.join(Digest::of(bytes).hex()), bytes).unwrap();
+    };
+    write(&tenants.image.manifest);
+    let name = "loaded.example/app:1".parse().unwrap();
+    let load =
+        || images::archive::load_directory(&tenants.place.store, archive.path(), Some(&name));
+    assert!(load().is_err());
+    let stolen = tenants
+        .steal("loaded.example/app:1", PullPolicy::Never)
+        .await;
+    assert!(stolen.is_err());
+    tenants.image.blobs().for_each(|blob| write(blob));
+    load().unwrap();
+    let loaded = tenants
+        .steal("loaded.example/app:1", PullPolicy::Never)
+        .await;
+    assert_eq!(loaded.unwrap().layers.len(), 3);
 }

@@ -321,7 +321,9 @@ impl<'a> Files<'a> {
     /// Puts a blob of the new form in its place.
     fn place_blob(&mut self, blob: &Descriptor) -> Result<(), LoadError> {
         let name = format!("blobs/sha256/{}", blob.digest.hex());
-        if !self.kept.contains_key(&name) && self.store.has(blob) {
+        let is_own = self.kept.contains_key(&name) || self.placed.contains_key(&name);
+        // An archive without a blob proves no access to it, and what is loaded becomes everybody's.
+        if !is_own && self.store.has(blob) && self.store.is_open(blob.digest)? {
             return Ok(());
         }
         let (found, _) = self.place(&name)?;
@@ -355,11 +357,14 @@ impl<'a> Files<'a> {
         }
         let mut all = Vec::new();
         for (descriptor, names) in loaded {
+            if let Some(image) = self.store.image(&descriptor)? {
+                let blobs = image.manifest.blobs().map(|blob| blob.digest);
+                for digest in blobs.chain(image.documents.iter().copied()) {
+                    self.store.grant_loaded(digest)?;
+                }
+            }
             for name in &names {
                 self.store.name(name, &descriptor)?;
-                if let Some(image) = self.store.image(&descriptor)? {
-                    self.store.open_to_all(name, &image)?;
-                }
             }
             let digest = descriptor.digest;
             match names.is_empty() {

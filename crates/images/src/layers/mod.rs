@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/0123456789abcdef0123456789abcdef   a layer, by the first half of its diff id; appears by one rename
 //! DIR/.lock-0123…                        held alone to unpack or remove it, for as long as that takes
+//! DIR/.from-0123…                        the digests of blobs that were seen to unpack to it, one per line
 //! DIR/.use-0123…                         shared by whoever uses it, held alone to remove it; its modification
 //!                                        time is when it was last used
 //! DIR/.new-0123…                         being unpacked by whoever holds the lock
@@ -19,7 +20,7 @@ mod unpack;
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -159,12 +160,42 @@ impl Layers {
         self.dir.join(Self::name(diff_id))
     }
 
-    /// Whether it is unpacked.
-    pub fn has(&self, diff_id: Digest) -> bool {
+    /// Whether this blob was unpacked to this layer, or seen to be the same. That a configuration names a layer beside a blob
+    /// proves nothing: whoever wrote it may not have the layer.
+    pub fn has(&self, diff_id: Digest, blob: Digest) -> bool {
+        self.is_unpacked(diff_id) && self.is_from(diff_id, blob)
+    }
+
+    fn is_unpacked(&self, diff_id: Digest) -> bool {
         self.layer_path(diff_id).is_dir()
     }
 
-    /// Unpacks the blob `digest`, at `blob`, unless that was done already. Waits for whoever does it now.
+    fn origins_path(&self, diff_id: Digest) -> PathBuf {
+        self.dir.join(format!(".from-{}", Self::name(diff_id)))
+    }
+
+    fn is_from(&self, diff_id: Digest, blob: Digest) -> bool {
+        let origins = fs::read_to_string(self.origins_path(diff_id)).unwrap_or_default();
+        origins.lines().any(|line| line == blob.hex())
+    }
+
+    /// Notes that a blob unpacks to a layer, which stays true whatever becomes of both. To be called by who holds the lock.
+    fn note_origin(&self, diff_id: Digest, blob: Digest) -> Result<(), LayerError> {
+        if self.is_from(diff_id, blob) {
+            return Ok(());
+        }
+        let path = self.origins_path(diff_id);
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(format!("{}\n", blob.hex()).as_bytes()))
+            .map_err(io_error("write", &path))
+    }
+
+    /// Unpacks the blob `digest`, at `blob`, unless that was done already. Waits for whoever does it now. If the layer was unpacked
+    /// from another blob, this one is read to see that it holds the same.
     pub fn unpack(
         &self,
         blob: &Path,
@@ -177,22 +208,28 @@ impl Layers {
         lock.lock().map_err(io_error("lock", &target))?;
         // From now on it is young, so that nobody removes it before it is held.
         self.touch(&self.use_file(&Self::name(diff_id))?);
-        if self.has(diff_id) {
+        if self.has(diff_id, digest) {
             return Ok(target);
         }
-        let staging = Staging::new(self, diff_id)?;
-        let root = staging.path();
-        let root = File::open(&root).map_err(io_error("open", &root))?;
+        let wrong = |source| LayerError::Unpack { diff_id, source };
         let file = File::open(blob).map_err(io_error("read", blob))?;
-        let damaged = |error| LayerError::Unpack {
-            diff_id,
-            source: UnpackError::Damaged(error),
-        };
+        let damaged = |error| wrong(UnpackError::Damaged(error));
         let (_, stream) = decompress(file).map_err(damaged)?;
         let mut stream = HashingReader::new(stream);
-        let ids = ids::Ids::of_this_process();
-        unpack::unpack(root.into(), &mut stream, &ids, allowance)
-            .map_err(|source| LayerError::Unpack { diff_id, source })?;
+        let staging = match self.is_unpacked(diff_id) {
+            true => {
+                unpack::read_through(&mut stream, allowance).map_err(wrong)?;
+                None
+            }
+            false => {
+                let staging = Staging::new(self, diff_id)?;
+                let root = staging.path();
+                let root = File::open(&root).map_err(io_error("open", &root))?;
+                let ids = ids::Ids::of_this_process();
+                unpack::unpack(root.into(), &mut stream, &ids, allowance).map_err(wrong)?;
+                Some(staging)
+            }
+        };
         let (_, got) = stream.finish();
         if got != diff_id {
             return Err(LayerError::DiffId {
@@ -201,7 +238,10 @@ impl Layers {
                 got,
             });
         }
-        staging.publish(&target)?;
+        self.note_origin(diff_id, digest)?;
+        if let Some(staging) = staging {
+            staging.publish(&target)?;
+        }
         self.touch(&self.use_file(&Self::name(diff_id))?);
         Ok(target)
     }

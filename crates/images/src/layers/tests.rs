@@ -34,7 +34,10 @@ fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
     let left = fs::read_dir(layers.path()).unwrap().flatten();
     let left: Vec<_> = left
         .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|name| !name.starts_with(".lock-") && !name.starts_with(".use-"))
+        .filter(|name| {
+            let beside = [".lock-", ".use-", ".from-"];
+            !beside.iter().any(|prefix| name.starts_with(prefix))
+        })
         .collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(
@@ -526,7 +529,44 @@ fn content_that_is_not_the_promised_one_is_refused() {
         .unpack(&blob, digest, promised, &allowance)
         .unwrap_err();
     assert!(error.blames_archive());
-    assert!(!layers.has(promised));
+    assert!(!layers.has(promised, digest));
+}
+
+#[test]
+fn layers_are_found_only_by_blobs_that_hold_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = Layers::open(&dir.path().join("layers")).unwrap();
+    let archive = Builder::new().file("a", 0o644, b"private").finish();
+    let packed = zstd::encode_all(&archive[..], 1).unwrap();
+    let other = Builder::new().file("a", 0o644, b"other").finish();
+    let diff_id = Digest::of(&archive);
+    let unpack = |bytes: &[u8], limits: Limits| {
+        let (blob, digest) = (dir.path().join("blob"), Digest::of(bytes));
+        fs::write(&blob, bytes).unwrap();
+        layers
+            .unpack(&blob, digest, diff_id, &Allowance::new(limits))
+            .map_err(|error| error.blames_archive())
+    };
+    let path = unpack(&archive, Limits::default()).unwrap();
+    for hostile in [&other[..], b"no archive at all"] {
+        assert_eq!(unpack(hostile, Limits::default()), Err(true));
+        assert!(!layers.has(diff_id, Digest::of(hostile)));
+    }
+    // The same in another form, once as much as may be read.
+    let limits = |bytes| Limits {
+        bytes,
+        ..Limits::default()
+    };
+    assert_eq!(unpack(&packed, limits(100)), Err(false));
+    assert!(!layers.has(diff_id, Digest::of(&packed)));
+    assert_eq!(unpack(&packed, limits(1 << 20)), Ok(path));
+    assert!(layers.has(diff_id, Digest::of(&packed)));
+    assert!(layers.has(diff_id, Digest::of(&archive)));
+    // What was seen once stays true when the layer is unpacked anew.
+    assert_eq!(layers.prune(std::time::Duration::ZERO).unwrap(), 1);
+    assert!(!layers.has(diff_id, Digest::of(&archive)));
+    unpack(&packed, Limits::default()).unwrap();
+    assert!(layers.has(diff_id, Digest::of(&archive)));
 }
 
 #[test]

@@ -140,6 +140,16 @@ pub fn unpack(
     unpacking.finish()
 }
 
+/// Reads the archive `stream` to its end, and unpacks nothing. What is read counts as if it were unpacked.
+pub fn read_through(stream: impl Read, allowance: &Allowance) -> Result<(), UnpackError> {
+    let mut stream = Bounded {
+        inner: stream,
+        left: &allowance.bytes,
+    };
+    io::copy(&mut stream, &mut io::sink()).map_err(reading)?;
+    Ok(())
+}
+
 fn reading(error: io::Error) -> UnpackError {
     match error.downcast::<UnpackError>() {
         Ok(ours) => ours,

@@ -11,7 +11,7 @@ use super::source::Source;
 use crate::error::causes;
 use crate::manifest::Descriptor;
 use crate::progress::{Event, Progress};
-use crate::store::Partial;
+use crate::store::{Grant, Partial};
 
 /// How often a broken connection is tried again without getting anywhere.
 const RETRIES: u32 = 4;
@@ -39,22 +39,23 @@ impl<E: Into<RegistryError>> From<E> for Trouble {
     }
 }
 
-/// Downloads what `partial` lacks of `blob`, until it is complete and verified.
+/// Downloads what `partial` lacks of `blob`, until it is complete and verified. Says to whom the source has sent its parts.
 pub async fn download(
     source: &Source,
     blob: &Descriptor,
     partial: &mut Partial,
     progress: &dyn Progress,
-) -> Result<(), RegistryError> {
+) -> Result<Vec<Grant>, RegistryError> {
     let mut failures = 0;
     let mut again = true;
+    let mut grants = Vec::new();
     loop {
         let before = partial.len();
-        match attempt(source, blob, partial, progress).await {
+        match attempt(source, blob, partial, &mut grants, progress).await {
             Ok(()) => {
                 let resumed = partial.resumed();
                 let Err(got) = partial.verify() else {
-                    return Ok(());
+                    return Ok(grants);
                 };
                 partial.restart()?;
                 if !(resumed && again) {
@@ -94,6 +95,7 @@ async fn attempt(
     source: &Source,
     blob: &Descriptor,
     partial: &mut Partial,
+    grants: &mut Vec<Grant>,
     progress: &dyn Progress,
 ) -> Result<(), Trouble> {
     if partial.len() > blob.size {
@@ -102,7 +104,8 @@ async fn attempt(
     if partial.len() == blob.size && blob.size > 0 {
         return Ok(());
     }
-    let mut response = source.blob(blob.digest, partial.len()).await?;
+    let (mut response, grant) = source.blob(blob.digest, partial.len()).await?;
+    grants.push(grant);
     let nonsense = |said: &str| RegistryError::Nonsense {
         what: blob.digest.to_string(),
         host: source.host().to_owned(),

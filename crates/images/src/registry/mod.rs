@@ -24,7 +24,7 @@ use crate::error::causes;
 use crate::manifest::Descriptor;
 use crate::progress::{Event, Progress};
 use crate::reference::Reference;
-use crate::store::{Claim, Store, StoreError};
+use crate::store::{Claim, Grant, Requester, Store, StoreError};
 use source::Source;
 
 /// The places that one image may come from, in the order in which they are asked.
@@ -55,28 +55,22 @@ impl Sources {
         }
     }
 
-    /// Whether the reference still stands for `digest`, as far as the first place tells. A digest can't stand for
-    /// anything else, so that nobody needs to be asked if the image `is_open` to who wants it.
-    pub async fn is_still(&self, digest: Digest, is_open: bool) -> bool {
+    /// Whether the reference still stands for `digest`, as far as the first place tells. It proves no access, so it is only
+    /// for requesters who may use the image. A digest can't stand for anything else, so that nobody needs to be asked.
+    pub async fn is_still(&self, digest: Digest) -> bool {
         match (self.reference.digest(), self.all.first()) {
-            (Some(own), _) if own != digest || is_open => own == digest,
+            (Some(own), _) => own == digest,
             (_, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),
             (_, None) => false,
         }
     }
 
-    /// The secret of the request's own that was needed to get in, if one was.
-    pub async fn key(&self) -> Option<Secret> {
-        let source = self.all.get(self.best.load(Relaxed))?;
-        source.key().await
-    }
-
-    /// The manifest or index that the reference stands for, or one by its digest.
+    /// The manifest or index that the reference stands for, or one by its digest; and to whom it was sent.
     pub async fn manifest(
         &self,
         digest: Option<Digest>,
         progress: &dyn Progress,
-    ) -> Result<(Descriptor, Vec<u8>), RegistryError> {
+    ) -> Result<(Descriptor, Vec<u8>, Grant), RegistryError> {
         let digest = digest.or(self.reference.digest());
         let version = digest.map_or_else(|| self.reference.version(), |digest| digest.to_string());
         let mut last = None;
@@ -93,31 +87,42 @@ impl Sources {
         Err(last.unwrap_or(RegistryError::NoSource))
     }
 
-    /// Has a blob in the store: finds it there, waits for whoever downloads it, or downloads it.
+    /// Has a blob in the store: finds it there, waits for whoever downloads it, or downloads it. Says what that took the
+    /// requester, if that is known.
     pub async fn blob(
         &self,
         store: &Store,
         blob: &Descriptor,
+        requester: &Requester,
         progress: &dyn Progress,
-    ) -> Result<(), RegistryError> {
+    ) -> Result<Option<Grant>, RegistryError> {
         let waiting = || progress.event(Event::Waiting { blob: blob.digest });
-        let mut partial = match store.claim(blob, waiting).await? {
-            Claim::Present => return Ok(()),
+        let mut partial = match store.claim(blob, requester, waiting).await? {
+            Claim::Present(grant) => return Ok(Some(grant)),
             Claim::Download(partial) => partial,
         };
         let mut last = None;
         for (at, source) in self.in_order() {
             self.explain(last.take(), progress);
             match download::download(source, blob, &mut partial, progress).await {
-                Ok(()) => {
+                Ok(grants) => {
                     self.best.store(at, Relaxed);
+                    // Without a request all of it was there from an attempt before, by whichever of the requester's secrets.
+                    let grant = match grants.is_empty() {
+                        true => requester.is_anonymous().then_some(Grant::Everybody),
+                        false => Grant::combined(&grants),
+                    };
+                    // First, so that whoever waits for the blob finds that it may use it.
+                    if let Some(grant) = &grant {
+                        store.grant(blob.digest, requester.repository(), grant)?;
+                    }
                     let kept = tokio::task::spawn_blocking(move || partial.finish()).await;
                     kept.map_err(|_| StoreError::Busy(store.path().to_path_buf()))??;
                     progress.event(Event::Downloaded {
                         blob: blob.digest,
                         size: blob.size,
                     });
-                    return Ok(());
+                    return Ok(grant);
                 }
                 // No other place would help.
                 Err(error @ RegistryError::Store(_)) => return Err(error),

@@ -18,6 +18,7 @@ use crate::error::causes;
 use crate::manifest::{
     DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LARGEST_DOCUMENT, OCI_INDEX, OCI_MANIFEST,
 };
+use crate::store::Grant;
 
 /// How often a small request is tried.
 const TRIES: u32 = 3;
@@ -53,15 +54,31 @@ struct Door {
     /// What the registry wants to see.
     challenge: Option<Challenge>,
     /// All ways in, once they were needed; the last is to go without any.
-    ways: Option<Vec<Option<Secret>>>,
+    ways: Option<Vec<Way>>,
     /// Why the user's own is not among them, if it may have been one.
     missing: Option<String>,
     /// Which of them is tried.
     at: usize,
-    /// The header that goes with requests.
-    header: Option<HeaderValue>,
+    /// What goes with requests.
+    pass: Option<Pass>,
     /// Whether it has opened the door before.
     worked: bool,
+}
+
+/// A way in.
+#[derive(Debug, Clone)]
+struct Way {
+    secret: Option<Secret>,
+    /// Who has it.
+    grant: Grant,
+}
+
+/// What lets a request in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pass {
+    header: HeaderValue,
+    /// Whom the answer is for.
+    grant: Grant,
 }
 
 impl Source {
@@ -97,7 +114,7 @@ impl Source {
         let path = format!("manifests/{version}");
         let what = self.what(version);
         let asked = self.ask(Method::HEAD, &path, &accepted(), &what).await;
-        let response = asked.ok()?;
+        let (response, _) = asked.ok()?;
         let told = response.headers().get(CONTENT_DIGEST)?.to_str().ok()?;
         told.parse().ok()
     }
@@ -107,7 +124,7 @@ impl Source {
         &self,
         version: &str,
         expected: Option<Digest>,
-    ) -> Result<(Descriptor, Vec<u8>), RegistryError> {
+    ) -> Result<(Descriptor, Vec<u8>, Grant), RegistryError> {
         let what = self.what(version);
         let nonsense = |said: &str| RegistryError::Nonsense {
             what: what.clone(),
@@ -118,7 +135,7 @@ impl Source {
         let mut tries = 0;
         loop {
             tries += 1;
-            let response = self
+            let (response, grant) = self
                 .get(&format!("manifests/{version}"), &headers, &what)
                 .await?;
             let header = |name: &str| {
@@ -158,12 +175,16 @@ impl Source {
                 platform: None,
                 annotations: Default::default(),
             };
-            return Ok((descriptor, bytes));
+            return Ok((descriptor, bytes, grant));
         }
     }
 
     /// Begins to download a blob, at `from`.
-    pub async fn blob(&self, digest: Digest, from: u64) -> Result<Response, RegistryError> {
+    pub async fn blob(
+        &self,
+        digest: Digest,
+        from: u64,
+    ) -> Result<(Response, Grant), RegistryError> {
         let mut headers = HeaderMap::new();
         if from > 0
             && let Ok(range) = HeaderValue::from_str(&format!("bytes={from}-"))
@@ -180,30 +201,31 @@ impl Source {
         path: &str,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<(Response, Grant), RegistryError> {
         self.ask(Method::GET, path, headers, what).await
     }
 
-    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer.
+    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer. Says whom else the
+    /// registry would have sent it to.
     async fn ask(
         &self,
         method: Method,
         path: &str,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<(Response, Grant), RegistryError> {
         let url = self
             .url(&format!("/v2/{}/{path}", self.place.repository))
             .await?;
         let mut tries = 0;
         loop {
-            let pass = self.door.lock().await.header.clone();
+            let pass = self.door.lock().await.pass.clone();
             let mut request = self
                 .client()?
                 .request(method.clone(), url.clone())
                 .headers(headers.clone());
             if let Some(pass) = &pass {
-                request = request.header(AUTHORIZATION, pass.clone());
+                request = request.header(AUTHORIZATION, pass.header.clone());
             }
             let response = match request.send().await {
                 Ok(response) => response,
@@ -222,7 +244,8 @@ impl Source {
                 | StatusCode::PARTIAL_CONTENT
                 | StatusCode::RANGE_NOT_SATISFIABLE => {
                     self.door.lock().await.worked = true;
-                    return Ok(response);
+                    let grant = pass.map_or(Grant::Everybody, |pass| pass.grant);
+                    return Ok((response, grant));
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     self.knock(response, pass, what).await?;
@@ -251,16 +274,16 @@ impl Source {
         }
     }
 
-    /// Finds the next way in, after `refused` was answered to a request with the header `pass`.
+    /// Finds the next way in, after `refused` was answered to a request with `pass`.
     async fn knock(
         &self,
         refused: Response,
-        pass: Option<HeaderValue>,
+        pass: Option<Pass>,
         what: &str,
     ) -> Result<(), RegistryError> {
         let mut door = self.door.lock().await;
         // Another request has found one meanwhile.
-        if door.header != pass {
+        if door.pass != pass {
             return Ok(());
         }
         let forbidden = refused.status() == StatusCode::FORBIDDEN;
@@ -294,19 +317,14 @@ impl Source {
             let Some(way) = way.cloned() else {
                 return Err(denied());
             };
-            if let Some(header) = self.answer(&challenge, way.as_ref(), what).await? {
-                door.header = Some(header);
+            let answer = self.answer(&challenge, way.secret.as_ref(), what).await?;
+            if let Some(header) = answer {
+                let grant = way.grant;
+                door.pass = Some(Pass { header, grant });
                 return Ok(());
             }
             door.at += 1;
         }
-    }
-
-    /// The pod's own secret that opened the door, if it needed one and it wasn't the user's.
-    pub async fn key(&self) -> Option<Secret> {
-        let door = self.door.lock().await;
-        door.header.as_ref()?;
-        self.secrets.get(door.at).cloned()
     }
 
     /// Whether everybody on the way may not read what we send, or the user has accepted that.
@@ -316,21 +334,30 @@ impl Source {
 
     /// The pod's own secrets, then the user's, then none at all. If the user's can't be had, the others may do: why is told
     /// beside them.
-    async fn ways(&self) -> (Vec<Option<Secret>>, Option<String>) {
-        let mut ways: Vec<_> = self.secrets.iter().cloned().map(Some).collect();
+    async fn ways(&self) -> (Vec<Way>, Option<String>) {
+        // The user's own are for all of the user's pods.
+        let open = |secret| Way {
+            secret,
+            grant: Grant::Everybody,
+        };
+        let own = self.secrets.iter().map(|secret| Way {
+            secret: Some(secret.clone()),
+            grant: Grant::Holder(secret.clone()),
+        });
+        let mut ways: Vec<_> = own.collect();
         let mut missing = None;
         if !self.may_send_credentials() {
             let why = "the connection is plain HTTP, which needs `insecure = true`";
-            return (vec![None], Some(why.to_owned()));
+            return (vec![open(None)], Some(why.to_owned()));
         }
         if let Some(dir) = &self.config.docker_config {
             let found = docker_config::secret(dir, &self.place.registry, &self.place.repository);
             match found.await {
-                Ok(found) => ways.extend(found.map(Some)),
+                Ok(found) => ways.extend(found.map(|secret| open(Some(secret)))),
                 Err(error) => missing = Some(causes(&error)),
             }
         }
-        ways.push(None);
+        ways.push(open(None));
         (ways, missing)
     }
 

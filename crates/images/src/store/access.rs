@@ -1,102 +1,200 @@
-//! Who may use an image that is here: those who could have pulled it.
+//! Who may use what is in the store: whoever has obtained the same bytes from a registry before.
 //!
-//! An image that was pulled with the secret of a pod is not for pods without it: they have to show the registry theirs
-//! first. An image that needed no secret, or the user's own, and one that was loaded, is for everybody. One that is being
-//! pulled is for nobody until all of it is here, and stays so if that never happens.
+//! The store is shared by the pods of all namespaces, and every digest in a manifest or configuration is chosen by whoever
+//! wrote it. So neither that a blob is here nor that a registry names its digest says that a pod may have it. Each blob has
+//! an access record, which lists by repository whom a registry sent it to: everybody, or the holders of a secret. The record of a
+//! manifest is written last and covers everything that the manifest names. A blob without a record is for nobody; what the user loads
+//! from an archive is for everybody.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::gc::young;
-use super::{Store, StoreError, Stored};
+use super::{Store, StoreError};
 use crate::digest::Digest;
-use crate::manifest::Descriptor;
 use crate::reference::Reference;
+use crate::registry::{Credential, Secret};
 
-/// So many secrets are remembered of one repository; who has another asks the registry.
-const MOST_SECRETS: usize = 100;
+/// The number of secrets that are remembered for a blob in one repository; the oldest are forgotten, and their holders
+/// download again.
+const MAX_SECRETS: usize = 100;
 
-/// Of one image: by repository, who was let in.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Record {
+/// Who asks for an image.
+#[derive(Debug)]
+pub struct Requester {
+    /// The repository of the image that it names.
+    repository: String,
+    /// All secrets that it holds.
+    secrets: Vec<Secret>,
+}
+
+/// Whom a registry sends something to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grant {
+    /// Pods without a secret of their own.
+    Everybody,
+    /// Holders of this secret.
+    Holder(Secret),
+}
+
+/// Of one blob: who has obtained it.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct AccessRecord {
+    /// The user has loaded it: it may be used under every name.
+    #[serde(default)]
+    loaded: bool,
+    /// Whom registries have sent it to.
+    #[serde(default)]
     repositories: BTreeMap<String, Access>,
 }
 
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Access {
     /// No secret of a pod was needed.
     #[serde(default)]
     everybody: bool,
-    /// Marks of the secrets that were.
+    /// Marks of the secrets that were, the latest last.
     #[serde(default)]
-    secrets: BTreeSet<Digest>,
+    secrets: Vec<Digest>,
+}
+
+impl Requester {
+    /// Somebody who holds `credentials`, whatever registries they are for, and wants `reference`.
+    pub fn new(reference: &Reference, credentials: &[Credential]) -> Requester {
+        Requester {
+            repository: reference.name(),
+            secrets: credentials.iter().map(|one| one.secret.clone()).collect(),
+        }
+    }
+
+    /// The repository of the image that it names.
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// Whether it holds no secret.
+    pub fn is_anonymous(&self) -> bool {
+        self.secrets.is_empty()
+    }
+
+    /// Requesters of one scope have the same rights at a registry, and may resume each other's downloads.
+    pub(super) fn scope(&self) -> Digest {
+        let marks = self.secrets.iter().map(|one| one.mark(&self.repository));
+        let mut words: Vec<_> = marks.map(|mark| mark.hex()).collect();
+        words.sort();
+        words.insert(0, self.repository.clone());
+        Digest::of(words.join("\0").as_bytes())
+    }
+
+    /// Whether `access` to `repository` was given to the requester too.
+    fn shares(&self, repository: &str, access: &Access) -> Option<Grant> {
+        if access.everybody {
+            return Some(Grant::Everybody);
+        }
+        let own = self
+            .secrets
+            .iter()
+            .find(|one| access.secrets.contains(&one.mark(repository)));
+        own.cloned().map(Grant::Holder)
+    }
+}
+
+impl Grant {
+    /// What parts that were obtained by these grants take together: a secret if one was needed. `None` if it was more than
+    /// one, for no single holder has access then.
+    pub fn combined(grants: &[Grant]) -> Option<Grant> {
+        let mut needed = Grant::Everybody;
+        for grant in grants {
+            match (&needed, grant) {
+                (_, Grant::Everybody) => {}
+                (Grant::Everybody, holder) => needed = holder.clone(),
+                (one, other) if one == other => {}
+                _ => return None,
+            }
+        }
+        Some(needed)
+    }
 }
 
 impl Store {
-    /// Whether who holds secrets of these marks may use the image without asking its registry.
-    pub fn is_open(
-        &self,
-        reference: &Reference,
-        image: &Stored,
-        marks: &[Digest],
-    ) -> Result<bool, StoreError> {
-        let Some(record) = self.access_record(&image.manifest.config)? else {
-            return Ok(true);
-        };
-        let access = record.repositories.get(&reference.name());
-        Ok(access.is_some_and(|access| {
-            access.everybody || marks.iter().any(|mark| access.secrets.contains(mark))
-        }))
+    /// Whether the requester may use a manifest or index, and everything that a manifest names, without asking a registry: it
+    /// was loaded, or the requester's repository has sent it to such a one before.
+    pub fn may_use(&self, document: Digest, requester: &Requester) -> Result<bool, StoreError> {
+        let record = self.access_record(document)?;
+        let access = record.repositories.get(&requester.repository);
+        Ok(record.loaded
+            || access
+                .is_some_and(|access| requester.shares(&requester.repository, access).is_some()))
     }
 
-    /// To be called before an image's configuration is brought here by a pull: nobody may use the image until [`Store::open_to`]
-    /// says who. What is here already stays as open as it is.
-    pub fn close_new(&self, config: &Descriptor) -> Result<(), StoreError> {
-        match self.has(config) || self.access_record(config)?.is_some() {
-            true => Ok(()),
-            false => self.write_access(&self.access_path(config.digest), &Record::default()),
+    /// Whether the requester has, or could have, obtained a layer or configuration, from whichever repository: it learns
+    /// nothing new from it then. Says what that takes.
+    pub fn blob_grant(
+        &self,
+        blob: Digest,
+        requester: &Requester,
+    ) -> Result<Option<Grant>, StoreError> {
+        let record = self.access_record(blob)?;
+        if record.loaded {
+            return Ok(Some(Grant::Everybody));
         }
+        let all = record.repositories.iter();
+        let grants: Vec<_> = all
+            .filter_map(|(repository, access)| requester.shares(repository, access))
+            .collect();
+        let open = grants.contains(&Grant::Everybody);
+        Ok(match open {
+            true => Some(Grant::Everybody),
+            false => grants.into_iter().next(),
+        })
     }
 
-    /// Notes that the registry has let somebody have the image: who has the secret of this mark or, without one, anybody.
-    pub fn open_to(
-        &self,
-        reference: &Reference,
-        image: &Stored,
-        mark: Option<Digest>,
-    ) -> Result<(), StoreError> {
-        let config = &image.manifest.config;
-        let known = self.access_record(config)?;
-        let is_new = known.is_none();
-        let mut record = known.unwrap_or_default();
-        let access = record.repositories.entry(reference.name()).or_default();
-        let before = access.clone();
-        match mark {
-            Some(mark) if access.secrets.len() < MOST_SECRETS => _ = access.secrets.insert(mark),
-            Some(_) => {}
-            None => access.everybody = true,
+    /// Notes that a repository has sent a blob to whom `grant` says. For a manifest: everything that it names, too.
+    pub fn grant(&self, blob: Digest, repository: &str, grant: &Grant) -> Result<(), StoreError> {
+        let mut record = self.access_record(blob)?;
+        let access = record
+            .repositories
+            .entry(repository.to_owned())
+            .or_default();
+        match grant {
+            Grant::Everybody if access.everybody => return Ok(()),
+            Grant::Everybody => access.everybody = true,
+            Grant::Holder(secret) => {
+                let mark = secret.mark(repository);
+                if access.secrets.contains(&mark) {
+                    return Ok(());
+                }
+                access.secrets.push(mark);
+                let surplus = access.secrets.len().saturating_sub(MAX_SECRETS);
+                access.secrets.drain(..surplus);
+            }
         }
-        if *access == before && !is_new {
+        self.write_access(blob, &record)
+    }
+
+    /// Notes that the user has loaded a blob, which makes it everybody's.
+    pub fn grant_loaded(&self, blob: Digest) -> Result<(), StoreError> {
+        let mut record = self.access_record(blob)?;
+        if record.loaded {
             return Ok(());
         }
-        self.write_access(&self.access_path(config.digest), &record)
+        record.loaded = true;
+        self.write_access(blob, &record)
     }
 
-    /// The user has brought an image here by hand, which makes it everybody's, whoever has pulled it before.
-    pub fn open_to_all(&self, reference: &Reference, image: &Stored) -> Result<(), StoreError> {
-        match self.access_record(&image.manifest.config)? {
-            Some(_) => self.open_to(reference, image, None),
-            None => Ok(()),
-        }
+    /// Whether everybody may use a blob.
+    pub fn is_open(&self, blob: Digest) -> Result<bool, StoreError> {
+        let record = self.access_record(blob)?;
+        Ok(record.loaded || record.repositories.values().any(|access| access.everybody))
     }
 
-    /// Removes what is known of images that are gone; what can't be removed only takes room. Unless it is `certain` that nobody
-    /// pulls, an image may be about to come.
+    /// Removes the records of blobs that are gone; what can't be removed only takes room. Unless it is `certain` that nobody
+    /// pulls, a blob may be about to come.
     pub(super) fn forget_access(&self, certain: bool) {
         for entry in fs::read_dir(self.access()).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -110,32 +208,31 @@ impl Store {
         }
     }
 
-    /// `None`: it was never pulled. A record that can't be understood lets nobody in.
-    fn access_record(&self, config: &Descriptor) -> Result<Option<Record>, StoreError> {
-        let path = self.access_path(config.digest);
+    /// A record that is missing or can't be understood lets nobody in.
+    fn access_record(&self, blob: Digest) -> Result<AccessRecord, StoreError> {
+        let path = self.access_path(blob);
         match fs::read(&path) {
-            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(AccessRecord::default()),
             Err(error) => Err(StoreError::io("read", &path, error)),
         }
     }
 
-    fn write_access(&self, path: &Path, record: &Record) -> Result<(), StoreError> {
-        // Stores that were made before have no such directory.
-        let dir = self.access();
+    /// Of two that write one record at once, one is lost, as one may be by a crash: its requester downloads again.
+    fn write_access(&self, blob: Digest, record: &AccessRecord) -> Result<(), StoreError> {
+        let (dir, path) = (self.access(), self.access_path(blob));
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)
             .map_err(|e| StoreError::io("make the directory", &dir, e))?;
         let text = serde_json::to_vec(record)
-            .map_err(|e| StoreError::io("write", path, io::Error::other(e)))?;
-        self.write_whole(path, &text)
+            .map_err(|e| StoreError::io("write", &path, io::Error::other(e)))?;
+        self.write_unsynced(&path, &text)
     }
 
-    /// By the configuration, which is the same whatever names and indexes lead to the image.
-    fn access_path(&self, config: Digest) -> PathBuf {
-        self.access().join(format!("{}.json", config.hex()))
+    fn access_path(&self, blob: Digest) -> PathBuf {
+        self.access().join(format!("{}.json", blob.hex()))
     }
 }
 
@@ -143,32 +240,119 @@ impl Store {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_known_stays_as_long_as_the_image_may_be_there() {
+    fn store() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        let config = Descriptor {
-            media_type: String::new(),
-            digest: Digest::of(b"config"),
-            size: 6,
-            platform: None,
-            annotations: BTreeMap::new(),
+        (dir, store)
+    }
+
+    fn secret(number: usize) -> Secret {
+        Secret::RegistryToken(format!("token {number}"))
+    }
+
+    fn requester(reference: &str, secrets: &[usize]) -> Requester {
+        let credential = |number: &usize| Credential {
+            pattern: "any".to_owned(),
+            secret: secret(*number),
         };
-        let known = || store.access_record(&config).unwrap().is_some();
+        let credentials: Vec<_> = secrets.iter().map(credential).collect();
+        Requester::new(&reference.parse().unwrap(), &credentials)
+    }
+
+    #[test]
+    fn records_of_missing_blobs_are_removed() {
+        let (_dir, store) = store();
+        let blob = Digest::of(b"config");
+        let is_known = || store.access_path(blob).exists();
         // Under way: whether the pull still lives is not known without locks.
-        store.close_new(&config).unwrap();
+        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
         store.forget_access(false);
-        assert!(known());
+        assert!(is_known());
         store.forget_access(true);
-        assert!(!known());
-        // There.
-        store.close_new(&config).unwrap();
+        assert!(!is_known());
         store.put(b"config").unwrap();
+        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
         store.forget_access(true);
-        assert!(known());
-        // What has come without a pull stays open.
-        fs::remove_file(store.access_path(config.digest)).unwrap();
-        store.close_new(&config).unwrap();
-        assert!(!known());
+        assert!(is_known());
+    }
+
+    #[test]
+    fn documents_need_their_repository_and_blobs_any() {
+        let (_dir, store) = store();
+        let blob = Digest::of(b"blob");
+        let (holder, other) = (
+            requester("r.example/a", &[7, 1]),
+            requester("r.example/a", &[2]),
+        );
+        let elsewhere = requester("r.example/b", &[1]);
+        let all = [&holder, &other, &elsewhere];
+        let may = |store: &Store| all.map(|one| store.may_use(blob, one).unwrap());
+        let grants = |store: &Store| all.map(|one| store.blob_grant(blob, one).unwrap());
+        assert_eq!(may(&store), [false; 3]);
+        assert_eq!(grants(&store), [None, None, None]);
+        let own = Grant::Holder(secret(1));
+        store.grant(blob, "r.example/a", &own).unwrap();
+        assert_eq!(may(&store), [true, false, false]);
+        assert_eq!(grants(&store), [Some(own.clone()), None, Some(own)]);
+        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
+        assert_eq!(may(&store), [true, true, false]);
+        assert_eq!(grants(&store), [const { Some(Grant::Everybody) }; 3]);
+        store.grant_loaded(blob).unwrap();
+        assert_eq!(may(&store), [true; 3]);
+    }
+
+    #[test]
+    fn damaged_records_grant_nothing() {
+        let (_dir, store) = store();
+        let (blob, anybody) = (Digest::of(b"blob"), requester("r.example/a", &[]));
+        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
+        assert!(store.may_use(blob, &anybody).unwrap());
+        fs::write(store.access_path(blob), "{").unwrap();
+        assert!(!store.may_use(blob, &anybody).unwrap());
+        assert_eq!(store.blob_grant(blob, &anybody).unwrap(), None);
+    }
+
+    #[test]
+    fn the_latest_secrets_are_kept() {
+        let (_dir, store) = store();
+        let blob = Digest::of(b"blob");
+        for number in 0..=MAX_SECRETS {
+            let grant = Grant::Holder(secret(number));
+            store.grant(blob, "r.example/a", &grant).unwrap();
+        }
+        let may = |number| {
+            store
+                .may_use(blob, &requester("r.example/a", &[number]))
+                .unwrap()
+        };
+        assert!(!may(0) && may(1) && may(MAX_SECRETS));
+    }
+
+    #[test]
+    fn parts_of_several_holders_are_nobodys() {
+        let (all, one, two) = (
+            Grant::Everybody,
+            Grant::Holder(secret(1)),
+            Grant::Holder(secret(2)),
+        );
+        let combined = |grants: &[&Grant]| {
+            let grants: Vec<_> = grants.iter().map(|grant| (*grant).clone()).collect();
+            Grant::combined(&grants)
+        };
+        assert_eq!(combined(&[&all, &all]), Some(all.clone()));
+        assert_eq!(combined(&[&all, &one, &all, &one]), Some(one.clone()));
+        assert_eq!(combined(&[&one, &all, &two]), None);
+    }
+
+    #[test]
+    fn scopes_differ_by_repository_and_secrets() {
+        let scope = |reference: &str, secrets: &[usize]| requester(reference, secrets).scope();
+        assert_eq!(
+            scope("r.example/a:1", &[1, 2]),
+            scope("r.example/a:2", &[2, 1])
+        );
+        assert_ne!(scope("r.example/a", &[1]), scope("r.example/a", &[2]));
+        assert_ne!(scope("r.example/a", &[1]), scope("r.example/a", &[]));
+        assert_ne!(scope("r.example/a", &[]), scope("r.example/b", &[]));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Store, StoreError, lock};
+use super::{Grant, Requester, Store, StoreError, lock};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
@@ -20,8 +20,8 @@ pub(super) const UNFINISHED: &str = ".new-";
 /// Whether this process has to download a blob.
 #[derive(Debug)]
 pub enum Claim {
-    /// No: it is there, perhaps because another process has just downloaded it.
-    Present,
+    /// No: it is there, perhaps because another process has just downloaded it, and the requester may use it by this grant.
+    Present(Grant),
     /// Yes.
     Download(Box<Partial>),
 }
@@ -57,18 +57,24 @@ pub struct Written {
 }
 
 impl Store {
-    /// Waits until nobody else downloads this blob, and says whether there is still something to do.
-    /// `waiting` is called once if there is somebody.
+    /// Waits until nobody else downloads this blob for the same kind of requester, and says whether there is still something
+    /// to do. A blob that is here doesn't count for a requester without access to it: it has to bring the same bytes, and
+    /// may not resume what others have begun. `waiting` is called once if there is somebody.
     pub async fn claim(
         &self,
         blob: &Descriptor,
+        requester: &Requester,
         waiting: impl FnOnce(),
     ) -> Result<Claim, StoreError> {
-        let path = self.partial().join(blob.digest.hex());
+        let scope = requester.scope().hex();
+        let name = format!("{}-{}", blob.digest.hex(), &scope[..32]);
+        let path = self.partial().join(name);
         let mut waiting = Some(waiting);
         loop {
-            if self.has(blob) {
-                return Ok(Claim::Present);
+            if self.has(blob)
+                && let Some(grant) = self.blob_grant(blob.digest, requester)?
+            {
+                return Ok(Claim::Present(grant));
             }
             let file = lock::open(&path)?;
             match file.try_lock() {
@@ -145,6 +151,15 @@ impl Store {
             .write_all(bytes)
             .map_err(|e| StoreError::io("write", target, e))?;
         spool.close().persist(target)
+    }
+
+    /// The same, without waiting for the disk: after a crash it may be there, missing, or empty.
+    pub(super) fn write_unsynced(&self, target: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        let failed = |e| StoreError::io("write", target, e);
+        let mut spool = self.spool()?;
+        spool.write_all(bytes).map_err(failed)?;
+        let path = spool.close().path;
+        path.persist(target).map_err(|e| failed(e.error))
     }
 
     /// Puts a new file in its place, and returns its digest and size.
@@ -257,6 +272,15 @@ impl Partial {
     /// Puts the verified blob in its place. Blocks until it is on disk.
     pub fn finish(self) -> Result<(), StoreError> {
         let failed = |e| StoreError::io("write", &self.target, e);
+        // The same blob, downloaded for others: somebody may be reading it, and NFS takes a replaced file from its readers.
+        if fs::metadata(&self.target).is_ok_and(|there| there.len() == self.len) {
+            return match self.unshared {
+                Some(_) => Ok(()),
+                None => {
+                    fs::remove_file(&self.path).map_err(|e| StoreError::io("remove", &self.path, e))
+                }
+            };
+        }
         self.file.sync_all().map_err(failed)?;
         fs::rename(&self.path, &self.target).map_err(failed)?;
         if let Some(unshared) = self.unshared {

@@ -5,9 +5,10 @@
 //! DIR/blobs/sha256/HEX           layers, configurations, manifests; each appears by one rename, verified
 //! DIR/references/HASH.json       one reference: its name and the descriptor it stands for; its
 //!                                modification time is when it was last used
-//! DIR/access/HEX.json            who was let into the repositories of the image whose configuration is HEX: everybody,
-//!                                or marks of secrets; an image that wasn't pulled has none, and is for everybody
-//! DIR/partial/HEX                a download under way; whoever downloads holds its lock
+//! DIR/access/HEX.json            who has obtained the blob HEX, by repository: everybody, or marks of secrets; of a
+//!                                manifest: who has obtained all that it names
+//! DIR/partial/HEX-SCOPE          a download of the blob HEX under way, for requesters of one repository and with the same
+//!                                secrets; whoever downloads holds its lock
 //! DIR/partial/.new-XXXXXX        a file being written, by who shares the lock below; else left by who died
 //! DIR/use.lock                   shared by all who pull, load or unpack; held alone to collect garbage
 //! ```
@@ -26,6 +27,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+pub use access::{Grant, Requester};
 pub use blob::{Claim, Partial, Written};
 pub use gc::{Collected, Prune};
 pub use references::Summary;
@@ -110,6 +112,8 @@ pub struct Stored {
     pub manifest: Manifest,
     /// Its descriptor.
     pub manifest_descriptor: Descriptor,
+    /// The digests of all documents that lead to the configuration: indexes, and the manifest at the end.
+    pub documents: Vec<Digest>,
     /// Its configuration.
     pub configuration: Configuration,
 }
@@ -194,10 +198,32 @@ impl Store {
 
     /// The image that `top` leads to on this machine, as far as its documents are here.
     pub fn image(&self, top: &Descriptor) -> Result<Option<Stored>, StoreError> {
+        self.image_if(top, |_| Ok(true))
+    }
+
+    /// The same, if the requester may use it. No document that it may not use is read, or spoken of.
+    pub fn image_for(
+        &self,
+        top: &Descriptor,
+        requester: &Requester,
+    ) -> Result<Option<Stored>, StoreError> {
+        self.image_if(top, |document| self.may_use(document, requester))
+    }
+
+    fn image_if(
+        &self,
+        top: &Descriptor,
+        may_read: impl Fn(Digest) -> Result<bool, StoreError>,
+    ) -> Result<Option<Stored>, StoreError> {
         let wrong = |digest| move |source| StoreError::Document { digest, source };
         let mut at = top.clone();
+        let mut documents = Vec::new();
         // An index may hold an index; nobody nests them deeper.
         for _ in 0..3 {
+            if !may_read(at.digest)? {
+                return Ok(None);
+            }
+            documents.push(at.digest);
             let Some(bytes) = self.read_document(at.digest)? else {
                 return Ok(None);
             };
@@ -215,6 +241,7 @@ impl Store {
                         top: top.clone(),
                         manifest,
                         manifest_descriptor: at,
+                        documents,
                         configuration,
                     }));
                 }
