@@ -284,11 +284,24 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
         ),
     );
     assert_eq!(told["status"], 403, "{told}");
+    // A WebSocket begins with a GET, and runs commands all the same.
+    let attach = format!("'/attach/default/p/main?output=1' --kubelet {node}");
+    let forward = format!("'/portForward/default/p?ports=80' --kubelet {node}");
+    for (name, path) in [("v5", &path), ("v5", &attach), ("v4", &forward)] {
+        let told = cluster.talk(
+            "true",
+            &format!(
+                "--token {} websocket {name}.channel.k8s.io {path}",
+                token(&proxy)
+            ),
+        );
+        assert_eq!(told["status"], 403, "{path}: {told}");
+    }
     let told = cluster.talk(
         "true",
         &format!(
             "--token {} websocket v5.channel.k8s.io {path}",
-            token(&proxy)
+            token(&runs)
         ),
     );
     assert_eq!(

@@ -26,8 +26,14 @@ fn is_below(path: &str, above: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The API's verb for a method.
-pub(super) fn verb(method: &Method) -> &'static str {
+/// The API's verb for a request. Streams into containers are `create` whatever the method: a WebSocket begins with a GET, and
+/// who may only read must not run commands. Upstream's API server asks for the same on pods
+/// (AuthorizePodWebsocketUpgradeCreatePermission).
+pub(super) fn verb(method: &Method, path: &str) -> &'static str {
+    const STREAMS: &[&str] = &["/exec", "/attach", "/portForward"];
+    if STREAMS.iter().any(|above| is_below(path, above)) {
+        return "create";
+    }
     match *method {
         Method::POST => "create",
         Method::GET => "get",
@@ -58,8 +64,24 @@ mod tests {
 
     #[test]
     fn methods_have_verbs() {
-        assert_eq!(verb(&Method::GET), "get");
-        assert_eq!(verb(&Method::POST), "create");
-        assert_eq!(verb(&Method::HEAD), "");
+        let verb = |method| verb(&method, "/containerLogs/ns/pod/c");
+        assert_eq!(verb(Method::GET), "get");
+        assert_eq!(verb(Method::POST), "create");
+        assert_eq!(verb(Method::HEAD), "");
+    }
+
+    #[test]
+    fn streams_need_create_whatever_the_method() {
+        for path in [
+            "/exec/ns/pod/c",
+            "/exec/ns/pod/uid/c",
+            "/attach/ns/pod/c",
+            "/portForward/ns/pod",
+        ] {
+            for method in [Method::GET, Method::POST, Method::HEAD] {
+                assert_eq!(verb(&method, path), "create", "{method} {path}");
+            }
+        }
+        assert_eq!(verb(&Method::GET, "/execute"), "get");
     }
 }

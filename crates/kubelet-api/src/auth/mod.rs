@@ -109,8 +109,8 @@ pub(crate) async fn guard(
     };
     // The request's body is no business of this, and can't be shared between threads.
     let (parts, body) = request.into_parts();
-    let verb = attributes::verb(&parts.method);
     let path = parts.uri.path();
+    let verb = attributes::verb(&parts.method, path);
     match judge(&access, &parts.headers, verb, path).await {
         Ok(()) => {
             known.notify_one();
