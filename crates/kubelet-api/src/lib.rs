@@ -6,7 +6,7 @@
 //! Deliberately does not know: how a container runs, nor how the node learns of its pods. It asks a [`PodSource`].
 //!
 //! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints). `auth/` and `tls.rs` hold
-//! who is let in, `strangers.rs` how long others may stay, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet. Streams: `remotecommand/` and
+//! who is let in, `unauthenticated.rs` how many others may be connected, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet. Streams: `remotecommand/` and
 //! `portforward/` are the endpoints, `upgrade.rs` the way out of HTTP, `streams/` what they share, `spdy/` and `websocket/` the
 //! protocols, without IO. Figures: `stats/` and `metrics/`; of the node itself: `about.rs` and `node_logs/`.
 //!
@@ -30,11 +30,11 @@ mod seam;
 mod server;
 mod spdy;
 pub mod stats;
-mod strangers;
 mod streams;
 #[cfg(test)]
 mod testing;
 mod tls;
+mod unauthenticated;
 mod upgrade;
 mod websocket;
 mod wide;
@@ -49,6 +49,7 @@ pub use seam::{
 };
 pub use server::serve;
 pub use tls::ServerIdentity;
+pub use unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 
 /// Upstream's default of `streamingConnectionIdleTimeout`.
 pub const STREAM_IDLE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4 * 60 * 60);

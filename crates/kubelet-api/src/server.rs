@@ -19,8 +19,8 @@ use crate::auth::Caller;
 use crate::peer::peer_of;
 use crate::routes::{Api, router};
 use crate::seam::PodSource;
-use crate::strangers::{Place, Strangers};
 use crate::streams::Limits;
+use crate::unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 use crate::upgrade::Upgrades;
 use crate::wide::WideReads;
 use crate::{Access, ApiError, ServerIdentity};
@@ -29,8 +29,8 @@ use crate::{Access, ApiError, ServerIdentity};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests may go on after shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many may be here at once that have not: a small part of the descriptors that a process mostly has.
-const MAX_STRANGERS: usize = 128;
+/// How many connections may be open at once whose client has not: a small part of the descriptors that a process mostly has.
+const MAX_UNAUTHENTICATED: usize = 128;
 /// How much encrypted output may wait for the socket: more than the largest piece of a stream with its headers, which would
 /// be written in two parts otherwise.
 const ENCRYPTED: usize = 128 * 1024;
@@ -66,7 +66,7 @@ pub async fn serve(
     let address = listener.local_addr().map_err(ApiError::Listener)?;
     tracing::debug!(%address, "serving the kubelet API");
 
-    let strangers = Strangers::new(MAX_STRANGERS);
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -81,7 +81,7 @@ pub async fn serve(
                         known: Arc::default(),
                         shutdown: shutdown.clone(),
                     };
-                    connections.spawn(connection.run(stream, strangers.enter()));
+                    connections.spawn(connection.run(stream, unauthenticated.admit()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the kubelet API could not accept a connection");
@@ -117,8 +117,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// Serves a stranger as long as it has its place, and from when it is known for as long as it likes.
-    async fn run(self, stream: TcpStream, place: Place) {
+    /// Serves an unauthenticated client as long as it has its slot, and an authenticated one for as long as it likes.
+    async fn run(self, stream: TcpStream, slot: UnauthenticatedSlot) {
         let address = stream.peer_addr().ok();
         let known = Arc::clone(&self.known);
         let mut served = pin!(self.greet(stream));
@@ -126,8 +126,8 @@ impl Connection {
         tokio::select! {
             () = &mut served => return,
             () = known.notified() => {}
-            () = place.lost() => {
-                tracing::debug!(?address, "cut a client that did not show who it is: others came");
+            () = slot.evicted() => {
+                tracing::debug!(?address, "evicted an unauthenticated connection");
                 return;
             }
             () = tokio::time::sleep(PATIENCE) => {
@@ -135,7 +135,7 @@ impl Connection {
                 return;
             }
         }
-        drop(place);
+        drop(slot);
         served.await;
     }
 

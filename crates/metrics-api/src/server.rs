@@ -7,22 +7,22 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answers::router;
 use crate::kubelets::Kubelets;
 use crate::usage::Usages;
 
-/// How long a client may take to prove who it is.
+/// How long a client may take to authenticate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many strangers may be in their handshake at once.
-const MAX_HANDSHAKES: usize = 512;
+/// How many connections may be open at once whose client has not authenticated.
+const MAX_UNAUTHENTICATED: usize = 512;
 /// After a failed accept, which is for want of descriptors.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -65,14 +65,29 @@ pub async fn serve(
     identity: Identity,
     kubelets: Kubelets,
 ) -> Result<(), ServeError> {
+    let router = router(Arc::new(Usages::new(kubelets)));
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
+    serve_router(
+        listener,
+        identity,
+        router,
+        unauthenticated,
+        HANDSHAKE_TIMEOUT,
+    )
+    .await
+}
+
+async fn serve_router(
+    listener: TcpListener,
+    identity: Identity,
+    router: Router,
+    unauthenticated: Arc<UnauthenticatedConnections>,
+    handshake_timeout: Duration,
+) -> Result<(), ServeError> {
     let acceptor = TlsAcceptor::from(Arc::new(identity.tls()?));
     let client_name: Arc<str> = identity.client_name.as_str().into();
     drop(identity);
-    let router = router(Arc::new(Usages::new(kubelets)));
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
-        // Never closed; if it were, serving without a bound is better than not serving.
-        let permit = Arc::clone(&handshakes).acquire_owned().await.ok();
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -83,11 +98,17 @@ pub async fn serve(
         };
         let (acceptor, router) = (acceptor.clone(), router.clone());
         let client_name = Arc::clone(&client_name);
+        let slot = unauthenticated.admit();
         tokio::spawn(async move {
-            let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
-            drop(permit);
+            let handshake = tokio::select! {
+                handshake = tokio::time::timeout(handshake_timeout, acceptor.accept(stream)) => handshake,
+                () = slot.evicted() => {
+                    tracing::debug!("evicted an unauthenticated connection");
+                    return;
+                }
+            };
             match handshake {
-                Ok(Ok(stream)) => connected(stream, router, &client_name).await,
+                Ok(Ok(stream)) => connected(stream, router, &client_name, slot).await,
                 // Anybody on the network can do this to us, so it is no warning.
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                 Err(_) => tracing::debug!("TLS handshake took too long"),
@@ -100,6 +121,7 @@ async fn connected(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
     router: Router,
     client_name: &str,
+    slot: UnauthenticatedSlot,
 ) {
     let chain = stream.get_ref().1.peer_certificates();
     let peer = chain
@@ -110,6 +132,7 @@ async fn connected(
         tracing::warn!("refused a caller of the metrics API");
         return;
     }
+    drop(slot);
     let server = auto::Builder::new(TokioExecutor::new());
     let service = TowerToHyperService::new(router);
     let served = server.serve_connection(TokioIo::new(stream), service).await;
@@ -140,5 +163,107 @@ impl Identity {
             )?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose,
+        IsCa, KeyPair, KeyUsagePurpose,
+    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+
+    const CLIENT: &str = "front-proxy-client";
+
+    /// A certificate of `issuer` and its key, PEM.
+    fn issued(
+        issuer: &CertifiedIssuer<'_, KeyPair>,
+        name: &str,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![usage];
+        let certificate = params.signed_by(&key, issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn authority() -> CertifiedIssuer<'static, KeyPair> {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    }
+
+    fn client_tls(ca: &str, (certificate, key): &(String, String)) -> TlsConnector {
+        let read = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(read(ca)).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(
+                vec![read(certificate)],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap();
+        TlsConnector::from(Arc::new(config))
+    }
+
+    #[tokio::test]
+    async fn held_connections_do_not_keep_the_api_server_out() {
+        let ca = authority();
+        let (cert_pem, key_pem) = issued(&ca, "server", ExtendedKeyUsagePurpose::ServerAuth);
+        let client = issued(&ca, CLIENT, ExtendedKeyUsagePurpose::ClientAuth);
+        let identity = Identity {
+            cert_pem,
+            key_pem,
+            client_ca_pem: ca.pem(),
+            client_name: CLIENT.to_owned(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/healthz", get(|| async { "ok" }));
+        let unauthenticated = UnauthenticatedConnections::new(2);
+        // Nothing but eviction makes room.
+        let hour = Duration::from_secs(3600);
+        let serving = serve_router(listener, identity, router, unauthenticated, hour);
+        let serving = tokio::spawn(serving);
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        let connector = client_tls(&ca.pem(), &client);
+        let ask = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            let name = "localhost".try_into().unwrap();
+            let mut stream = connector.connect(name, stream).await.unwrap();
+            // Being connected is no slot: the second request comes when many others have come.
+            for _ in 0..2 {
+                let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+                stream.write_all(request).await.unwrap();
+                let mut answer = [0; 1024];
+                let n = stream.read(&mut answer).await.unwrap();
+                assert!(answer[..n].starts_with(b"HTTP/1.1 200"));
+                for _ in 0..4 {
+                    held.push(TcpStream::connect(address).await.unwrap());
+                }
+                // As soon as the oldest is closed, the new ones have been accepted.
+                let oldest = held.len() - 3;
+                assert_eq!(held[oldest].read(&mut [0]).await.unwrap(), 0);
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ask)
+            .await
+            .unwrap();
+        serving.abort();
     }
 }

@@ -10,11 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use control_plane::Pki;
 use control_plane::pki::{Subject, Usage};
+use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -24,11 +25,11 @@ use crate::handover::{
 };
 use crate::token;
 
-/// Beside the nodes themselves, so many may knock at once. Every user of the host can.
-const MAX_STRANGERS: usize = 512;
-/// How long a stranger may take to say who it is: short, so that those who only hold the door don't
-/// keep the nodes out.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How many connections may be open at once whose client has not authenticated, beside those of the nodes themselves. Every
+/// user of the host can open some.
+const MAX_UNAUTHENTICATED: usize = 512;
+/// How long a client may take to authenticate.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What happens at the leader's door.
 #[derive(Debug)]
@@ -73,8 +74,8 @@ pub struct Door {
     plans: HashMap<String, NodePlan>,
     /// Nodes that may still come in by a token, and by which.
     expected: Mutex<HashMap<String, String>>,
-    /// How many strangers may be on the threshold at once.
-    strangers: Arc<Semaphore>,
+    unauthenticated: Arc<UnauthenticatedConnections>,
+    hello_timeout: Duration,
     /// Nobody comes in any more.
     closed: AtomicBool,
     /// How to speak to those that are in.
@@ -96,10 +97,12 @@ impl Door {
         plans: HashMap<String, NodePlan>,
         events: mpsc::UnboundedSender<(String, NodeEvent)>,
     ) -> anyhow::Result<Arc<Self>> {
+        let limit = MAX_UNAUTHENTICATED + plans.len();
         Ok(Arc::new(Self {
             common,
             expected: Mutex::default(),
-            strangers: Arc::new(Semaphore::new(MAX_STRANGERS + plans.len())),
+            unauthenticated: UnauthenticatedConnections::new(limit),
+            hello_timeout: HELLO_TIMEOUT,
             closed: AtomicBool::new(false),
             plans,
             inside: Mutex::default(),
@@ -148,11 +151,10 @@ impl Door {
                     continue;
                 }
             };
-            // The next waits in the kernel's queue.
-            let permit = self.strangers.clone().acquire_owned().await?;
+            let slot = self.unauthenticated.admit();
             let (door, acceptor) = (self.clone(), acceptor.clone());
             tokio::spawn(async move {
-                if let Err(error) = door.welcome(stream, acceptor, permit).await {
+                if let Err(error) = door.welcome(stream, acceptor, slot).await {
                     tracing::debug!(%from, error = format!("{error:#}"), "turned away");
                 }
             });
@@ -183,7 +185,7 @@ impl Door {
         &self,
         stream: TcpStream,
         acceptor: TlsAcceptor,
-        on_the_threshold: OwnedSemaphorePermit,
+        slot: UnauthenticatedSlot,
     ) -> anyhow::Result<()> {
         notice_silence(&stream)?;
         let greeting = async {
@@ -195,14 +197,20 @@ impl Door {
                 _ => bail!("the first message is no greeting"),
             }
         };
-        let (mut wire, hello, certified) = tokio::time::timeout(PATIENCE, greeting).await??;
+        let (mut wire, hello, certified) = tokio::select! {
+            greeted = tokio::time::timeout(self.hello_timeout, greeting) => greeted??,
+            () = slot.evicted() => bail!("evicted by newer unauthenticated connections"),
+        };
         let welcome = match self.admit(&hello, certified.as_deref()) {
             Ok(welcome) => welcome,
             Err(refusal) => {
-                wire.send(&ToNode::Refused(format!("{refusal:#}"))).await?;
+                let refused = ToNode::Refused(format!("{refusal:#}"));
+                tokio::time::timeout(self.hello_timeout, wire.send(&refused)).await??;
                 return Err(refusal);
             }
         };
+        // The token is used up, so nothing may come between this and the answer.
+        drop(slot);
         if self.is_taken(&hello) {
             // Two agents of one node would fight for its pods: who is in, stays in.
             wire.send(&ToNode::Replaced).await?;
@@ -215,7 +223,6 @@ impl Door {
             }
             return Err(error);
         }
-        drop(on_the_threshold);
         self.keep(&hello, wire).await;
         Ok(())
     }
@@ -429,5 +436,53 @@ mod tests {
         assert!(door.admit(&hello("node1", None), None).is_err());
         door.end();
         assert!(door.admit(&hello("node1", None), Some("node1")).is_err());
+    }
+
+    #[tokio::test]
+    async fn held_connections_do_not_keep_agents_out() {
+        let mut door = door();
+        let limits = Arc::get_mut(&mut door).unwrap();
+        limits.unauthenticated = UnauthenticatedConnections::new(2);
+        // Nothing but eviction makes room.
+        limits.hello_timeout = Duration::from_secs(3600);
+        let handover = door.handover(&["node1".to_owned()], Vec::new()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(door.serve(listener));
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+
+        let mut roots = rustls::RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(handover.ca_pem.as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let client = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let enrol = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            let name = LEADER_NAME.try_into().unwrap();
+            let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+            let mut wire = Wire::new(connector.connect(name, stream).await.unwrap());
+            let hello = hello("node1", Some(&handover.token));
+            wire.send(&ToLeader::Hello(hello)).await.unwrap();
+            let welcome = wire.receive::<ToNode>().await.unwrap();
+            assert!(matches!(welcome, Some(ToNode::Welcome(_))));
+            wire
+        };
+        let limit = Duration::from_secs(60);
+        let mut wire = tokio::time::timeout(limit, enrol).await.unwrap();
+        // The oldest is closed, and an agent is not among those that may be.
+        for _ in 0..4 {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        let closed = held[0].readable();
+        tokio::time::timeout(limit, closed).await.unwrap().unwrap();
+        assert_eq!(held[0].try_read(&mut [0]).unwrap(), 0);
+        let silent = wire.receive::<ToNode>();
+        let silent = tokio::time::timeout(Duration::from_millis(300), silent).await;
+        assert!(silent.is_err(), "the agent was cut");
+        serving.abort();
     }
 }
