@@ -192,6 +192,147 @@ fn pods_go_on_while_the_api_server_hangs() {
     pods_outlive("node1", Role::Component("kube-apiserver"), "STOP");
 }
 
+/// `first` is started first, so that a hub that knows nothing of it would give its address to the next pod.
+const CONNECTED: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: first}
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 5
+  containers:
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; httpd -p 8080 -h /etc; while true; do sleep 1; done', mark-first]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: second}
+spec:
+  nodeName: node1
+  containers:
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; httpd -p 8080 -h /etc; while true; do sleep 1; done', mark-second]}
+"#;
+
+const THIRD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: third}
+spec:
+  nodeName: node1
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done']}]
+"#;
+
+/// Both processes of the hub of node1, once there are two and neither is one of `killed`.
+#[track_caller]
+fn next_hub(lab: &Lab, killed: &[&Process]) -> [Process; 2] {
+    let mut pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
+    wait_until(30, "the hub has two processes again", || {
+        pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
+        let is_new = |process: &Process| killed.iter().all(|killed| killed.pid != process.pid);
+        pair[1].parent == pair[0].pid && pair.iter().all(is_new)
+    });
+    pair
+}
+
+/// Kills processes of node1 at the same moment.
+fn kill_at_once(lab: &Lab, processes: &[&Process]) {
+    let pids = processes.iter().map(|process| process.pid.to_string());
+    let pids: Vec<_> = pids.collect();
+    lab.root("node1", &format!("kill -KILL {}", pids.join(" ")));
+}
+
+/// Waits until one pod reaches another.
+#[track_caller]
+fn are_connected(cluster: &mut Cluster, from: &str, to: &Value) {
+    let address = to["status"]["podIP"].as_str().unwrap_or_default();
+    let fetch = format!(
+        "timeout 20 kubectl exec {from} -- timeout 5 wget -qO- http://{address}:8080/passwd | grep -q root"
+    );
+    wait_until(40, "one pod reaches the other", || {
+        cluster.try_ask(&fetch).0 == 0
+    });
+}
+
+#[test]
+fn pods_keep_their_network_however_often_their_hub_dies() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.create(&lab, CONNECTED);
+    let pods = ["first", "second"];
+    for pod in pods {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    let before = pods.map(|pod| cluster.pod(pod));
+
+    // The worker becomes the guard of a new worker, and must replace that one too.
+    for _ in 0..3 {
+        let [guard, worker] = next_hub(&lab, &[]);
+        lab.kill("node1", "KILL", &guard);
+        let [promoted, next] = next_hub(&lab, &[&guard]);
+        assert_eq!(promoted.pid, worker.pid);
+        lab.kill("node1", "KILL", &next);
+        next_hub(&lab, &[&guard, &next]);
+    }
+    are_connected(&mut cluster, "second", &before[0]);
+
+    for _ in 0..10 {
+        lab.kill("node1", "KILL", &lab.find("node1", Role::Hub));
+    }
+    are_connected(&mut cluster, "second", &before[0]);
+
+    // Meanwhile the sandbox of one pod is stopped and can't claim its place.
+    let first = the_marked_on("node1", &lab, "mark-first");
+    let sandbox = sandbox_above(&lab.processes("node1"), &first);
+    lab.kill("node1", "STOP", &sandbox);
+    let [guard, worker] = next_hub(&lab, &[]);
+    kill_at_once(&lab, &[&guard, &worker]);
+    let [guard, worker] = next_hub(&lab, &[&guard, &worker]);
+    lab.kill("node1", "CONT", &sandbox);
+    are_connected(&mut cluster, "second", &before[0]);
+
+    // Nothing holds the network namespace any more; pods get new interfaces.
+    let agent = lab.find("node1", Role::Agent);
+    kill_at_once(&lab, &[&agent, &guard, &worker]);
+    let [guard, worker] = next_hub(&lab, &[&guard, &worker]);
+    are_connected(&mut cluster, "second", &before[0]);
+    for before in &before {
+        let name = before["metadata"]["name"].as_str().unwrap_or_default();
+        let after = cluster.pod(name);
+        let facts = |pod: &Value| {
+            let status = container(pod, "c");
+            let fields = ["containerID", "restartCount", "ready"];
+            (
+                pod["status"]["podIP"].clone(),
+                fields.map(|field| status[field].clone()),
+            )
+        };
+        assert_eq!(facts(before), facts(&after), "{name}");
+    }
+
+    // The same, but another pod is there first and gets the address: the pod is restarted with another one.
+    lab.kill("node1", "STOP", &sandbox);
+    let agent = lab.find("node1", Role::Agent);
+    kill_at_once(&lab, &[&agent, &guard, &worker]);
+    next_hub(&lab, &[&guard, &worker]);
+    cluster.create(&lab, THIRD);
+    cluster.wait_for("third", "condition=Ready");
+    let third = cluster.pod("third");
+    assert_eq!(third["status"]["podIP"], before[0]["status"]["podIP"]);
+    lab.kill("node1", "CONT", &sandbox);
+    cluster.event(
+        "first",
+        "Normal SandboxChanged Pod sandbox changed, it will be killed and re-created.",
+    );
+    let after = cluster.pod_until("first", "runs again", |pod| {
+        container(pod, "c")["restartCount"] == 1 && container(pod, "c")["ready"] == true
+    });
+    assert_ne!(after["status"]["podIP"], before[0]["status"]["podIP"]);
+    are_connected(&mut cluster, "second", &after);
+    are_connected(&mut cluster, "third", &after);
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
 const BELOW: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -370,8 +511,14 @@ fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
 /// The process of `node2` that has this mark as its last argument.
 #[track_caller]
 fn the_marked(lab: &Lab, mark: &str) -> Process {
+    the_marked_on("node2", lab, mark)
+}
+
+/// The same for any host.
+#[track_caller]
+fn the_marked_on(host: &str, lab: &Lab, mark: &str) -> Process {
     let found: Vec<_> = lab
-        .processes("node2")
+        .processes(host)
         .into_iter()
         .filter(|process| process.args.ends_with(mark) && process.args.starts_with("sh "))
         .collect();
@@ -383,23 +530,29 @@ fn the_marked(lab: &Lab, mark: &str) -> Process {
 #[track_caller]
 fn victim(lab: &Lab, process: &Process, kind: &str) -> Process {
     let all = lab.processes("node2");
-    let parent = |process: &Process| {
-        let parent = all.iter().find(|other| other.pid == process.parent);
-        parent
-            .unwrap_or_else(|| panic!("{process:?} has no parent"))
-            .clone()
-    };
     match kind {
         "process" => process.clone(),
-        "inner" => parent(process),
-        _ => {
-            let mut sandbox = parent(process);
-            // Above it are the agent, or the agent's guard, and Slurm's.
-            while parent(&sandbox).args.contains("internal sandbox") {
-                sandbox = parent(&sandbox);
-            }
-            assert!(sandbox.args.contains("internal sandbox"), "{sandbox:?}");
-            sandbox
-        }
+        "inner" => parent_of(&all, process),
+        _ => sandbox_above(&all, process),
     }
+}
+
+#[track_caller]
+fn parent_of(all: &[Process], process: &Process) -> Process {
+    let parent = all.iter().find(|other| other.pid == process.parent);
+    parent
+        .unwrap_or_else(|| panic!("{process:?} has no parent"))
+        .clone()
+}
+
+/// The sandbox of the pod that a process belongs to.
+#[track_caller]
+fn sandbox_above(all: &[Process], process: &Process) -> Process {
+    let mut sandbox = parent_of(all, process);
+    // Above it are the agent, or the agent's guard, and Slurm's.
+    while parent_of(all, &sandbox).args.contains("internal sandbox") {
+        sandbox = parent_of(all, &sandbox);
+    }
+    assert!(sandbox.args.contains("internal sandbox"), "{sandbox:?}");
+    sandbox
 }

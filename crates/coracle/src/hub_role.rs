@@ -1,23 +1,30 @@
 //! `coracle internal hub`: two processes that own the user and network namespace of a node's pods.
 //!
-//! One serves, the other is its guard. Whichever is killed, the other has the namespaces still and replaces it, so that pods
-//! keep their network. They outlive the agent that started them, and the next one finds them at their socket. If no agent
-//! comes for a while, they remove what is left of the node and end.
+//! One serves, the other is its guard ([`pair`]). Whichever is killed, the other has the namespaces still and replaces it, so that
+//! pods keep their network. If both are killed at once, the agent, which holds the namespaces open, starts a new hub in them. They
+//! outlive the agent that started them, and the next one finds them at their socket. If no agent comes for a while, they remove what
+//! is left of the node and end.
 
-use std::io::{BufRead, Write};
+mod pair;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use network::hub::Hub;
-use rustix::process::PidfdFlags;
+use network::hub::{Hub, Namespaces};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use crate::guard::{self, Policy, Side};
+use self::pair::Side;
+use crate::guard;
 use crate::handover::POD_MARK;
 use crate::node::place;
+
+/// Between attempts to listen after the guard was killed: the disk may be full for a while.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often it looks whether there still is an agent, and how often it must have been missing in a row: for as long as pods wait
 /// for a new one, or shortly if there is no pod, for Slurm waits for us too.
@@ -25,7 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 const MISSING_WITH_PODS: u32 = 20;
 const MISSING_WITHOUT: u32 = 2;
 
-/// What it is told on its standard input.
+/// What it is told on its standard input, which is a socket, in one packet. Beside it are the namespaces of a hub before it, if
+/// there was one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
     /// The node's directory.
@@ -42,12 +50,9 @@ pub struct Start {
 pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the agent's word counts.
     let _deaf = guard::deaf()?;
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    let start: Start =
-        serde_json::from_str(&line).context("what the agent says is not understood")?;
+    let (start, before) = read_start()?;
     let range = start.range.parse().map_err(anyhow::Error::msg);
-    let set_up = range.and_then(|range| Ok(Hub::set_up(range, &start.socket)?));
+    let set_up = range.and_then(|range| Ok(Hub::set_up(range, &start.socket, before)?));
     let (hub, answer) = match set_up {
         Ok(hub) => (Some(hub), "ready".to_owned()),
         Err(error) => (None, format!("{error:#}")),
@@ -60,15 +65,32 @@ pub fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     loop {
-        if let Side::Guard(over) = guard::split(Policy::Restart)? {
-            return Ok(over.code);
-        }
-        match crate::block_on(serve(&hub, &start))? {
+        let Side::Worker { guard } = pair::split()? else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        match crate::block_on(serve(&hub, &start, guard))? {
             End::Served => return Ok(ExitCode::SUCCESS),
-            // With the next turn we are the guard of a new one.
-            End::Unguarded => hub.listen_again()?,
+            End::Unguarded => {
+                tracing::warn!("the hub's guard was killed");
+                while let Err(error) = hub.listen_again() {
+                    tracing::warn!(%error, "the hub cannot listen");
+                    std::thread::sleep(LISTEN_PAUSE);
+                }
+            }
         }
     }
+}
+
+fn read_start() -> anyhow::Result<(Start, Option<Namespaces>)> {
+    let message = linux::packet::receive(rustix::stdio::stdin())?;
+    let message = message.context("the agent ended before it said what to do")?;
+    anyhow::ensure!(
+        message.is_whole,
+        "no descriptors are left for the namespaces of the last hub"
+    );
+    let start =
+        serde_json::from_slice(&message.text).context("what the agent says is not understood")?;
+    Ok((start, Namespaces::from_descriptors(message.descriptors)))
 }
 
 /// Why a process serves no longer.
@@ -79,14 +101,14 @@ enum End {
     Unguarded,
 }
 
-async fn serve(hub: &Hub, start: &Start) -> anyhow::Result<End> {
+async fn serve(hub: &Hub, start: &Start, guard: OwnedFd) -> anyhow::Result<End> {
     let local = tokio::task::LocalSet::new();
     tokio::select! {
         served = local.run_until(hub.serve()) => {
             served?;
             Ok(End::Served)
         }
-        gone = guard_is_gone() => {
+        gone = crate::ended(guard) => {
             gone?;
             Ok(End::Unguarded)
         }
@@ -96,16 +118,6 @@ async fn serve(hub: &Hub, start: &Start) -> anyhow::Result<End> {
             }
             Ok(End::Served)
         }
-    }
-}
-
-async fn guard_is_gone() -> std::io::Result<()> {
-    let Some(guard) = rustix::process::getppid() else {
-        return Ok(());
-    };
-    match rustix::process::pidfd_open(guard, PidfdFlags::NONBLOCK) {
-        Err(rustix::io::Errno::SRCH) => Ok(()),
-        guard => crate::ended(guard?).await,
     }
 }
 

@@ -1,5 +1,6 @@
 //! New processes in new namespaces, and entering those of others, without threads.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -148,6 +149,30 @@ fn forked(pid: libc::c_long, pidfd: &libc::c_int) -> io::Result<Forked> {
 pub fn join_user(process: impl AsFd) -> io::Result<()> {
     rustix::thread::move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::USER)?;
     Ok(())
+}
+
+/// Opens a namespace of a process by its name below `/proc/PID/ns`. The namespace lasts as long as the descriptor.
+pub fn namespace_of(process: i32, name: &str) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/{process}/ns/{name}"))?.into())
+}
+
+/// Enters a namespace that was opened. For a user namespace the caller must have a single thread, and becomes its root.
+pub fn join_namespace(namespace: impl AsFd) -> io::Result<()> {
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), None)?;
+    Ok(())
+}
+
+/// Does `work` in a network namespace, on a thread of its own: the calling thread stays where it is.
+pub fn in_network<T: Send + 'static>(
+    network: OwnedFd,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let thread = std::thread::Builder::new().spawn(move || {
+        join_namespace(network)?;
+        work()
+    })?;
+    let died = |_| io::Error::other("the thread in the network namespace panicked");
+    thread.join().map_err(died).flatten()
 }
 
 /// Enters the namespaces of a container: its mounts and, for the next child, its processes; its user namespace too if

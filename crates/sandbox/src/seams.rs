@@ -188,6 +188,11 @@ pub trait World: 'static {
     /// Connects a network namespace to the pod network. The place is kept until [`World::leave`], or our end.
     async fn attach(&self, network: std::os::fd::OwnedFd) -> Result<Attachment, Problem>;
 
+    /// Waits until the pod's interface was made anew, and returns how it is to be set up; `None` if the pod has lost its place.
+    async fn reattached(&self) -> Option<Attachment> {
+        std::future::pending().await
+    }
+
     /// Takes volumes and network away.
     async fn leave(&self);
 }

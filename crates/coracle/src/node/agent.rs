@@ -134,6 +134,10 @@ pub async fn run(
     for error in [hub_ready.err(), stacking.err()].into_iter().flatten() {
         tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
     }
+    let hub_keeper = tokio::spawn({
+        let hub = hub.clone();
+        async move { hub.keep_up().await }
+    });
 
     let end = tokio::select! {
         () = image_gc::look_after(place.dir.clone(), image_gc) => End::Failed(anyhow::anyhow!("nobody looks after images")),
@@ -154,6 +158,7 @@ pub async fn run(
     }
     stop.cancel();
     let _ = server.await;
+    hub_keeper.abort();
     if !matches!(end, End::Replaced | End::Failed(_)) {
         hub.end().await;
     }

@@ -1,16 +1,19 @@
-//! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again.
+//! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again in the same
+//! namespaces if both of its processes were killed.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
+use network::hub::Namespaces;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use crate::handover::POD_MARK;
 use crate::hub_role::Start;
+use crate::sandbox_role;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
 /// site's users; every pod of the node waits for it.
@@ -18,14 +21,21 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 /// What it may take to be gone.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether a hub's process has taken over from its guard, and how long between.
-const TAKE_OVER_LOOKS: u32 = 20;
-const TAKE_OVER_PAUSE: Duration = Duration::from_millis(25);
+/// The shortest and the longest wait before a hub that can't be started is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
     start: Start,
-    running: Mutex<Option<Child>>,
+    running: Mutex<Running>,
+}
+
+#[derive(Default)]
+struct Running {
+    /// The process that we started, if we did.
+    child: Option<Child>,
+    /// Held so that pods keep their network when all of the hub's processes are killed.
+    namespaces: Option<Namespaces>,
 }
 
 impl NodeHub {
@@ -38,51 +48,76 @@ impl NodeHub {
                 range: range.to_owned(),
                 mark: mark.to_owned(),
             },
-            running: Mutex::new(None),
+            running: Mutex::default(),
         }
     }
 
     /// Makes sure that it is there.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
-        let lives = match running.as_mut().map(Child::try_wait).transpose()? {
-            Some(None) => true,
-            // Its other process takes over.
-            Some(Some(_)) => self.is_there_soon().await,
-            // Perhaps one of an agent before us.
-            None => network::hub::is_there(&self.start.socket),
-        };
-        if !lives {
-            *running = Some(self.spawn().await?);
+        // Perhaps one of an agent before us; and if our child has ended, its other process listens.
+        if !network::hub::is_there(&self.start.socket) {
+            if running.namespaces.is_none() {
+                running.namespaces = self.find_namespaces();
+            }
+            running.child = Some(self.spawn(running.namespaces.as_ref()).await?);
+            running.namespaces = None;
+        }
+        if running.namespaces.is_none() {
+            match Namespaces::of_hub(&self.start.socket) {
+                Ok(namespaces) => running.namespaces = Some(namespaces),
+                Err(error) => tracing::warn!(%error, "cannot hold the hub's namespaces"),
+            }
         }
         Ok(())
     }
 
-    async fn is_there_soon(&self) -> bool {
-        for _ in 0..TAKE_OVER_LOOKS {
-            if network::hub::is_there(&self.start.socket) {
-                return true;
+    /// Makes sure that it is there, until this is dropped: pods that run need it too, and not only those that start.
+    pub async fn keep_up(&self) {
+        let (first, most) = RETRY;
+        let mut wait = first;
+        loop {
+            match self.ready().await {
+                Ok(()) => {
+                    wait = first;
+                    if network::hub::lost(&self.start.socket).await.is_ok() {
+                        tracing::warn!("the hub's worker has ended");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(error = format!("{error:#}"), "the node has no hub");
+                    wait = (wait * 2).min(most);
+                }
             }
-            tokio::time::sleep(TAKE_OVER_PAUSE).await;
+            tokio::time::sleep(wait).await;
         }
-        false
     }
 
-    async fn spawn(&self) -> anyhow::Result<Child> {
+    /// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.
+    fn find_namespaces(&self) -> Option<Namespaces> {
+        let pods = std::fs::read_dir(self.start.dir.join("pods")).ok()?;
+        let sandboxes = pods
+            .flatten()
+            .filter_map(|pod| sandbox_role::lock::holder(&pod.path()));
+        sandboxes
+            .filter_map(|sandbox| Namespaces::of_sandbox(sandbox).ok())
+            .next()
+    }
+
+    async fn spawn(&self, before: Option<&Namespaces>) -> anyhow::Result<Child> {
+        let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
             .env(POD_MARK, &self.start.mark)
-            .stdin(Stdio::piped())
+            .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .context("cannot start the node's hub")?;
-        let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("the node's hub has no pipes");
-        };
-        let mut line = serde_json::to_string(&self.start)?;
-        line.push('\n');
-        input.write_all(line.as_bytes()).await?;
+        let output = child.stdout.take().context("the node's hub has no pipe")?;
+        let descriptors = before.map(Namespaces::descriptors).unwrap_or_default();
+        let start = serde_json::to_vec(&self.start)?;
+        linux::packet::send(&ours, 0, &start, &descriptors)?;
         let ready = until_ready(output, START_PATIENCE).await;
         if ready.is_err() {
             let _ = child.start_kill();
@@ -101,7 +136,7 @@ impl NodeHub {
         if tokio::time::timeout(LAST_BREATH, gone).await.is_err() {
             tracing::warn!("the node's hub does not end");
         }
-        if let Some(mut child) = self.running.lock().await.take() {
+        if let Some(mut child) = self.running.lock().await.child.take() {
             let _ = tokio::time::timeout(LAST_BREATH, child.wait()).await;
         }
     }

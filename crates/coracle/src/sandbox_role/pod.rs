@@ -176,6 +176,16 @@ impl SandboxPod {
             let _ = linux::process::kill_all_below(Duration::from_secs(2));
             std::process::exit(1);
         });
+        let (cut_off, abandoned) = (runtime.clone(), life.clone());
+        tokio::task::spawn_local(async move {
+            cut_off.network_lost().await;
+            // The kubelet sees the sandbox end and starts another, as above.
+            if abandoned.abandon().await {
+                tracing::error!("the pod's sandbox ends: its network is gone");
+                let _ = linux::process::kill_all_below(Duration::from_secs(2));
+                std::process::exit(1);
+            }
+        });
         // One after the other: bringing volumes up to date takes a while, and the newest bundle must win.
         let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
         let (teller, lived) = (life.clone(), runtime.clone());

@@ -18,6 +18,8 @@ use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, 
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use volumes::{Source, Volumes};
 
@@ -27,6 +29,8 @@ use crate::node::place;
 
 /// Between attempts to get a place back from a hub that was started again.
 const CLAIM_PAUSE: Duration = Duration::from_millis(200);
+/// How long a pod may be without an interface before it is restarted. A new hub takes about a second.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// This node, for one pod.
 pub struct NodeWorld {
@@ -38,6 +42,11 @@ pub struct NodeWorld {
     volumes: Arc<Mutex<Volumes>>,
     /// Keeps the pod's place in the network.
     place: RefCell<Option<AbortOnDropHandle<()>>>,
+    /// What becomes of it: a new interface, or none.
+    changes: (
+        mpsc::UnboundedSender<Option<Attachment>>,
+        tokio::sync::Mutex<mpsc::UnboundedReceiver<Option<Attachment>>>,
+    ),
     /// Images that are there, by reference: a container that is started again need not ask.
     present: RefCell<HashMap<String, PodImage>>,
     /// And whose layers nobody may remove.
@@ -47,7 +56,9 @@ pub struct NodeWorld {
 impl NodeWorld {
     /// The node of `start`.
     pub fn new(start: &Start, places: &Places) -> Self {
+        let (changed, changes) = mpsc::unbounded_channel();
         Self {
+            changes: (changed, tokio::sync::Mutex::new(changes)),
             uid: start.uid.clone(),
             hub: start.node_dir.join("hub.sock"),
             store: start.store.clone(),
@@ -222,16 +233,22 @@ impl World for NodeWorld {
         let place = Place::ask(&self.hub, &request, &network)
             .await
             .map_err(failed)?;
-        let attachment = Attachment {
-            interface: network::hub::INTERFACE.to_owned(),
-            address: place.address,
-            prefix: place.prefix,
-            gateway: place.gateway,
-        };
-        let keep = keep_place(self.hub.clone(), request, place, network);
+        let attachment = attachment(&place);
+        let keep = keep_place(
+            self.hub.clone(),
+            request,
+            place,
+            network,
+            self.changes.0.clone(),
+        );
         let task = tokio::task::spawn_local(keep);
         self.place.replace(Some(AbortOnDropHandle::new(task)));
         Ok(attachment)
+    }
+
+    async fn reattached(&self) -> Option<Attachment> {
+        let mut changes = self.changes.1.lock().await;
+        changes.recv().await.flatten()
     }
 
     async fn leave(&self) {
@@ -243,20 +260,51 @@ impl World for NodeWorld {
     }
 }
 
-/// Keeps a pod's place for as long as this runs: if the hub's process ends, the next one is asked for the same place.
-async fn keep_place(hub: PathBuf, mut request: Attach, mut place: Place, network: OwnedFd) {
+fn attachment(place: &Place) -> Attachment {
+    Attachment {
+        interface: network::hub::INTERFACE.to_owned(),
+        address: place.address,
+        prefix: place.prefix,
+        gateway: place.gateway,
+    }
+}
+
+/// Keeps a pod's place for as long as this runs: if the hub's process ends, the next one is asked for the same place. Ends if
+/// the pod has no interface any more and gets none, having said so.
+async fn keep_place(
+    hub: PathBuf,
+    mut request: Attach,
+    mut place: Place,
+    network: OwnedFd,
+    changed: mpsc::UnboundedSender<Option<Attachment>>,
+) {
     request.claim = Some(place.address);
     loop {
         place.lost().await;
+        let deadline = Instant::now() + CLAIM_TIMEOUT;
         place = loop {
             match Place::ask(&hub, &request, &network).await {
                 Ok(place) => break place,
+                Err(error) if Instant::now() > deadline && !has_interface(&network) => {
+                    tracing::warn!(%error, "the pod has lost its network");
+                    let _ = changed.send(None);
+                    return;
+                }
                 Err(error) => tracing::debug!(%error, "cannot claim the pod's address yet"),
             }
             tokio::time::sleep(CLAIM_PAUSE).await;
         };
-        if Some(place.address) != request.claim {
-            tracing::warn!(address = %place.address, "the pod's address was given to another");
+        if place.is_new {
+            let _ = changed.send(Some(attachment(&place)));
         }
     }
+}
+
+/// Whether a pod's network namespace has the interface that a hub gave it. If the check fails, assume so.
+fn has_interface(network: &OwnedFd) -> bool {
+    let has = || Ok(linux::route::Route::open()?.has(network::hub::INTERFACE));
+    let network = network.try_clone();
+    network
+        .and_then(|network| linux::fresh::in_network(network, has))
+        .unwrap_or(true)
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use linux::packet;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -21,6 +22,8 @@ pub struct Place {
     pub prefix: u8,
     /// Where everything else goes.
     pub gateway: IpAddr,
+    /// The hub made the interface for this request: it has no address yet, and none of an earlier one is left.
+    pub is_new: bool,
     /// It lasts as long as this is open.
     connection: UnixStream,
 }
@@ -32,15 +35,26 @@ pub fn join(socket: &Path) -> io::Result<()> {
 
 /// The process of the hub at `socket`.
 pub fn process(socket: &Path) -> io::Result<OwnedFd> {
-    let connection = connect(socket)?;
-    let hub = rustix::net::sockopt::socket_peercred(&connection)?.pid;
     Ok(rustix::process::pidfd_open(
-        hub,
+        process_id(socket)?,
         rustix::process::PidfdFlags::empty(),
     )?)
 }
 
-/// Whether a hub listens at `socket`.
+pub(super) fn process_id(socket: &Path) -> io::Result<Pid> {
+    let connection = connect(socket)?;
+    Ok(rustix::net::sockopt::socket_peercred(&connection)?.pid)
+}
+
+/// Waits until the process that serves at `socket` ends.
+pub async fn lost(socket: &Path) -> io::Result<()> {
+    let connection = connect_async(socket)?;
+    let receive = || packet::receive(&connection);
+    while let Ok(Some(_)) = connection.async_io(Interest::READABLE, receive).await {}
+    Ok(())
+}
+
+/// Whether a hub listens at `socket`: either of its processes does.
 pub fn is_there(socket: &Path) -> bool {
     connect(socket).is_ok()
 }
@@ -48,10 +62,7 @@ pub fn is_there(socket: &Path) -> bool {
 impl Place {
     /// Asks the hub at `socket` for a place for a pod's network namespace.
     pub async fn ask(socket: &Path, request: &Attach, namespace: &OwnedFd) -> io::Result<Self> {
-        let connection = connect(socket)?;
-        rustix::io::ioctl_fionbio(&connection, true)?;
-        // A stream by name only: packets keep their boundaries, and we never read it as a stream.
-        let connection = UnixStream::from_std(connection.into())?;
+        let connection = connect_async(socket)?;
         let text = serde_json::to_vec(&Request::Attach(request.clone()))?;
         connection
             .async_io(Interest::WRITABLE, || {
@@ -67,10 +78,12 @@ impl Place {
                 address,
                 prefix,
                 gateway,
+                is_new,
             } => Ok(Self {
                 address,
                 prefix,
                 gateway,
+                is_new,
                 connection,
             }),
             Attached::Refused(reason) => Err(io::Error::other(reason)),
@@ -88,6 +101,13 @@ impl Place {
 pub fn end(socket: &Path) -> io::Result<()> {
     let connection = connect(socket)?;
     packet::send(&connection, 0, &serde_json::to_vec(&Request::End)?, &[])
+}
+
+fn connect_async(path: &Path) -> io::Result<UnixStream> {
+    let connection = connect(path)?;
+    rustix::io::ioctl_fionbio(&connection, true)?;
+    // A stream by name only: packets keep their boundaries, and we never read it as a stream.
+    UnixStream::from_std(connection.into())
 }
 
 fn connect(path: &Path) -> io::Result<OwnedFd> {

@@ -11,16 +11,19 @@
 //! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
 //! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. The process that serves may
 //! die and be replaced by another in the same namespaces, in which the cables still are: sandboxes connect again and claim
-//! what they had.
+//! what they had. Whoever holds the hub's [`Namespaces`] can start a new hub in them when all of its processes are gone; if only the
+//! user namespace is left, sandboxes are given new cables with their old addresses.
 //!
 //! Links between hubs, services, names and the way out are not here yet.
 
 mod addresses;
 mod client;
+mod namespaces;
 mod server;
 
 pub use addresses::Range;
-pub use client::{Place, end, is_there, join, process};
+pub use client::{Place, end, is_there, join, lost, process};
+pub use namespaces::Namespaces;
 pub use server::{Hub, HubError};
 
 use std::net::IpAddr;
@@ -59,6 +62,8 @@ pub enum Attached {
         prefix: u8,
         /// Where everything else goes.
         gateway: IpAddr,
+        /// The interface was made for this request, and not for one before it.
+        is_new: bool,
     },
     /// It can't be.
     Refused(String),

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use linux::namespace::Ids;
 use linux::packet;
 use linux::route::{Prefixed, Route};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -20,13 +20,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 
 use super::addresses::{Addresses, Range};
+use super::namespaces::Namespaces;
 use super::{Attach, Attached, INTERFACE, Request};
 
 const BRIDGE: &str = "pods";
 /// More sandboxes than a node has pods.
 const BACKLOG: i32 = 1024;
-/// Sandboxes claim what they had within this.
-const CLAIMS: Duration = Duration::from_secs(60);
 /// Between attempts to accept a sandbox.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,6 +43,12 @@ pub enum HubError {
         /// Why.
         source: io::Error,
     },
+    /// It would take the socket away from the one that serves.
+    #[error("another hub of this node runs: {path} is locked")]
+    Running {
+        /// The file that it has locked.
+        path: String,
+    },
     /// Nobody could reach it.
     #[error("cannot listen on {path}: {source}")]
     Socket {
@@ -59,40 +64,34 @@ pub struct Hub {
     socket: PathBuf,
     listener: OwnedFd,
     range: Range,
-    /// How many ids pods can have.
-    pub ids: Ids,
+    /// Held by every process of the hub, until the last of them is gone.
+    _lock: File,
 }
 
 impl Hub {
-    /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up its network.
-    pub fn set_up(range: Range, socket: &Path) -> Result<Self, HubError> {
-        // The socket lies outside, where its directory guards it.
+    /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up its network. If
+    /// `before` are those of a hub that has died, pods are in them still.
+    pub fn set_up(
+        range: Range,
+        socket: &Path,
+        before: Option<Namespaces>,
+    ) -> Result<Self, HubError> {
+        let lock = lock(socket)?;
+        enter(before).map_err(HubError::Namespaces)?;
+        // Sandboxes, which are the same user, join our user namespace by our process.
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)
+            .map_err(|error| HubError::Namespaces(error.into()))?;
+        make_bridge(range).map_err(|source| HubError::Network { range, source })?;
+        // Last: whoever connects joins the namespaces that we are in. The socket lies outside, where its directory guards it.
         let listener = listen(socket).map_err(|source| HubError::Socket {
             path: socket.display().to_string(),
             source,
         })?;
-        let ids =
-            linux::namespace::enter_as_root(UnshareFlags::NEWNET).map_err(HubError::Namespaces)?;
-        // Sandboxes, which are the same user, join our user namespace by our process.
-        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)
-            .map_err(|error| HubError::Namespaces(error.into()))?;
-        let set_up = || -> io::Result<()> {
-            let route = Route::open()?;
-            route.set_up("lo")?;
-            route.add_bridge(BRIDGE)?;
-            let gateway = Prefixed {
-                address: range.gateway().into(),
-                length: range.prefix(),
-            };
-            route.add_address(BRIDGE, gateway)?;
-            route.set_up(BRIDGE)
-        };
-        set_up().map_err(|source| HubError::Network { range, source })?;
         Ok(Self {
             socket: socket.to_owned(),
             listener,
             range,
-            ids,
+            _lock: lock,
         })
     }
 
@@ -105,11 +104,6 @@ impl Hub {
     /// Gives sandboxes their places until it is told to end. Must be called within a `LocalSet`.
     pub async fn serve(&self) -> io::Result<()> {
         let places = Rc::new(Places::find(self.range)?);
-        let unclaimed = places.clone();
-        tokio::task::spawn_local(async move {
-            tokio::time::sleep(CLAIMS).await;
-            unclaimed.detach_unclaimed();
-        });
         // Streams by name only: packets keep their boundaries, and nobody reads them as a stream.
         let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
@@ -158,10 +152,17 @@ impl Places {
         })
     }
 
-    fn detach_unclaimed(&self) {
-        for address in self.unclaimed.take() {
-            self.detach(address);
-        }
+    /// Frees the addresses of sandboxes that died while no hub served: their cables went with their network namespaces. One
+    /// whose cable is there may have been stopped for however long, and will claim it.
+    fn free_unclaimed(&self) {
+        let mut unclaimed = self.unclaimed.borrow_mut();
+        unclaimed.retain(|address| {
+            let is_there = self.route.has(&interface(*address));
+            if !is_there {
+                self.addresses.borrow_mut().give_back(*address);
+            }
+            is_there
+        });
     }
 
     /// Gives one sandbox its place and keeps it until the sandbox ends.
@@ -185,12 +186,13 @@ impl Places {
             )),
         };
         let (address, answer) = match answer {
-            Ok(address) => (
+            Ok((address, is_new)) => (
                 Some(address),
                 Attached::Done {
                     address: IpAddr::V4(address),
                     prefix: self.range.prefix(),
                     gateway: self.range.gateway().into(),
+                    is_new,
                 },
             ),
             Err(error) => (None, Attached::Refused(error.to_string())),
@@ -211,7 +213,9 @@ impl Places {
         sent
     }
 
-    fn attach(&self, request: &Attach, namespace: &OwnedFd) -> io::Result<Ipv4Addr> {
+    /// A pod's address, and whether its cable was made now.
+    fn attach(&self, request: &Attach, namespace: &OwnedFd) -> io::Result<(Ipv4Addr, bool)> {
+        self.free_unclaimed();
         let claim = request.claim.and_then(|claim| match claim {
             IpAddr::V4(claim) => Some(claim),
             IpAddr::V6(_) => None,
@@ -219,7 +223,7 @@ impl Places {
         if let Some(claim) = claim
             && self.unclaimed.borrow_mut().remove(&claim)
         {
-            return Ok(claim);
+            return Ok((claim, false));
         }
         let address = self.addresses.borrow_mut().take(claim).ok_or_else(|| {
             io::Error::other(format!(
@@ -233,7 +237,7 @@ impl Places {
             .add_veth(&name, BRIDGE, INTERFACE, namespace.as_fd())
             .and_then(|()| self.route.set_up(&name));
         match connected {
-            Ok(()) => Ok(address),
+            Ok(()) => Ok((address, true)),
             Err(error) => {
                 self.detach(address);
                 Err(error)
@@ -267,16 +271,64 @@ fn interface(address: Ipv4Addr) -> String {
     format!("p{:08x}", u32::from(address))
 }
 
+/// Enters the namespaces of the hub before us, or new ones if there was none or they can't be entered: its pods then lose
+/// their network, notice that, and are restarted.
+fn enter(before: Option<Namespaces>) -> io::Result<()> {
+    match before.map(|before| before.enter()) {
+        Some(Ok(())) => return Ok(()),
+        Some(Err(error)) => tracing::warn!(%error, "cannot enter the namespaces of the last hub"),
+        None => {}
+    }
+    linux::namespace::enter_as_root(UnshareFlags::NEWNET).map(|_| ())
+}
+
+/// Makes the bridge, or what is missing of it.
+fn make_bridge(range: Range) -> io::Result<()> {
+    let route = Route::open()?;
+    route.set_up("lo")?;
+    let gateway = Prefixed {
+        address: range.gateway().into(),
+        length: range.prefix(),
+    };
+    for made in [route.add_bridge(BRIDGE), route.add_address(BRIDGE, gateway)] {
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
+    }
+    route.set_up(BRIDGE)
+}
+
+/// Locks a file beside the socket: two agents may find the hub dead at the same time.
+fn lock(socket: &Path) -> Result<File, HubError> {
+    let path = socket.with_extension("lock");
+    let failed = |source| HubError::Socket {
+        path: path.display().to_string(),
+        source,
+    };
+    let file = File::create(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(HubError::Running {
+            path: path.display().to_string(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Listens at `path`, in place of a hub before us. There is a socket at every moment, so that nobody takes the hub for dead
+/// while one of its processes replaces the other.
 fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // That of a hub before us, which is dead: nobody starts two.
-    match std::fs::remove_file(path) {
+    let new = path.with_extension("new");
+    match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
+    std::fs::rename(&new, path)?;
     Ok(socket)
 }
 

@@ -71,6 +71,16 @@ impl LifeHandle {
         let _ = self.messages.send(Message::Stop(stop));
     }
 
+    /// The sandbox can't go on, though its pod could: ends the containers, within the pod's grace period, and leaves all else as it
+    /// is for the sandbox that replaces this one. Returns whether it came to that: not if the pod ends anyway.
+    pub async fn abandon(&self) -> bool {
+        let _ = self.messages.send(Message::Abandon);
+        let mut state = self.state.clone();
+        // The driver drops its end when it has nothing more to say.
+        while state.changed().await.is_ok() {}
+        !state.borrow().finished
+    }
+
     /// The pod's whole state; it changes only when there is something new.
     pub fn state(&self) -> watch::Receiver<PodState> {
         self.state.clone()
@@ -89,6 +99,7 @@ impl LifeHandle {
 enum Message {
     Bundle(Box<Bundle>),
     Stop(Stop),
+    Abandon,
     Up(Result<PodNetwork, Problem>),
     Fact {
         serial: u64,

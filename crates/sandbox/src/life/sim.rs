@@ -387,6 +387,11 @@ impl World {
         });
     }
 
+    /// Has the sandbox give up, and waits for that.
+    pub async fn abandon(&self) -> bool {
+        self.life.abandon().await
+    }
+
     /// Waits for the end.
     pub async fn finish(&self) -> PodState {
         self.life.finished().await;

@@ -78,20 +78,44 @@ impl<W: World> LinuxRuntime<W> {
             host_ips.iter().take(1).cloned().collect()
         } else {
             let place = self.attach().await?;
-            let plan = NetworkSetUp {
-                interface: place.interface.clone(),
-                address: place.address,
-                prefix: place.prefix,
-                gateway: place.gateway,
-            };
-            self.inside
-                .ask(Request::Network(plan))
-                .await
-                .map_err(|refusal| sandbox_problem(refusal.message))?;
+            self.set_up_interface(place).await?;
             vec![place.address.to_string()]
         };
         let _ = self.addresses.set(Addresses { pod_ips, host_ips });
         Ok(())
+    }
+
+    async fn set_up_interface(&self, place: &Attachment) -> Result<(), Problem> {
+        let plan = NetworkSetUp {
+            interface: place.interface.clone(),
+            address: place.address,
+            prefix: place.prefix,
+            gateway: place.gateway,
+        };
+        let done = self.inside.ask(Request::Network(plan)).await;
+        done.map_err(|refusal| sandbox_problem(refusal.message))?;
+        Ok(())
+    }
+
+    /// Returns when the pod has lost its network for good. An interface that was made anew gets the address that the pod has.
+    pub async fn network_lost(&self) {
+        loop {
+            let Some(place) = self.world.reattached().await else {
+                return;
+            };
+            let before = self.attachment.get();
+            if before.is_some_and(|before| *before != place) {
+                tracing::warn!(address = %place.address, "the pod's address was given to another");
+                return;
+            }
+            if let Err(problem) = self.set_up_interface(&place).await {
+                tracing::warn!(
+                    problem = problem.message,
+                    "cannot set up the pod's interface"
+                );
+                return;
+            }
+        }
     }
 
     /// Asks for a place in the network.

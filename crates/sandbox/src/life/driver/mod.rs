@@ -42,6 +42,8 @@ pub struct Driver<R> {
     network: PodNetwork,
     ending: Option<Instant>,
     resetting: bool,
+    /// The containers end, and the pod goes on in another sandbox.
+    abandoned: bool,
     failure: Option<Problem>,
     born: Instant,
     /// Since when activeDeadlineSeconds counts.
@@ -83,6 +85,7 @@ impl<R: Runtime> Driver<R> {
             network: PodNetwork::default(),
             ending: None,
             resetting: false,
+            abandoned: false,
             failure: None,
             born: now,
             active_since: now,
@@ -123,6 +126,9 @@ impl<R: Runtime> Driver<R> {
             }
         }
         self.publish(false);
+        if self.abandoned {
+            return;
+        }
         self.up = Up::Over;
         self.runtime.down().await;
         // What was said meanwhile, such as a reason for the end.
@@ -176,6 +182,7 @@ impl<R: Runtime> Driver<R> {
         match message {
             Message::Bundle(bundle) => self.take_bundle(*bundle),
             Message::Stop(stop) => self.stop(stop),
+            Message::Abandon => self.abandon(),
             Message::Up(result) => self.came_up(result),
             Message::Fact { serial, fact } => self.note_fact(serial, fact),
             Message::Probe {
@@ -186,7 +193,17 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
+    fn abandon(&mut self) {
+        if self.ending.is_none() {
+            self.abandoned = true;
+            self.up = Up::Over;
+            self.end(self.grace());
+        }
+    }
+
     fn stop(&mut self, stop: Stop) {
+        // Now the pod itself is to end.
+        self.abandoned = false;
         if self.failure.is_none() {
             self.failure = stop.failure;
         }
@@ -211,6 +228,10 @@ impl<R: Runtime> Driver<R> {
         };
         let mut init_containers = statuses(&[Kind::Init, Kind::Sidecar]);
         let mut containers = statuses(&[Kind::Regular]);
+        if self.abandoned {
+            let all = init_containers.iter_mut().chain(&mut containers);
+            all.for_each(|status| status.ready = false);
+        }
         if finished {
             let initialized = self.records.iter().all(|record| match record.kind {
                 Kind::Init => record.succeeded(),

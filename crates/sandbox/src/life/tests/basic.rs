@@ -35,6 +35,45 @@ life! {
 }
 
 life! {
+    async fn an_abandoned_pod_is_left_for_the_next_sandbox() {
+        let sim = Sim::new().script("a", &[Obeys(3, 0)]);
+        let spec = json!({"containers": [{"name": "a"}], "terminationGracePeriodSeconds": 9});
+        let world = World::new(&sim, spec);
+        world.at(1).await;
+        let (abandoned, state) = tokio::join!(world.abandon(), world.at(2));
+        assert!(abandoned);
+        // While it ends it is not ready, for it can't be reached.
+        assert!(!state.sandbox_ready && !state.containers[0].ready);
+        assert!(state.containers[0].state.as_ref().is_some_and(|state| state.running.is_some()));
+        assert!(!world.state().finished);
+        assert_eq!(world.word("a"), "ended Completed 0");
+        assert_eq!(sim.log_of(&["signal", "exit", "start", "down"]), ["0 start a#0", "1 signal a 15", "4 exit a 0"]);
+    }
+}
+
+life! {
+    async fn a_pod_that_ends_is_not_abandoned() {
+        for stop_first in [true, false] {
+            let sim = Sim::new().script("a", &[Obeys(3, 0)]);
+            let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
+            world.at(1).await;
+            let stop = async {
+                world.stop(5);
+            };
+            let abandoned = match stop_first {
+                true => {
+                    stop.await;
+                    world.abandon().await
+                }
+                false => tokio::join!(world.abandon(), stop).0,
+            };
+            assert!(!abandoned && world.state().finished);
+            assert_eq!(sim.log_of(&["down"]).len(), 1);
+        }
+    }
+}
+
+life! {
     async fn who_does_not_obey_is_killed() {
         let sim = Sim::new().script("a", &[Stubborn]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));

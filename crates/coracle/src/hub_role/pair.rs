@@ -1,0 +1,106 @@
+//! The hub's two processes: a worker, and a guard that replaces it.
+//!
+//! The guard does nothing but wait. The worker watches the guard through a descriptor and not by a parent death signal: a
+//! signal that is blocked stays pending, and a worker that becomes the guard must not take it for an order to end. The
+//! guard gives up on no worker, because with both processes gone pods lose their network.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use linux::process::Fork;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
+
+/// A worker that lived so long was healthy.
+const HEALTHY_AFTER: Duration = Duration::from_secs(20);
+/// The shortest and the longest wait before a worker is replaced.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Which of the two this process now is.
+pub enum Side {
+    /// The worker.
+    Worker {
+        /// Its guard, which is readable when that has ended.
+        guard: OwnedFd,
+    },
+    /// The guard, and a worker has ended by itself with success.
+    Guard,
+}
+
+/// Forks this process, which must have a single thread, into a guard and a worker.
+///
+/// Returns in each worker at once, in the guard when a worker has ended with success.
+pub fn split() -> io::Result<Side> {
+    let mut delay = Duration::ZERO;
+    loop {
+        let began = Instant::now();
+        match run_worker() {
+            Ok(Run::Worker(guard)) => return Ok(Side::Worker { guard }),
+            Ok(Run::Ended(status)) if status.exit_status() == Some(0) => return Ok(Side::Guard),
+            Ok(Run::Ended(status)) => {
+                tracing::warn!(?status, "the hub's worker has died and is replaced");
+            }
+            // The user may have as many processes as are allowed, for a while.
+            Err(error) => tracing::warn!(%error, "cannot start the hub's worker"),
+        }
+        delay = next_delay(delay, began.elapsed());
+        std::thread::sleep(delay);
+    }
+}
+
+enum Run {
+    /// This is the worker; its guard.
+    Worker(OwnedFd),
+    /// This is the guard; how the worker ended.
+    Ended(WaitStatus),
+}
+
+fn run_worker() -> io::Result<Run> {
+    // Opened before the fork, so that it is our guard that the worker watches, and not whoever adopted it.
+    let guard = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::NONBLOCK)?;
+    match linux::process::fork()? {
+        Fork::Child => Ok(Run::Worker(guard)),
+        Fork::Parent(worker) => wait(worker).map(Run::Ended),
+    }
+}
+
+fn wait(worker: Pid) -> io::Result<WaitStatus> {
+    loop {
+        match rustix::process::waitpid(Some(worker), WaitOptions::empty()) {
+            Ok(Some((_, status))) => return Ok(status),
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// How long to wait before the next worker, after one that lived for `lived` and for which `delay` was waited.
+fn next_delay(delay: Duration, lived: Duration) -> Duration {
+    let (first, most) = BACK_OFF;
+    if lived >= HEALTHY_AFTER {
+        return first;
+    }
+    (delay * 2).clamp(first, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_back_off_grows_to_its_cap_and_starts_over() {
+        let quick = Duration::from_millis(1);
+        let mut delay = Duration::ZERO;
+        let mut delays = Vec::new();
+        for _ in 0..100 {
+            delay = next_delay(delay, quick);
+            delays.push(delay);
+        }
+        assert_eq!(delays[0], BACK_OFF.0);
+        assert_eq!(delays[1], BACK_OFF.0 * 2);
+        assert_eq!(delays[99], BACK_OFF.1);
+        assert!(delays.is_sorted());
+        assert_eq!(next_delay(delay, HEALTHY_AFTER), BACK_OFF.0);
+    }
+}
