@@ -1,0 +1,221 @@
+//! Private images in the shared store, and passwords for registries.
+
+use std::time::Duration;
+
+use e2e::{BUSYBOX, Cluster, EMPTY_LAYER, Lab, REGISTRY, Running, eventually, merged, plain, says};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// A registry of the attacker's own, on the port `$1`. It knows the manifest of a private image, `$2`, and has none of its blobs. It
+/// prints all credentials that it is shown.
+///
+/// - `named`: a manifest that names the private configuration and layers
+/// - `layers`: private layers, and a configuration of its own
+/// - `diff-ids`: a configuration that names the private layers, beside blobs of its own
+/// - anything else is what the client knows it to be, on HEAD, and nothing otherwise
+const HOSTILE: &str = r#"
+import hashlib, http.server, io, json, socket, sys, tarfile
+
+def sha(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+def descriptor(data):
+    return {"mediaType": "application/octet-stream", "size": len(data), "digest": sha(data)}
+
+def archive(name):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return file.getvalue()
+
+KIND = "application/vnd.oci.image.manifest.v1+json"
+private = json.loads(sys.argv[2])
+layers = private.get("layers", [])
+# Layers that are not compressed unpack to themselves.
+config = json.dumps({"architecture": "amd64", "os": "linux",
+    "config": {"Env": ["PATH=/bin"], "Cmd": ["echo", "stolen"]},
+    "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}}).encode()
+decoys = [archive("decoy-%d" % number) for number, _ in enumerate(layers)]
+BLOBS = {sha(blob): blob for blob in [config, *decoys]}
+MANIFESTS = {name: json.dumps({"schemaVersion": 2, "mediaType": KIND, "config": config, "layers": layers}).encode()
+    for name, config, layers in [
+        ("named", private.get("config"), layers),
+        ("layers", descriptor(config), layers),
+        ("diff-ids", descriptor(config), [descriptor(decoy) for decoy in decoys])]}
+
+class Server(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def handle(self):
+        # TLS is tried first.
+        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
+            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        else:
+            super().handle()
+
+    def log_request(self, code="-", size="-"):
+        print(self.command, self.path, int(code), self.headers.get("Authorization", "-"), flush=True)
+
+    def answer(self, code, body=b"", headers={}):
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        name = self.path.rsplit("/", 1)[-1]
+        if self.path.startswith("/v2/closed/") and "Authorization" not in self.headers:
+            return self.answer(401, headers={"WWW-Authenticate": "Basic realm=closed"})
+        if "/manifests/" in self.path and name in MANIFESTS:
+            body = MANIFESTS[name]
+            return self.answer(200, body, {"Content-Type": KIND, "Docker-Content-Digest": sha(body)})
+        if "/manifests/" in self.path and self.command == "HEAD":
+            return self.answer(200, b"", {"Content-Type": KIND, "Docker-Content-Digest": name})
+        if name in BLOBS:
+            return self.answer(200, BLOBS[name])
+        self.answer(404)
+
+    do_HEAD = do_GET
+
+server = http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Server)
+print("serving", flush=True)
+server.serve_forever()
+"#;
+
+/// The attacker's registry, served by `user2` on the login host.
+fn hostile_registry(lab: &Lab, port: &str, private: &Value) -> Running {
+    let private = private.to_string();
+    let words = ["/usr/bin/python3", "-c", HOSTILE, port, &private];
+    let mut server = lab.call(&words).user("user2").start();
+    server.until_stdout("serving");
+    server
+}
+
+fn end(lab: &Lab, server: Running) {
+    server.signal(Signal::KILL);
+    drop(server);
+    for stray in lab.processes_of("login", "user2") {
+        lab.kill("login", "KILL", &stray);
+    }
+}
+
+/// Waits until the pod is refused its image, and not run.
+#[track_caller]
+fn is_refused(cluster: &mut Cluster, name: &str) {
+    let mut last = Value::Null;
+    let seen = eventually(Duration::from_secs(60), || {
+        last = cluster.pod(name)["status"].clone();
+        let waiting = &last["containerStatuses"][0]["state"]["waiting"];
+        let reason = waiting["reason"].as_str().unwrap_or_default();
+        matches!(
+            reason,
+            "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull"
+        )
+        .then_some(())
+    });
+    assert!(seen.is_some(), "{name} got the image: {last:#}");
+}
+
+#[test]
+fn private_images_are_for_pods_with_their_secret() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let registry = lab.registry();
+    lab.registries(&format!(
+        "[registry.\"{REGISTRY}\"]\ninsecure = true\n[registry.\"login:5100\"]\ninsecure = true\n"
+    ));
+    let private = registry.push("team/app", says("private"), EMPTY_LAYER);
+    let (digest, manifest) = registry.manifest("team/app", "1");
+    let hostile = hostile_registry(&lab, "5100", &manifest);
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.ask(&format!(
+        "kubectl create secret docker-registry right --docker-server={REGISTRY} --docker-username=user --docker-password=right"
+    ));
+    let mut owner = plain("owner", &private, json!({}));
+    owner["spec"]["imagePullSecrets"] = json!([{"name": "right"}]);
+    cluster.create_objects(&[owner.clone()]);
+    cluster.in_phase("owner", "Succeeded");
+
+    let head = format!("login:5100/head@{digest}");
+    let mut attacks: Vec<Value> = ["IfNotPresent", "Always", "Never"]
+        .iter()
+        .map(|policy| {
+            let name = format!("head-{}", policy.to_lowercase());
+            plain(&name, &head, json!({"imagePullPolicy": policy}))
+        })
+        .collect();
+    attacks.extend(["named", "layers", "diff-ids"].map(|name| {
+        let image = format!("login:5100/x:{name}");
+        plain(name, &image, json!({}))
+    }));
+    cluster.create_objects(&attacks);
+    for pod in &attacks {
+        is_refused(
+            &mut cluster,
+            pod["metadata"]["name"].as_str().unwrap_or_default(),
+        );
+    }
+    // As a volume it is the same image.
+    let volume =
+        json!({"restartPolicy": "Never", "volumes": [{"name": "v", "image": {"reference": head}}]});
+    let mut reader = plain(
+        "volume",
+        BUSYBOX,
+        json!({"command": ["ls", "/v/bin"],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+    );
+    reader["spec"] = merged(reader["spec"].clone(), volume);
+    cluster.create_objects(&[reader]);
+    cluster.event("volume", "Warning Failed");
+    assert_eq!(cluster.pod("volume")["status"]["phase"], "Pending");
+
+    // The owner's next pod asks nobody.
+    let before = registry.answered("GET /v2/team/app/");
+    owner["metadata"]["name"] = json!("again");
+    cluster.create_objects(&[owner]);
+    cluster.in_phase("again", "Succeeded");
+    cluster.event("again", "already present on machine");
+    assert_eq!(registry.answered("GET /v2/team/app/"), before);
+    cluster.exit(0);
+    end(&lab, hostile);
+    drop(registry);
+    lab.sh(&format!("coracle image rm {private}"))
+        .run()
+        .succeeded();
+    lab.nothing_left();
+}
+
+#[test]
+fn loopback_registries_get_no_password_without_consent() {
+    let lab = Lab::ready();
+    let hostile = hostile_registry(&lab, "5101", &json!({}));
+    let auth = json!({"auths": {"localhost:5101": {"auth": "dXNlcjpyaWdodA=="}}});
+    lab.write(".docker/config.json", &auth.to_string());
+    let pull = "coracle image pull localhost:5101/closed/app:1 --store attacked";
+    let shown = |hostile: &Running| hostile.stdout().contains("Basic dXNlcjpyaWdodA==");
+    let refused = lab.sh(pull).run();
+    assert!(!shown(&hostile), "{}", hostile.stdout());
+    refused.ended_with(74).says(&[
+        "localhost:5101",
+        "hint: if this registry has no TLS, say `insecure = true`",
+    ]);
+    let mirror = "[registry.\"localhost:5101\"]\nmirrors = [\"http://localhost:5101\"]\n";
+    lab.registries(mirror);
+    lab.sh(pull)
+        .run()
+        .ended_with(74)
+        .says(&["your own credentials were not tried"]);
+    assert!(hostile.stdout().contains("/v2/closed/app/manifests/1 401"));
+    assert!(!shown(&hostile), "{}", hostile.stdout());
+    lab.registries("[registry.\"localhost:5101\"]\ninsecure = true\n");
+    lab.sh(pull).run().ended_with(74);
+    assert!(shown(&hostile), "{}", hostile.stdout());
+    end(&lab, hostile);
+    for name in [".docker", ".config", "attacked"] {
+        lab.remove(name);
+    }
+    lab.nothing_left();
+}
