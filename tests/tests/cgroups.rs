@@ -10,7 +10,8 @@ use e2e::{Cluster, Lab, Role, container};
 fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
     let run = concat!(env!("CARGO_MANIFEST_DIR"), "/qemu/run");
     let output = Command::new("timeout")
-        .args(["170", run, env!("CARGO_BIN_EXE_limits")])
+        .args(["170", run])
+        .args([env!("CARGO_BIN_EXE_limits"), env!("CARGO_BIN_EXE_escape")])
         .stdin(Stdio::null())
         .output()
         .expect("a script can be started");
@@ -28,6 +29,7 @@ fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
         "a-killed-sandbox",
         "groups-are-removed",
         "without-groups",
+        "the-nodes-root-stays-out-of-reach",
         "the-group-is-given-back",
     ] {
         assert!(

@@ -142,6 +142,43 @@ fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mappe
     Ok(found.unwrap_or(Mapped::Nothing))
 }
 
+/// Moves the calling, single-threaded process into a user namespace below the current one, of which it must be root, with
+/// the same ids by the same numbers, and with it into the other namespaces of `with`.
+pub fn enter_below(with: UnshareFlags) -> io::Result<()> {
+    let users = same_ids(&std::fs::read_to_string("/proc/self/uid_map")?);
+    let groups = same_ids(&std::fs::read_to_string("/proc/self/gid_map")?);
+    // Only a process of the namespace above may map more than one id.
+    let helper = |process: Pid| {
+        let write = |file: &str, map: &str| {
+            std::fs::write(format!("/proc/{}/{file}", process.as_raw_nonzero()), map).is_ok()
+        };
+        if !write("uid_map", &users) {
+            Mapped::Nothing
+        } else if !write("gid_map", &groups) {
+            Mapped::Users
+        } else {
+            Mapped::All
+        }
+    };
+    match enter_mapped(Some(helper))? {
+        Mapped::All => {}
+        Mapped::Nothing => return Err(io::Error::other("cannot map users into a user namespace")),
+        Mapped::Users => return Err(io::Error::other("cannot map groups into a user namespace")),
+    }
+    become_root()?;
+    unshare(with)
+}
+
+/// A map of the same ids onto themselves, from the text of a map.
+fn same_ids(map: &str) -> String {
+    let lines = map.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (first, count) = (fields.next()?, fields.nth(1)?);
+        Some(format!("{first} {first} {count}\n"))
+    });
+    lines.collect()
+}
+
 /// Maps one user and one group onto root.
 fn map_one(uid: u32, gid: u32) -> io::Result<()> {
     map_groups(gid)?;
@@ -232,6 +269,22 @@ mod tests {
             let works = mount::tmpfs(std::path::Path::new("/tmp"), 1 << 20).is_ok();
             entered == Ids::One && ids() == Ids::One && is_root && works
         })
+    }
+
+    #[test]
+    fn a_namespace_below_has_the_same_ids() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        assert_eq!(same_ids(map), "0 0 1\n1 1 65536\n");
+        let same = in_a_child(|| {
+            let entered = enter_as_root(UnshareFlags::empty()).unwrap();
+            let above = std::fs::read_link("/proc/self/ns/user").unwrap();
+            enter_below(UnshareFlags::NEWNS).unwrap();
+            let below = std::fs::read_link("/proc/self/ns/user").unwrap();
+            let is_root =
+                rustix::process::geteuid().is_root() && rustix::process::getegid().is_root();
+            ids() == entered && is_root && above != below
+        });
+        assert!(same);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::CWD;
@@ -27,6 +27,13 @@ pub enum Propagation {
     Slave,
     /// Both ways.
     Shared,
+}
+
+impl AsFd for Tree {
+    /// Its top, as `O_PATH`; also after it was put in its place.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Tree {
@@ -236,26 +243,39 @@ pub fn share(path: &Path) -> io::Result<()> {
 }
 
 /// Makes `root` the root directory of this process and of its mount namespace, and lets go of all other mounts.
+///
+/// The kernel refuses where the root directory is its first file system; see [`lock_root`].
 pub fn enter_root(root: &Tree, place: &Path) -> io::Result<()> {
     root.put(place)?;
     rustix::process::chdir(place)?;
     // The old root is put on top of the new one, and taken away from there.
-    match rustix::process::pivot_root(".", ".") {
-        Ok(()) => rustix::mount::unmount(".", UnmountFlags::DETACH)?,
-        Err(rustix::io::Errno::INVAL) => cover_root()?,
-        Err(error) => return Err(error.into()),
-    }
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
     Ok(())
 }
 
-/// Makes the working directory the root by moving its mount over the old one. On nodes without disks the root may be the
-/// kernel's first file system, which stays where it is for ever. What is covered can't be reached from above: `..` of
-/// the first root leads to what covers it.
-fn cover_root() -> io::Result<()> {
-    rustix::mount::mount_move(".", "/")?;
+/// Whether the root directory is the root of its mount namespace: on nodes without disks the kernel's first file system, an
+/// initramfs, may stay the root. `pivot_root` can't replace it.
+pub fn root_is_first() -> io::Result<bool> {
+    let root = crate::mounted::id(std::fs::File::open("/")?)?;
+    let mounts = std::fs::read("/proc/self/mountinfo")?;
+    Ok(crate::mounted::parent(&mounts, root) == Some(root))
+}
+
+/// Puts a copy of the root directory, with all that is mounted below, on top of it, and moves this process, which must have
+/// a single thread, onto the copy and into a user and a mount namespace below the current ones.
+///
+/// The copy can be replaced by `pivot_root`. In the new namespaces its mount is locked, because it was made in more privileged
+/// ones; `pivot_root` hands the lock on to each root that replaces it. So a process that has all capabilities there can
+/// unmount neither of them, and never sees what is below. A root that is merely moved over the first one isn't locked.
+pub fn lock_root() -> io::Result<()> {
+    let copy = Tree::copy(Path::new("/"), true)?;
+    copy.put(Path::new("/"))?;
+    // By its path one would get what is below.
+    rustix::process::fchdir(&copy.0)?;
     rustix::process::chroot(".")?;
-    Ok(())
+    crate::namespace::enter_below(rustix::thread::UnshareFlags::NEWNS)
 }
 
 /// Makes the root directory's own file system one that can only be read; what is mounted below is not concerned.
@@ -326,5 +346,32 @@ mod tests {
             shown == "of the tree" && !root.join("run/file").exists()
         });
         assert!(done);
+    }
+
+    /// What a container with all capabilities might try on its root, to get at what is below.
+    #[test]
+    fn a_locked_root_and_its_successors_stay() {
+        let stayed = crate::testing::in_a_child(|| {
+            let place = tempfile::tempdir().unwrap();
+            crate::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
+            lock_root().unwrap();
+            crate::mount::keep_to_ourselves().unwrap();
+            assert!(!root_is_first().unwrap());
+            let busy = || rustix::mount::unmount("/", UnmountFlags::DETACH).unwrap_err();
+            assert_eq!(busy(), rustix::io::Errno::INVAL);
+            let options = [("mode", "755")];
+            let next = Tree::new("tmpfs", &options, MountAttrFlags::empty()).unwrap();
+            enter_root(&next, place.path()).unwrap();
+            assert_eq!(busy(), rustix::io::Errno::INVAL);
+            std::fs::create_dir("/away").unwrap();
+            let moved = rustix::mount::mount_move("/", "/away");
+            assert_eq!(moved, Err(rustix::io::Errno::INVAL));
+            // Another root may follow, and is locked too.
+            let last = Tree::new("tmpfs", &options, MountAttrFlags::empty()).unwrap();
+            enter_root(&last, Path::new("/away")).unwrap();
+            assert_eq!(busy(), rustix::io::Errno::INVAL);
+            std::fs::read_dir("/").unwrap().count() == 0
+        });
+        assert!(stayed);
     }
 }

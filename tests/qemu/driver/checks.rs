@@ -307,6 +307,26 @@ pub async fn without_groups(node: &Node) -> Seen {
     Ok(format!("{eater:?}, told from {says_so:?}"))
 }
 
+/// The machine's root is its initramfs, which no container can leave by pivot_root: a privileged one does not get back to it.
+pub async fn node_root(node: &Node) -> Seen {
+    let attempts = "setns umount umount-all move pivot chroot open-tree user rootfs";
+    let script = format!("for attempt in {attempts}; do escape $attempt; done");
+    let mut attacker = container("attacker", &script, json!({}));
+    attacker["securityContext"] = json!({"privileged": true});
+    let spec = pod(json!([attacker]));
+    let mut pod = node.run("attacker", spec, Way::Plain).await?;
+    let end = pod.ended("attacker").await?;
+    let log = pod.log("attacker").await?;
+    pod.end().await?;
+    let count = log.matches(": kept out: ").count();
+    let all = attempts.split(' ').count();
+    must(
+        end.1 == 0 && count == all && !log.contains(": reached: "),
+        || format!("{end:?}, {}", log.replace('\n', "; ")),
+    )?;
+    Ok(format!("{count} attempts failed"))
+}
+
 /// After the end the group is as we found it: ours alone, and not divided.
 pub fn given_back() -> Seen {
     let own = Group::own().ok_or("there is none")?;

@@ -72,6 +72,10 @@ async fn try_all(division: &Division) -> bool {
         report("a-killed-sandbox", checks::killed_sandbox(&node).await),
         report("groups-are-removed", checks::removed(&node).await),
         report("without-groups", checks::without_groups(&node).await),
+        report(
+            "the-nodes-root-stays-out-of-reach",
+            checks::node_root(&node).await,
+        ),
     ];
     drop(node);
     results.iter().all(|good| *good)

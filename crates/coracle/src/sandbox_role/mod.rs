@@ -158,6 +158,12 @@ fn move_in(start: &Start, places: &Places) -> std::io::Result<()> {
     linux::mount::follow_outside()?;
     // Our own inner process is looked at by its /proc entries.
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    if linux::tree::root_is_first()? {
+        // Privileged containers could get back to it. Their namespaces are then below a user namespace of the pod's own.
+        linux::tree::lock_root()?;
+        linux::mount::follow_outside()?;
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    }
     std::fs::create_dir_all(&places.memory)?;
     linux::mount::tmpfs(&places.memory, MEMORY_BYTES)?;
     // Containers of other users than root look through it.
