@@ -3,16 +3,14 @@
 //! Nothing of an image is trusted. Mounts are opened while the outside is visible and put in place after the container's
 //! root has become ours, so that links in it lead nowhere else.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use linux::place::Kind;
 use linux::tree::{self, Tree};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::FileType;
 use rustix::mount::MountAttrFlags;
 
 use super::failure::{Failure, failed};
@@ -37,6 +35,14 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
             open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display())))
         })
         .collect::<Result<Vec<_>, Failure>>()?;
+    // Of the host: what the container has there may be a link to something that it should not have.
+    let covers = plan
+        .masked
+        .iter()
+        .map(|_| Tree::copy(Path::new("/dev/null"), false));
+    let covers = covers
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(failed("opening /dev/null"))?;
     let volumes = image_volume::open(&plan.image_volumes)?;
     // What we do from here on in our copy of the outside is not to be seen there, where mounts may be shared.
     linux::mount::follow_outside().map_err(failed("mounts that stay our own"))?;
@@ -48,25 +54,32 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
         put(tree, &mount.target).map_err(failed(format!("mounting {}", mount.target.display())))?;
     }
-    drop(trees);
     for (from, to) in &plan.links {
         // An image may have its own.
         let _ = rustix::fs::symlink(to, from);
     }
-    for path in &plan.masked {
-        mask(path).map_err(failed(format!("hiding {}", path.display())))?;
+    let mounted = Mounted(&plan.mounts, &trees);
+    for (path, cover) in plan.masked.iter().zip(covers) {
+        mounted
+            .find(path)
+            .and_then(|found| found.map_or(Ok(()), |found| mask(found, cover)))
+            .map_err(failed(format!("hiding {}", path.display())))?;
     }
-    for path in plan.read_only_paths.iter().filter(|path| path.exists()) {
-        protect(path).map_err(failed(format!("protecting {}", path.display())))?;
+    for path in &plan.read_only_paths {
+        mounted
+            .find(path)
+            .and_then(|found| found.map_or(Ok(()), protect))
+            .map_err(failed(format!("protecting {}", path.display())))?;
     }
+    drop(trees);
     let master = plan
         .process
         .terminal
         .then(terminal::open)
         .transpose()
         .map_err(failed("opening a terminal"))?;
-    if let Some(master) = &master {
-        console(master).map_err(failed("mounting /dev/console"))?;
+    if master.is_some() {
+        console().map_err(failed("mounting /dev/console"))?;
     }
     if plan.root.read_only {
         tree::root_read_only().map_err(failed("making the root file system read-only"))?;
@@ -87,10 +100,9 @@ fn keep_apt_from_changing_users() {
     }
 }
 
-/// The terminal of a container's first process is its console.
-fn console(master: &OwnedFd) -> std::io::Result<()> {
-    let name = rustix::pty::ptsname(master, Vec::new())?;
-    let tree = Tree::copy(Path::new(OsStr::from_bytes(name.to_bytes())), false)?;
+/// The terminal of a container's first process, which is its standard input by now, is its console.
+fn console() -> std::io::Result<()> {
+    let tree = Tree::copy_open(rustix::stdio::stdin(), false)?;
     put(&tree, Path::new("/dev/console"))
 }
 
@@ -215,24 +227,39 @@ pub(super) fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
     tree.put_on(linux::place::make(Path::new("/"), target, kind)?)
 }
 
-/// Shows an empty directory or file instead.
-fn mask(path: &Path) -> std::io::Result<()> {
-    let Ok(found) = std::fs::metadata(path) else {
-        return Ok(());
-    };
-    let cover = if found.is_dir() {
-        let tree = Tree::new("tmpfs", &[("size", "0"), ("mode", "555")], PLAIN)?;
-        tree.read_only(false)?;
-        tree
-    } else {
-        Tree::copy(Path::new("/dev/null"), false)?
-    };
-    cover.put(path)
+/// The container's mounts, and the trees that were put in their places.
+struct Mounted<'a>(&'a [MountPlan], &'a [Tree]);
+
+impl Mounted<'_> {
+    /// Opens what is at `path`, if there is something, in the tree that shows it: by names below the tree's own descriptor,
+    /// so that neither links of the image nor other containers that share a volume lead elsewhere.
+    fn find(&self, path: &Path) -> std::io::Result<Option<OwnedFd>> {
+        let holding = self.0.iter().zip(self.1).rev();
+        let mut below = holding.filter_map(|(mount, tree)| {
+            let rest = path.strip_prefix(&mount.target).ok()?;
+            Some((tree, rest))
+        });
+        // The last one covers those before it.
+        match below.next() {
+            Some((tree, rest)) => linux::place::beneath(tree, rest),
+            None => Ok(None),
+        }
+    }
 }
 
-fn protect(path: &Path) -> std::io::Result<()> {
-    let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let tree = Tree::copy_open(file.as_fd(), true)?;
+/// Shows an empty directory, or `cover`, instead.
+fn mask(place: OwnedFd, cover: Tree) -> std::io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode);
+    if !kind.is_dir() {
+        return cover.put_on(place);
+    }
+    let empty = Tree::new("tmpfs", &[("size", "0"), ("mode", "555")], PLAIN)?;
+    empty.read_only(false)?;
+    empty.put_on(place)
+}
+
+fn protect(place: OwnedFd) -> std::io::Result<()> {
+    let tree = Tree::copy_open(&place, true)?;
     tree.read_only(true)?;
-    tree.put(path)
+    tree.put_on(place)
 }
