@@ -1,3 +1,4 @@
-//! What another user of the machine, or a pod that is not trusted, could try.
+//! Attacks on a user's cluster: by another user of the same hosts, by images, by pods.
 
 mod images;
+mod mounts;

@@ -66,6 +66,8 @@ struct Limit(u64, String);
 struct Usage {
     volumes: BTreeMap<String, u64>,
     containers: BTreeMap<String, u64>,
+    /// Files below /etc that containers share.
+    etc: u64,
 }
 
 impl Limits {
@@ -116,6 +118,7 @@ impl Limits {
             .volumes
             .values()
             .chain(usage.containers.values())
+            .chain([&usage.etc])
             .sum();
         if let Some(limit) = self.pod.filter(|&limit| total > limit) {
             let limit = quantity::binary(limit).0;
@@ -143,6 +146,7 @@ struct Dirs {
     volumes: Vec<(String, PathBuf)>,
     /// What a container has changed, and its logs.
     containers: Vec<(String, [PathBuf; 2])>,
+    etc: PathBuf,
 }
 
 impl Dirs {
@@ -158,6 +162,7 @@ impl Dirs {
         Self {
             volumes: volumes.collect(),
             containers: containers.collect(),
+            etc: places.etc(),
         }
     }
 
@@ -172,6 +177,7 @@ impl Dirs {
                     (name, all.saturating_sub(copied(&dirs[0])))
                 })
                 .collect(),
+            etc: taken(&self.etc),
         }
     }
 }
@@ -218,6 +224,7 @@ mod tests {
         Usage {
             volumes: map(volumes),
             containers: map(containers),
+            etc: 0,
         }
     }
 
@@ -314,5 +321,30 @@ mod tests {
         assert_eq!(look(&limits, &places).await, None);
         std::fs::write(volume.join("file"), vec![1; 200 << 10]).unwrap();
         assert!(look(&limits, &places).await.is_some());
+    }
+
+    /// As upstream, which adds /etc/hosts to what the pod as a whole has written.
+    #[tokio::test]
+    async fn files_below_etc_count_for_the_pod() {
+        let home = tempfile::tempdir().unwrap();
+        let places = Places {
+            disk: home.path().to_owned(),
+            memory: home.path().join("memory"),
+            groups: None,
+            logs: home.path().join("logs"),
+        };
+        let limits = limits(json!({ "containers": [
+            { "name": "a", "resources": { "limits": { "ephemeral-storage": "100Ki" } } },
+        ] }))
+        .unwrap();
+        std::fs::create_dir(places.etc()).unwrap();
+        std::fs::write(places.etc().join("hosts"), "127.0.0.1 localhost").unwrap();
+        assert_eq!(look(&limits, &places).await, None);
+        std::fs::write(places.etc().join("hosts"), vec![1; 200 << 10]).unwrap();
+        let message = look(&limits, &places).await.unwrap();
+        assert!(
+            message.contains("total limit of containers 100Ki"),
+            "{message}"
+        );
     }
 }

@@ -189,7 +189,7 @@ fn volumes(pod: &Pod, usage: &PodUsage) -> Vec<VolumeStats> {
         .collect()
 }
 
-/// What counts as written to local disk: containers, their logs, and emptyDirs that are not in memory.
+/// What counts as written to local disk: containers, their logs, emptyDirs that are not in memory, and files below /etc.
 fn ephemeral(pod: &Pod, usage: &PodUsage) -> Option<FsStats> {
     let containers = usage.containers.iter();
     let of_containers = containers.flat_map(|container| [container.root, container.logs]);
@@ -197,7 +197,7 @@ fn ephemeral(pod: &Pod, usage: &PodUsage) -> Option<FsStats> {
     let of_volumes = volumes
         .filter(|volume| is_on_disk(pod, &volume.name))
         .map(|volume| volume.disk);
-    let all = of_containers.flatten().chain(of_volumes);
+    let all = of_containers.flatten().chain(of_volumes).chain(usage.etc);
     let sum = all.reduce(|sum, disk| DiskUsage {
         used: sum.used + disk.used,
         inodes: sum.inodes + disk.inodes,
@@ -299,6 +299,7 @@ mod tests {
                     disk: disk(999),
                 },
             ],
+            etc: Some(disk(2)),
             probes: Vec::new(),
         };
         let rates = Rates::default();

@@ -74,7 +74,7 @@ use crate::usage::Meter;
 /// The directories of a pod.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// On disk: what containers change, and volumes.
+    /// On disk: what containers change, volumes, files below /etc.
     pub disk: PathBuf,
     /// In memory, and seen by this sandbox and its containers only.
     pub memory: PathBuf,
@@ -82,6 +82,13 @@ pub struct Places {
     pub logs: PathBuf,
     /// The control group in which those of pods are made, if there is one that we may divide.
     pub groups: Option<PathBuf>,
+}
+
+impl Places {
+    /// The files below /etc that containers have of the pod: on disk, for containers write to them as much as they like.
+    pub fn etc(&self) -> PathBuf {
+        self.disk.join("etc")
+    }
 }
 
 /// A pod's containers on this machine.

@@ -149,7 +149,7 @@ impl<W: World> LinuxRuntime<W> {
             .get()
             .map(|addresses| addresses.pod_ips.clone())
             .unwrap_or_default();
-        let etc = self.places.memory.join("etc");
+        let etc = self.places.etc();
         std::fs::create_dir_all(&etc)?;
         let host = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let (pod, node) = (&bundle.pod, &bundle.node);

@@ -145,7 +145,7 @@ impl<W: World> LinuxRuntime<W> {
                 bundle.node.memory_bytes,
             ),
             hostname: &hostname,
-            etc: &self.places.memory.join("etc"),
+            etc: &self.places.etc(),
             shm: &self.places.memory.join("shm"),
             volumes: &self.volumes.borrow(),
             addresses: self.addresses.get().unwrap_or(&none),

@@ -25,6 +25,7 @@ impl<W: World> LinuxRuntime<W> {
                 spec.host_network == Some(true),
                 &containers,
                 &volumes,
+                &self.places.etc(),
             )
             .await?;
         // Where an image can't be stacked it was copied, which the container has not written.

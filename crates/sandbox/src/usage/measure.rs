@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ pub struct Meter {
 
 impl Meter {
     /// What the pod below the inner process uses now, unless that can't be found out. `group` is the pod's, `host_network` says
-    /// that the network isn't its own.
+    /// that the network isn't its own; `etc` holds its files below /etc.
     pub async fn measure(
         &self,
         inner: i32,
@@ -73,6 +73,7 @@ impl Meter {
         host_network: bool,
         containers: &[Subject],
         volumes: &[VolumeSubject],
+        etc: &Path,
     ) -> Option<PodUsage> {
         let at = Timestamp::now();
         let firsts = containers.iter().map(|subject| subject.first).collect();
@@ -101,10 +102,12 @@ impl Meter {
             let name = volume.name.clone();
             of_volumes.extend(disk.map(|disk| VolumeUsage { name, disk }));
         }
+        let of_etc = self.disk.usage(etc).await;
         let walked = containers
             .iter()
             .flat_map(|subject| [subject.root.clone(), subject.logs.clone()])
-            .chain(volumes.iter().map(|volume| volume.path.clone()));
+            .chain(volumes.iter().map(|volume| volume.path.clone()))
+            .chain([etc.to_owned()]);
         self.disk.retain(&walked.collect());
 
         let (cpu_ns, memory, count) = match group.and_then(|group| group.usage().ok()) {
@@ -127,6 +130,7 @@ impl Meter {
                 interfaces(inner)
             },
             volumes: of_volumes,
+            etc: of_etc,
             probes: self.probes(),
         })
     }
@@ -297,6 +301,7 @@ mod tests {
                         false,
                         &[subject],
                         std::slice::from_ref(&volume),
+                        home.path(),
                     )
                     .await
                     .unwrap();
@@ -308,7 +313,7 @@ mod tests {
                 assert!(main.memory.working_set > 0 && usage.memory.working_set > 0);
                 assert!(main.io.read_bytes.is_some() && main.io.reads.is_none());
                 assert!(main.memory.swap.is_some() && main.throttling.is_none());
-                assert!(main.root.is_some() && main.logs.is_none());
+                assert!(main.root.is_some() && main.logs.is_none() && usage.etc.is_some());
                 assert!(usage.volumes[0].disk.file_system.capacity > 0);
             })
             .await;

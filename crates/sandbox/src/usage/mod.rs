@@ -32,6 +32,9 @@ pub struct PodUsage {
     pub interfaces: Vec<InterfaceUsage>,
     /// Volumes of which it can be told.
     pub volumes: Vec<VolumeUsage>,
+    /// The files below /etc that its containers share.
+    #[serde(default)]
+    pub etc: Option<DiskUsage>,
     /// How often its containers were asked how they are, and what they answered.
     #[serde(default)]
     pub probes: Vec<ProbeCount>,

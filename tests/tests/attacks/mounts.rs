@@ -1,0 +1,80 @@
+//! Containers that write to files which the node gives them, hide what they write, or redirect mounts.
+
+use e2e::{Cluster, Lab, looking_pod, merged, pod};
+use serde_json::{Value, json};
+
+/// All of the pod's files below /etc are writable; none of what is written there may take room from the secrets.
+const FILL: &str = r#"
+for file in hosts hostname resolv.conf; do works sh -c "head -c 16m /dev/zero >> /etc/$file"; done
+[ $(df -k /secret | tail -n 1 | awk '{print $3}') -lt 1024 ] || df -k /secret
+is secret kept "$(cat /secret/word)"
+"#;
+
+/// Beyond its limit, where a pod could hope that it isn't counted.
+const FILL_HOSTS: &str = "head -c 16m /dev/zero >> /etc/hosts; sleep 1000";
+const FILL_DEEP: &str = "d=/v; for i in $(seq 700); do d=$d/d; done; mkdir -p $d; head -c 16m /dev/zero > $d/file; sleep 1000";
+
+/// A volume at /dev, whose `null` would be put over the files of the kernel that containers don't see.
+const LINK: &str = "ln -s /proc/sys/kernel/hostname /v/null";
+const READ_MASKED: &str = r#"
+for file in interrupts kcore keys timer_list; do
+  if [ -e /proc/$file ]; then is $file "" "$(head -c 100 /proc/$file)"; fi
+done
+fails touch /proc/sys/kernel/hostname
+"#;
+
+fn volume(name: &str, source: Value) -> Value {
+    let mut volume = source;
+    volume["name"] = json!(name);
+    json!({ "volumes": [volume] })
+}
+
+fn writer(script: &str, more: Value) -> Value {
+    let own = json!({"name": "main", "image": e2e::BUSYBOX, "command": ["sh", "-c", script]});
+    merged(own, more)
+}
+
+#[test]
+fn what_containers_write_is_counted_and_masks_hold() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.ask("kubectl create secret generic secret --from-literal=word=kept");
+    let at = |path: &str| json!({"volumeMounts": [{"name": "v", "mountPath": path}]});
+    let limit = json!({"resources": {"limits": {"ephemeral-storage": "8Mi"}}});
+    let link = merged(writer(LINK, at("/v")), json!({"name": "link"}));
+    let mut masked = looking_pod(
+        "masked",
+        volume("v", json!({"emptyDir": {}})),
+        at("/dev"),
+        READ_MASKED,
+    );
+    masked["spec"]["initContainers"] = json!([link]);
+    cluster.create_objects(&[
+        looking_pod(
+            "fills",
+            volume("v", json!({"secret": {"secretName": "secret"}})),
+            at("/secret"),
+            FILL,
+        ),
+        masked,
+        pod("hosts", json!({}), &[writer(FILL_HOSTS, limit)]),
+        pod(
+            "deep",
+            volume("v", json!({"emptyDir": {"sizeLimit": "8Mi"}})),
+            &[writer(FILL_DEEP, at("/v"))],
+        ),
+    ]);
+    cluster.find_all_right(&["fills", "masked"]);
+    for (name, words) in [
+        ("hosts", "exceeds the total limit of containers 8Mi"),
+        ("deep", "Usage of EmptyDir volume \"v\" exceeds the limit"),
+    ] {
+        let status = &cluster.in_phase(name, "Failed")["status"];
+        assert_eq!(status["reason"], "Evicted", "{status:#}");
+        let message = status["message"].as_str().unwrap_or_default();
+        assert!(message.contains(words), "{message}");
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
