@@ -394,6 +394,50 @@ fn namespaces_of_the_host_are_shared_on_demand() {
 }
 
 #[test]
+fn commands_run_in_pods_that_share_namespaces() {
+    let lab = Lab::ready();
+    for user in ["user1", "user2"] {
+        let mut cluster = cluster_of(&lab, user);
+        let all = json!({"hostPID": true, "hostNetwork": true, "hostIPC": true});
+        let of_user = json!({"hostPID": true, "securityContext": {"runAsUser": 1000}});
+        let privileged = json!({"securityContext": {"privileged": true}});
+        let probe = json!({"readinessProbe": {"exec": {"command": ["test", "-e", "/proc/self"]}, "periodSeconds": 1}});
+        let kinds = [
+            ("host-pid", json!({"hostPID": true}), json!({})),
+            ("host-network", json!({"hostNetwork": true}), json!({})),
+            ("host-ipc", json!({"hostIPC": true}), json!({})),
+            ("of-user", of_user, json!({})),
+            ("all-of-host", all, privileged),
+            ("shared", json!({"shareProcessNamespace": true}), json!({})),
+            ("apart", json!({}), json!({})),
+        ];
+        let objects = kinds.clone().map(|(name, spec, own)| {
+            pod(
+                name,
+                spec,
+                &[e2e::runs(
+                    "main",
+                    e2e::WAITS,
+                    e2e::merged(own, probe.clone()),
+                )],
+            )
+        });
+        cluster.create_objects(&objects);
+        for (name, ..) in kinds {
+            cluster.wait_for(name, "condition=Ready");
+            let said = cluster.ask(&format!(
+                "kubectl exec {name} -- readlink /proc/self/ns/pid"
+            ));
+            let host = lab.root("node1", "readlink /proc/self/ns/pid").stdout;
+            let shares = ["host-pid", "of-user", "all-of-host"].contains(&name);
+            assert_eq!(said.trim() == host.trim(), shares, "{name}: {said}");
+        }
+        cluster.exit(0);
+    }
+    lab.nothing_left();
+}
+
+#[test]
 fn containers_of_a_pod_share_processes_on_demand_and_zombies_are_reaped() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");

@@ -175,12 +175,14 @@ pub fn in_network<T: Send + 'static>(
     thread.join().map_err(died).flatten()
 }
 
-/// Enters the namespaces of a container: its mounts and, for the next child, its processes; its user namespace too if
-/// that is another than ours.
-pub fn join_container(process: impl AsFd) -> io::Result<()> {
-    let types = ThreadNameSpaceType::MOUNT
-        | ThreadNameSpaceType::PROCESS_ID
-        | ThreadNameSpaceType::CONTROL_GROUP;
+/// Enters the namespaces of a container: its mounts and, if `processes`, for the next child its processes; its user namespace
+/// too if that is another than ours.
+///
+/// Leave `processes` out for a container in our own process namespace: the kernel lets only those join one who have rights over
+/// it, and over the host's nobody of us has.
+pub fn join_container(process: impl AsFd, processes: bool) -> io::Result<()> {
+    let mut types = ThreadNameSpaceType::MOUNT | ThreadNameSpaceType::CONTROL_GROUP;
+    types.set(ThreadNameSpaceType::PROCESS_ID, processes);
     let own_user = types | ThreadNameSpaceType::USER;
     // The kernel refuses to enter the user namespace that one is in.
     rustix::thread::move_into_thread_name_spaces(process.as_fd(), own_user)

@@ -13,7 +13,7 @@ use rustix::thread::UnshareFlags;
 
 use super::failure::{Failure, failed};
 use super::message::{NetworkSetUp, News, PodSetUp, Processes, Request};
-use super::start::{self, Report, Starting};
+use super::start::{self, Report, Starting, Target};
 
 /// Serves `socket` until its other side ends. The caller must have a single thread.
 pub fn run(socket: OwnedFd) -> io::Result<()> {
@@ -22,7 +22,7 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         ends: ChildEnds::listen()?,
         starting: Vec::new(),
         running: HashMap::new(),
-        pidfds: HashMap::new(),
+        started: HashMap::new(),
         unclaimed: HashMap::new(),
     };
     while inner.step()? {}
@@ -35,10 +35,16 @@ struct Inner {
     starting: Vec<Starting>,
     /// Processes that have become their program, by id, with the serial of their request.
     running: HashMap<Pid, u64>,
-    /// Those of containers, by serial.
-    pidfds: HashMap<u64, OwnedFd>,
+    /// The same, by serial.
+    started: HashMap<u64, Started>,
     /// Ends of processes that nobody has asked about, kept while some are starting.
     unclaimed: HashMap<Pid, WaitStatus>,
+}
+
+/// A process that has become its program.
+struct Started {
+    process: OwnedFd,
+    shares_processes: bool,
 }
 
 impl Inner {
@@ -123,7 +129,8 @@ impl Inner {
                 Ok(None)
             }
             Request::Exec { container, process } => {
-                let starting = start::exec(serial, &process, &stdio, self.container(container)?)?;
+                let target = self.container(container)?;
+                let starting = start::exec(serial, &process, &stdio, target)?;
                 self.starting.push(starting);
                 Ok(None)
             }
@@ -134,15 +141,18 @@ impl Inner {
         }
     }
 
-    fn container(&self, serial: u64) -> Result<BorrowedFd<'_>, Failure> {
-        let found = self.pidfds.get(&serial).map(AsFd::as_fd);
+    fn container(&self, serial: u64) -> Result<Target<'_>, Failure> {
+        let found = self.started.get(&serial).map(|started| Target {
+            process: started.process.as_fd(),
+            shares_processes: started.shares_processes,
+        });
         found.ok_or_else(|| Failure::program("the container is not running".to_owned()))
     }
 
     /// Kills what was started by this request.
     fn kill(&mut self, serial: u64) {
-        if let Some(process) = self.pidfds.get(&serial) {
-            end(process);
+        if let Some(started) = self.started.get(&serial) {
+            end(&started.process);
         }
         for starting in &mut self.starting {
             if starting.serial == serial {
@@ -209,7 +219,11 @@ impl Inner {
         };
         beside.extend(starting.terminal.as_ref().map(AsFd::as_fd));
         self.tell(serial, news, &beside);
-        self.pidfds.insert(serial, process);
+        let started = Started {
+            process,
+            shares_processes: starting.shares_processes,
+        };
+        self.started.insert(serial, started);
         match self.unclaimed.remove(&pid) {
             Some(status) => self.tell_end(serial, status),
             None => drop(self.running.insert(pid, serial)),
@@ -232,7 +246,7 @@ impl Inner {
     }
 
     fn tell_end(&mut self, serial: u64, status: WaitStatus) {
-        self.pidfds.remove(&serial);
+        self.started.remove(&serial);
         let code = linux::process::shell_code(status);
         let signal = status.terminating_signal();
         self.tell(serial, News::Exited { code, signal }, &[]);

@@ -28,8 +28,19 @@ pub struct Starting {
     pub identity: Option<Identity>,
     /// A file that stands for its mount namespace, if it is a container.
     pub mounts: Option<OwnedFd>,
+    /// It is in the process namespace of the inner process.
+    pub shares_processes: bool,
     /// Nobody waits for it any more.
     pub is_unwanted: bool,
+}
+
+/// A running container that another process joins.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// Its first process.
+    pub process: BorrowedFd<'a>,
+    /// It is in the process namespace of the inner process, which is the host's with `hostPID`.
+    pub shares_processes: bool,
 }
 
 /// What a child says before it is another program.
@@ -47,13 +58,17 @@ pub enum Report {
     Failed(Failure),
 }
 
-/// Forks a container. `target` is the process whose namespace it joins for [`Processes::Of`].
+/// Forks a container. `target` is the one whose process namespace it joins for [`Processes::Of`].
 pub fn container(
     serial: u64,
     plan: &ContainerPlan,
     stdio: &[OwnedFd],
-    target: Option<BorrowedFd<'_>>,
+    target: Option<Target<'_>>,
 ) -> Result<Starting, Failure> {
+    let shares_processes = match target {
+        Some(target) => target.shares_processes,
+        None => plan.processes == Processes::Inner,
+    };
     let fresh = Fresh {
         mount: true,
         pid: plan.processes == Processes::Own,
@@ -68,6 +83,7 @@ pub fn container(
             terminal: None,
             identity: None,
             mounts: None,
+            shares_processes,
             is_unwanted: false,
         }),
         Forked::Child => {
@@ -78,8 +94,8 @@ pub fn container(
                 // After the birth: what is the root of its control groups is decided by where it is then.
                 linux::namespace::unshare(UnshareFlags::NEWCGROUP)
                     .map_err(failed("a view of control groups"))?;
-                if let Some(target) = target {
-                    join_processes(target, &reporting)?;
+                if let Some(target) = target.filter(|target| !target.shares_processes) {
+                    join_processes(target.process, &reporting)?;
                 }
                 prepare(stdio)?;
                 let terminal = container::move_in(plan)?;
@@ -111,8 +127,9 @@ pub fn exec(
     serial: u64,
     plan: &ProcessPlan,
     stdio: &[OwnedFd],
-    target: BorrowedFd<'_>,
+    target: Target<'_>,
 ) -> Result<Starting, Failure> {
+    let shares_processes = target.shares_processes;
     let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
     match fork(Fresh::default(), plan)? {
         Forked::Parent(pid, process) => Ok(Starting {
@@ -122,13 +139,17 @@ pub fn exec(
             terminal: None,
             identity: None,
             mounts: None,
+            shares_processes,
             is_unwanted: false,
         }),
         Forked::Child => {
             drop(report);
             let become_process = || {
-                linux::fresh::join_container(target).map_err(failed("entering the container"))?;
-                step_inside(&reporting)?;
+                linux::fresh::join_container(target.process, !shares_processes)
+                    .map_err(failed("entering the container"))?;
+                if !shares_processes {
+                    step_inside(&reporting)?;
+                }
                 prepare(stdio)?;
                 if plan.terminal {
                     let master = super::terminal::open().map_err(failed("opening a terminal"))?;
