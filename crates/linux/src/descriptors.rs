@@ -1,4 +1,4 @@
-//! How many descriptors a process may have.
+//! How many descriptors a process may have, and which it takes along into another program.
 //!
 //! The limit that jobs come with is often a small one, for programs that use `select`. Ours carry the streams and connections of
 //! others, and take all that they may have. What they start for others shall not see that: hence [`put_limit_back`].
@@ -38,9 +38,45 @@ pub fn put_limit_back() -> io::Result<()> {
     Ok(())
 }
 
+/// Has all descriptors but the standard streams closed when this process becomes another program. All of ours are made so; this
+/// is for one that was forgotten, or inherited from whoever started us. Kernels before 5.11 can't.
+pub fn close_all_on_exec() -> io::Result<()> {
+    // SAFETY: the call is given three numbers, and only marks descriptors, which stay open.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3 as libc::c_uint,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_program_inherits_a_forgotten_descriptor() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::process::CommandExt;
+        let has = |number: i32, close: bool| {
+            let mut command = std::process::Command::new("test");
+            command.args(["-e", &format!("/proc/self/fd/{number}")]);
+            let mark = move || if close { close_all_on_exec() } else { Ok(()) };
+            // SAFETY: between fork and exec the closure makes one system call.
+            unsafe { command.pre_exec(mark) };
+            command.status().unwrap().success()
+        };
+        let file = std::fs::File::open("/").unwrap();
+        rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+        assert!(has(file.as_raw_fd(), false));
+        assert!(!has(file.as_raw_fd(), true));
+    }
 
     /// The limit is the whole process's; each test is a process of its own.
     #[test]

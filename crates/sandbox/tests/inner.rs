@@ -58,6 +58,8 @@ fn be_sandbox() {
     let through_us = format!("/proc/1/root{}", outside.display());
     symlink(through_us, image.join("out")).unwrap();
     symlink("/out/file", image.join("through")).unwrap();
+    // Another file, for the one that we run from is refused.
+    std::fs::copy(std::env::current_exe().unwrap(), home.path().join("check")).unwrap();
     linux::descriptors::raise_limit(Some(OPEN_FILES)).unwrap();
     let mut inner = Inner::start(home.path(), ids);
 
@@ -158,8 +160,8 @@ impl<'a> Inner<'a> {
     }
 
     fn plan(&self, uid: u32, cwd: &str, program: &str) -> ContainerPlan {
-        let own = MountSource::Bind {
-            path: std::env::current_exe().unwrap(),
+        let check = MountSource::Bind {
+            path: self.home.join("check"),
             sub_path: None,
         };
         ContainerPlan {
@@ -172,7 +174,7 @@ impl<'a> Inner<'a> {
             mounts: vec![
                 mount(MountSource::Proc, "/proc"),
                 mount(MountSource::Tmpfs(Vec::new()), "/var/run"),
-                mount(own, program),
+                mount(check, program),
             ],
             image_volumes: Vec::new(),
             links: Vec::new(),

@@ -2,3 +2,4 @@
 
 mod images;
 mod mounts;
+mod own_program;

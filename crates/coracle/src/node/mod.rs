@@ -32,13 +32,29 @@ use place::NodePlace;
 /// What an agent's last words begin with; the node and the problem follow.
 pub const FAILED: &str = "coracle-node failed:";
 
+/// What processes of ours are called.
+const NAME: &std::ffi::CStr = c"coracle";
+
 /// The role's entry.
 pub fn main() -> anyhow::Result<ExitCode> {
     carried::remove();
+    run_sealed();
     be_the_agent().or_else(|error| {
         complain(&error);
         Ok(ExitCode::from(Code::NotStarted as u8))
     })
+}
+
+/// Begins anew from a copy of our program that nobody can change, as do the hubs and sandboxes that we start: containers get to
+/// see what they run from. Where that can't be, their runtime still refuses to run it for them.
+fn run_sealed() {
+    if linux::sealed::is_sealed().is_ok_and(|sealed| sealed) {
+        // It was named after a descriptor.
+        let _ = rustix::thread::set_name(NAME);
+        return;
+    }
+    let error = linux::sealed::run_from_copy(&NAME.to_string_lossy());
+    tracing::warn!(%error, "cannot run from a sealed copy of this program");
 }
 
 /// One line that the leader recognises among all that comes through srun.

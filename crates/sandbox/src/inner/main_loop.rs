@@ -13,12 +13,14 @@ use rustix::thread::UnshareFlags;
 
 use super::failure::{Failure, failed};
 use super::message::{NetworkSetUp, News, PodSetUp, Processes, Request};
+use super::own_program::OwnProgram;
 use super::start::{self, Report, Starting, Target};
 
 /// Serves `socket` until its other side ends. The caller must have a single thread.
 pub fn run(socket: OwnedFd) -> io::Result<()> {
     let mut inner = Inner {
         socket,
+        own_program: OwnProgram::find()?,
         ends: ChildEnds::listen()?,
         starting: Vec::new(),
         running: HashMap::new(),
@@ -31,6 +33,7 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
 
 struct Inner {
     socket: OwnedFd,
+    own_program: OwnProgram,
     ends: ChildEnds,
     starting: Vec<Starting>,
     /// Processes that have become their program, by id, with the serial of their request.
@@ -124,13 +127,13 @@ impl Inner {
                     Processes::Of(container) => Some(self.container(container)?),
                     Processes::Own | Processes::Inner => None,
                 };
-                let starting = start::container(serial, &plan, &stdio, target)?;
+                let starting = start::container(serial, &plan, &stdio, target, self.own_program)?;
                 self.starting.push(starting);
                 Ok(None)
             }
             Request::Exec { container, process } => {
                 let target = self.container(container)?;
-                let starting = start::exec(serial, &process, &stdio, target)?;
+                let starting = start::exec(serial, &process, &stdio, target, self.own_program)?;
                 self.starting.push(starting);
                 Ok(None)
             }

@@ -15,6 +15,7 @@ mod failure;
 mod image_volume;
 mod main_loop;
 pub mod message;
+mod own_program;
 mod program;
 mod start;
 mod terminal;

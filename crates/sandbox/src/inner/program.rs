@@ -14,12 +14,16 @@ use rustix::thread::CapabilitySet;
 
 use super::failure::{Failure, failed};
 use super::message::ProcessPlan;
+use super::own_program::OwnProgram;
 use super::user::{User, look_up};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Becomes the program of `plan` in the current root. Returns only if that fails.
-pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Failure> {
+/// Becomes the program of `plan` in the current root, unless that is `own`. Returns only if that fails.
+pub fn become_program(
+    plan: &ProcessPlan,
+    own: OwnProgram,
+) -> Result<std::convert::Infallible, Failure> {
     let user = look_up(&plan.user).map_err(Failure::program)?;
     // As the outer root: a directory that is missing is made, as other runtimes do.
     if !plan.cwd.as_os_str().is_empty() {
@@ -75,6 +79,9 @@ pub fn become_program(plan: &ProcessPlan) -> Result<std::convert::Infallible, Fa
         .find(|(name, _)| name == "PATH")
         .map(|(_, value)| value.as_str());
     let program = find(name, path.unwrap_or(DEFAULT_PATH))?;
+    own.refuse(&program)?;
+    // A second line behind descriptors that are made to close; old kernels don't have it.
+    let _ = linux::descriptors::close_all_on_exec();
     // Last, because what was opened before us counts until the program begins.
     linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
     let error = Command::new(&program)

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, failed};
 use super::message::{ContainerPlan, Identity, ProcessPlan, Processes};
+use super::own_program::OwnProgram;
 use super::user::look_up;
 use super::{container, program};
 
@@ -64,6 +65,7 @@ pub fn container(
     plan: &ContainerPlan,
     stdio: &[OwnedFd],
     target: Option<Target<'_>>,
+    own: OwnProgram,
 ) -> Result<Starting, Failure> {
     let shares_processes = match target {
         Some(target) => target.shares_processes,
@@ -114,7 +116,7 @@ pub fn container(
                     };
                     say(&reporting, &Report::Identity(identity), &[]);
                 }
-                program::become_program(&plan.process)
+                program::become_program(&plan.process, own)
             };
             let Err(failure) = become_container();
             give_up(&reporting, failure)
@@ -128,6 +130,7 @@ pub fn exec(
     plan: &ProcessPlan,
     stdio: &[OwnedFd],
     target: Target<'_>,
+    own: OwnProgram,
 ) -> Result<Starting, Failure> {
     let shares_processes = target.shares_processes;
     let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
@@ -155,7 +158,7 @@ pub fn exec(
                     let master = super::terminal::open().map_err(failed("opening a terminal"))?;
                     say(&reporting, &Report::Terminal, &[master.as_fd()]);
                 }
-                program::become_program(plan)
+                program::become_program(plan, own)
             };
             let Err(failure) = become_process();
             give_up(&reporting, failure)
