@@ -13,6 +13,7 @@ pub mod credentials;
 pub mod descriptors;
 pub mod elf;
 pub mod fresh;
+pub mod keyring;
 pub mod kin;
 pub mod mount;
 pub mod mounted;

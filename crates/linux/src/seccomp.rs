@@ -10,7 +10,7 @@ use std::io;
 use rustix::thread::CapabilitySet;
 
 use self::calls::{
-    CLONE, CLONE3, MKNOD, MKNODAT, PERSONALITY, PRETENDED, REFUSED, REFUSED_I386, SOCKET,
+    CLONE, CLONE3, KEYS, MKNOD, MKNODAT, PERSONALITY, PRETENDED, REFUSED, REFUSED_I386, SOCKET,
 };
 use self::program::{Answer, Rule, When, program};
 
@@ -31,6 +31,7 @@ fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
         .iter()
         .filter(|(unlocking, _)| !unlocking.intersects(capabilities))
         .flat_map(|(_, calls)| *calls)
+        .chain(KEYS)
         .chain([&REFUSED_I386])
         .map(|call| Rule(*call, When::Always, NO))
         .collect();
@@ -55,6 +56,19 @@ fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
     let vsock = libc::AF_VSOCK as u32;
     rules.push(Rule(SOCKET, When::Equals(0, u32::MAX, vsock), NO));
     rules
+}
+
+/// Lets the kernel seem to have no keyrings: for containers without [`install_default`], which refuses them too.
+///
+/// A user's keys are the same in all their user namespaces, so that container root could link the keyring of the user's job by its
+/// number, and read what is in it; and all containers would share one user keyring. Runtimes nested in a container, which give each
+/// of theirs a session keyring, go on without one where there are none.
+pub fn install_keyless() -> io::Result<()> {
+    let rules: Vec<Rule> = KEYS
+        .iter()
+        .map(|call| Rule(*call, When::Always, UNKNOWN))
+        .collect();
+    install(&rules)
 }
 
 /// Lets changes of owners, users and groups, and device files, succeed without effect: for a container that has one id
@@ -198,6 +212,28 @@ mod tests {
         });
     }
 
+    #[test]
+    fn no_profile_lets_keyrings_be_used() {
+        // SAFETY: keyctl(KEYCTL_GET_KEYRING_ID, the session's) is given numbers only.
+        let keyctl = || unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 1) };
+        assert_eq!(answer(CapabilitySet::all(), keyctl), Some(libc::EPERM));
+        in_a_thread(move || {
+            crate::credentials::no_new_privileges().unwrap();
+            install_keyless().unwrap();
+            assert_eq!(keyctl(), -1);
+            let refused = io::Error::last_os_error().raw_os_error();
+            assert_eq!(refused, Some(libc::ENOSYS));
+            for number in [ADD_KEY_I386, REQUEST_KEY_I386, KEYCTL_I386] {
+                let refused = call_of_32_bits(number, [0; 3]);
+                assert!(refused.is_none_or(|refused| refused == -libc::ENOSYS));
+            }
+            assert!(Command::new("true").status().unwrap().success());
+        });
+    }
+
+    const ADD_KEY_I386: u32 = 286;
+    const REQUEST_KEY_I386: u32 = 287;
+    const KEYCTL_I386: u32 = 288;
     const GETPID: u32 = 20;
     const MOUNT: u32 = 21;
     const SETUID: u32 = 23;

@@ -23,17 +23,14 @@ pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
     (
         CapabilitySet::empty(),
         calls![
-            SYS_add_key: 286,
             SYS_io_uring_enter: 426,
             SYS_io_uring_register: 427,
             SYS_io_uring_setup: 425,
             SYS_kexec_file_load: ,
             SYS_kexec_load + 528: 283,
-            SYS_keyctl: 288,
             SYS_move_pages + 533: 317,
             SYS_nfsservctl: 169,
             SYS_pivot_root: 217,
-            SYS_request_key: 287,
             SYS_swapoff: 115,
             SYS_swapon: 87,
             SYS_sysfs: 135,
@@ -105,6 +102,13 @@ pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
         ],
     ),
     (CapabilitySet::SYS_TTY_CONFIG, calls![SYS_vhangup: 111]),
+];
+
+/// Of keyrings, which are told apart by users only, not by user namespaces.
+pub const KEYS: &[Call] = calls![
+    SYS_add_key: 286,
+    SYS_keyctl: 288,
+    SYS_request_key: 287,
 ];
 
 /// Of i386 only: virtual machines of 16 bits.

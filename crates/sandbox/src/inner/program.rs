@@ -34,6 +34,9 @@ pub fn become_program(
     let score = plan.oom_score_adj.to_string();
     let _ = unhidden(|| std::fs::write("/proc/self/oom_score_adj", score));
 
+    // Without it, keys of the job would do for what the kernel itself asks for on behalf of this process. The user may have no
+    // room for one more keyring; system calls lead to none in any case.
+    let _ = linux::keyring::join_new_session();
     if plan.no_new_privileges {
         linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
     }
@@ -45,9 +48,11 @@ pub fn become_program(
     if plan.user.one_id {
         linux::seccomp::install_pretence().map_err(failed("installing a system call filter"))?;
     }
-    if plan.default_seccomp {
-        linux::seccomp::install_default(kept).map_err(failed("installing a system call filter"))?;
-    }
+    let filtered = match plan.default_seccomp {
+        true => linux::seccomp::install_default(kept),
+        false => linux::seccomp::install_keyless(),
+    };
+    filtered.map_err(failed("installing a system call filter"))?;
     linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
     // Once more, because the kernel forgets it when a process becomes another user.
     linux::process::die_with_parent(parent, Signal::KILL).map_err(failed("parent death signal"))?;

@@ -1,0 +1,89 @@
+//! Containers that look for keys of their user: of the job, and of other pods.
+
+use std::time::Duration;
+
+use e2e::{Cluster, Lab, eventually, plain};
+use serde_json::json;
+
+const IMAGE: &str = "coracle.test/perl:1";
+/// The machine's perl, which makes any system call.
+const LAYER: &str = r"
+cp --parents --dereference /usr/bin/perl .
+ldd /usr/bin/perl | grep --only-matching '/[^ ]*' | xargs cp --parents --dereference --target-directory=.
+tar --owner=0 --group=0 --create *
+";
+
+/// Calls of the kernel, and what keyctl is asked for.
+const CALLS: &str = "my ($keyctl, $add_key, $request_key) = (250, 248, 249); my ($id, $join, $link, $search, $read) = (0, 1, 8, 10, 11); \
+    my ($process, $session, $user) = (-2, -3, -4); my ($kind, $job, $word, $secret, $left) = ('user', 'job', 'word', 'secret-word', 'left');";
+
+/// A process of the user's that has a key in its session keyring, as that of a job has; it tells the keyring's number.
+const JOB: &str = r#"
+$| = 1; syscall($keyctl, $join, $job); syscall($add_key, $kind, $word, $secret, 11, $session) > 0 or die $!;
+print "keyring ", syscall($keyctl, $id, $session, 0), "\n"; sleep 1000;
+"#;
+
+/// Links the job's keyring, whose number it is told, as a user may, and prints what is in it; then leaves a key for other pods.
+const POD: &str = r#"
+my $room = "." x 11;
+syscall($keyctl, $link, $ENV{KEYRING} + 0, $process); print "link: $!\n";
+my $key = syscall($keyctl, $search, $process, $kind, $word, 0); syscall($keyctl, $read, $key, $room, 11); print "word: $room\n";
+my $added = syscall($add_key, $kind, $left, $secret, 11, $user); print "add: $added $!\n";
+my $found = syscall($request_key, $kind, $left, 0, 0); print "found: $found $!\n";
+"#;
+
+#[test]
+fn no_pod_reaches_keys_of_its_user() {
+    let lab = Lab::ready();
+    let config = json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
+    lab.load_image(IMAGE, config, LAYER);
+    let program = format!("{CALLS}{JOB}");
+    let mut job = lab.call(&["perl", "-e", &program]).on("node1").start();
+    let number = eventually(Duration::from_secs(10), || {
+        let said = job.stdout();
+        said.lines()
+            .find_map(|line| line.strip_prefix("keyring ").map(str::to_owned))
+    });
+    let number = number.expect("the job has a keyring");
+    assert_ne!(number, "-1");
+
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let program = format!("{CALLS}{POD}");
+    let named = |name: &str, security: serde_json::Value| {
+        let more = json!({"imagePullPolicy": "Never", "command": ["perl", "-e", program], "securityContext": security,
+            "env": [{"name": "KEYRING", "value": number}]});
+        plain(name, IMAGE, more)
+    };
+    let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
+    cluster.create_objects(&[
+        named("privileged", json!({"privileged": true})),
+        named("plain", json!({})),
+        named("unconfined", profile("Unconfined")),
+        named("default", profile("RuntimeDefault")),
+    ]);
+    let mut wrong = Vec::new();
+    for (name, refusal) in [
+        ("privileged", "Function not implemented"),
+        ("plain", "Function not implemented"),
+        ("unconfined", "Function not implemented"),
+        ("default", "Operation not permitted"),
+    ] {
+        cluster.in_phase(name, "Succeeded");
+        let said = cluster.logs(name, "main");
+        let wanted =
+            format!("link: {refusal}\nword: ...........\nadd: -1 {refusal}\nfound: -1 {refusal}\n");
+        if said.trim() != wanted.trim() {
+            wrong.push(format!("{name}: {said}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    cluster.exit(0);
+    job.signal(rustix::process::Signal::TERM);
+    wait_for_end(&mut job);
+    lab.nothing_left();
+}
+
+fn wait_for_end(job: &mut e2e::Running) {
+    let ended = eventually(Duration::from_secs(5), || job.has_ended().then_some(()));
+    assert!(ended.is_some(), "the job's process ends");
+}
