@@ -1,7 +1,7 @@
 //! `coracle internal sandbox`: one pod.
 //!
 //! ```text
-//!   read the start line → lock the pod → join the hub's user namespace → mounts of our own → fork the inner process
+//!   read the start line → lock the pod → join the hub's user namespace → mounts of our own → fork the inner process and the puller
 //!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
 //! ```
 //!
@@ -13,6 +13,7 @@ mod eviction;
 mod held;
 pub mod lock;
 mod pod;
+mod puller;
 mod world;
 
 use std::fs::File;
@@ -104,10 +105,10 @@ pub fn main() -> anyhow::Result<ExitCode> {
     if start.announces {
         announce(begun.as_ref().err())?;
     }
-    let (_lock, inner, socket) = begun?;
+    let (_lock, forked) = begun?;
     let ended = crate::block_on(async {
         let local = tokio::task::LocalSet::new();
-        local.run_until(live(start, places, inner, socket)).await
+        local.run_until(live(start, places, forked)).await
     });
     if let Some(division) = division {
         division.end();
@@ -115,13 +116,30 @@ pub fn main() -> anyhow::Result<ExitCode> {
     ended
 }
 
+/// The processes that a sandbox forks.
+pub struct Processes {
+    /// The inner process.
+    inner: Pid,
+    /// Where it is asked.
+    line: OwnedFd,
+    /// Where the puller is asked.
+    puller: OwnedFd,
+}
+
 /// All that must be done while there is one thread.
-fn begin(start: &Start, places: &Places) -> anyhow::Result<(File, Pid, OwnedFd)> {
+fn begin(start: &Start, places: &Places) -> anyhow::Result<(File, Processes)> {
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = lock::take(&start.pod_dir()).with_context(context)?;
     move_in(start, places).with_context(context)?;
-    let (inner, socket) = fork_inner(start.host_pid)?;
-    Ok((lock, inner, socket))
+    // First, so that it holds nothing of the line to the inner process, which ends with that.
+    let puller = puller::fork().context("cannot fork the puller of images")?;
+    let (inner, line) = fork_inner(start.host_pid)?;
+    let forked = Processes {
+        inner,
+        line,
+        puller,
+    };
+    Ok((lock, forked))
 }
 
 /// One line to whoever waits for it.
@@ -205,12 +223,7 @@ fn serve_among_all(socket: OwnedFd) -> std::io::Result<()> {
     served.and(killed)
 }
 
-async fn live(
-    start: Start,
-    places: Places,
-    inner: Pid,
-    socket: OwnedFd,
-) -> anyhow::Result<ExitCode> {
+async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result<ExitCode> {
     let hello = Hello {
         version: VERSION,
         token: start.token.clone(),
@@ -218,7 +231,7 @@ async fn live(
     };
     let kubelet = place::kubelet_socket(&start.node_dir);
     let (dir, memory) = (start.pod_dir(), places.memory.clone());
-    let pod = Rc::new(SandboxPod::new(start, places, inner, socket));
+    let pod = Rc::new(SandboxPod::new(start, places, forked));
     let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, pod.dismissed()).await;
     tracing::debug!(?parting, "the sandbox ends");
     pod.end().await;

@@ -1,13 +1,11 @@
 //! The pod, as its kubelet speaks with it: the life, once there is a bundle, and the logs.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use rustix::process::Pid;
 use sandbox::connection::{LogBytes, Pod};
 use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
@@ -18,8 +16,9 @@ use sandbox::usage::PodUsage;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
+use super::puller::Puller;
 use super::world::NodeWorld;
-use super::{Start, eviction};
+use super::{Processes, Start, eviction};
 
 /// How long those who read a log may go on when a sandbox is to leave that holds a share of the node …
 const READERS_PATIENCE: Duration = Duration::from_secs(60);
@@ -61,23 +60,21 @@ enum Stage {
 struct Waiting {
     start: Start,
     places: Places,
-    inner: Pid,
-    socket: OwnedFd,
+    forked: Processes,
     /// It was told to end before it began.
     stop: Option<Stop>,
 }
 
 impl SandboxPod {
     /// A pod that waits for its bundle.
-    pub fn new(start: Start, places: Places, inner: Pid, socket: OwnedFd) -> Self {
+    pub fn new(start: Start, places: Places, forked: Processes) -> Self {
         Self {
             has_share: start.announces,
             logs: LogDir::new(&places.logs),
             stage: RefCell::new(Stage::Waiting(Box::new(Waiting {
                 start,
                 places,
-                inner,
-                socket,
+                forked,
                 stop: None,
             }))),
             runtime: OnceCell::new(),
@@ -127,19 +124,18 @@ impl SandboxPod {
         let Waiting {
             start,
             places,
-            inner,
-            socket,
+            forked,
             stop,
         } = waiting;
-        let world = NodeWorld::new(&start, &places);
+        let world = NodeWorld::new(&start, &places, Puller::new(forked.puller)?);
         let stacking = start.stacking.clone();
         let (pod, looked_at) = (bundle.pod.clone(), places.clone());
         let runtime = LinuxRuntime::new(
             world,
             places,
             self.logs.clone(),
-            inner,
-            socket,
+            forked.inner,
+            forked.line,
             bundle.clone(),
             stacking,
         )?;

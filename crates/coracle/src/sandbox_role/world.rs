@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +16,6 @@ use sandbox::runtime::Places;
 use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -25,6 +23,7 @@ use volumes::{Source, Volumes};
 
 use super::Start;
 use super::held::HeldLayers;
+use super::puller::Puller;
 use crate::node::place;
 
 /// Between attempts to get a place back from a hub that was started again.
@@ -34,6 +33,7 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// This node, for one pod.
 pub struct NodeWorld {
+    puller: Puller,
     uid: String,
     hub: PathBuf,
     store: PathBuf,
@@ -55,9 +55,10 @@ pub struct NodeWorld {
 
 impl NodeWorld {
     /// The node of `start`.
-    pub fn new(start: &Start, places: &Places) -> Self {
+    pub fn new(start: &Start, places: &Places, puller: Puller) -> Self {
         let (changed, changes) = mpsc::unbounded_channel();
         Self {
+            puller,
             changes: (changed, tokio::sync::Mutex::new(changes)),
             uid: start.uid.clone(),
             hub: start.node_dir.join("hub.sock"),
@@ -90,18 +91,19 @@ impl NodeWorld {
             layers: self.layers.clone(),
             request,
         };
-        let mut child = Command::new("/proc/self/exe")
-            .args(["internal", "image-pull"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot start a process to pull it")?;
+        let process = self.puller.start().await;
+        if let Err(error) = &process
+            && error.kind() == std::io::ErrorKind::BrokenPipe
+        {
+            // Only a new sandbox has a new one: the kubelet starts it, and it goes on by the pod's policy.
+            tracing::error!("the pod's puller of images was killed");
+            std::process::exit(1);
+        }
+        let mut process = process.context("cannot start a process to pull it")?;
         let mut line = serde_json::to_string(&pull)?;
         line.push('\n');
-        let mut input = child.stdin.take().context("no pipe")?;
-        input.write_all(line.as_bytes()).await?;
-        let mut lines = BufReader::new(child.stdout.take().context("no pipe")?).lines();
+        process.input.write_all(line.as_bytes()).await?;
+        let mut lines = BufReader::new(&mut process.output).lines();
         let mut last = None;
         while let Some(line) = lines.next_line().await? {
             match serde_json::from_str(&line)? {
@@ -109,8 +111,7 @@ impl NodeWorld {
                 end => last = Some(end),
             }
         }
-        let status = child.wait().await?;
-        last.with_context(|| format!("pulling it ended with {status}"))
+        last.context("the process that pulled it ended without a result")
     }
 }
 
