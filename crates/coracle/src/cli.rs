@@ -57,11 +57,17 @@ pub enum InternalCommand {
     /// The agent of one node
     Node,
     /// The owner of the namespaces of a node's pods
-    Hub,
+    Hub {
+        /// By which it is found
+        marks: Vec<String>,
+    },
     /// Removes a node's directory when everybody else was killed
     Janitor,
     /// One pod
-    Sandbox,
+    Sandbox {
+        /// By which it is found
+        marks: Vec<String>,
+    },
     /// Removes a directory that containers have written to
     Remove {
         /// Which one

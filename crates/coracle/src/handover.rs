@@ -26,7 +26,8 @@ use tokio_util::codec::{Framed, LinesCodec};
 pub const LEADER_NAME: &str = "leader.coracle";
 /// The variable that marks the processes of a cluster's workload.
 pub const MARK: &str = "CORACLE_CLUSTER";
-/// The variable that marks hubs and sandboxes, with the same value: they end later than the workload, and in order.
+/// The variable that marks hubs and sandboxes, with the same value: they end later than the workload, and in order. They have it
+/// as an argument, because nobody can read the environment of processes that hide.
 pub const POD_MARK: &str = "CORACLE_PODS_OF";
 /// No message is longer than this.
 const MAX_LINE: usize = 256 * 1024;

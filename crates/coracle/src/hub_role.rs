@@ -42,7 +42,7 @@ pub struct Start {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
-    /// What sandboxes carry in their environment, as the value of [`POD_MARK`].
+    /// What sandboxes carry as the value of [`POD_MARK`].
     pub mark: String,
 }
 

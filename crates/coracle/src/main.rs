@@ -58,9 +58,9 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::ImagePull) => block_on(image::role::main()),
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
-        Command::Internal(InternalCommand::Hub) => hub_role::main(),
+        Command::Internal(InternalCommand::Hub { .. }) => hub_role::main(),
         Command::Internal(InternalCommand::Janitor) => janitor_role::main(),
-        Command::Internal(InternalCommand::Sandbox) => sandbox_role::main(),
+        Command::Internal(InternalCommand::Sandbox { .. }) => sandbox_role::main(),
         Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),

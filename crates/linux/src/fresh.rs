@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
-use rustix::thread::ThreadNameSpaceType;
+use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType};
 
 use crate::cgroup::Group;
 
@@ -145,9 +145,10 @@ fn forked(pid: libc::c_long, pidfd: &libc::c_int) -> io::Result<Forked> {
     }
 }
 
-/// Enters the user namespace of a process, as its root.
-pub fn join_user(process: impl AsFd) -> io::Result<()> {
-    rustix::thread::move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::USER)?;
+/// Enters the user namespace that a file stands for, as its root.
+pub fn join_user(namespace: impl AsFd) -> io::Result<()> {
+    let kind = Some(LinkNameSpaceType::User);
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
     Ok(())
 }
 

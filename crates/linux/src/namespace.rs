@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions};
@@ -10,6 +11,9 @@ use rustix::thread::UnshareFlags;
 use crate::mount;
 use crate::probe::subid::{self, Range};
 use crate::process::Fork;
+
+/// `_IO(0xb7, 0x2)` of linux/nsfs.h.
+const NS_GET_PARENT: libc::c_ulong = 0xb702;
 
 /// Moves the calling, single-threaded process into a user and a mount namespace of its own; its next
 /// child becomes the first process of a new pid namespace.
@@ -38,6 +42,50 @@ pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     // SAFETY: the descriptor table, the one case that makes `unshare` unsafe, is excluded above.
     unsafe { rustix::thread::unshare_unsafe(flags) }?;
     Ok(())
+}
+
+/// A file that stands for the user namespace of the calling process.
+pub fn own_user_namespace() -> io::Result<OwnedFd> {
+    own("user")
+}
+
+/// A file that stands for the network namespace of the calling process.
+pub fn own_network() -> io::Result<OwnedFd> {
+    own("net")
+}
+
+fn own(kind: &str) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/self/ns/{kind}"))?.into())
+}
+
+/// The ancestor of a user namespace, or itself, whose parent is the calling process's own.
+pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
+    let own = identity(&own_user_namespace()?)?;
+    let mut namespace = namespace;
+    loop {
+        let parent = parent_of(&namespace)?;
+        if identity(&parent)? == own {
+            return Ok(namespace);
+        }
+        namespace = parent;
+    }
+}
+
+fn identity(namespace: &OwnedFd) -> io::Result<(u64, u64)> {
+    let found = rustix::fs::fstat(namespace)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// The kernel refuses for a namespace that does not descend from the caller's, so that a walk upwards ends there.
+fn parent_of(namespace: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: NS_GET_PARENT takes no argument and returns a new descriptor that is owned by nothing else.
+    unsafe {
+        let parent = libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT);
+        if parent < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(parent))
+    }
 }
 
 /// How many ids a user namespace has.
@@ -285,6 +333,36 @@ mod tests {
             ids() == entered && is_root && above != below
         });
         assert!(same);
+    }
+
+    #[test]
+    fn the_ancestor_below_our_namespace_is_found_from_deep_inside() {
+        // A child goes two user namespaces down; we, who stay above, must find the first of them through it.
+        let (mut told, tell) = pipe().unwrap();
+        let (stay, end) = pipe().unwrap();
+        let child = match crate::process::fork().unwrap() {
+            Fork::Child => {
+                drop(end);
+                enter_as_root(UnshareFlags::empty()).unwrap();
+                let first = identity(&own_user_namespace().unwrap()).unwrap().1;
+                enter_below(UnshareFlags::empty()).unwrap();
+                (&tell).write_all(&first.to_ne_bytes()).unwrap();
+                let _ = (&stay).read(&mut [0]);
+                std::process::exit(0)
+            }
+            Fork::Parent(child) => child,
+        };
+        let mut first = [0; 8];
+        told.read_exact(&mut first).unwrap();
+        let path = format!("/proc/{}/ns/user", child.as_raw_nonzero());
+        let deep: OwnedFd = File::open(path).unwrap().into();
+        assert_ne!(identity(&deep).unwrap().1, u64::from_ne_bytes(first));
+        let found = child_of_own(deep).unwrap();
+        assert_eq!(identity(&found).unwrap().1, u64::from_ne_bytes(first));
+        // The walk from a namespace that is not below ours ends with an error.
+        assert!(child_of_own(own_user_namespace().unwrap()).is_err());
+        drop(end);
+        let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -168,8 +169,7 @@ fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
     found
 }
 
-/// Kills every process of this user that carries `variable` (`NAME=value`) in its environment, ourselves
-/// excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
+/// Kills every process of this user that [`carries`] `variable` (`NAME=value`), ourselves excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
 pub fn kill_marked(variable: &str) -> io::Result<usize> {
     let ours = rustix::process::getpid().as_raw_nonzero().get();
     let others = all()?.filter(|pid| *pid != ours);
@@ -178,25 +178,31 @@ pub fn kill_marked(variable: &str) -> io::Result<usize> {
         .count())
 }
 
-/// Whether a process of this user runs with these as its last arguments and with `variable` (`NAME=value`) in its environment.
+/// Whether a process of this user runs with these arguments in a row, and [`carries`] `variable` (`NAME=value`).
 pub fn is_running(arguments: &[&str], variable: &str) -> io::Result<bool> {
-    let ending: Vec<u8> = arguments
+    let row: Vec<u8> = arguments
         .iter()
         .flat_map(|argument| [b"\0", argument.as_bytes()].concat())
         .chain([0])
         .collect();
     let is_called_so = |pid: i32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.ends_with(&ending)
+        line.windows(row.len()).any(|part| part == row)
     };
     Ok(all()?.any(|pid| is_called_so(pid) && carries(pid, variable)))
 }
 
-/// Whether a process has `variable` (`NAME=value`) in its environment. Those of other users can't be read.
-fn carries(pid: i32, variable: &str) -> bool {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let mut variables = environment.split(|byte| *byte == 0);
-    variables.any(|found| found == variable.as_bytes())
+/// Whether a process of this user has `variable` (`NAME=value`) in its environment, or as an argument. Of those that
+/// [hide](crate::credentials::hide) only the latter can be read.
+pub fn carries(pid: i32, variable: &str) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    let is_ours = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == user);
+    let has = |name: &str| {
+        let text = std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let mut words = text.split(|byte| *byte == 0);
+        words.any(|found| found == variable.as_bytes())
+    };
+    is_ours && (has("environ") || has("cmdline"))
 }
 
 /// The exit code that a shell would report for `status`.

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// Beyond this, adding up shares of pages takes the kernel too long, and holds the process up.
@@ -142,7 +143,8 @@ pub struct Memory {
 
 impl Memory {
     /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very
-    /// large, or not ours.
+    /// large, or not ours. Of our own that [hide](crate::credentials::hide) only the anonymous ones count: their program is shared by
+    /// all of them.
     pub fn of(pid: i32, sample: &Sample) -> Self {
         // Names of programs and of mapped files are no text that one could rely on.
         let file = |name: &str| {
@@ -167,12 +169,21 @@ impl Memory {
         let all = kilobytes(&status, "VmRSS:").unwrap_or(sample.resident);
         let anonymous = kilobytes(&status, "RssAnon:").unwrap_or(0);
         let swap = kilobytes(&status, "VmSwap:");
+        let all = if is_hidden(pid) { anonymous } else { all };
         Self {
             all,
             anonymous,
             swap,
         }
     }
+}
+
+/// Whether a process of this user can't be looked into.
+fn is_hidden(pid: i32) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    let is_ours = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == user);
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    is_ours && std::fs::read_link(format!("/proc/{pid}/cwd")).is_err_and(refused)
 }
 
 /// Bytes that a process, and children that it has waited for, had read from disks and written to them. What was found in memory

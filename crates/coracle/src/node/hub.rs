@@ -64,7 +64,9 @@ impl NodeHub {
             running.namespaces = None;
         }
         if running.namespaces.is_none() {
-            match Namespaces::of_hub(&self.start.socket) {
+            let socket = self.start.socket.clone();
+            let asked = tokio::task::spawn_blocking(move || Namespaces::of_hub(&socket)).await?;
+            match asked {
                 Ok(namespaces) => running.namespaces = Some(namespaces),
                 Err(error) => tracing::warn!(%error, "cannot hold the hub's namespaces"),
             }
@@ -108,7 +110,7 @@ impl NodeHub {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .env(POD_MARK, &self.start.mark)
+            .arg(format!("{POD_MARK}={}", self.start.mark))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .process_group(0)

@@ -27,19 +27,21 @@ pub struct NodePlace {
     pub dir: PathBuf,
     /// Makes the tokens of sandboxes.
     pub key: NodeKey,
+    /// Tells this node's processes from all others, and nothing to those who read it.
+    pub mark: String,
 }
 
 impl NodePlace {
     /// What the cluster's secret says of this node. Nobody else can guess the directory's name, nor be there first.
     pub fn new(secret: &str, node: &str) -> Self {
-        let name: String = derive(secret, "directory", node)
-            .iter()
-            .take(16)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let text = |what: &str| -> String {
+            let bytes = derive(secret, what, node).into_iter().take(16);
+            bytes.map(|byte| format!("{byte:02x}")).collect()
+        };
         Self {
-            dir: scratch().join(format!("{PREFIX}{name}")),
+            dir: scratch().join(format!("{PREFIX}{}", text("directory"))),
             key: NodeKey(derive(secret, "key", node)),
+            mark: text("mark"),
         }
     }
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
-use rustix::process::{DumpableBehavior, Pid, Signal};
+use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::connection::{Pod, stay_connected};
 use sandbox::protocol::{Hello, PodState, VERSION};
@@ -171,16 +171,18 @@ fn read_start() -> anyhow::Result<Start> {
 
 /// Enters the node's user namespace, and a mount namespace of our own with memory that ends with us.
 fn move_in(start: &Start, places: &Places) -> std::io::Result<()> {
+    // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
+    linux::credentials::hide()?;
     network::hub::join(&start.node_dir.join("hub.sock"))?;
     linux::namespace::unshare(UnshareFlags::NEWNS)?;
     linux::mount::follow_outside()?;
-    // Our own inner process is looked at by its /proc entries.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    // Once more: with some values of fs.suid_dumpable, joining a namespace makes the process dumpable again.
+    linux::credentials::hide()?;
     if linux::tree::root_is_first()? {
-        // Privileged containers could get back to it. Their namespaces are then below a user namespace of the pod's own.
-        linux::tree::lock_root()?;
+        // Privileged containers could get back to it. Their namespaces are then below a user namespace of the pod's own. Its
+        // maps are written through /proc, which is closed to processes that hide.
+        linux::credentials::unhidden(linux::tree::lock_root)??;
         linux::mount::follow_outside()?;
-        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     }
     std::fs::create_dir_all(&places.memory)?;
     linux::mount::tmpfs(&places.memory, MEMORY_BYTES)?;

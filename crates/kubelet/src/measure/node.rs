@@ -4,7 +4,6 @@
 //! carry the mark in their environment, and all that they have started.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -147,21 +146,11 @@ impl NodeMeter {
             .chain(ours)
             .collect();
         if let Some(mark) = &self.mark {
-            let user = rustix::process::getuid().as_raw();
-            roots.extend(table.pids().filter(|pid| carries(*pid, user, mark)));
+            let carries = |pid: &i32| linux::process::carries(*pid, mark);
+            roots.extend(table.pids().filter(carries));
         }
         roots
     }
-}
-
-/// Whether a process of this user has such a variable.
-fn carries(pid: i32, user: u32, variable: &str) -> bool {
-    let is_theirs = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|meta| meta.uid() == user);
-    is_theirs
-        && std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
-            let mut variables = environment.split(|byte| *byte == 0);
-            variables.any(|found| found == variable.as_bytes())
-        })
 }
 
 /// A sandbox, or the inner process that is forked from it.

@@ -4,13 +4,15 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use linux::packet;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Pid;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use super::namespaces::Namespaces;
 use super::{Attach, Attached, Request};
 
 /// A place in the pod network, kept until this is dropped.
@@ -28,22 +30,33 @@ pub struct Place {
     connection: UnixStream,
 }
 
+/// How long a hub may take to answer, and the pause before it is asked again: its process may be replaced just now.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+const JOIN_RETRY: Duration = Duration::from_millis(100);
+
 /// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread.
 pub fn join(socket: &Path) -> io::Result<()> {
-    linux::fresh::join_user(process(socket)?)
+    let end = Instant::now() + JOIN_TIMEOUT;
+    let namespaces = loop {
+        match Namespaces::of_hub(socket) {
+            Err(_) if Instant::now() < end => std::thread::sleep(JOIN_RETRY),
+            asked => break asked?,
+        }
+    };
+    linux::fresh::join_user(namespaces.user())
 }
 
-/// The process of the hub at `socket`.
-pub fn process(socket: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::process::pidfd_open(
-        process_id(socket)?,
-        rustix::process::PidfdFlags::empty(),
-    )?)
-}
-
-pub(super) fn process_id(socket: &Path) -> io::Result<Pid> {
+/// Asks the hub for its namespaces. A hub's process hides, so that no other process can open them below `/proc`.
+pub(super) fn namespaces(socket: &Path) -> io::Result<Vec<OwnedFd>> {
     let connection = connect(socket)?;
-    Ok(rustix::net::sockopt::socket_peercred(&connection)?.pid)
+    let timeout = Some(JOIN_TIMEOUT);
+    rustix::net::sockopt::set_socket_timeout(&connection, Timeout::Recv, timeout)?;
+    let request = serde_json::to_vec(&Request::Namespaces)?;
+    packet::send(&connection, 0, &request, &[])?;
+    let answer = packet::receive(&connection)?;
+    answer
+        .map(|answer| answer.descriptors)
+        .ok_or_else(|| io::Error::other("the node's hub has ended"))
 }
 
 /// Waits until the process that serves at `socket` ends.

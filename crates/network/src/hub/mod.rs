@@ -22,7 +22,7 @@ mod namespaces;
 mod server;
 
 pub use addresses::Range;
-pub use client::{Place, end, is_there, join, lost, process};
+pub use client::{Place, end, is_there, join, lost};
 pub use namespaces::Namespaces;
 pub use server::{Hub, HubError};
 
@@ -38,6 +38,9 @@ pub const INTERFACE: &str = "eth0";
 enum Request {
     /// By a sandbox; its network namespace is beside it.
     Attach(Attach),
+    /// By a process that joins the hub's user namespace, or keeps the hub's namespaces open. Answered by the descriptors of its
+    /// [`Namespaces`], with no text.
+    Namespaces,
     /// By the node's agent: the node ends.
     End,
 }

@@ -18,25 +18,31 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Those of the hub that listens at `socket`.
-    pub fn of_hub(socket: &Path) -> io::Result<Self> {
-        let hub = client::process_id(socket)?.as_raw_nonzero().get();
-        let namespaces = Self {
-            user: fresh::namespace_of(hub, "user")?,
-            network: Some(fresh::namespace_of(hub, "net")?),
-        };
-        // If it had died meanwhile, its number could be another process's.
-        let still = client::process_id(socket)?.as_raw_nonzero().get();
-        if still != hub {
-            return Err(io::Error::other("the hub was just replaced"));
-        }
-        Ok(namespaces)
+    /// Those of the calling process.
+    pub(super) fn own() -> io::Result<Self> {
+        Ok(Self {
+            user: linux::namespace::own_user_namespace()?,
+            network: Some(linux::namespace::own_network()?),
+        })
     }
 
-    /// The user namespace of a sandbox's process, which is the one of the hub that it joined.
-    pub fn of_sandbox(process: i32) -> io::Result<Self> {
+    /// Those of the hub that listens at `socket`.
+    pub fn of_hub(socket: &Path) -> io::Result<Self> {
+        let descriptors = client::namespaces(socket)?;
+        Self::from_descriptors(descriptors)
+            .ok_or_else(|| io::Error::other("the node's hub sent no namespaces"))
+    }
+
+    /// The user namespace of the hub that a sandbox joined, found through one of its containers: the sandbox itself hides.
+    pub fn of_sandbox(sandbox: i32) -> io::Result<Self> {
+        let table = linux::usage::Table::read()?;
+        let below = table.tree(vec![sandbox]);
+        let opened = below
+            .into_iter()
+            .find_map(|process| fresh::namespace_of(process, "user").ok());
+        let container = opened.ok_or_else(|| io::Error::other("no container of the pod runs"))?;
         Ok(Self {
-            user: fresh::namespace_of(process, "user")?,
+            user: linux::namespace::child_of_own(container)?,
             network: None,
         })
     }

@@ -64,6 +64,8 @@ pub struct Hub {
     socket: PathBuf,
     listener: OwnedFd,
     range: Range,
+    /// What sandboxes join, and the agent holds open.
+    namespaces: Rc<Namespaces>,
     /// Held by every process of the hub, until the last of them is gone.
     _lock: File,
 }
@@ -78,9 +80,9 @@ impl Hub {
     ) -> Result<Self, HubError> {
         let lock = lock(socket)?;
         enter(before).map_err(HubError::Namespaces)?;
-        // Sandboxes, which are the same user, join our user namespace by our process.
-        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)
-            .map_err(|error| HubError::Namespaces(error.into()))?;
+        // Our root is the host's, and containers that see the host's processes may have all rights in our user namespace.
+        linux::credentials::hide().map_err(HubError::Namespaces)?;
+        let namespaces = Namespaces::own().map_err(HubError::Namespaces)?;
         make_bridge(range).map_err(|source| HubError::Network { range, source })?;
         // Last: whoever connects joins the namespaces that we are in. The socket lies outside, where its directory guards it.
         let listener = listen(socket).map_err(|source| HubError::Socket {
@@ -91,6 +93,7 @@ impl Hub {
             socket: socket.to_owned(),
             listener,
             range,
+            namespaces: Rc::new(namespaces),
             _lock: lock,
         })
     }
@@ -103,7 +106,7 @@ impl Hub {
 
     /// Gives sandboxes their places until it is told to end. Must be called within a `LocalSet`.
     pub async fn serve(&self) -> io::Result<()> {
-        let places = Rc::new(Places::find(self.range)?);
+        let places = Rc::new(Places::find(self.range, self.namespaces.clone())?);
         // Streams by name only: packets keep their boundaries, and nobody reads them as a stream.
         let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
@@ -123,6 +126,7 @@ impl Hub {
 
 struct Places {
     route: Route,
+    namespaces: Rc<Namespaces>,
     range: Range,
     addresses: RefCell<Addresses>,
     /// Of those taken: cables that were there before us, whose sandboxes have not come back yet.
@@ -133,7 +137,7 @@ struct Places {
 
 impl Places {
     /// The places of this network namespace, with those that a process before us has given.
-    fn find(range: Range) -> io::Result<Self> {
+    fn find(range: Range, namespaces: Rc<Namespaces>) -> io::Result<Self> {
         let route = Route::open()?;
         let mut addresses = Addresses::new(range);
         let given: HashSet<_> = range
@@ -145,6 +149,7 @@ impl Places {
         }
         Ok(Self {
             route,
+            namespaces,
             range,
             addresses: RefCell::new(addresses),
             unclaimed: RefCell::new(given),
@@ -174,6 +179,10 @@ impl Places {
         };
         let request = match serde_json::from_slice(&message.text)? {
             Request::Attach(request) => request,
+            Request::Namespaces => {
+                let send = || packet::send(&connection, 0, &[], &self.namespaces.descriptors());
+                return connection.async_io(Interest::WRITABLE, send).await;
+            }
             Request::End => {
                 self.end.notify_one();
                 return Ok(());

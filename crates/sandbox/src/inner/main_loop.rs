@@ -115,7 +115,7 @@ impl Inner {
         stdio: Vec<OwnedFd>,
     ) -> Result<Option<Vec<OwnedFd>>, Failure> {
         match request {
-            Request::SetUp(plan) => set_up(&plan).map(|()| Some(Vec::new())),
+            Request::SetUp(plan) => set_up(&plan).map(|network| Some(vec![network])),
             Request::Network(plan) => set_up_network(&plan).map(|()| Some(Vec::new())),
             Request::Socket { v6, datagrams } => {
                 socket(v6, datagrams).map(|socket| Some(vec![socket]))
@@ -284,7 +284,8 @@ fn end(process: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
 }
 
-fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
+/// Returns a file that stands for the pod's network: nobody else can open that of a process that hides.
+fn set_up(plan: &PodSetUp) -> Result<OwnedFd, Failure> {
     let mut flags = UnshareFlags::empty();
     flags.set(UnshareFlags::NEWNET, plan.network);
     flags.set(UnshareFlags::NEWIPC, plan.ipc);
@@ -302,7 +303,7 @@ fn set_up(plan: &PodSetUp) -> Result<(), Failure> {
         let path = format!("/proc/sys/{}", name.replace('.', "/"));
         std::fs::write(path, value).map_err(failed(format!("setting sysctl {name}")))?;
     }
-    Ok(())
+    linux::namespace::own_network().map_err(failed("the pod's network"))
 }
 
 fn set_up_network(plan: &NetworkSetUp) -> Result<(), Failure> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What the inner process is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Make the namespaces that the pod has for itself. First of all, once.
+    /// Make the namespaces that the pod has for itself. First of all, once. Answered by a file that stands for the network.
     SetUp(PodSetUp),
     /// Give the pod's interface its address.
     Network(NetworkSetUp),

@@ -105,7 +105,8 @@ pub struct LinuxRuntime<W> {
     shown: Rc<RefCell<HashMap<PathBuf, Mounted>>>,
     /// Known once the pod is up.
     addresses: OnceCell<Addresses>,
-    is_set_up: OnceCell<()>,
+    /// Stands for the pod's network namespace, once it has its namespaces.
+    network: OnceCell<OwnedFd>,
     /// The pod's place in the network, once it was given one.
     attachment: OnceCell<Attachment>,
     /// Ports of the machine that lead to the pod, once it is up.
@@ -161,7 +162,7 @@ impl<W: World> LinuxRuntime<W> {
             stacking,
             shown: Rc::default(),
             addresses: OnceCell::new(),
-            is_set_up: OnceCell::new(),
+            network: OnceCell::new(),
             attachment: OnceCell::new(),
             host_ports: RefCell::default(),
             group: OnceCell::new(),

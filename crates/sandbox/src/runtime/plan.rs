@@ -94,6 +94,11 @@ pub fn container(
         return Err(problem("CreateContainerError", "no command specified"));
     }
     let own_context = request.container.security_context.as_ref();
+    let capabilities = match (&place.root, spec.host_pid) {
+        // With it, container root would look into the processes that show root file systems, and see the host's.
+        (RootKind::At(_), Some(true)) => without_tracing(&security.capabilities),
+        _ => security.capabilities.clone(),
+    };
     let mut mounts = system_mounts(place, &security);
     let user_mounts = volume_mounts(place, request, &known)?;
     let taken: Vec<PathBuf> = user_mounts
@@ -141,7 +146,7 @@ pub fn container(
             env,
             cwd: cwd.unwrap_or_else(|| image.working_dir.clone()).into(),
             user: security.user,
-            capabilities: security.capabilities,
+            capabilities,
             no_new_privileges: security.no_new_privileges,
             default_seccomp: security.default_seccomp,
             terminal: request.container.tty == Some(true),
@@ -149,6 +154,13 @@ pub fn container(
             group: None,
         },
     })
+}
+
+fn without_tracing(capabilities: &[String]) -> Vec<String> {
+    let all = capabilities.iter().any(|name| name == "ALL");
+    let names = linux::credentials::capability_names().map(str::to_owned);
+    let kept = names.filter(|name| all || capabilities.contains(name));
+    kept.filter(|name| name != "SYS_PTRACE").collect()
 }
 
 /// Where a container leaves its last words.
@@ -410,6 +422,16 @@ mod tests {
             "/deep/er/est",
         ];
         assert_eq!(targets, wanted.map(Path::new));
+    }
+
+    #[test]
+    fn tracing_is_taken_from_any_set_of_capabilities() {
+        let all = without_tracing(&["ALL".to_owned()]);
+        let has = |name: &str| all.iter().any(|found| found == name);
+        assert!(has("SYS_ADMIN") && has("KILL") && !has("SYS_PTRACE"));
+        let some = ["SYS_PTRACE", "CHOWN"].map(str::to_owned);
+        assert_eq!(without_tracing(&some), ["CHOWN"]);
+        assert!(without_tracing(&[]).is_empty());
     }
 
     #[test]

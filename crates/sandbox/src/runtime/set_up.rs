@@ -30,7 +30,7 @@ impl<W: World> LinuxRuntime<W> {
     }
 
     async fn make_namespaces(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
-        if self.is_set_up.get().is_some() {
+        if self.network.get().is_some() {
             return Ok(());
         }
         let host_network = spec.host_network == Some(true);
@@ -49,11 +49,12 @@ impl<W: World> LinuxRuntime<W> {
                 .map(|sysctl| (sysctl.name, sysctl.value))
                 .collect(),
         };
-        self.inside
-            .ask(Request::SetUp(plan))
-            .await
-            .map_err(|refusal| sandbox_problem(refusal.message))?;
-        let _ = self.is_set_up.set(());
+        let made = self.inside.ask(Request::SetUp(plan)).await;
+        let network = made
+            .map_err(|refusal| sandbox_problem(refusal.message))?
+            .pop()
+            .ok_or_else(no_network)?;
+        let _ = self.network.set(network);
         Ok(())
     }
 
@@ -123,10 +124,11 @@ impl<W: World> LinuxRuntime<W> {
         if let Some(place) = self.attachment.get() {
             return Ok(place);
         }
-        let path = format!("/proc/{}/ns/net", self.inner.as_raw_nonzero());
-        let namespace = std::fs::File::open(&path)
-            .map_err(|error| sandbox_problem(format!("{path}: {error}")))?;
-        let place = self.world.attach(namespace.into()).await?;
+        let network = self.network.get().ok_or_else(no_network)?;
+        let network = network
+            .try_clone()
+            .map_err(|error| sandbox_problem(format!("the pod's network: {error}")))?;
+        let place = self.world.attach(network).await?;
         Ok(self.attachment.get_or_init(|| place))
     }
 
@@ -168,6 +170,10 @@ impl<W: World> LinuxRuntime<W> {
     }
 }
 
+fn no_network() -> Problem {
+    sandbox_problem("the inner process told of no network".to_owned())
+}
+
 fn sandbox_problem(message: String) -> Problem {
     Problem {
         reason: "FailedCreatePodSandBox".to_owned(),
@@ -190,6 +196,8 @@ mod tests {
             let given = bundle(json!({"containers": []}));
             let (runtime, inner) = runtime(world.clone(), given.clone());
             let spec = runtime.spec();
+            let network = linux::namespace::own_network().unwrap();
+            runtime.network.set(network).unwrap();
             let failed = News::Failed {
                 message: "not yet".to_owned(),
                 program: false,

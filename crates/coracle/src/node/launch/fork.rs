@@ -17,7 +17,7 @@ pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Forked> {
     let line = node.start_line(&launch).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
-        .env(POD_MARK, &node.mark)
+        .arg(format!("{POD_MARK}={}", node.mark))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .process_group(0)

@@ -27,7 +27,7 @@ use crate::handover::POD_MARK;
 use crate::node::place::NodePlace;
 use crate::sandbox_role::{FAILED, RUNNING};
 
-/// The variable that marks the steps of a node, with the node's directory as its value.
+/// The variable that marks the steps of a node.
 const NODE_MARK: &str = "CORACLE_NODE";
 /// A step that has just ended may not have given back what it held; beyond this it is held by others.
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
@@ -73,7 +73,11 @@ enum Word {
 
 fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
-    let args = ["internal".to_owned(), "sandbox".to_owned()];
+    let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
+    // What else is found by its environment: a sandbox hides that.
+    args.push(format!("{POD_MARK}={}", node.mark));
+    args.push(node_mark(&node.place));
+    args.extend(slurm::Footprint::own().map(|job| job.variable));
     let gres = gres(&launch.needs.extended);
     let step = ShareStep {
         job_id: node.job,
@@ -95,7 +99,7 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
     let mut command = invocation.command();
     command
         .env(POD_MARK, &node.mark)
-        .env(NODE_MARK, &node.place.dir)
+        .env(NODE_MARK, &node.place.mark)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -176,9 +180,13 @@ async fn leave_alone(mut srun: Child) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn node_mark(place: &NodePlace) -> String {
+    format!("{NODE_MARK}={}", place.mark)
+}
+
 /// Ends all steps of pods on this node: they are not below the agent's guard, which ends everything else.
 pub fn end_all(place: &NodePlace) {
-    let mark = format!("{NODE_MARK}={}", place.dir.display());
+    let mark = node_mark(place);
     let end = Instant::now() + LAST_BREATH;
     while Instant::now() < end {
         match linux::process::kill_marked(&mark) {

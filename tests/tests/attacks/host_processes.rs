@@ -1,0 +1,57 @@
+//! Pods that see the processes of the host, and may look into those of their own user namespace: ours are in it too.
+
+use e2e::{Cluster, Lab, WAITS, looking, pod, runs};
+use serde_json::{Value, json};
+
+/// Tells of every process through which it sees the user's home directory, for as long as pods start beside it, and at last of
+/// those whose program it sees. Nothing is started meanwhile, so that it looks often.
+const SPY: &str = r#"
+until test -e /v/end; do
+  for p in /proc/[0-9]*; do
+    if [ -d $p/root/home/user1 ] || [ -d $p/cwd/home/user1 ]; then
+      read -r name < $p/comm; echo "sees through $p $name"
+    fi
+  done 2> /dev/null
+done
+for p in /proc/[0-9]*; do
+  if readlink $p/exe | grep -q 'coracle\|memfd'; then echo "sees the program of $p: $(tr '\0' ' ' < $p/cmdline)"; fi
+done 2> /dev/null
+other=$(ps -o pid,args | awk '/[s]leep 42001/ { print $1; exit }')
+works test -d /proc/$other/root/bin
+"#;
+
+fn spy(name: &str, security: Value) -> Value {
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    let spying = json!({"securityContext": security, "volumeMounts": mounts});
+    let telling = json!({"volumeMounts": mounts});
+    let more = json!({"hostPID": true, "volumes": [{"name": "v", "emptyDir": {}}]});
+    let wait = "until test -e /v/end; do sleep 0.1; done";
+    let containers = [looking("main", spying, SPY), runs("telling", wait, telling)];
+    pod(name, more, &containers)
+}
+
+#[test]
+fn the_users_home_is_not_behind_any_process() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let other = runs("main", "exec sleep 42001", json!({}));
+    cluster.create_running(&[
+        pod("other", json!({}), &[other]),
+        spy("privileged", json!({"privileged": true})),
+        spy("tracing", json!({"capabilities": {"add": ["SYS_PTRACE"]}})),
+    ]);
+    for number in 0..4 {
+        let name = format!("beside-{number}");
+        let beside = pod(&name, json!({}), &[runs("main", WAITS, json!({}))]);
+        cluster.create_running(&[beside]);
+    }
+    for name in ["privileged", "tracing"] {
+        cluster.ask(&format!(
+            "kubectl exec {name} --container=telling -- touch /v/end"
+        ));
+    }
+    cluster.find_all_right(&["privileged", "tracing"]);
+    cluster.exit(0);
+    lab.nothing_left();
+}
