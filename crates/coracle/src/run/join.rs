@@ -465,7 +465,7 @@ mod tests {
             let name = LEADER_NAME.try_into().unwrap();
             let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
             let mut wire = Wire::new(connector.connect(name, stream).await.unwrap());
-            let hello = hello("node1", Some(&handover.token));
+            let hello = Box::new(hello("node1", Some(&handover.token)));
             wire.send(&ToLeader::Hello(hello)).await.unwrap();
             let welcome = wire.receive::<ToNode>().await.unwrap();
             assert!(matches!(welcome, Some(ToNode::Welcome(_))));
