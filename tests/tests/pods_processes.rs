@@ -1,6 +1,6 @@
 //! What a container leaves when it ends, what containers of a pod share, and what images bring with them.
 
-use e2e::{BUSYBOX, Cluster, Lab, Process, container, looking, merged, pod, wait_until};
+use e2e::{BUSYBOX, Cluster, Lab, Process, Role, container, looking, merged, pod, wait_until};
 use serde_json::{Value, json};
 
 /// Processes that leave their parent and their session.
@@ -284,4 +284,84 @@ fn with_a_single_id_packages_can_be_installed() {
     cluster.find_all_right(&["apt"]);
     cluster.exit(0);
     lab.nothing_left();
+}
+
+/// At most 5000 processes, which end by themselves. A shell gives up when it can't fork; so there are several, that begin one
+/// after the other. What they leave is reaped by nobody, and counts.
+const BOMB: &str = "
+mkfifo /tmp/wait
+for turn in 0 2 4 6 8 10 15 20 30 40; do
+  (
+    read -t $turn nothing <> /tmp/wait
+    i=0; while [ $i -lt 500 ]; do sleep 100 & i=$((i+1)); done
+  ) &
+done
+exec sleep 300";
+
+/// More than a cluster of one node needs, and fewer than what [`BOMB`] would take.
+const PROCESSES: u32 = 1200;
+
+#[test]
+fn a_fork_bomb_hurts_no_other_pod() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    // The kernel counts what the user has on the whole machine, in other labs too.
+    let count = "ps -eL -o uid= | grep -cw $(id -u user1 2>/dev/null || echo 2001)";
+    let used: u32 = lab.machine(count).trim().parse().expect("a number");
+    let limit = used + PROCESSES;
+    let script = format!("ulimit -u {limit} && exec srun -N1 coracle run bash");
+    let mut cluster = Cluster::hold(lab.sh(&script).start());
+    let probed = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "echo alive | cat"]}, "periodSeconds": 1,
+        "timeoutSeconds": 30}});
+    let again = json!({"restartPolicy": "Always"});
+    cluster.create_objects(&[alone("calm", again.clone(), probed, "exec sleep 10000")]);
+    cluster.wait_for("calm", "condition=Ready");
+    let ours = [
+        Role::Agent,
+        Role::HubGuard,
+        Role::Hub,
+        Role::Component("kube-apiserver"),
+        Role::Component("etcd"),
+    ];
+    let ours = ours.map(|role| lab.find("node1", role));
+
+    let piped = "timeout 40 kubectl exec calm -- sh -c 'echo alive | cat'";
+    for (late, context) in [
+        ("late", json!({})),
+        ("later", json!({"securityContext": {"runAsUser": 1000}})),
+    ] {
+        cluster.create_objects(&[alone("bomb", json!({}), context, BOMB)]);
+        has_exploded(&mut cluster, "bomb");
+        assert_eq!(cluster.ask(piped), "alive");
+        let script = "echo late | cat; exec sleep 10000";
+        cluster.create_objects(&[alone(late, again.clone(), json!({}), script)]);
+        cluster.wait_for(late, "condition=Ready");
+        assert_eq!(cluster.logs(late, "main"), "late");
+        cluster.ask("kubectl delete pod bomb --grace-period=1");
+    }
+    let calm = cluster.pod("calm");
+    assert_eq!(container(&calm, "main")["restartCount"], 0, "{calm:#}");
+
+    // Together they take from other pods, but not from us.
+    let bombs = ["bomb1", "bomb2", "bomb3"];
+    cluster.create_objects(&bombs.map(|name| alone(name, json!({}), json!({}), BOMB)));
+    for bomb in bombs {
+        has_exploded(&mut cluster, bomb);
+    }
+    assert!(cluster.has_ready_nodes(1));
+    for process in &ours {
+        assert!(lab.is_alive("node1", process), "{process:?}");
+    }
+    cluster.ask("kubectl delete pod bomb1 bomb2 bomb3 --grace-period=1");
+    assert_eq!(cluster.ask(piped), "alive");
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[track_caller]
+fn has_exploded(cluster: &mut Cluster, pod: &str) {
+    wait_until(90, "the bomb has all processes that it may have", || {
+        let (_, log) = cluster.try_ask(&format!("kubectl logs {pod}"));
+        log.contains("can't fork")
+    });
 }

@@ -44,6 +44,8 @@ pub struct Start {
     pub range: String,
     /// What sandboxes carry as the value of [`POD_MARK`].
     pub mark: String,
+    /// How many processes the user may have before those in the hub's user namespace are refused more.
+    pub processes: Option<u64>,
 }
 
 /// The role's entry.
@@ -51,6 +53,9 @@ pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the agent's word counts.
     let _deaf = guard::deaf()?;
     let (start, before) = read_start()?;
+    if let Some(limit) = start.processes {
+        linux::process_limit::lower(limit)?;
+    }
     let range = start.range.parse().map_err(anyhow::Error::msg);
     let set_up = range.and_then(|range| Ok(Hub::set_up(range, &start.socket, before)?));
     let (hub, answer) = match set_up {

@@ -12,6 +12,9 @@ use crate::cgroup::Group;
 /// Of linux/sched.h; too large for the type that the C library gives it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
+/// Of linux/nsfs.h.
+const NS_GET_PARENT: libc::c_ulong = 0xb702;
+
 /// Which namespaces a new process gets for itself; it shares the others with its parent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fresh {
@@ -155,6 +158,17 @@ pub fn join_user(namespace: impl AsFd) -> io::Result<()> {
 /// Opens a namespace of a process by its name below `/proc/PID/ns`. The namespace lasts as long as the descriptor.
 pub fn namespace_of(process: i32, name: &str) -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/{process}/ns/{name}"))?.into())
+}
+
+/// The parent of a user or process namespace. It can't be seen from within the namespace.
+pub fn parent_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
+    let namespace = namespace.as_fd().as_raw_fd();
+    // SAFETY: the request takes no argument, and the descriptor is open during the call.
+    match unsafe { libc::ioctl(namespace, NS_GET_PARENT) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made this descriptor for us.
+        parent => Ok(unsafe { OwnedFd::from_raw_fd(parent) }),
+    }
 }
 
 /// Enters a namespace that was opened. For a user namespace the caller must have a single thread, and becomes its root.

@@ -23,6 +23,7 @@ pub mod packet;
 pub mod place;
 pub mod probe;
 pub mod process;
+pub mod process_limit;
 pub mod remove;
 pub mod route;
 pub mod sealed;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions};
@@ -11,9 +11,6 @@ use rustix::thread::UnshareFlags;
 use crate::mount;
 use crate::probe::subid::{self, Range};
 use crate::process::Fork;
-
-/// `_IO(0xb7, 0x2)` of linux/nsfs.h.
-const NS_GET_PARENT: libc::c_ulong = 0xb702;
 
 /// Moves the calling, single-threaded process into a user and a mount namespace of its own; its next
 /// child becomes the first process of a new pid namespace.
@@ -63,7 +60,8 @@ pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
     let own = identity(&own_user_namespace()?)?;
     let mut namespace = namespace;
     loop {
-        let parent = parent_of(&namespace)?;
+        // The kernel refuses for a namespace that does not descend from ours, so that the walk ends there.
+        let parent = crate::fresh::parent_namespace(&namespace)?;
         if identity(&parent)? == own {
             return Ok(namespace);
         }
@@ -71,21 +69,10 @@ pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-fn identity(namespace: &OwnedFd) -> io::Result<(u64, u64)> {
+/// Device and inode, by which two descriptors of one namespace are known.
+pub(crate) fn identity(namespace: impl AsFd) -> io::Result<(u64, u64)> {
     let found = rustix::fs::fstat(namespace)?;
     Ok((found.st_dev, found.st_ino))
-}
-
-/// The kernel refuses for a namespace that does not descend from the caller's, so that a walk upwards ends there.
-fn parent_of(namespace: &OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: NS_GET_PARENT takes no argument and returns a new descriptor that is owned by nothing else.
-    unsafe {
-        let parent = libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT);
-        if parent < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(parent))
-    }
 }
 
 /// How many ids a user namespace has.

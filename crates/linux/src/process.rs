@@ -231,7 +231,7 @@ pub fn parents() -> io::Result<HashMap<i32, i32>> {
 }
 
 /// Every visible process.
-fn all() -> io::Result<impl Iterator<Item = i32>> {
+pub(crate) fn all() -> io::Result<impl Iterator<Item = i32>> {
     let entries = std::fs::read_dir("/proc")?.flatten();
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }

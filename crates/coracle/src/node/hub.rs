@@ -11,6 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
+use super::process_limit;
 use crate::handover::POD_MARK;
 use crate::hub_role::Start;
 use crate::sandbox_role;
@@ -47,6 +48,7 @@ impl NodeHub {
                 socket,
                 range: range.to_owned(),
                 mark: mark.to_owned(),
+                processes: linux::process_limit::current().map(process_limit::of_pods),
             },
             running: Mutex::default(),
         }
@@ -93,6 +95,24 @@ impl NodeHub {
             }
             tokio::time::sleep(wait).await;
         }
+    }
+
+    /// How many processes each container may have, if the user has a limit here.
+    pub async fn processes_of_containers(&self) -> Option<u64> {
+        let of_pods = self.start.processes?;
+        let running = self.running.lock().await;
+        let user = running.namespaces.as_ref()?.user();
+        let outside = linux::process_limit::threads_outside(user)
+            .inspect_err(|error| tracing::warn!(%error, "cannot count processes"))
+            .ok()?;
+        if process_limit::is_scarce(of_pods, outside) {
+            tracing::warn!(
+                of_pods,
+                outside,
+                "pods can have few processes: the limit of the job (`ulimit -u`) counts all that you have on this node"
+            );
+        }
+        Some(process_limit::of_containers(of_pods, outside))
     }
 
     /// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.

@@ -13,6 +13,7 @@ mod image_list;
 mod launch;
 mod line;
 pub mod place;
+mod process_limit;
 pub mod stacking;
 mod streaming;
 

@@ -1,7 +1,8 @@
 //! `coracle internal sandbox`: one pod.
 //!
 //! ```text
-//!   read the start line → lock the pod → join the hub's user namespace → mounts of our own → fork the inner process and the puller
+//!   read the start line → lock the pod → a user namespace below the hub's → mounts of our own → fork the inner process and the
+//!     puller
 //!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
 //! ```
 //!
@@ -63,6 +64,8 @@ pub struct Start {
     pub announces: bool,
     /// How many files a process of the job may open. Whoever started it may open more, and so does it.
     pub open_files: u64,
+    /// How many processes a container may have, if there is a limit.
+    pub processes: Option<u64>,
     /// The node's directory.
     pub node_dir: PathBuf,
     /// Where images are.
@@ -95,6 +98,9 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let _deaf = crate::guard::deaf()?;
     let mut start = read_start()?;
     linux::descriptors::raise_limit(Some(start.open_files))?;
+    if let Some(limit) = start.processes {
+        linux::process_limit::choose_for_programs(limit);
+    }
     // A step has a control group of its own.
     let division = start.announces.then(cgroup::set_up).flatten();
     if let Some(division) = &division {
@@ -169,21 +175,26 @@ fn read_start() -> anyhow::Result<Start> {
     Ok(start)
 }
 
-/// Enters the node's user namespace, and a mount namespace of our own with memory that ends with us.
+fn enter_own_namespaces() -> std::io::Result<()> {
+    if linux::tree::root_is_first()? {
+        // Privileged containers could get back to it.
+        linux::namespace::unshare(UnshareFlags::NEWNS)?;
+        linux::mount::follow_outside()?;
+        return linux::tree::lock_root();
+    }
+    linux::namespace::enter_below(UnshareFlags::NEWNS)
+}
+
+/// Enters the node's user namespace, one of our own below it, in which processes are counted apart from those of other pods, and a
+/// mount namespace with memory that ends with us.
 fn move_in(start: &Start, places: &Places) -> std::io::Result<()> {
     // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
     linux::credentials::hide()?;
     network::hub::join(&start.node_dir.join("hub.sock"))?;
-    linux::namespace::unshare(UnshareFlags::NEWNS)?;
+    // The maps of the new user namespace are written through /proc, which is closed to processes that hide. Containers of other
+    // pods have no rights in the hub's user namespace, and ours does not have any yet.
+    linux::credentials::unhidden(enter_own_namespaces)??;
     linux::mount::follow_outside()?;
-    // Once more: with some values of fs.suid_dumpable, joining a namespace makes the process dumpable again.
-    linux::credentials::hide()?;
-    if linux::tree::root_is_first()? {
-        // Privileged containers could get back to it. Their namespaces are then below a user namespace of the pod's own. Its
-        // maps are written through /proc, which is closed to processes that hide.
-        linux::credentials::unhidden(linux::tree::lock_root)??;
-        linux::mount::follow_outside()?;
-    }
     std::fs::create_dir_all(&places.memory)?;
     linux::mount::tmpfs(&places.memory, MEMORY_BYTES)?;
     // Containers of other users than root look through it.

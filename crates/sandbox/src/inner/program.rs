@@ -89,6 +89,7 @@ pub fn become_program(
     let _ = linux::descriptors::close_all_on_exec();
     // Last, because what was opened before us counts until the program begins.
     linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
+    linux::process_limit::lower_for_program().map_err(failed("the limit of processes"))?;
     let error = Command::new(&program)
         .arg0(name)
         .args(rest)

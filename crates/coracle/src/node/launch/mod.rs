@@ -113,6 +113,7 @@ impl Launchers {
             stacking: self.stacking().await?,
             announces: launch.way == Way::Step,
             open_files: self.open_files,
+            processes: self.hub.processes_of_containers().await,
         };
         let mut line = serde_json::to_string(&start)?;
         line.push('\n');
