@@ -35,7 +35,7 @@ fn a_pod_that_is_over_holds_no_process_and_shows_its_logs() {
         lab.marked("internal sandbox").is_empty()
     });
     let left = lab.root("node2", "ls /tmp/coracle-*/pods/*").stdout;
-    assert_eq!(left.trim(), "logs");
+    assert_eq!(left.trim(), "checkpoint\nlogs");
 
     let shows_its_logs = |cluster: &mut Cluster| {
         for (options, text) in [

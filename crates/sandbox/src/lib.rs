@@ -8,6 +8,7 @@
 //!
 //! Start reading at [`protocol`] and [`seams`].
 
+pub mod checkpoint;
 pub mod connection;
 mod id;
 pub mod inner;

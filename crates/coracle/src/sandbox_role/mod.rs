@@ -9,6 +9,7 @@
 //! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
 //!
 //! It outlives the agent that started it. If no agent comes for a while it ends the pod and itself.
+//! How the pod's containers stand is kept on disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
 mod held;
@@ -17,6 +18,7 @@ mod pod;
 mod puller;
 mod world;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
@@ -29,7 +31,8 @@ use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
-use sandbox::connection::{Pod, stay_connected};
+use sandbox::checkpoint;
+use sandbox::connection::{Parting, Pod, stay_connected};
 use sandbox::protocol::{Hello, PodState, VERSION};
 use sandbox::runtime::{Places, Stacking};
 use serde::{Deserialize, Serialize};
@@ -247,14 +250,22 @@ async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result
     let pod = Rc::new(SandboxPod::new(start, places, forked));
     let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, pod.dismissed()).await;
     tracing::debug!(?parting, "the sandbox ends");
+    let is_forsaken = parting == Parting::Forsaken;
+    if is_forsaken {
+        // What ends now was not the pod's to end, and an agent that does come goes on from here by the pod's policy.
+        pod.save_for_good();
+    }
     pod.end().await;
     let code = exit_code(&pod.state().borrow());
     // A directory on which something is mounted can't be removed.
     if let Err(error) = linux::mount::detach(&memory) {
         tracing::debug!(%error, "the pod's memory is not mounted");
     }
-    let removed = match pod.keeps_logs() {
-        true => remove_but_logs(&dir),
+    let removed = match pod.keeps_logs() || is_forsaken {
+        true => {
+            pod.save_for_good();
+            remove_volumes(&dir)
+        }
         false => linux::remove::tree(&dir),
     };
     if let Err(error) = removed
@@ -265,11 +276,14 @@ async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result
     Ok(code)
 }
 
-/// What a pod has on disk beside its logs is of no use once it is over.
-fn remove_but_logs(dir: &Path) -> std::io::Result<()> {
+/// Removes what a pod has on disk, except for what is asked for when it is over: its logs, and how it ended.
+fn remove_volumes(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_name() == LOGS {
+        if [LOGS, checkpoint::NAME]
+            .map(OsStr::new)
+            .contains(&&*entry.file_name())
+        {
             continue;
         }
         linux::remove::tree(&entry.path())?;
@@ -297,16 +311,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_logs_of_a_retired_pod_stay() {
+    fn only_logs_and_checkpoint_of_a_retired_pod_stay() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["logs/c", "volumes/v", "containers/c/0"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         std::fs::write(dir.path().join("logs/c/0.log"), "text").unwrap();
         std::fs::write(dir.path().join("note"), "text").unwrap();
-        remove_but_logs(dir.path()).unwrap();
+        std::fs::write(dir.path().join(checkpoint::NAME), "text").unwrap();
+        remove_volumes(dir.path()).unwrap();
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
-        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(dir.path().join(checkpoint::NAME).exists());
         assert!(dir.path().join("logs/c/0.log").exists());
     }
 

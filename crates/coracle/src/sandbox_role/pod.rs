@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use sandbox::checkpoint::Checkpoint;
 use sandbox::connection::{LogBytes, Pod};
 use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
@@ -31,6 +32,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub struct SandboxPod {
     logs: LogDir,
     stage: RefCell<Stage>,
+    checkpoint: Arc<Checkpoint>,
     /// Its containers, once it lives.
     runtime: OnceCell<Rc<LinuxRuntime<NodeWorld>>>,
     /// What the kubelet sees: the life's state, once there is one.
@@ -71,6 +73,7 @@ impl SandboxPod {
         Self {
             has_share: start.announces,
             logs: LogDir::new(&places.logs),
+            checkpoint: Arc::new(Checkpoint::new(&places.disk)),
             stage: RefCell::new(Stage::Waiting(Box::new(Waiting {
                 start,
                 places,
@@ -94,6 +97,15 @@ impl SandboxPod {
     /// Whether the pod's logs are to stay.
     pub fn keeps_logs(&self) -> bool {
         self.keeps_logs.get()
+    }
+
+    /// Writes the pod's checkpoint for the last time.
+    pub fn save_for_good(&self) {
+        let state = self.shown.subscribe();
+        if let Err(error) = self.checkpoint.save(|| state.borrow().clone()) {
+            tracing::warn!(%error, "cannot write the pod's checkpoint");
+        }
+        self.checkpoint.freeze();
     }
 
     /// Ends what still runs, at once.
@@ -163,6 +175,8 @@ impl SandboxPod {
                 }
             }
         });
+        let saved = keep_checkpoint(Arc::clone(&self.checkpoint), life.state());
+        tokio::task::spawn_local(saved);
         let watched = runtime.clone();
         tokio::task::spawn_local(async move {
             watched.inner_died().await;
@@ -203,6 +217,33 @@ impl SandboxPod {
             }
         });
         Ok(Stage::Living(life, bundles, lived))
+    }
+}
+
+/// Writes the checkpoint whenever it is out of date. The disk may be slow, so another thread does it.
+async fn keep_checkpoint(checkpoint: Arc<Checkpoint>, mut state: watch::Receiver<PodState>) {
+    loop {
+        let is_outdated = checkpoint.is_outdated_by(&state.borrow_and_update());
+        let saved = match is_outdated {
+            true => {
+                let (checkpoint, newest) = (Arc::clone(&checkpoint), state.clone());
+                let save = move || checkpoint.save(|| newest.borrow().clone());
+                let saved = tokio::task::spawn_blocking(save).await;
+                saved.map_err(std::io::Error::other).flatten()
+            }
+            false => Ok(()),
+        };
+        let changed = match saved {
+            Ok(()) => state.changed().await,
+            Err(error) => {
+                tracing::warn!(%error, "cannot write the pod's checkpoint yet");
+                let changed = tokio::time::timeout(RETRY, state.changed()).await;
+                changed.unwrap_or(Ok(()))
+            }
+        };
+        if changed.is_err() {
+            return;
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
+use sandbox::protocol::PodState;
 use sha2::{Digest, Sha256};
 
 /// Starts sandboxes: by a fork on this node, as a step, or as a job.
@@ -15,6 +16,11 @@ pub trait Launcher: Send + Sync {
     /// The sandbox of a pod that is there already: an earlier kubelet has started it, and it may not have dialled yet.
     fn find(&self, _uid: &str) -> Option<Box<dyn Handle>> {
         None
+    }
+
+    /// How a pod stood when its sandbox last wrote that down, for a sandbox that is gone; `None` if it never did.
+    fn checkpoint(&self, _uid: &str) -> BoxFuture<'_, Option<PodState>> {
+        Box::pin(std::future::ready(None))
     }
 
     /// Removes a directory that containers have written to. Who starts sandboxes with more than one user id must also be

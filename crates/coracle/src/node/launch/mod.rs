@@ -13,6 +13,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
 use kubelet::{Handle, Launch, LaunchError, Launcher, Process, Way};
+use sandbox::checkpoint;
+use sandbox::protocol::PodState;
 use sandbox::runtime::Stacking;
 use tokio::sync::OnceCell;
 
@@ -65,6 +67,20 @@ impl Launcher for Launchers {
         let process = Process::with_id(id).ok()?;
         // Had it ended, its number could be another's by now.
         (sandbox_role::lock::holder(&dir) == Some(id)).then(|| boxed(process))
+    }
+
+    fn checkpoint(&self, uid: &str) -> BoxFuture<'_, Option<PodState>> {
+        let dir = self.place.dir.join("pods").join(uid);
+        async move {
+            let from = dir.clone();
+            let read = tokio::task::spawn_blocking(move || checkpoint::read(&from)).await;
+            let read = read.map_err(std::io::Error::other).flatten();
+            read.unwrap_or_else(|error| {
+                tracing::warn!(dir = %dir.display(), %error, "ignoring the pod's checkpoint");
+                None
+            })
+        }
+        .boxed()
     }
 
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {

@@ -181,6 +181,24 @@ pub(crate) fn lost(statuses: &[ContainerStatus]) -> Vec<ContainerStatus> {
     statuses
 }
 
+/// Brings `statuses` up to what a sandbox has left in its checkpoint. A kubelet that was connected may know of later runs.
+pub(crate) fn recall(statuses: &mut Vec<ContainerStatus>, left: &[ContainerStatus]) {
+    for left in left {
+        let known = statuses.iter_mut().find(|known| known.name == left.name);
+        let Some(known) = known else {
+            statuses.push(left.clone());
+            continue;
+        };
+        let is_newer = left.restart_count > known.restart_count
+            || (left.restart_count == known.restart_count
+                && left.container_id.is_some()
+                && terminated(known).is_none());
+        if is_newer {
+            known.clone_from(left);
+        }
+    }
+}
+
 /// The containers of a pod that is over and whose sandbox can't be asked: each that may have run has failed.
 pub(super) fn ended(statuses: &mut [ContainerStatus]) {
     for status in statuses {

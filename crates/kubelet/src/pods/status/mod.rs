@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use sandbox::protocol::{PodState, Problem};
 use serde_json::{Value, json};
 
-pub(crate) use containers::lost;
+pub(crate) use containers::{lost, recall};
 
 use self::conditions::{Evidence, conditions, since};
 use self::containers::{Kind, as_containers, ended, merged, shortened};

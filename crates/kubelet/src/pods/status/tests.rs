@@ -77,6 +77,37 @@ fn crashed(name: &str, restarts: i32) -> ContainerStatus {
     status
 }
 
+#[test]
+fn a_checkpoint_never_takes_a_status_back() {
+    let recalled = |known: ContainerStatus, left: ContainerStatus| {
+        let mut statuses = vec![known];
+        recall(&mut statuses, &[left]);
+        statuses.remove(0)
+    };
+    let again = |mut status: ContainerStatus| {
+        status.restart_count = 1;
+        status
+    };
+    assert_eq!(recalled(running("a"), ended("a", 3)), ended("a", 3));
+    assert_eq!(
+        recalled(waiting("a", "ContainerCreating"), running("a")),
+        running("a")
+    );
+    assert_eq!(
+        recalled(running("a"), again(ended("a", 3))),
+        again(ended("a", 3))
+    );
+    assert_eq!(
+        recalled(again(running("a")), ended("a", 3)),
+        again(running("a"))
+    );
+    assert_eq!(recalled(ended("a", 3), running("a")), ended("a", 3));
+    assert_eq!(
+        recalled(running("a"), waiting("a", "ContainerCreating")),
+        running("a")
+    );
+}
+
 fn state(containers: Vec<ContainerStatus>) -> PodState {
     PodState {
         sandbox_ready: true,

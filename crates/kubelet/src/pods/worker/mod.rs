@@ -164,7 +164,7 @@ impl Worker {
             relaunch: Doubling::up_to(RELAUNCH_AT_MOST),
         };
         match beginning {
-            Beginning::Admitted => {}
+            Beginning::Admitted => worker.look_back().await,
             Beginning::Doubtful(problem) => {
                 if !worker.shared.matches_by_now(&worker.pod).await {
                     worker.refuse(&problem);
@@ -203,10 +203,10 @@ impl Worker {
                 Some(state) => self.heard(state),
                 None => self.disconnected(),
             },
-            how = exit(&mut self.handle), if !self.must_be_asked || self.link.is_none() => self.exited(&how),
+            how = exit(&mut self.handle), if !self.must_be_asked || self.link.is_none() => self.exited(&how).await,
             alarm = ring(self.alarm) => {
                 self.alarm = None;
-                self.rang(alarm);
+                self.rang(alarm).await;
             }
             () = self.writer.wrote() => {}
             () = deadline::passed(deadline) => {}

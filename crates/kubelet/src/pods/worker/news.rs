@@ -1,5 +1,6 @@
 //! What a worker hears: of the pod, of its sandbox, and that time has passed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -9,7 +10,7 @@ use sandbox::protocol::PodState;
 use super::{Alarm, Link, Seen, Worker, has_begun};
 use crate::pods::launch::Handle;
 use crate::pods::spec::{full_name, is_final, phase, uid};
-use crate::pods::status::{lost, lost_for_good, survives};
+use crate::pods::status::{lost, lost_for_good, recall, survives};
 use crate::pods::switchboard::Caller;
 
 /// How long a sandbox has for dialling again when its connection breaks and its process is there.
@@ -106,15 +107,15 @@ impl Worker {
         self.set_alarm(patience, Alarm::NoSandbox);
     }
 
-    pub(super) fn exited(&mut self, how: &str) {
+    pub(super) async fn exited(&mut self, how: &str) {
         tracing::info!(pod = full_name(&self.pod), how, "the pod's sandbox is gone");
         self.handle = None;
         self.link = None;
         self.alarm = None;
-        self.lost();
+        self.lost().await;
     }
 
-    pub(super) fn rang(&mut self, alarm: Alarm) {
+    pub(super) async fn rang(&mut self, alarm: Alarm) {
         if matches!(alarm, Alarm::NoSandbox | Alarm::Overdue) {
             // That of a pod that is over has usually gone before.
             if !is_final(self.phase()) {
@@ -125,12 +126,12 @@ impl Worker {
                 );
             }
             self.kill();
-            self.lost();
+            self.lost().await;
         }
     }
 
     /// The sandbox is gone, and with it every container that ran.
-    pub(super) fn lost(&mut self) {
+    pub(super) async fn lost(&mut self) {
         self.shared.known.disconnected(uid(&self.pod));
         self.instructed = None;
         self.recorded = 0;
@@ -140,6 +141,10 @@ impl Worker {
         }
         self.state = None;
         if is_final(self.phase()) {
+            return;
+        }
+        self.recall().await;
+        if self.is_finished() {
             return;
         }
         if !survives(&self.pod, &self.status) {
@@ -178,5 +183,38 @@ impl Worker {
         }
         let wait = self.relaunch.wait();
         self.set_alarm(wait, Alarm::Relaunch);
+    }
+
+    /// Takes over what the lost sandbox wrote down and may not have told: above all, how its containers ended.
+    async fn recall(&mut self) {
+        let checkpoint = self.shared.launcher.checkpoint(uid(&self.pod)).await;
+        let Some(state) = checkpoint else { return };
+        if state.finished {
+            self.state = Some(state);
+            self.conclude();
+            return;
+        }
+        for (statuses, left) in [
+            (
+                &mut self.status.init_container_statuses,
+                &state.init_containers,
+            ),
+            (&mut self.status.container_statuses, &state.containers),
+            (
+                &mut self.status.ephemeral_container_statuses,
+                &state.ephemeral_containers,
+            ),
+        ] {
+            recall(statuses.get_or_insert_default(), left);
+        }
+    }
+
+    /// The sandbox of a pod that is new to the API server may have come and gone: an earlier kubelet started it and could not say so.
+    pub(super) async fn look_back(&mut self) {
+        let launcher = Arc::clone(&self.shared.launcher);
+        let uid = uid(&self.pod);
+        if launcher.find(uid).is_none() && launcher.checkpoint(uid).await.is_some() {
+            self.lost().await;
+        }
     }
 }

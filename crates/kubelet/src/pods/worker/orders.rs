@@ -115,7 +115,7 @@ impl Worker {
         if stop.is_some() && self.instructed == Some(false) {
             // There is nothing to end but the sandbox itself.
             self.dismiss().await;
-            self.lost();
+            self.lost().await;
             return;
         }
         let Some(link) = &mut self.link else { return };

@@ -478,6 +478,56 @@ fn a_pod_whose_sandbox_did_not_outlive_its_kubelet_is_started_anew() {
 }
 
 #[test]
+fn a_pod_that_succeeded_unheard_is_not_run_again() {
+    simulate(async {
+        for beginning in [Beginning::Inherited, Beginning::Admitted] {
+            let mut world = match beginning {
+                Beginning::Inherited => inherited("Never"),
+                // The earlier kubelet could not even say that it took the pod.
+                _ => World::with(pod("Never")),
+            };
+            *world.sandboxes.checkpoint.lock().unwrap() = Some(ended(0));
+            let _worker = hire(&mut world, beginning);
+            world.resolve();
+            world.phase("Succeeded").await;
+            tokio::time::sleep(Duration::from_secs(600)).await;
+            assert_eq!(world.sandboxes.all.lock().unwrap().len(), 0);
+            let api = world.api.lock().unwrap();
+            assert!(
+                api.statuses
+                    .iter()
+                    .all(|status| status["phase"] != "Failed")
+            );
+        }
+    });
+}
+
+#[test]
+fn a_lost_container_keeps_the_exit_code_of_its_checkpoint() {
+    simulate(async {
+        for policy in ["Never", "OnFailure"] {
+            let mut world = inherited(policy);
+            let mut left = ended(5);
+            left.finished = false;
+            *world.sandboxes.checkpoint.lock().unwrap() = Some(left);
+            let _worker = hire(&mut world, Beginning::Inherited);
+            world.resolve();
+            if policy == "Never" {
+                world.phase("Failed").await;
+                let api = world.api.lock().unwrap();
+                let state = &api.pod["status"]["containerStatuses"][0]["state"];
+                assert_eq!(state["terminated"]["exitCode"], 5, "{state}");
+                continue;
+            }
+            bundles(&world, 0, 1).await;
+            let bundle = world.sandbox(0).await.bundles.lock().unwrap()[0].clone();
+            let state = bundle.before[0].state.clone().unwrap();
+            assert_eq!(state.terminated.unwrap().exit_code, 5);
+        }
+    });
+}
+
+#[test]
 fn what_is_said_while_the_api_server_is_away_is_told_later_and_only_the_newest() {
     simulate(async {
         let (world, _worker) = started("Always").await;
