@@ -9,10 +9,12 @@ kind: Pod
 metadata: {name: steady}
 spec:
   nodeName: node2
+  volumes: [{name: v, emptyDir: {}}]
   containers:
   - name: c
     image: IMAGE
-    command: [sh, -c, 'trap exit TERM; httpd -p 8080 -h /etc; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done', mark-41001]
+    volumeMounts: [{name: v, mountPath: /v}]
+    command: [sh, -c, 'trap exit TERM; echo kept > /v/data; httpd -p 8080 -h /etc; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done', mark-41001]
 ---
 apiVersion: v1
 kind: Pod
@@ -121,6 +123,11 @@ fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
     let logs = cluster.logs("steady", "c");
     assert!(logs.starts_with("tick 1\ntick 2\n"), "{logs}");
 
+    let ask = "kubectl exec steady -- cat /v/data";
+    wait_until(30, "its volume is there", || {
+        cluster.try_ask(ask) == (0, "kept".to_owned())
+    });
+
     let address = before["status"]["podIP"].as_str().unwrap_or_default();
     cluster.create(&lab, &LATER.replace("ADDRESS", address));
     cluster.in_phase("later", "Succeeded");
@@ -141,6 +148,31 @@ fn pods_outlive_their_agent() {
 #[test]
 fn pods_outlive_their_agents_guard() {
     pods_outlive("node2", Role::AgentGuard, "KILL");
+}
+
+#[test]
+fn pods_outlive_ten_quick_deaths_of_their_agent() {
+    pods_outlive_trouble(|lab, meanwhile| {
+        let guard = lab.find("node2", Role::AgentGuard);
+        let mut last = 0;
+        for death in 1..=10 {
+            wait_until(60, "there is an agent again", || {
+                let all = lab.processes("node2");
+                let is_agent = |process: &&Process| {
+                    process.parent == guard.pid && process.args.ends_with(" internal node")
+                };
+                let agent = all.iter().find(is_agent).filter(|it| it.pid != last);
+                let Some(agent) = agent else { return false };
+                last = agent.pid;
+                lab.kill("node2", "KILL", agent);
+                true
+            });
+            if death == 5 {
+                meanwhile();
+            }
+        }
+        assert!(lab.is_alive("node2", &guard), "{guard:?}");
+    });
 }
 
 /// Nothing passes between the agent and the leader, for so long that the leader starts another agent.
@@ -165,8 +197,8 @@ fn pods_outlive_a_second_agent() {
                 .filter(|process| process.args.ends_with(" internal node"));
             agents.collect::<Vec<_>>()
         };
-        // Each has a guard.
-        wait_until(60, "a second agent knocks", || agents().len() > 2);
+        // Guard and agent, and the second one, which finds that it is not needed.
+        wait_until(60, "a second agent is started", || agents().len() > 2);
         lab.root("node2", "nft delete table inet cut").succeeded();
         wait_until(60, "one of them is left", || agents().len() == 2);
     });

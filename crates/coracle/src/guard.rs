@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 pub enum Policy {
     /// Everything ends with it.
     End,
-    /// It is started again, a few times in a row at the most.
+    /// It is started again, after a back-off if it was not healthy.
     Restart,
 }
 
@@ -59,7 +59,9 @@ const SIGNALS: [Signal; 7] = [
 ];
 /// A worker that lived so long was healthy.
 const HEALTHY_AFTER: Duration = Duration::from_secs(20);
-const MAX_QUICK_ENDS: u32 = 5;
+/// The back-off after the second of several quick deaths; it doubles with each, up to the longest.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Holds back, until it is released, what Slurm may send to every process of a job at once: for a process that ends
@@ -79,7 +81,7 @@ pub fn deaf() -> io::Result<Held> {
 /// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.
 pub fn split(policy: Policy) -> io::Result<Side> {
     linux::process::become_subreaper()?;
-    let mut quick_ends = 0;
+    let mut quick_deaths = 0_u32;
     let mut told = false;
     loop {
         let held = Held::new(&SIGNALS)?;
@@ -95,13 +97,17 @@ pub fn split(policy: Policy) -> io::Result<Side> {
         let began = Instant::now();
         let status = watch(worker, &held, &mut told)?;
         if began.elapsed() > HEALTHY_AFTER {
-            quick_ends = 0;
+            quick_deaths = 0;
         }
-        quick_ends += 1;
+        quick_deaths = quick_deaths.saturating_add(1);
         let died = status.terminating_signal().is_some();
-        if policy == Policy::Restart && died && !told && quick_ends < MAX_QUICK_ENDS {
-            held.release()?;
-            continue;
+        // However often: to give up would be the end of what the worker looks after.
+        if policy == Policy::Restart && died && !told {
+            back_off(&held, back_off_after(quick_deaths), &mut told)?;
+            if !told {
+                held.release()?;
+                continue;
+            }
         }
         let code = linux::process::shell_code(status);
         let left_to_others =
@@ -114,6 +120,38 @@ pub fn split(policy: Policy) -> io::Result<Side> {
             left_to_others,
         }));
     }
+}
+
+/// How long to wait after so many quick deaths in a row.
+fn back_off_after(quick_deaths: u32) -> Duration {
+    let Some(doublings) = quick_deaths.checked_sub(2) else {
+        return Duration::ZERO;
+    };
+    let factor = 2_u32.saturating_pow(doublings);
+    FIRST_BACK_OFF.saturating_mul(factor).min(LONGEST_BACK_OFF)
+}
+
+/// Waits before a worker is started again, unless a signal asks for the end; `told` then.
+fn back_off(held: &Held, wait: Duration, told: &mut bool) -> io::Result<()> {
+    let end = Instant::now() + wait;
+    while !*told {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        match held.wait_for(left)?.map(|taken| taken.signal) {
+            Some(Signal::CHILD) => {
+                while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+            }
+            Some(signal) => *told = asks_for_the_end(signal),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn asks_for_the_end(signal: Signal) -> bool {
+    signal != Signal::USR1 && signal != Signal::USR2
 }
 
 /// Passes signals on until the worker ends; `told` when one of them asked for that.
@@ -133,9 +171,27 @@ fn watch(worker: Pid, held: &Held, told: &mut bool) -> io::Result<WaitStatus> {
             // that is closed only the session's leader hears, which may be us.)
             signal if taken.from_kernel && signal != Signal::HUP => {}
             signal => {
-                *told |= signal != Signal::USR1 && signal != Signal::USR2;
+                *told |= asks_for_the_end(signal);
                 let _ = rustix::process::kill_process(worker, signal);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_back_off_grows_to_its_longest() {
+        let seconds: Vec<_> = (0..12).map(|n| back_off_after(n).as_secs_f32()).collect();
+        let longest = LONGEST_BACK_OFF.as_secs_f32();
+        assert_eq!(
+            seconds,
+            [
+                0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, longest, longest, longest
+            ]
+        );
+        assert_eq!(back_off_after(u32::MAX), LONGEST_BACK_OFF);
     }
 }

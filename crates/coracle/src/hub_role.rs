@@ -118,7 +118,9 @@ async fn serve(hub: &Hub, start: &Start, guard: OwnedFd) -> anyhow::Result<End> 
             Ok(End::Unguarded)
         }
         () = forsaken(start) => {
-            if let Err(error) = linux::remove::tree(&start.dir) {
+            let removed =
+                place::refuse_with_pods(&start.dir).and_then(|()| linux::remove::tree(&start.dir));
+            if let Err(error) = removed {
                 tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
             }
             Ok(End::Served)
@@ -132,7 +134,7 @@ async fn forsaken(start: &Start) {
     let mut missing = 0;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if UnixStream::connect(&socket).await.is_ok() {
+        if UnixStream::connect(&socket).await.is_ok() || place::is_guarded(&start.dir) {
             missing = 0;
             continue;
         }

@@ -5,7 +5,6 @@
 //! otherwise, it is killed with the rest, and the user's next cluster on the node sweeps.
 
 use std::io::{BufRead, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -55,17 +54,16 @@ pub fn main() -> anyhow::Result<ExitCode> {
         if !dir.exists() {
             break;
         }
-        nobody = if is_in_use(&dir) { 0 } else { nobody + 1 };
+        nobody = if place::is_in_use(&dir) {
+            0
+        } else {
+            nobody + 1
+        };
         if nobody == NOBODY {
-            place::remove(&dir)?;
+            place::remove_node(&dir)?;
             break;
         }
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn is_in_use(dir: &Path) -> bool {
-    UnixStream::connect(place::kubelet_socket(dir)).is_ok()
-        || network::hub::is_there(&dir.join("hub.sock"))
 }

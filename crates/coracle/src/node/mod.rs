@@ -17,8 +17,10 @@ mod process_limit;
 pub mod stacking;
 mod streaming;
 
+use std::fs::File;
 use std::io::BufRead;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
@@ -27,8 +29,12 @@ use crate::exit::Code;
 use crate::guard::{self, LEFT_TO_OTHERS, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
 use crate::janitor_role;
+use crate::sandbox_role::lock;
 use crate::say::say;
 use place::NodePlace;
+
+/// How long the guard of an agent that has just ended may hold the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What an agent's last words begin with; the node and the problem follow.
 pub const FAILED: &str = "coracle-node failed:";
@@ -68,15 +74,17 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     let handover = read_handover()?;
     let kept = identity::Kept::new()?;
     let place = NodePlace::new(&handover.secret, &name());
+    place
+        .make()
+        .with_context(|| format!("cannot make the node's directory {}", place.dir.display()))?;
+    let _lock = lock(&place)?;
     let groups = cgroup::set_up();
     // Known to guard and worker alike, until their ends.
     let janitor = janitor_role::start(&place.dir)
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
         // Where there may be pods. The directory too is the next agent's, or the janitor's.
-        Side::Guard(over) if over.left_to_others && network::hub::is_there(&place.hub_socket()) => {
-            Ok(over.code)
-        }
+        Side::Guard(over) if over.left_to_others && place::is_in_use(&place.dir) => Ok(over.code),
         Side::Guard(over) => {
             launch::end_steps(&place);
             place.remove();
@@ -95,6 +103,20 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
                 complain(&error);
                 Ok(ExitCode::from(LEFT_TO_OTHERS))
             })
+        }
+    }
+}
+
+/// Takes the node's lock, which the calling process, the guard, then holds to its end. A second agent would compete for the pods, and
+/// would have no better connection to the leader than the first.
+fn lock(place: &NodePlace) -> anyhow::Result<Option<File>> {
+    match lock::try_take(&place.dir, LOCK_TIMEOUT) {
+        Ok(None) => bail!("its agent still runs, without a connection to the leader"),
+        Ok(taken) => Ok(taken),
+        // On a full disk, say: pods that write nothing may run there too.
+        Err(error) => {
+            tracing::warn!(dir = %place.dir.display(), %error, "cannot lock the node's directory");
+            Ok(None)
         }
     }
 }

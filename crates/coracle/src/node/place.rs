@@ -13,6 +13,8 @@ use rustix::process::WaitOptions;
 use rustix::thread::UnshareFlags;
 use sha2::{Digest, Sha256};
 
+use crate::sandbox_role::lock;
+
 /// What the names of nodes' directories begin with.
 const PREFIX: &str = "coracle-";
 /// The file in it that says whose it is: others may share the file system.
@@ -80,8 +82,8 @@ impl NodePlace {
         self.dir.join("hub.sock")
     }
 
-    /// Removes all of it. The calling process must have a single thread: files of containers belong to ids that only a
-    /// process in a user namespace may touch.
+    /// Removes all of it, unless a pod in it still runs. The calling process must have a single thread: files of containers belong
+    /// to ids that only a process in a user namespace may touch.
     pub fn remove(&self) {
         Self::remove_dir(&self.dir);
     }
@@ -89,7 +91,7 @@ impl NodePlace {
     fn remove_dir(dir: &Path) {
         match linux::process::fork() {
             Ok(Fork::Child) => {
-                if let Err(error) = remove(dir) {
+                if let Err(error) = remove_node(dir) {
                     tracing::warn!(dir = %dir.display(), %error, "cannot remove a node's directory");
                 }
                 std::process::exit(0)
@@ -118,8 +120,45 @@ fn is_abandoned(dir: &Path) -> bool {
         && std::fs::read_to_string(dir.join(HOST)).is_ok_and(|host| host == super::hostname())
         && found.is_dir()
         && found.uid() == rustix::process::geteuid().as_raw()
-        && UnixStream::connect(kubelet_socket(dir)).is_err()
-        && !network::hub::is_there(&dir.join("hub.sock"))
+        && !is_in_use(dir)
+}
+
+/// Whether any process of a node other than this one lives: an agent, its guard, the hub, or a sandbox.
+pub fn is_in_use(dir: &Path) -> bool {
+    is_guarded(dir)
+        || UnixStream::connect(kubelet_socket(dir)).is_ok()
+        || network::hub::is_there(&dir.join("hub.sock"))
+        || has_pods(dir)
+}
+
+/// Whether the guard of an agent lives. As long as it does the node has an agent, or is about to have one again.
+pub fn is_guarded(dir: &Path) -> bool {
+    lock::is_held(dir)
+}
+
+/// Whether a sandbox lives. If the check fails, assume that one does.
+fn has_pods(dir: &Path) -> bool {
+    match std::fs::read_dir(dir.join("pods")) {
+        Ok(pods) => pods.flatten().any(|pod| lock::is_held(&pod.path())),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// Removes a node's directory as [`remove`] does, unless a pod in it still runs.
+pub fn remove_node(dir: &Path) -> io::Result<()> {
+    refuse_with_pods(dir)?;
+    remove(dir)
+}
+
+/// An error if a pod in a node's directory still runs: its volumes, logs and lock must not be removed.
+pub fn refuse_with_pods(dir: &Path) -> io::Result<()> {
+    match has_pods(dir) {
+        true => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "a pod in it still runs",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Removes a directory that containers have written to, in a user namespace that this process, which must have a single
@@ -180,5 +219,46 @@ mod tests {
         assert_eq!(place("s", "node1"), place("s", "node1"));
         assert_ne!(place("s", "node1"), place("s", "node2"));
         assert_ne!(place("s", "node1"), place("t", "node1"));
+    }
+    /// For the process below: the directory to lock.
+    const DIR: &str = "CORACLE_TEST_PLACE";
+
+    #[test]
+    fn a_directory_with_a_running_pod_is_not_removed() {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        if let Some(dir) = std::env::var_os(DIR) {
+            let _lock = lock::take(Path::new(&dir)).unwrap();
+            eprint!("taken");
+            let _ = std::io::stdin().read(&mut [0]);
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let node = home.path().join("node");
+        std::fs::create_dir(&node).unwrap();
+        assert!(!is_in_use(&node));
+        let mut sandbox = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture"])
+            .arg("node::place::tests::a_directory_with_a_running_pod_is_not_removed")
+            .env(DIR, node.join("pods/uid"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 5];
+        let mut output = sandbox.stderr.take().unwrap();
+        output.read_exact(&mut said).unwrap();
+        assert!(is_in_use(&node) && !is_guarded(&node));
+        assert_eq!(
+            remove_node(&node).unwrap_err().kind(),
+            io::ErrorKind::ResourceBusy
+        );
+        assert!(node.join("pods/uid").exists());
+
+        sandbox.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(sandbox.wait().unwrap().success());
+        remove_node(&node).unwrap();
+        assert!(!node.exists());
     }
 }

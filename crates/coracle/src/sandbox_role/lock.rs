@@ -2,7 +2,7 @@
 //! dials nobody without it.
 //!
 //! It is a record lock of POSIX, because of those the kernel tells who holds them: so a kubelet finds a sandbox that an earlier one
-//! has started, before that dials.
+//! has started, before that dials. The guard of a node's agent holds one in the node's directory too, so that a node has one agent.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
 
-/// The file, in the pod's directory.
+/// The file, in the directory of the pod or of the node.
 const NAME: &str = "lock";
 /// How long a sandbox that was killed may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,6 +26,12 @@ pub fn take(dir: &Path) -> io::Result<File> {
 }
 
 fn take_within(dir: &Path, patience: Duration) -> io::Result<File> {
+    let taken = try_take(dir, patience)?;
+    taken.ok_or_else(|| io::Error::other("the pod has another sandbox, which goes on"))
+}
+
+/// Takes the lock in `dir`; `None` if another process still holds it after `patience`.
+pub fn try_take(dir: &Path, patience: Duration) -> io::Result<Option<File>> {
     std::fs::create_dir_all(dir)?;
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(0o600);
@@ -33,17 +39,13 @@ fn take_within(dir: &Path, patience: Duration) -> io::Result<File> {
     let end = Instant::now() + patience;
     loop {
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) => return Ok(Some(file)),
             Err(Errno::ACCESS | Errno::AGAIN) if Instant::now() < end => std::thread::sleep(PAUSE),
-            Err(Errno::ACCESS | Errno::AGAIN) => {
-                return Err(io::Error::other(
-                    "the pod has another sandbox, which goes on",
-                ));
-            }
+            Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
             // Better than no pods at all: two of one pod are rare.
             Err(error) => {
                 tracing::warn!(dir = %dir.display(), %error, "pods can't be locked here");
-                return Ok(file);
+                return Ok(Some(file));
             }
         }
     }
@@ -54,6 +56,19 @@ pub fn holder(dir: &Path) -> Option<i32> {
     let file = File::open(dir.join(NAME)).ok()?;
     let lock = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).ok()??;
     lock.pid.map(|pid| pid.as_raw_nonzero().get())
+}
+
+/// Whether another process than this one holds the lock. If the check fails, assume that one does.
+pub fn is_held(dir: &Path) -> bool {
+    let file = match File::open(dir.join(NAME)) {
+        Ok(file) => file,
+        Err(error) => {
+            let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+            return !kinds.contains(&error.kind());
+        }
+    };
+    // Where there are no locks, nobody holds one.
+    fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).is_ok_and(|lock| lock.is_some())
 }
 
 #[cfg(test)]
@@ -89,6 +104,7 @@ mod tests {
         let mut said = [0; 5];
         other.stderr.take().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(holder(&dir), i32::try_from(other.id()).ok());
+        assert!(is_held(&dir));
         let refused = take_within(&dir, Duration::ZERO).unwrap_err();
         assert!(refused.to_string().contains("another sandbox"), "{refused}");
 
@@ -96,5 +112,6 @@ mod tests {
         let _lock = take(&dir).unwrap();
         assert!(other.wait().unwrap().success());
         assert_eq!(holder(&dir), None);
+        assert!(!is_held(&dir) && !is_held(&home.path().join("no-pod")));
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
 //!
-//! It outlives the agent that started it. If no agent comes for a while it ends the pod and itself.
+//! It outlives the agent that started it. If no agent comes for a while, and no guard will start one, it ends the pod and itself.
 //! How the pod's containers stand is kept on disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
@@ -247,8 +247,16 @@ async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result
     };
     let kubelet = place::kubelet_socket(&start.node_dir);
     let (dir, memory) = (start.pod_dir(), places.memory.clone());
+    let node_dir = start.node_dir.clone();
     let pod = Rc::new(SandboxPod::new(start, places, forked));
-    let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, pod.dismissed()).await;
+    let parting = loop {
+        let dismissed = pod.dismissed();
+        let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, dismissed).await;
+        // As long as the agent's guard lives, there will be an agent again.
+        if parting == Parting::Done || !place::is_guarded(&node_dir) {
+            break parting;
+        }
+    };
     tracing::debug!(?parting, "the sandbox ends");
     let is_forsaken = parting == Parting::Forsaken;
     if is_forsaken {
