@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A token admits each node once. An agent that comes back after a crash shows the certificate that it
-//! was given. When the connection ends without a word, the other side has died. Every message is one
-//! line of JSON.
+//! was given. When the connection ends without a word, the other side has died or the network is cut.
+//! Every message is one line of JSON.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -21,7 +21,7 @@ use super::identity::{Kept, NodeIdentity};
 use super::image_gc;
 use super::image_list::ImageList;
 use super::launch::Launchers;
-use super::line::{Admitted, Line, Replaced, is_worth_repeating, nobody_is_there, report};
+use super::line::{Admitted, Line, Refused, Replaced, is_leader_gone, is_worth_repeating, report};
 use super::place::{self, NodePlace};
 use super::streaming;
 use crate::guard::LEFT_TO_OTHERS;
@@ -33,8 +33,8 @@ const MAX_PODS: u32 = 110;
 const USUAL_PORT: u16 = 10250;
 /// After Slurm's word, the leader has this long to say the same.
 const LEADER_GRACE: Duration = Duration::from_secs(10);
-/// A line that breaks is tied again this often, in case it was the network and not the leader.
-const RECONNECTS: u32 = 5;
+/// After so many refused connections in a row the leader is gone.
+const REFUSALS: u32 = 5;
 /// The first time, it is tried this often.
 const JOINS: u32 = 4;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -43,7 +43,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 enum End {
     /// The leader said so.
     ByLeader,
-    /// The leader is gone, or can't be reached any more.
+    /// The leader is gone, or does not want us any more, or Slurm ends the job.
     LeaderLost {
         /// Nobody listens where it was: it died.
         dead: bool,
@@ -66,16 +66,15 @@ pub async fn run(
     let mut told = Told::listen()?;
     let image_gc = image_gc::settings()?;
     let node = super::name();
-    let joined = join(&handover, &node, &kept).await;
-    if joined.as_ref().is_err_and(|error| error.is::<Replaced>()) {
-        return Ok(ExitCode::from(LEFT_TO_OTHERS));
-    }
     let Admitted {
-        mut line,
+        line,
         identity,
-        leader,
         addresses,
-    } = joined?;
+    } = match join(&handover, &node, &kept, &mut told).await {
+        Ok(admitted) => admitted,
+        Err(end) => return not_admitted(end, &kept).await,
+    };
+    let mut line = Some(line);
     kept.save(&identity)?;
 
     let listener = listen().await.context("cannot open the kubelet's port")?;
@@ -98,7 +97,7 @@ pub async fn run(
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
     });
-    let api = SocketAddr::new(leader, identity.welcome.api_port);
+    let api = SocketAddr::new(identity.leader, identity.welcome.api_port);
     let login = Identity {
         cert_pem: identity.welcome.client_cert_pem.clone(),
         key_pem: identity.client_key_pem.clone(),
@@ -163,13 +162,13 @@ pub async fn run(
         hub.end().await;
     }
     match end {
-        End::ByLeader => drop(line.send(&ToLeader::Gone).await),
+        End::ByLeader => tell(&mut line, &ToLeader::Gone).await,
         End::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
         End::LeaderLost { dead: false } => {}
         End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
         End::Failed(error) => {
             let problem = format!("{error:#}");
-            let _ = line.send(&ToLeader::Failed(problem)).await;
+            tell(&mut line, &ToLeader::Failed(problem)).await;
             return Err(error);
         }
     }
@@ -184,11 +183,37 @@ async fn listen() -> std::io::Result<TcpListener> {
     }
 }
 
+/// Reports to the leader: for the first time, or in place of an agent that died.
+async fn join(
+    handover: &Handover,
+    node: &str,
+    kept: &Kept,
+    told: &mut Told,
+) -> Result<Admitted, End> {
+    let joining = async {
+        match kept.load() {
+            None => first_join(handover, node).await,
+            Some(_) => reconnect(handover, node, kept).await,
+        }
+    };
+    let mut joining = std::pin::pin!(joining);
+    loop {
+        let deadline = told.deadline;
+        tokio::select! {
+            joined = &mut joining => return joined,
+            () = told.ending() => told.take_note()?,
+            () = until(deadline) => return Err(End::LeaderLost { dead: false }),
+        }
+    }
+}
+
 /// Reports for the first time. The door may be crowded by strangers for a while, and the network slow.
-async fn join(handover: &Handover, node: &str, kept: &Kept) -> anyhow::Result<Admitted> {
+async fn first_join(handover: &Handover, node: &str) -> Result<Admitted, End> {
     let mut attempt = 1;
     loop {
-        match report(handover, node, kept.load()).await {
+        match report(handover, node, None).await {
+            Ok(admitted) => return Ok(admitted),
+            Err(error) if error.is::<Replaced>() => return Err(End::Replaced),
             Err(error) if is_worth_repeating(&error) && attempt < JOINS => {
                 tracing::warn!(
                     node,
@@ -198,55 +223,110 @@ async fn join(handover: &Handover, node: &str, kept: &Kept) -> anyhow::Result<Ad
                 attempt += 1;
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
-            joined => return joined,
+            Err(error) => return Err(End::Failed(error)),
         }
     }
 }
 
+/// What an agent does that is not admitted.
+async fn not_admitted(end: End, kept: &Kept) -> anyhow::Result<ExitCode> {
+    match end {
+        End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
+        End::Failed(error) => return Err(error),
+        End::LeaderLost { dead: true } => {
+            if let Some(identity) = kept.load() {
+                clean_up_after_leader(&identity).await;
+            }
+        }
+        End::LeaderLost { dead: false } | End::ByLeader => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Holds the line to the leader until one of us is to end.
 async fn stay(
-    line: &mut Line,
+    line: &mut Option<Line>,
     handover: &Handover,
     node: &str,
     kept: &Kept,
     registered: oneshot::Receiver<()>,
     told: &mut Told,
 ) -> End {
-    let mut deadline = None;
     let mut is_registered = false;
     // After it has answered, it must not be asked again.
     let mut registered = std::pin::pin!(futures::FutureExt::fuse(registered));
+    if told.deadline.is_some() {
+        tell(line, &ToLeader::ToldToEnd).await;
+    }
     loop {
+        let deadline = told.deadline;
         tokio::select! {
-            message = line.receive() => match message {
-                Ok(Some(ToNode::End)) => return End::ByLeader,
-                Ok(Some(ToNode::Replaced)) => return End::Replaced,
-                Ok(Some(ToNode::Welcome(_) | ToNode::Refused(_))) => {}
-                Ok(None) | Err(_) => match reconnect(handover, node, kept).await {
-                    Ok(new) => {
-                        *line = new;
-                        if is_registered {
-                            let _ = line.send(&ToLeader::Registered).await;
-                        }
+            heard = hear(line, handover, node, kept) => match heard {
+                Ok(Heard::Message(ToNode::End)) => return End::ByLeader,
+                Ok(Heard::Message(ToNode::Replaced)) => return End::Replaced,
+                Ok(Heard::Message(ToNode::Welcome(_) | ToNode::Refused(_))) => {}
+                Ok(Heard::Silence) => tracing::warn!(node, "lost the connection to the leader"),
+                Ok(Heard::Leader) => {
+                    tracing::info!(node, "connected to the leader again");
+                    if is_registered {
+                        tell(line, &ToLeader::Registered).await;
                     }
-                    Err(end) => return end,
-                },
+                    if told.deadline.is_some() {
+                        tell(line, &ToLeader::ToldToEnd).await;
+                    }
+                }
+                Err(end) => return end,
             },
             Ok(()) = &mut registered => {
                 is_registered = true;
-                let _ = line.send(&ToLeader::Registered).await;
+                tell(line, &ToLeader::Registered).await;
             }
             () = told.ending() => {
-                if rustix::process::getppid() != told.guard {
-                    // Not Slurm's word but our guard's death. A new agent, with a guard, takes over.
-                    return End::Failed(anyhow::anyhow!("its guard was killed"));
+                if let Err(end) = told.take_note() {
+                    return end;
                 }
                 // Slurm ends the job. The leader may not know yet: a batch script is not signalled.
-                let _ = line.send(&ToLeader::ToldToEnd).await;
-                deadline.get_or_insert_with(|| Instant::now() + LEADER_GRACE);
+                tell(line, &ToLeader::ToldToEnd).await;
             }
             () = until(deadline) => return End::LeaderLost { dead: false },
         }
+    }
+}
+
+/// What comes over the line.
+enum Heard {
+    /// A word of the leader.
+    Message(ToNode),
+    /// The line is broken.
+    Silence,
+    /// There is a line again.
+    Leader,
+}
+
+/// Waits for the leader's next word or, without a line, for a new line.
+async fn hear(
+    line: &mut Option<Line>,
+    handover: &Handover,
+    node: &str,
+    kept: &Kept,
+) -> Result<Heard, End> {
+    if let Some(open) = line {
+        return Ok(match open.receive().await {
+            Ok(Some(message)) => Heard::Message(message),
+            Ok(None) | Err(_) => {
+                *line = None;
+                Heard::Silence
+            }
+        });
+    }
+    *line = Some(reconnect(handover, node, kept).await?.line);
+    Ok(Heard::Leader)
+}
+
+/// Tells the leader something, if there is a line. If that breaks, the next wait for a message says so.
+async fn tell(line: &mut Option<Line>, message: &ToLeader) {
+    if let Some(line) = line {
+        let _ = line.send(message).await;
     }
 }
 
@@ -256,6 +336,8 @@ struct Told {
     interrupt: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
     guard: Option<rustix::process::Pid>,
+    /// When to end if the leader has not said so by then.
+    deadline: Option<Instant>,
 }
 
 impl Told {
@@ -266,7 +348,19 @@ impl Told {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             guard: rustix::process::getppid(),
+            deadline: None,
         })
+    }
+
+    /// Takes note of a signal: the leader has a while to say the same. An `Err` if it wasn't Slurm's.
+    fn take_note(&mut self) -> Result<(), End> {
+        if rustix::process::getppid() != self.guard {
+            // Not Slurm's word but our guard's death. A new agent, with a guard, takes over.
+            return Err(End::Failed(anyhow::anyhow!("its guard was killed")));
+        }
+        self.deadline
+            .get_or_insert_with(|| Instant::now() + LEADER_GRACE);
+        Ok(())
     }
 
     async fn ending(&mut self) {
@@ -285,21 +379,30 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Ties the line again; if that can't be done, what that means for us.
-async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Line, End> {
-    let mut dead = false;
-    for _ in 0..RECONNECTS {
-        match report(handover, node, kept.load()).await {
-            Ok(admitted) => return Ok(admitted.line),
+/// Ties the line again, however long the network is away: pods go on, and Slurm ends the job. If the leader is gone or refuses, what
+/// that means for us.
+async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Admitted, End> {
+    let mut refusals = 0;
+    loop {
+        let error = match report(handover, node, kept.load()).await {
+            Ok(admitted) => return Ok(admitted),
             Err(error) if error.is::<Replaced>() => return Err(End::Replaced),
-            Err(error) => {
-                dead = nobody_is_there(&error);
-                tracing::debug!(error = format!("{error:#}"), "the leader is away");
+            Err(error) if error.is::<Refused>() => {
+                tracing::warn!(node, %error, "ending");
+                return Err(End::LeaderLost { dead: false });
             }
+            Err(error) => error,
+        };
+        tracing::debug!(error = format!("{error:#}"), "cannot reach the leader");
+        refusals = match is_leader_gone(&error) {
+            true => refusals + 1,
+            false => 0,
+        };
+        if refusals == REFUSALS {
+            return Err(End::LeaderLost { dead: true });
         }
         tokio::time::sleep(RECONNECT_PAUSE).await;
     }
-    Err(End::LeaderLost { dead })
 }
 
 /// Does what the leader and its guard would have done, had they not been killed together.

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
@@ -19,6 +20,8 @@ pub struct NodeIdentity {
     pub server_key_pem: String,
     /// What the leader said.
     pub welcome: Welcome,
+    /// The address at which the leader's host answered.
+    pub leader: IpAddr,
 }
 
 /// Memory that outlives an agent.

@@ -32,8 +32,6 @@ pub struct Admitted {
     pub line: Line,
     /// Who we are.
     pub identity: NodeIdentity,
-    /// The address at which the leader's host answers.
-    pub leader: IpAddr,
     /// The addresses of this host; the first is the one that reaches the leader.
     pub addresses: Vec<IpAddr>,
 }
@@ -42,6 +40,11 @@ pub struct Admitted {
 #[derive(Debug, thiserror::Error)]
 #[error("another agent has this node")]
 pub struct Replaced;
+
+/// The leader does not admit this agent.
+#[derive(Debug, thiserror::Error)]
+#[error("the leader refuses: {0}")]
+pub struct Refused(String);
 
 /// Reports to the leader: with the token the first time, with the certificate it gave us later.
 pub async fn report(
@@ -67,7 +70,12 @@ async fn report_patiently(
         ),
     };
     let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
-    let stream = first_to_answer(&handover.leaders, &connector).await?;
+    let mut leaders = handover.leaders.clone();
+    if let Some(before) = &before {
+        // Others may be addresses of this host too (a bridge that every host has), where a refusal says nothing of the leader.
+        leaders.retain(|leader| leader.ip() == before.leader);
+    }
+    let stream = first_to_answer(&leaders, &connector).await?;
     let (leader, local) = (
         stream.get_ref().0.peer_addr()?.ip(),
         stream.get_ref().0.local_addr()?.ip(),
@@ -91,7 +99,7 @@ async fn report_patiently(
     line.send(&ToLeader::Hello(Box::new(hello))).await?;
     let welcome = match line.receive().await? {
         Some(ToNode::Welcome(welcome)) => *welcome,
-        Some(ToNode::Refused(reason)) => bail!("the leader refuses: {reason}"),
+        Some(ToNode::Refused(reason)) => return Err(Refused(reason).into()),
         Some(ToNode::Replaced) => return Err(Replaced.into()),
         Some(ToNode::End) | None => bail!("the leader is ending"),
     };
@@ -101,8 +109,8 @@ async fn report_patiently(
             client_key_pem,
             server_key_pem,
             welcome,
+            leader,
         },
-        leader,
         addresses,
     })
 }
@@ -114,15 +122,18 @@ pub fn is_worth_repeating(error: &anyhow::Error) -> bool {
         .any(|cause| cause.is::<io::Error>() || cause.is::<tokio::time::error::Elapsed>())
 }
 
-/// Whether an attempt to report failed because nobody is there, and not because the way is blocked.
-pub fn nobody_is_there(error: &anyhow::Error) -> bool {
+/// Whether an attempt to report failed because the leader's host lives and the leader doesn't: nobody listens at its port, or
+/// another program does. Time-outs and routes that are missing don't say that.
+pub fn is_leader_gone(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().map(io::Error::kind)
     };
+    // A TLS handshake with a stranger ends with invalid data.
+    let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::InvalidData];
     error
         .chain()
         .filter_map(kind)
-        .any(|kind| kind == io::ErrorKind::ConnectionRefused)
+        .any(|kind| gone.contains(&kind))
 }
 
 /// Connects to all addresses of the leader's host at once. Some may be of networks that aren't ours, or
@@ -167,4 +178,28 @@ fn tls(handover: &Handover, before: Option<&NodeIdentity>) -> anyhow::Result<rus
 
 fn public_key(private_pem: &str) -> anyhow::Result<String> {
     Ok(rcgen::KeyPair::from_pem(private_pem)?.public_key_pem())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_means_that_the_leader_is_gone() {
+        let failed = |kind: io::ErrorKind| {
+            let error = anyhow::Error::from(io::Error::from(kind));
+            is_leader_gone(&error.context("cannot reach the leader"))
+        };
+        assert!(failed(io::ErrorKind::ConnectionRefused));
+        assert!(failed(io::ErrorKind::InvalidData));
+        for kind in [
+            io::ErrorKind::TimedOut,
+            io::ErrorKind::HostUnreachable,
+            io::ErrorKind::NetworkUnreachable,
+            io::ErrorKind::ConnectionReset,
+            io::ErrorKind::UnexpectedEof,
+        ] {
+            assert!(!failed(kind), "{kind}");
+        }
+    }
 }

@@ -1,0 +1,236 @@
+//! A node whose network is cut off from the leader: its pods go on, and how they end is told when the network is back.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::{Cluster, Lab, Role, container, wait_until};
+use serde_json::Value;
+
+/// Indexed, so that an index that runs twice is seen. Each says so in a file that the network does not carry.
+const WORK: &str = r#"
+apiVersion: batch/v1
+kind: Job
+metadata: {name: work}
+spec:
+  completions: 6
+  parallelism: 6
+  completionMode: Indexed
+  template:
+    spec:
+      nodeName: node2
+      restartPolicy: Never
+      volumes: [{name: out, hostPath: {path: /home/user1/out, type: DirectoryOrCreate}}]
+      containers:
+      - name: c
+        image: IMAGE
+        command: [sh, -c, 'echo begun $JOB_COMPLETION_INDEX >> /out/runs; until test -e /out/go; do sleep 0.2; done; echo result $JOB_COMPLETION_INDEX | tee /dev/termination-log; echo done $JOB_COMPLETION_INDEX >> /out/runs']
+        volumeMounts: [{name: out, mountPath: /out}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: steady}
+spec:
+  nodeName: node2
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done', mark-steady]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: half}
+spec:
+  nodeName: node2
+  restartPolicy: Never
+  volumes: [{name: out, hostPath: {path: /home/user1/out, type: DirectoryOrCreate}}]
+  containers:
+  - name: done
+    image: IMAGE
+    command: [sh, -c, 'until test -e /out/go; do sleep 0.2; done; echo good > /dev/termination-log']
+    volumeMounts: [{name: out, mountPath: /out}]
+  - {name: other, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done']}
+"#;
+const COUNT: usize = 6;
+
+/// Nothing passes between node2 and the leader's host, and VERDICT says what a program of node2 hears of that.
+const CUT: &str = "nft -f - <<'END'
+table inet cut {
+  chain in { type filter hook input priority 0; ip saddr 10.77.0.11 drop; }
+  chain out { type filter hook output priority 0; ip daddr 10.77.0.11 VERDICT; }
+}
+END";
+const MEND: &str = "nft delete table inet cut";
+const UNREACHABLE: &str = "reject with icmp type net-unreachable";
+const SILENT: &str = "drop";
+
+struct Work {
+    lab: Lab,
+    cluster: Cluster,
+    /// A pod that has nothing to do with any of it.
+    steady: Value,
+}
+
+/// A cluster with pods on node2 that wait for a word, which comes on another way than the network.
+fn work() -> Work {
+    let lab = Lab::ready();
+    lab.root("node2", MEND);
+    lab.load_busybox();
+    lab.remove("out");
+    let mut cluster = Cluster::start(&lab);
+    cluster.create(&lab, WORK);
+    for pod in ["steady", "half"] {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    wait_until(60, "all have begun", || runs(&lab, "begun").len() == COUNT);
+    let steady = cluster.pod("steady");
+    wait_until(30, "the API server knows", || {
+        let job = cluster.json("get job work");
+        job["status"]["ready"] == COUNT
+    });
+    Work {
+        lab,
+        cluster,
+        steady,
+    }
+}
+
+fn runs(lab: &Lab, what: &str) -> Vec<String> {
+    let text = lab.sh("cat out/runs").run().stdout;
+    let lines = text.lines().filter_map(|line| line.strip_prefix(what));
+    lines.map(|index| index.trim().to_owned()).collect()
+}
+
+impl Work {
+    fn cut(&self, verdict: &str) {
+        let cut = CUT.replace("VERDICT", verdict);
+        self.lab.root("node2", &cut).succeeded();
+    }
+
+    fn mend(&mut self) {
+        self.lab.root("node2", MEND).succeeded();
+        wait_until(60, "both nodes are Ready", || {
+            self.cluster.has_ready_nodes(2)
+        });
+    }
+
+    /// Has all pods end that wait.
+    fn finish(&self) {
+        self.lab.sh("touch out/go").run().succeeded();
+        wait_until(30, "all are done", || {
+            runs(&self.lab, "done").len() == COUNT
+        });
+    }
+
+    /// Every index has run once, and its result is what the cluster knows.
+    #[track_caller]
+    fn each_index_ran_once(&mut self) {
+        let waited = "kubectl wait job/work --for=condition=Complete --timeout=50s";
+        let (code, text) = self.cluster.try_ask(waited);
+        let pods = self.cluster.json("get pods --selector=job-name=work");
+        assert_eq!(code, 0, "{text}\n{pods:#}");
+        let pods = pods["items"].as_array().unwrap();
+        for pod in pods {
+            assert_eq!(pod["status"]["phase"], "Succeeded", "{pod:#}");
+            let end = &container(pod, "c")["state"]["terminated"];
+            let index = &pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"];
+            let result = format!("result {}\n", index.as_str().unwrap_or_default());
+            assert_eq!(end["message"], result, "{pod:#}");
+        }
+        for what in ["begun", "done"] {
+            let runs = runs(&self.lab, what);
+            let indexes: BTreeSet<_> = runs.iter().collect();
+            assert_eq!((runs.len(), indexes.len()), (COUNT, COUNT), "{runs:?}");
+        }
+        assert_eq!(pods.len(), COUNT);
+    }
+
+    /// The containers of a pod that had nothing to do with it are those from before.
+    #[track_caller]
+    fn the_steady_pod_went_on(&mut self) {
+        let after = self.cluster.pod("steady");
+        for field in ["containerID", "restartCount", "state"] {
+            let (before, after) = (container(&self.steady, "c"), container(&after, "c"));
+            assert_eq!(before[field], after[field]);
+        }
+    }
+
+    fn end(mut self) {
+        self.lab.remove("out");
+        self.cluster.run.write("exit 0\n");
+        let _ = self.cluster.ends_within(30);
+        self.lab.nothing_left();
+    }
+}
+
+/// Cuts the network for so long, while pods end. The leader notices after 15 s, and so does the agent.
+fn pods_end_during_a_cut(verdict: &str, seconds: u64) {
+    let mut work = work();
+    let agent = work.lab.find("node2", Role::Agent);
+    work.cut(verdict);
+    work.finish();
+    std::thread::sleep(Duration::from_secs(seconds));
+    work.mend();
+    work.each_index_ran_once();
+    work.the_steady_pod_went_on();
+    let half = work.cluster.pod("half");
+    assert_eq!(
+        container(&half, "done")["state"]["terminated"]["exitCode"],
+        0
+    );
+    assert!(
+        container(&half, "other")["state"]["running"].is_object(),
+        "{half:#}"
+    );
+    assert_eq!(work.lab.find("node2", Role::Agent), agent);
+    work.end();
+}
+
+#[test]
+fn pods_that_end_during_a_cut_ran_once() {
+    pods_end_during_a_cut(UNREACHABLE, 27);
+}
+
+#[test]
+fn pods_that_end_during_a_silent_cut_ran_once() {
+    pods_end_during_a_cut(SILENT, 40);
+}
+
+#[test]
+fn pods_that_ended_outlive_agent_and_sandbox_during_a_cut() {
+    let mut work = work();
+    work.cut(UNREACHABLE);
+    work.finish();
+    // What runs in them has ended; their sandboxes have to notice.
+    std::thread::sleep(Duration::from_secs(3));
+    let steady = work.lab.marked("mark-steady");
+    let all = work.lab.processes("node2");
+    let is_of_steady = |pid: u32| {
+        let parent = |pid: u32| {
+            all.iter()
+                .find(|other| other.pid == pid)
+                .map(|it| it.parent)
+        };
+        steady.iter().any(|(_, process)| {
+            let above = std::iter::successors(Some(process.pid), |pid| parent(*pid));
+            above.into_iter().any(|above| above == pid)
+        })
+    };
+    let agent = work.lab.find("node2", Role::Agent);
+    let sandboxes = all
+        .iter()
+        .filter(|process| process.args.ends_with("internal sandbox") && !is_of_steady(process.pid));
+    let mut pids = vec![agent.pid.to_string()];
+    pids.extend(sandboxes.map(|sandbox| sandbox.pid.to_string()));
+    assert!(pids.len() > COUNT, "{pids:?}");
+    work.lab
+        .root("node2", &format!("kill -KILL {}", pids.join(" ")));
+    work.cluster.run.until_stderr("node node2 is lost");
+    // Longer than a sandbox waits for an agent if there will be none.
+    std::thread::sleep(Duration::from_secs(50));
+    work.mend();
+    work.each_index_ran_once();
+    work.the_steady_pod_went_on();
+    let half = work.cluster.in_phase("half", "Failed");
+    let ends = ["done", "other"].map(|name| container(&half, name)["state"]["terminated"].clone());
+    assert_eq!(ends[0]["exitCode"], 0, "{half:#}");
+    assert_eq!(ends[0]["message"], "good\n", "{half:#}");
+    assert_eq!(ends[1]["exitCode"], 137, "{half:#}");
+    work.end();
+}
