@@ -120,10 +120,9 @@ fn write(dir: &Path, state: &PodState) -> io::Result<()> {
     options.create(true).truncate(true).write(true).mode(0o600);
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     let mut file = options.open(&new)?;
+    // Not synced: it outlives processes, but not the machine, which takes the pod and its directory with it.
     file.write_all(&text)?;
-    file.sync_all()?;
-    std::fs::rename(&new, dir.join(NAME))?;
-    File::open(dir)?.sync_all()
+    std::fs::rename(&new, dir.join(NAME))
 }
 
 /// Reads the checkpoint of the pod whose directory `dir` is; `None` if it has none.
