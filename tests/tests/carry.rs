@@ -110,7 +110,7 @@ fn what_was_carried_does_not_stay() {
     for (signal, code) in [(Signal::KILL, 137), (Signal::INT, 130)] {
         let running = lab.sh("exec ./coracle run -N2 sleep 60").start();
         wait_until(60, "something arrives on the node", || {
-            let listed = lab.root("node1", "ls -d /tmp/coracle-*.part/kubernetes/v1.37.1");
+            let listed = lab.root("node1", "ls -d /tmp/coracle-carried.*/kubernetes/v1.37.1");
             listed.code == 0
         });
         let ours = lab.processes_of("login", "user1");

@@ -133,7 +133,7 @@ impl SlurmError {
                 "this shell still has the variables of a job that ended: leave it, or `unset SLURM_JOB_ID`"
             }
             Self::ProgramNotFound { .. } => {
-                "the file system that holds the program is not mounted there: copy it to a shared one, or let --bcast carry it"
+                "the file system that holds the program is not mounted there: copy it to a shared one"
             }
             Self::BadEnvironment { .. } => {
                 "the SLURM_* variables look edited: start again from a fresh shell or a new allocation"

@@ -18,8 +18,6 @@ pub struct AgentStep<'a> {
     pub program: &'a Path,
     /// Its arguments. Other users of the node can read them.
     pub args: &'a [String],
-    /// Copy the program to this path on each node first and run the copy. Slurm leaves the copy behind: whoever runs from it removes it.
-    pub bcast: Option<&'a Path>,
     /// All GPUs of the job on these nodes together, to be asked for by number. Needed only where the job asked for GPUs per task
     /// (`SLURM_GPUS_PER_TASK` is set): one agent would get one task's share. Otherwise `None`: a step sees all that the job has.
     pub gpus: Option<u64>,
@@ -64,13 +62,6 @@ impl AgentStep<'_> {
         // A home directory may be missing on the node.
         option("--chdir=/".into());
         option("--quiet".into());
-        if let Some(destination) = self.bcast {
-            let mut bcast = OsString::from("--bcast=");
-            bcast.push(destination);
-            args.push(bcast);
-            // The program is static; Slurm may be configured to look for its libraries all the same.
-            args.push("--send-libs=no".into());
-        }
         args.push(self.program.into());
         args.extend(self.args.iter().map(Into::into));
         Invocation {
@@ -109,7 +100,6 @@ pub(crate) mod tests {
             nodes: &nodes,
             program,
             args: &args,
-            bcast: None,
             gpus: None,
             name: "coracle-agents",
         };
@@ -147,16 +137,9 @@ pub(crate) mod tests {
             ["SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_NTASKS"]
         );
 
-        step.bcast = Some(Path::new("/tmp/coracle-4f2a"));
         step.gpus = Some(4);
-        let copied = step.invocation(&slurm(), env).display();
-        assert!(copied.contains(" --gpus=4 "), "{copied}");
-        assert!(
-            copied.ends_with(
-                " --bcast=/tmp/coracle-4f2a --send-libs=no /home/user1/bin/coracle internal agent"
-            ),
-            "{copied}"
-        );
+        let with_gpus = step.invocation(&slurm(), env).display();
+        assert!(with_gpus.contains(" --gpus=4 "), "{with_gpus}");
     }
 
     #[test]
@@ -168,7 +151,6 @@ pub(crate) mod tests {
             within: None,
             program: Path::new("/c"),
             args: &args,
-            bcast: None,
             terminal: false,
             name: "coracle",
         };

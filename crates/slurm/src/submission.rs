@@ -17,8 +17,6 @@ pub struct Submission<'a> {
     pub program: &'a Path,
     /// Its arguments.
     pub args: &'a [String],
-    /// Copy the program to this path on each node first and run the copy.
-    pub bcast: Option<&'a Path>,
     /// Give the program a terminal: the one that we have.
     pub terminal: bool,
     /// The job's name unless the user gives one.
@@ -66,12 +64,6 @@ impl Submission<'_> {
                 "--mem=0".into(),
                 "--cpu-bind=none".into(),
             ]);
-        }
-        if let Some(destination) = self.bcast {
-            let mut bcast = OsString::from("--bcast=");
-            bcast.push(destination);
-            args.push(bcast);
-            args.push("--send-libs=no".into());
         }
         args.extend(self.options.iter().map(Into::into));
         args.push(self.program.into());

@@ -1,20 +1,23 @@
-//! What Slurm carried to a node that doesn't see the original, and how it goes away again: Slurm itself
-//! leaves it there.
+//! What was carried to a node that doesn't see the original, and how it goes away again.
 //!
-//! There are two forms. An agent, and the doctor, need our program alone: a file, carried by
-//! `srun --bcast`. A leader needs more where there is no shared file system: a directory with our
-//! program, the release of Kubernetes and the workload, which `coracle run` fills from the submitting host
-//! ([`bundle`] writes it, [`receive`] unpacks it). Both have names in `/tmp` that nobody can guess.
+//! An agent, the doctor and `coracle logs` need our program alone: the shell of a step receives it ([`script`]) as a
+//! stream ([`program`]). A leader needs more where there is no shared file system: the release of Kubernetes and the
+//! workload, which `coracle run` sends after the program ([`bundle`] writes them, [`receive`] unpacks them). Either way
+//! there is a directory in `/tmp`, of this user alone, whose name the node itself has made.
 
 pub mod bundle;
+pub mod program;
 pub mod receive;
+pub mod script;
 
 use std::path::{Path, PathBuf};
 
-/// What every copy's name begins with; 256 random bits follow, so that nobody can guess it.
-const PREFIX: &str = "coracle-";
-/// Our program in a directory.
+/// What every directory's name begins with, and how many letters and digits of `mktemp` follow.
+const PREFIX: &str = "coracle-carried.";
+const RANDOM: usize = 16;
+/// Our program in it, and before everything else is there.
 const PROGRAM: &str = "coracle";
+const UNFINISHED: &str = "coracle.part";
 /// The releases of Kubernetes in it.
 const RELEASES: &str = "kubernetes";
 /// The workload in it, under its own name.
@@ -22,39 +25,27 @@ const WORKLOAD: &str = "workload";
 /// The last entry of a bundle: without it, the rest is not complete.
 const COMPLETE: &str = "complete";
 
-/// A path for a new copy, a file or a directory.
-pub fn new_path() -> anyhow::Result<PathBuf> {
-    Ok(Path::new("/tmp").join(format!("{PREFIX}{}", crate::token::new()?)))
-}
-
-/// Where Slurm puts our program first, for a new directory: beside it.
-pub fn first_path(dir: &Path) -> PathBuf {
-    beside(dir, ".first")
-}
-
 /// Our program in a directory that is complete.
-pub fn program(dir: &Path) -> PathBuf {
+pub fn program_in(dir: &Path) -> PathBuf {
     dir.join(PROGRAM)
 }
 
-fn beside(dir: &Path, suffix: &str) -> PathBuf {
-    let mut name = dir.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
+/// The directory that a node says it has made.
+pub fn parse_dir(text: &str) -> Option<PathBuf> {
+    let dir = Path::new(text);
+    (dir.parent() == Some(Path::new("/tmp")) && is_copys_name(dir)).then(|| dir.to_owned())
 }
 
 /// Whether this process runs from a copy, which other nodes don't see.
 pub fn is_ours() -> bool {
-    our_copy().is_some()
+    our_directory().is_some()
 }
 
 /// Removes the copy that this process runs from, if it is one, with all that came with it; we go on
 /// without it.
 pub fn remove() {
-    match our_copy() {
-        Some(Copy::File(file)) => drop(std::fs::remove_file(file)),
-        Some(Copy::Directory(dir)) => drop(std::fs::remove_dir_all(dir)),
-        None => {}
+    if let Some(dir) = our_directory() {
+        let _ = std::fs::remove_dir_all(dir);
     }
 }
 
@@ -70,41 +61,22 @@ pub fn workload() -> Option<(PathBuf, PathBuf)> {
     Some((dir, entry.path()))
 }
 
-#[derive(Debug, PartialEq)]
-enum Copy {
-    File(PathBuf),
-    Directory(PathBuf),
-}
-
 fn our_directory() -> Option<PathBuf> {
-    match our_copy()? {
-        Copy::Directory(dir) => Some(dir),
-        Copy::File(_) => None,
-    }
-}
-
-fn our_copy() -> Option<Copy> {
     copy_of(&std::env::current_exe().ok()?)
 }
 
-/// The copy that a program belongs to, also when it is deleted already.
-fn copy_of(program: &Path) -> Option<Copy> {
+/// The directory that a program was carried to, also when it is deleted already.
+fn copy_of(program: &Path) -> Option<PathBuf> {
     let text = program.to_str()?;
     let program = Path::new(text.strip_suffix(" (deleted)").unwrap_or(text));
-    let parent = program.parent()?;
-    if is_copys_name(program) {
-        Some(Copy::File(program.to_owned()))
-    } else if program.file_name()? == PROGRAM && is_copys_name(parent) {
-        Some(Copy::Directory(parent.to_owned()))
-    } else {
-        None
-    }
+    let dir = program.parent()?;
+    (program.file_name()? == PROGRAM && is_copys_name(dir)).then(|| dir.to_owned())
 }
 
 fn is_copys_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let random = name.and_then(|name| name.strip_prefix(PREFIX));
-    random.is_some_and(|r| r.len() == 64 && r.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    random.is_some_and(|r| r.len() == RANDOM && r.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 #[cfg(test)]
@@ -113,19 +85,36 @@ mod tests {
 
     #[test]
     fn only_copies_are_removed() {
-        let copy = new_path().unwrap();
-        assert_eq!(copy_of(&copy), Some(Copy::File(copy.clone())));
-        let inside = copy.join(PROGRAM);
-        assert_eq!(copy_of(&inside), Some(Copy::Directory(copy.clone())));
-        let deleted = format!("{} (deleted)", inside.display());
-        assert_eq!(copy_of(Path::new(&deleted)), Some(Copy::Directory(copy)));
+        let dir = Path::new("/tmp/coracle-carried.0123456789abcDEF");
+        for program in ["coracle", "coracle (deleted)"] {
+            assert_eq!(copy_of(&dir.join(program)).as_deref(), Some(dir));
+        }
         for other in [
             "/usr/bin/coracle",
-            "/tmp/coracle-test",
-            "/tmp/coracle-",
+            "/tmp/coracle-carried.0123456789abcDEF",
+            "/tmp/coracle-carried.0123456789abcDEF/other",
+            "/tmp/coracle-carried.0123456789abcDE/coracle",
+            "/tmp/coracle-carried./coracle",
             "/tmp/coracle-test/coracle",
         ] {
             assert_eq!(copy_of(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_directories_in_tmp_are_filled() {
+        let parsed = |text| parse_dir(text).is_some();
+        assert!(parsed("/tmp/coracle-carried.0123456789abcDEF"));
+        for other in [
+            "",
+            "-",
+            "/tmp",
+            "/home/u/coracle-carried.0123456789abcDEF",
+            "/tmp/../coracle-carried.0123456789abcDEF",
+            "/tmp/coracle-carried.0123456789abcDE/",
+            "/tmp/coracle-carried.0123456789abc/EF",
+        ] {
+            assert!(!parsed(other), "{other}");
         }
     }
 }

@@ -1,45 +1,37 @@
 //! `coracle internal receive DIR`: unpacks on a leader's node what comes on standard input.
 //!
-//! The directory appears under its name only when it is complete. If that never happens (the stream
-//! breaks off, the disk is full, Slurm ends the step), nothing stays.
+//! Our program gets its name there when everything is complete: that is what the leader's task waits for. If that never
+//! happens (the stream breaks off, the disk is full, Slurm ends the step), nothing stays.
 
-use std::fs::DirBuilder;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::{COMPLETE, PROGRAM};
+use super::{COMPLETE, PROGRAM, UNFINISHED};
 use crate::guard::{self, Over, Policy, Side};
 
 /// The role's entry.
 pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
-    let (unfinished, program) = (super::beside(dir, ".part"), super::first_path(dir));
     // The guard outlives whatever ends the work.
     match guard::split(Policy::End)? {
-        Side::Worker => {
-            let received = receive(dir, &unfinished, &program);
-            received
-                .with_context(|| format!("cannot write to {}", unfinished.display()))
-                .map(|()| ExitCode::SUCCESS)
-        }
+        Side::Worker => receive(dir)
+            .with_context(|| format!("cannot write to {}", dir.display()))
+            .map(|()| ExitCode::SUCCESS),
         Side::Guard(Over { code, .. }) => {
-            let _ = std::fs::remove_dir_all(&unfinished);
-            let _ = std::fs::remove_file(&program);
+            if !dir.join(PROGRAM).exists() {
+                let _ = std::fs::remove_dir_all(dir);
+            }
             Ok(code)
         }
     }
 }
 
-fn receive(dir: &Path, unfinished: &Path, program: &Path) -> io::Result<()> {
-    // Fails if somebody else has made it; nobody else can see into ours.
-    DirBuilder::new().mode(0o700).create(unfinished)?;
-    unpack(io::stdin().lock(), unfinished)?;
+fn receive(dir: &Path) -> io::Result<()> {
+    unpack(io::stdin().lock(), dir)?;
     // The program that we run from: the leader will do so too.
-    std::fs::rename(program, unfinished.join(PROGRAM))?;
-    std::fs::rename(unfinished, dir)
+    std::fs::rename(dir.join(UNFINISHED), dir.join(PROGRAM))
 }
 
 /// Unpacks a bundle into the directory `to`; an error if it is not complete.

@@ -9,7 +9,8 @@ use slurm::{Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::report::Report;
-use crate::carried;
+use crate::carried::program::Program;
+use crate::carried::script::{self, SHELL};
 use crate::exit::Failure;
 use crate::say::say;
 
@@ -22,11 +23,15 @@ const SILENCE: Duration = Duration::from_secs(3);
 pub async fn look(partition: &str) -> anyhow::Result<Report> {
     let slurm = Slurm::find().map_err(Failure::from)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    match attempt(&slurm, partition, &program, None).await {
+    let args = ["doctor".to_owned(), "--json".to_owned()];
+    match attempt(&slurm, partition, &program, &args, None).await {
         Err(SlurmError::ProgramNotFound { .. }) => {
-            // No shared file system holds us, so Slurm carries a copy.
-            let copy = carried::new_path()?;
-            attempt(&slurm, partition, &program, Some(&copy)).await
+            // No shared file system holds us, so a shell there receives us.
+            let ours = Program::own()
+                .await
+                .context("cannot read our own program")?;
+            let args = script::run("error:", &ours, &args);
+            attempt(&slurm, partition, Path::new(SHELL), &args, Some(ours)).await
         }
         other => other,
     }
@@ -37,21 +42,29 @@ async fn attempt(
     slurm: &Slurm,
     partition: &str,
     program: &Path,
-    copy: Option<&Path>,
+    args: &[String],
+    carried: Option<Program>,
 ) -> Result<Report, SlurmError> {
-    let invocation = invocation(slurm, partition, program, copy);
+    let invocation = invocation(slurm, partition, program, args);
     let start = |source| SlurmError::Start {
         command: invocation.display(),
         source,
     };
     // In our own process group: Ctrl-C must reach srun, which then gives the job back.
     let mut child = tokio::process::Command::from(invocation.std_command())
-        .stdin(Stdio::null())
+        .stdin(match carried {
+            Some(_) => Stdio::piped(),
+            None => Stdio::null(),
+        })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
+    if let Some(program) = carried {
+        // A step that ends at once doesn't read; its own words say why.
+        drop(program.send(child.stdin.take(), |_| Ok(())));
+    }
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let work = async {
         let (stdout, stderr) =
@@ -84,7 +97,7 @@ fn find_report(stdout: &str) -> Option<Report> {
     })
 }
 
-fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path>) -> Invocation {
+fn invocation(slurm: &Slurm, partition: &str, program: &Path, args: &[String]) -> Invocation {
     let options = [
         format!("--partition={partition}"),
         "--nodes=1".into(),
@@ -93,13 +106,11 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, copy: Option<&Path
         "--chdir=/".into(),
         "--quiet".into(),
     ];
-    let args = ["doctor".to_owned(), "--json".to_owned()];
     let submission = Submission {
         options: &options,
         program,
-        args: &args,
+        args,
         within: None,
-        bcast: copy,
         terminal: false,
         name: "coracle-doctor",
     };
@@ -155,8 +166,8 @@ mod tests {
             scancel: at("scancel"),
             sbcast: at("sbcast"),
         };
-        let copy = Path::new("/tmp/coracle-doctor-copy-1");
-        let invocation = invocation(&slurm, "gpu", Path::new("/c/coracle"), Some(copy));
+        let args = ["doctor".to_owned(), "--json".to_owned()];
+        let invocation = invocation(&slurm, "gpu", Path::new("/c/coracle"), &args);
         insta::assert_snapshot!(invocation.display());
     }
 }

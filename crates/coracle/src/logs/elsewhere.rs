@@ -8,7 +8,8 @@ use slurm::{Slurm, SlurmError, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::LogsArgs;
-use crate::carried;
+use crate::carried::program::Program;
+use crate::carried::script::{self, SHELL};
 use crate::exit::{self, Code, Failure};
 use crate::say::say;
 
@@ -36,11 +37,15 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     })?;
     let node = node.node.clone();
     let program = std::env::current_exe().context("cannot find our own program")?;
-    let ended = match step(&slurm, args, job, &node, &program, None).await {
+    let words = words(args, job);
+    let ended = match step(&slurm, job, &node, &program, &words, None).await {
         Err(SlurmError::ProgramNotFound { .. }) => {
-            // The node doesn't see us, so Slurm carries a copy.
-            let copy = carried::new_path()?;
-            step(&slurm, args, job, &node, &program, Some(&copy)).await
+            // The node doesn't see us, so a shell there receives us.
+            let ours = Program::own()
+                .await
+                .context("cannot read our own program")?;
+            let words = script::run("error:", &ours, &words);
+            step(&slurm, job, &node, Path::new(SHELL), &words, Some(ours)).await
         }
         other => other,
     };
@@ -79,20 +84,18 @@ async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
 
 async fn step(
     slurm: &Slurm,
-    args: &LogsArgs,
     job: u32,
     node: &str,
     program: &Path,
-    copy: Option<&Path>,
+    args: &[String],
+    carried: Option<Program>,
 ) -> Result<i32, SlurmError> {
-    let words = words(args, job);
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
     let submission = Submission {
         options: &options,
         within: Some((job, node)),
         program,
-        args: &words,
-        bcast: copy,
+        args,
         terminal: false,
         name: "coracle-logs",
     };
@@ -106,11 +109,18 @@ async fn step(
     };
     // In our process group: Ctrl-C reaches srun, which ends the step.
     let mut child = tokio::process::Command::from(invocation.std_command())
-        .stdin(Stdio::null())
+        .stdin(match carried {
+            Some(_) => Stdio::piped(),
+            None => Stdio::null(),
+        })
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
+    if let Some(program) = carried {
+        // A step that ends at once doesn't read; its own words say why.
+        drop(program.send(child.stdin.take(), |_| Ok(())));
+    }
     let mut complaints = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         let mut limited = stderr.take(MAX_WORDS);

@@ -1,7 +1,8 @@
 //! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::carried;
+use crate::carried::program::Program;
+use crate::carried::script::{self, SHELL};
 use crate::handover::Handover;
 use crate::node::FAILED;
 use crate::say::say;
@@ -134,7 +137,7 @@ impl Starter {
     }
 
     /// Runs a step to its end: from the program as the nodes see it, if `blind` is to be told which
-    /// don't, and from copies otherwise.
+    /// don't, and from our own, which is sent to them before the handover, otherwise.
     async fn run_once(
         &self,
         nodes: &[String],
@@ -145,23 +148,21 @@ impl Starter {
             command: self.slurm.srun.display().to_string(),
             source,
         };
-        let args = ["internal".to_owned(), "node".to_owned()];
-        let destination = blind
-            .is_none()
-            .then(carried::new_path)
-            .transpose()
-            .map_err(|error| start(io::Error::other(error)))?;
-        let own = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+        let mut args = ["internal".to_owned(), "node".to_owned()].to_vec();
+        let mut carried = None;
+        if blind.is_none() {
+            let program = Program::own().await.map_err(start)?;
+            args = script::run(FAILED, &program, &args);
+            carried = Some(program);
+        }
         let step = AgentStep {
             job_id: self.job,
             nodes,
-            program: if carried::is_ours() || !self.program.exists() {
-                &own
-            } else {
-                &self.program
+            program: match carried {
+                Some(_) => Path::new(SHELL),
+                None => &self.program,
             },
             args: &args,
-            bcast: destination.as_deref(),
             gpus: None,
             name: "coracle-node",
         };
@@ -178,9 +179,18 @@ impl Starter {
         // Not bound to us: if we are killed, the agents find out by themselves and clean up, which they
         // couldn't if srun, dying with us, killed them first.
         let mut child = command.spawn().map_err(start)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // A step that ends at once doesn't read; its own words say why.
-            let _ = stdin.write_all(handover.as_bytes()).await;
+        // A step that ends at once doesn't read; its own words say why.
+        match carried {
+            Some(program) => {
+                let handover = handover.to_owned();
+                let rest = move |pipe: &mut File| pipe.write_all(handover.as_bytes());
+                drop(program.send(child.stdin.take(), rest));
+            }
+            None => {
+                if let Some(mut stdin) = child.stdin.take() {
+                    let _ = stdin.write_all(handover.as_bytes()).await;
+                }
+            }
         }
         let mut kept = Vec::new();
         if let Some(stderr) = child.stderr.take() {

@@ -1,6 +1,5 @@
 //! Carries what a leader needs from the submitting host to its node, by a step of the job.
 
-use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
 use std::process::Stdio;
@@ -11,33 +10,30 @@ use anyhow::Context;
 use slurm::{Slurm, Submission};
 use tokio::io::AsyncReadExt;
 
-use crate::carried;
+use super::look::Asked;
 use crate::carried::bundle::Bundle;
+use crate::carried::program::Program;
+use crate::carried::script::{self, SHELL};
 use crate::exit::{Code, Failure};
 use crate::say::say;
 
 /// The most that is repeated of what the other side says.
 const MAX_WORDS: u64 = 16 * 1024;
 
-/// Carries `bundle` to the directory `copy` on a node of a running job.
-pub async fn carry(
-    slurm: &Slurm,
-    bundle: Arc<Bundle>,
-    copy: &Path,
-    job: u32,
-    node: &str,
-) -> anyhow::Result<()> {
+/// Carries our program and `bundle` to a node of a running job.
+pub async fn carry(slurm: &Slurm, bundle: Arc<Bundle>, to: &Asked) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (program, what) = (bundle.program.clone(), what(&bundle));
-    let path = carried::first_path(copy);
-    let args = ["internal", "receive", &copy.display().to_string()].map(str::to_owned);
+    let (what, node) = (what(&bundle), to.node.as_str());
+    let program = Program::own()
+        .await
+        .context("cannot read our own program")?;
+    let args = script::receive("error:", &program, &to.dir);
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
     let submission = Submission {
         options: &options,
-        within: Some((job, node)),
-        program: &program,
+        within: Some((to.job, node)),
+        program: Path::new(SHELL),
         args: &args,
-        bcast: Some(&path),
         terminal: false,
         name: "coracle-carry",
     };
@@ -54,10 +50,9 @@ pub async fn carry(
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot start srun")?;
-    let stdin = child.stdin.take().context("no pipe to srun")?;
-    let pipe = File::from(stdin.into_owned_fd()?);
-    let sending =
-        tokio::task::spawn_blocking(move || bundle.write(BufWriter::with_capacity(1 << 20, pipe)));
+    let sending = program.send(child.stdin.take(), move |pipe| {
+        bundle.write(BufWriter::with_capacity(1 << 20, pipe))
+    });
     let mut words = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         let _ = stderr.take(MAX_WORDS).read_to_end(&mut words).await;
@@ -95,11 +90,7 @@ fn refused(what: &str, node: &str, code: Option<i32>, words: &[u8]) -> Failure {
     let words = String::from_utf8_lossy(words);
     let lines = words.lines().filter(|line| !slurm::is_noise(line));
     let words: Vec<String> = lines.map(|line| format!("  | {line}")).collect();
-    // Slurm has no better words for a file that it can't write.
-    let unwritten = words
-        .iter()
-        .any(|line| line.contains("Failed to broadcast"));
-    let code = if unwritten || code == Some(Code::CannotWrite as i32) {
+    let code = if code == Some(Code::CannotWrite as i32) {
         Code::CannotWrite
     } else {
         Code::NotStarted

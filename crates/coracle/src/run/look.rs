@@ -4,12 +4,11 @@
 //! Only there can this be known, and only once: a second attempt would cost a second place in the queue,
 //! and what the user pipes in would be gone with the first.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::carried;
 use crate::carried::bundle::Needed;
-
-/// The shell that runs it.
-pub const SHELL: &str = "/bin/sh";
+use crate::carried::script::functions;
 
 /// What begins the line by which a node asks for the bundle.
 pub const ASKS: &str = "coracle-carry: ";
@@ -17,8 +16,8 @@ pub const ASKS: &str = "coracle-carry: ";
 /// Sets `seen`, and leaves the words that follow `--`. A file that is opened is seen as it is, also
 /// where a network file system keeps older answers.
 const LOOK: &str = r#"
-program=$1 copy=$2 seen=yes
-shift 2
+program=$1 seen=yes
+shift
 stamp() { stat -Lc %s-%Y - <"$1"; }
 while [ "$1" != -- ]; do
   if [ -z "$2" ]; then
@@ -32,37 +31,48 @@ shift
 "#;
 
 /// Becomes `coracle run`, at once or when the bundle is there; if it is told to end before, what came of it is
-/// removed. A directory of that name that isn't ours
-/// alone is somebody else's trick. The tasks that don't lead wait to be dismissed, as in `follow.rs`.
+/// removed. The tasks that don't lead wait to be dismissed, as in `follow.rs`.
 const START: &str = r#"
 [ $seen = no ] || exec "$program" "$@"
 if [ "${SLURM_PROCID:-0}" != 0 ]; then
   trap 'kill $!; exit 0' URG TERM INT HUP
   while :; do sleep 60 & wait $!; done
 fi
-trap 'rm -rf "$copy" "$copy".*; exit 143' TERM INT HUP
-echo "coracle-carry: $copy $SLURM_JOB_ID $SLURMD_NODENAME" >&2
-until [ -x "$copy/coracle" ] && [ -O "$copy" ] && [ ! -L "$copy" ]; do
+make_dir
+echo "coracle-carry: $dir $SLURM_JOB_ID $SLURMD_NODENAME" >&2
+until [ -x "$dir/coracle" ]; do
   sleep 0.1 2>/dev/null || sleep 1
 done
-exec "$copy/coracle" "$@"
+exec "$dir/coracle" "$@"
 "#;
 
 /// Only says what it saw, and keeps the job until its input ends. What was brought meanwhile and did not
 /// find its way is removed; a leader has done so itself.
 const TELL: &str = r#"
 [ "${SLURM_PROCID:-0}" = 0 ] || exit 0
-echo "coracle-look: $seen $SLURM_JOB_NODELIST $SLURM_JOB_ID $SLURMD_NODENAME"
 trap '' TERM INT HUP
+[ $seen = yes ] || make_dir
+echo "coracle-look: $seen $SLURM_JOB_NODELIST ${dir:--} $SLURM_JOB_ID $SLURMD_NODENAME"
 cat >/dev/null
-rm -rf "$copy" "$copy".*
+[ -z "$dir" ] || rm -rf "$dir"
 "#;
+
+/// Where a node waits for the bundle.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The directory that it has made for it.
+    pub dir: PathBuf,
+    /// The job.
+    pub job: u32,
+    /// The node.
+    pub node: String,
+}
 
 /// What a node told.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Told {
-    /// It sees everything.
-    pub sees_all: bool,
+    /// Where it wants the bundle, unless it sees everything.
+    pub dir: Option<PathBuf>,
     /// The job.
     pub job: u32,
     /// The node.
@@ -71,38 +81,42 @@ pub struct Told {
     pub nodes: String,
 }
 
-/// The words for [`SHELL`] that call `coracle` with `words`, from `copy` where a node doesn't see all
-/// that is needed.
-pub fn and_start(
-    program: &Path,
-    copy: &Path,
-    needed: &[Needed],
-    words: Vec<String>,
-) -> Vec<String> {
-    let mut all = words_of(START, program, copy, needed);
+/// The words for the shell that call `coracle` with `words`: the program at `program`, or one that is carried there
+/// where a node doesn't see all that is needed.
+pub fn and_start(program: &Path, needed: &[Needed], words: Vec<String>) -> Vec<String> {
+    let mut all = words_of(START, program, needed);
     all.extend(words);
     all
 }
 
-/// The words for [`SHELL`] that only look, and hold the job.
-pub fn and_tell(program: &Path, copy: &Path, needed: &[Needed]) -> Vec<String> {
-    words_of(TELL, program, copy, needed)
+/// The words for the shell that only look, and hold the job.
+pub fn and_tell(program: &Path, needed: &[Needed]) -> Vec<String> {
+    words_of(TELL, program, needed)
 }
 
-/// The job and the node of a line in which a node asks for the bundle that goes to `copy`.
-pub fn asks(line: &str, copy: &Path) -> Option<(u32, String)> {
-    let rest = line.strip_prefix(ASKS)?.strip_prefix(copy.to_str()?)?;
-    job_and_node(rest)
+/// What a node asks in this line, if it asks for the bundle.
+pub fn asks(line: &str) -> Option<Asked> {
+    let (dir, rest) = line.strip_prefix(ASKS)?.split_once(' ')?;
+    let (job, node) = job_and_node(rest)?;
+    let dir = carried::parse_dir(dir)?;
+    Some(Asked { dir, job, node })
 }
 
 /// What a node told of what it sees, among all that it printed.
 pub fn told(output: &str) -> Option<Told> {
-    output.lines().find_map(|line| {
+    // A line that is complete.
+    let lines = output.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+    lines.into_iter().find_map(|line| {
         let (seen, rest) = line.strip_prefix("coracle-look: ")?.split_once(' ')?;
         let (nodes, rest) = rest.split_once(' ')?;
+        let (dir, rest) = rest.split_once(' ')?;
         let (job, node) = job_and_node(rest)?;
+        let dir = match seen {
+            "yes" => None,
+            _ => Some(carried::parse_dir(dir)?),
+        };
         Some(Told {
-            sees_all: seen == "yes",
+            dir,
             job,
             node,
             nodes: nodes.to_owned(),
@@ -115,11 +129,10 @@ fn job_and_node(text: &str) -> Option<(u32, String)> {
     Some((job.parse().ok()?, node.to_owned()))
 }
 
-fn words_of(then: &str, program: &Path, copy: &Path, needed: &[Needed]) -> Vec<String> {
+fn words_of(then: &str, program: &Path, needed: &[Needed]) -> Vec<String> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let script = format!("{LOOK}{then}");
-    let mut words = vec!["-c".to_owned(), script, "coracle".to_owned()];
-    words.extend([text(program), text(copy)]);
+    let script = format!("{}{LOOK}{then}", functions("coracle: error:"));
+    let mut words = vec!["-c".to_owned(), script, "coracle".to_owned(), text(program)];
     for thing in needed {
         words.extend([text(&thing.path), thing.stamp.clone()]);
     }
@@ -130,11 +143,12 @@ fn words_of(then: &str, program: &Path, copy: &Path, needed: &[Needed]) -> Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carried::script::SHELL;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;
 
     fn sees(needed: &[Needed]) -> bool {
-        let words = and_tell(Path::new("/p"), Path::new("/tmp/c"), needed);
+        let words = and_tell(Path::new("/p"), needed);
         let output = Command::new(SHELL)
             .args(words)
             .env("SLURM_JOB_ID", "7")
@@ -147,7 +161,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
         let told = told(&String::from_utf8_lossy(&output.stdout)).unwrap();
         assert_eq!((told.job, told.node.as_str()), (7, "node1"));
-        told.sees_all
+        told.dir.is_none()
     }
 
     #[test]
@@ -183,17 +197,22 @@ mod tests {
             path: echo.to_owned(),
             stamp: String::new(),
         }];
-        let words = and_start(echo, Path::new("/tmp/c"), &needed, words);
+        let words = and_start(echo, &needed, words);
         let output = Command::new(SHELL).args(words).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "a b  --\n");
     }
 
     #[test]
-    fn only_the_own_bundle_is_asked_for() {
-        let copy = Path::new("/tmp/coracle-12");
-        let line = "coracle-carry: /tmp/coracle-12 43 node1\n";
-        assert_eq!(asks(line, copy), Some((43, "node1".to_owned())));
-        assert_eq!(asks(line, Path::new("/tmp/coracle-13")), None);
-        assert_eq!(asks("coracle: ready", copy), None);
+    fn only_a_directory_for_the_bundle_is_asked_for() {
+        let line = "coracle-carry: /tmp/coracle-carried.0123456789abcdef 43 node1\n";
+        let asked = asks(line).unwrap();
+        assert_eq!((asked.job, asked.node.as_str()), (43, "node1"));
+        for other in [
+            "coracle: ready",
+            "coracle-carry: /home/user1 43 node1",
+            "coracle-carry: /tmp/coracle-carried.0123456789abcdef node1",
+        ] {
+            assert_eq!(asks(other), None, "{other}");
+        }
     }
 }

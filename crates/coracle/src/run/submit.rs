@@ -5,7 +5,7 @@
 //! terminal is started by a step of its own, because nothing else can be told through a terminal.
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -14,11 +14,12 @@ use slurm::{Allocation, Slurm, Submission};
 
 use super::Settings;
 use super::carry::carry;
-use super::look::{self, SHELL, Told};
+use super::look::{self, Asked, Told};
 use super::srun::{Ends, Srun};
 use super::workload::Workload;
 use crate::carried;
 use crate::carried::bundle::Bundle;
+use crate::carried::script::SHELL;
 use crate::exit::{self, Code, Failure};
 use crate::kubernetes::Release;
 use crate::seed;
@@ -30,8 +31,6 @@ struct Request<'a> {
     /// A job that is there already, and its first node.
     within: Option<(u32, &'a str)>,
     bundle: Arc<Bundle>,
-    /// Where the bundle goes if a node needs it.
-    copy: PathBuf,
 }
 
 /// Asks Slurm for a new job with the user's options.
@@ -90,7 +89,6 @@ impl<'a> Request<'a> {
             settings,
             within,
             bundle: Arc::new(bundle),
-            copy: carried::new_path()?,
         })
     }
 
@@ -106,13 +104,11 @@ impl<'a> Request<'a> {
     async fn without_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.bundle.needed();
         let words = self.settings.words_inside();
-        let args = look::and_start(&self.bundle.program, &self.copy, &needed, words);
+        let args = look::and_start(&self.bundle.program, &needed, words);
         let invocation = self.invocation(Path::new(SHELL), &args, self.within, false);
         let mut srun = Srun::start(&invocation, false)?;
-        let bring = async |line: &str| match look::asks(line, &self.copy) {
-            Some((job, node)) => {
-                carry(&self.slurm, self.bundle.clone(), &self.copy, job, &node).await
-            }
+        let bring = async |line: &str| match look::asks(line) {
+            Some(asked) => carry(&self.slurm, self.bundle.clone(), &asked).await,
             None => Ok(()),
         };
         srun.run(bring).await
@@ -121,7 +117,7 @@ impl<'a> Request<'a> {
     /// A first step looks, and keeps the job; the second has the terminal.
     async fn with_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.bundle.needed();
-        let args = look::and_tell(&self.bundle.program, &self.copy, &needed);
+        let args = look::and_tell(&self.bundle.program, &needed);
         let invocation = self.invocation(Path::new(SHELL), &args, self.within, false);
         let mut holder = Srun::start_held(&invocation)?;
         let told = match holder.first_words(look::told).await? {
@@ -136,14 +132,18 @@ impl<'a> Request<'a> {
 
     async fn in_terminal(&self, told: Told) -> anyhow::Result<i32> {
         let mut program = self.bundle.program.clone();
-        if !told.sees_all {
+        if let Some(dir) = told.dir {
             let mut ends = Ends::listen()?;
-            let bundle = self.bundle.clone();
+            program = carried::program_in(&dir);
+            let asked = Asked {
+                dir,
+                job: told.job,
+                node: told.node.clone(),
+            };
             tokio::select! {
-                carried = carry(&self.slurm, bundle, &self.copy, told.job, &told.node) => carried?,
+                carried = carry(&self.slurm, self.bundle.clone(), &asked) => carried?,
                 signal = ends.next() => return Ok(exit::of_signal(signal)),
             }
-            program = carried::program(&self.copy);
         }
         let words = self.settings.words_inside();
         let within = Some((told.job, told.node.as_str()));
@@ -171,7 +171,6 @@ impl<'a> Request<'a> {
             within,
             program,
             args,
-            bcast: None,
             terminal,
             name: "coracle",
         };

@@ -203,7 +203,7 @@ fn shared_program(survey: &Survey) -> Finding {
         area: "storage",
         title: "this program",
         with_it: "compute nodes start it from there",
-        without_it: "Slurm carries a copy to each node (srun --bcast) where it is not visible",
+        without_it: "a step carries a copy to each node where it is not visible",
     };
     match &survey.program {
         Some(dir) => match &dir.file_system {

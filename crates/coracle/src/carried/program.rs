@@ -1,0 +1,78 @@
+//! Our own program as a stream for a node's shell ([`super::script`] receives it).
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest, Sha256};
+use tokio::process::ChildStdin;
+use tokio::task::JoinHandle;
+
+/// The shell receives whole blocks of this size: `dd` reads exactly those, and leaves what follows in the pipe to the
+/// program. The last block is filled with zeros, which gzip ignores.
+pub const BLOCK: usize = 64 * 1024;
+
+/// Our own program, compressed: `srun` sends it to each node in turn.
+#[derive(Debug)]
+pub struct Program {
+    stream: Vec<u8>,
+    digest: String,
+}
+
+impl Program {
+    /// The program that runs in this process, also if its file was replaced or deleted.
+    pub async fn own() -> io::Result<Self> {
+        tokio::task::spawn_blocking(|| Self::read(File::open("/proc/self/exe")?)).await?
+    }
+
+    pub(super) fn read(mut program: impl Read) -> io::Result<Self> {
+        let mut sum = Sha256::new();
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        let mut block = vec![0; BLOCK];
+        loop {
+            let read = program.read(&mut block)?;
+            if read == 0 {
+                break;
+            }
+            sum.update(&block[..read]);
+            packed.write_all(&block[..read])?;
+        }
+        let mut stream = packed.finish()?;
+        stream.resize(stream.len().next_multiple_of(BLOCK), 0);
+        Ok(Self {
+            stream,
+            digest: sum.finalize().iter().map(|b| format!("{b:02x}")).collect(),
+        })
+    }
+
+    /// How many blocks the stream has.
+    pub fn blocks(&self) -> usize {
+        self.stream.len() / BLOCK
+    }
+
+    /// The SHA-256 digest of the program, in hexadecimal.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// The stream.
+    #[cfg(test)]
+    pub fn stream(&self) -> &[u8] {
+        &self.stream
+    }
+
+    /// Writes the stream, and then `rest`, to the standard input of `srun`, in the background.
+    pub fn send(
+        self,
+        stdin: Option<ChildStdin>,
+        rest: impl FnOnce(&mut File) -> io::Result<()> + Send + 'static,
+    ) -> JoinHandle<io::Result<()>> {
+        tokio::task::spawn_blocking(move || {
+            let stdin = stdin.ok_or_else(|| io::Error::other("no pipe to srun"))?;
+            let mut pipe = File::from(stdin.into_owned_fd()?);
+            pipe.write_all(&self.stream)?;
+            rest(&mut pipe)
+        })
+    }
+}
