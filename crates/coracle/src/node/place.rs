@@ -1,7 +1,8 @@
 //! The node's own directory: sockets, unpacked images, and what pods write. It is made by the first agent of a node,
 //! found again by those after it, and removed by whoever ends last.
 
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use kubelet::NodeKey;
 use linux::process::Fork;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::WaitOptions;
 use rustix::thread::UnshareFlags;
 use sha2::{Digest, Sha256};
@@ -19,6 +21,8 @@ use crate::sandbox_role::lock;
 const PREFIX: &str = "coracle-";
 /// The file in it that says whose it is: others may share the file system.
 const HOST: &str = "host";
+/// Longer than any host's name.
+const LONGEST_HOST: u64 = 1024;
 /// Agents come back, and hubs end, long before.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
@@ -105,21 +109,24 @@ impl NodePlace {
 }
 
 /// Whether this is a node's directory of ours that nobody uses any more.
+///
+/// Other users make what they like beside ours: nothing in a directory is opened before it is known to be ours.
 fn is_abandoned(dir: &Path) -> bool {
     let name = dir.file_name().and_then(|name| name.to_str());
     let id = name.and_then(|name| name.strip_prefix(PREFIX));
     let is_ours = id.is_some_and(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit()));
-    let Ok(found) = std::fs::symlink_metadata(dir) else {
+    if !is_ours {
+        return false;
+    }
+    let Ok(opened) = open_own_dir(dir) else {
         return false;
     };
-    let is_old = found
-        .modified()
+    let is_old = opened
+        .metadata()
+        .and_then(|found| found.modified())
         .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED_AFTER));
-    is_ours
-        && is_old
-        && std::fs::read_to_string(dir.join(HOST)).is_ok_and(|host| host == super::hostname())
-        && found.is_dir()
-        && found.uid() == rustix::process::geteuid().as_raw()
+    is_old
+        && read_host(&opened).is_ok_and(|host| host == super::hostname())
         && !is_in_use(dir)
 }
 
@@ -159,6 +166,36 @@ pub fn refuse_with_pods(dir: &Path) -> io::Result<()> {
         )),
         false => Ok(()),
     }
+}
+
+/// Opens a directory that belongs to this user; an error if it is anything else.
+fn open_own_dir(dir: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = File::from(rustix::fs::open(dir, flags, Mode::empty())?);
+    own(&opened.metadata()?)?;
+    Ok(opened)
+}
+
+/// The host's name in a node's directory.
+fn read_host(dir: &File) -> io::Result<String> {
+    // Neither a link nor a FIFO without a writer can make us wait or read something else.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(dir, HOST, flags, Mode::empty())?);
+    let found = file.metadata()?;
+    own(&found)?;
+    if !found.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_HOST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn own(found: &Metadata) -> io::Result<()> {
+    if found.uid() == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(io::Error::other("it belongs to another user"))
 }
 
 /// Removes a directory that containers have written to, in a user namespace that this process, which must have a single
@@ -212,6 +249,57 @@ fn derive(secret: &str, what: &str, node: &str) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::FileTimes;
+    use std::sync::mpsc;
+    use std::time::SystemTime;
+
+    /// A node's directory that is old enough to be swept, with whatever `fill` puts into it.
+    fn old_dir(tmp: &Path, name: char, fill: impl Fn(&Path)) -> PathBuf {
+        let dir = tmp.join(format!("{PREFIX}{}", name.to_string().repeat(32)));
+        std::fs::create_dir(&dir).unwrap();
+        fill(&dir.join(HOST));
+        let before = SystemTime::now() - 2 * ABANDONED_AFTER;
+        let times = FileTimes::new().set_modified(before);
+        File::open(&dir).unwrap().set_times(times).unwrap();
+        dir
+    }
+
+    /// [`is_abandoned`], or `None` if it does not return.
+    fn judged(dir: PathBuf) -> Option<bool> {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(is_abandoned(&dir)));
+        told.recv_timeout(Duration::from_secs(20)).ok()
+    }
+
+    #[test]
+    fn only_own_regular_host_files_are_read() {
+        let tmp = tempfile::tempdir().unwrap();
+        let host = super::super::hostname();
+        let whole = old_dir(tmp.path(), '0', |path| std::fs::write(path, &host).unwrap());
+        assert_eq!(judged(whole.clone()), Some(true));
+        let fifo = old_dir(tmp.path(), '1', |path| {
+            let made = std::process::Command::new("mkfifo").arg(path).status();
+            assert!(made.unwrap().success());
+        });
+        assert_eq!(judged(fifo), Some(false));
+        let endless = old_dir(tmp.path(), '2', |path| {
+            std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+        });
+        assert_eq!(judged(endless), Some(false));
+        let long = old_dir(tmp.path(), '3', |path| {
+            std::fs::write(path, host.repeat(10_000)).unwrap();
+        });
+        assert_eq!(judged(long), Some(false));
+        // Through a link, another's directory can pass for ours.
+        let link = tmp.path().join(format!("{PREFIX}{}", "4".repeat(32)));
+        std::os::unix::fs::symlink(&whole, &link).unwrap();
+        assert_eq!(judged(link), Some(false));
+        if rustix::process::geteuid().is_root() {
+            let other = old_dir(tmp.path(), '5', |path| std::fs::write(path, &host).unwrap());
+            std::os::unix::fs::chown(&other, Some(2002), None).unwrap();
+            assert_eq!(judged(other), Some(false));
+        }
+    }
 
     #[test]
     fn every_node_has_its_own_place_and_always_the_same() {
