@@ -2,11 +2,13 @@
 //!
 //! A seed belongs to a release and a service range. It lies beside the release when that directory could
 //! be written to (as when the release was imported), and in the user's cache otherwise. Where neither can be
-//! written, clusters start from an empty store, some two seconds slower. One that is damaged is made again.
+//! written, clusters start from an empty store, some two seconds slower. One that is damaged is made again; one that
+//! other users can write to is not used ([`trust`]).
 
 mod digest;
+mod trust;
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use kube::Api;
 use crate::kubernetes::{Component, Release};
 use crate::progress::Progress;
 use crate::run::{ControlPlane, objects};
+use trust::Trusted;
 
 /// Changed when seeds are made in another way.
 const FORMAT: u32 = 2;
@@ -38,20 +41,29 @@ pub async fn ensure(
     progress: &mut Progress,
 ) -> Option<PathBuf> {
     let mut places = places(release, service_cidr);
+    let trusted = Trusted::for_release(&release.dir);
+    for parent in places.iter().filter_map(|place| place.parent()) {
+        trust::tighten(parent);
+    }
     for place in places.iter().filter(|place| place.is_dir()) {
-        if is_whole(place) {
-            return Some(place.join(STORE));
-        }
-        progress.line(&format!(
-            "warning: the prepared store {} is damaged; it is made again",
-            place.display()
-        ));
+        let problem = match trusted.check(place) {
+            Err(error) => format!("not used: {error}"),
+            Ok(()) if is_whole(place) => return Some(place.join(STORE)),
+            Ok(()) => "damaged".to_owned(),
+        };
         // If that is not for us to do, the next place is tried.
-        let _ = std::fs::remove_dir_all(place);
+        let removed = is_own(place) && std::fs::remove_dir_all(place).is_ok();
+        progress.line(&format!(
+            "warning: the prepared store {} is {problem}{}",
+            place.display(),
+            if removed { "; it is made again" } else { "" }
+        ));
     }
     places.retain(|place| !place.exists());
     progress.phase("prepared the store of new clusters, once for this release");
-    match make_in_first(&places, release, service_cidr).await {
+    let made = make_in_first(&places, release, service_cidr, trusted).await;
+    // Another user may have been quicker.
+    match made.and_then(|seed| Ok(trusted.check(&seed).map(|()| seed)?)) {
         Ok(seed) => Some(seed.join(STORE)),
         Err(error) => {
             progress.abandon();
@@ -65,8 +77,14 @@ pub async fn ensure(
 
 /// The seed for clusters of `release`, if there is one.
 pub fn find(release: &Release, service_cidr: &str) -> Option<PathBuf> {
+    let trusted = Trusted::for_release(&release.dir);
     let mut places = places(release, service_cidr).into_iter();
-    places.find(|place| place.is_dir() && is_whole(place))
+    places.find(|place| trusted.check(place).is_ok() && is_whole(place))
+}
+
+fn is_own(dir: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    dir.symlink_metadata().is_ok_and(|found| found.uid() == own)
 }
 
 fn is_whole(seed: &Path) -> bool {
@@ -109,13 +127,19 @@ async fn make_in_first(
     places: &[PathBuf],
     release: &Release,
     service_cidr: &str,
+    trusted: Trusted,
 ) -> anyhow::Result<PathBuf> {
     let mut problem = anyhow::anyhow!("there is no place for it");
     for place in places {
         let parent = place.parent().context("a seed has a parent directory")?;
         sweep(parent);
         let new = parent.join(format!("{UNFINISHED}{}", crate::token::new()?));
-        match std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(&new)) {
+        let prepared = std::fs::create_dir_all(parent).and_then(|()| {
+            trust::tighten(parent);
+            trusted.check_parent(parent)?;
+            std::fs::create_dir(&new)
+        });
+        match prepared {
             Ok(()) => {
                 let made = make(release, service_cidr, &new.join(STORE)).await;
                 let kept = made.and_then(|()| publish(&new, place));
@@ -226,4 +250,76 @@ fn open_to_all(path: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::chown;
+
+    const CIDR: &str = "100.96.0.0/16";
+    const OTHER: u32 = 2002;
+
+    /// A release with a seed beside it.
+    fn release_with_seed(dir: &Path) -> (Release, PathBuf) {
+        let release = Release {
+            dir: dir.to_owned(),
+            version: "v1".into(),
+        };
+        let seed = dir.join("seeds").join(name(&release, CIDR));
+        std::fs::create_dir_all(seed.join("store/member")).unwrap();
+        std::fs::write(seed.join("store/member/db"), "data").unwrap();
+        std::fs::write(seed.join(DIGEST), digest::of(&seed.join(STORE)).unwrap()).unwrap();
+        open_to_all(&seed).unwrap();
+        (release, seed)
+    }
+
+    fn mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn seeds_that_others_can_write_are_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let (release, seed) = release_with_seed(dir.path());
+        let found = || find(&release, CIDR);
+        let parent = seed.parent().unwrap();
+        mode(parent, 0o755);
+        assert_eq!(found().as_ref(), Some(&seed));
+        for (path, open, closed) in [
+            (seed.join("store/member/db"), 0o664, 0o644),
+            (seed.join(DIGEST), 0o646, 0o644),
+            (seed.join("store/member"), 0o775, 0o755),
+            (seed.clone(), 0o777, 0o755),
+            (parent.to_owned(), 0o777, 0o755),
+        ] {
+            mode(&path, open);
+            assert_eq!(found(), None, "{}", path.display());
+            mode(&path, closed);
+            assert_eq!(found().as_ref(), Some(&seed), "{}", path.display());
+        }
+        // Nobody can rename what is in it.
+        mode(parent, 0o1777);
+        assert_eq!(found().as_ref(), Some(&seed));
+        mode(parent, 0o775);
+        trust::tighten(parent);
+        assert_eq!(found().as_ref(), Some(&seed));
+
+        let link = seed.join("store/link");
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        assert_eq!(found(), None, "a link");
+        std::fs::remove_file(&link).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        for path in [seed.join("store/member/db"), seed.clone()] {
+            chown(&path, Some(OTHER), None).unwrap();
+            assert_eq!(found(), None, "{} of another user", path.display());
+            // Whose programs we execute may also make the store.
+            chown(dir.path(), Some(OTHER), None).unwrap();
+            assert_eq!(found().as_ref(), Some(&seed));
+            chown(dir.path(), Some(0), None).unwrap();
+            chown(&path, Some(0), None).unwrap();
+        }
+    }
 }
