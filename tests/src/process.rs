@@ -38,6 +38,8 @@ pub enum Role {
     HubGuard,
     /// `coracle internal hub` below its guard.
     Hub,
+    /// `coracle internal janitor`.
+    Janitor,
 }
 
 impl Lab {
@@ -65,12 +67,17 @@ impl Lab {
     #[track_caller]
     pub fn find_of(&self, host: &str, user: &str, role: Role) -> Process {
         let patience = std::time::Duration::from_secs(10);
-        let found = crate::eventually(patience, || role.among(&self.processes_of(host, user)));
+        let found = crate::eventually(patience, || self.try_find(host, user, role));
         let Some(found) = found else {
             let there = self.processes_of(host, user);
             panic!("no {role:?} of {user} on {host}: {there:#?}");
         };
         found
+    }
+
+    /// The process of a user on `host` that has this role, if there is one.
+    pub fn try_find(&self, host: &str, user: &str, role: Role) -> Option<Process> {
+        role.among(&self.processes_of(host, user))
     }
 
     /// The port of the leader, on node1, to which the agent on another node has its line. The leader listens on others too.
@@ -135,6 +142,7 @@ impl Role {
             Self::Agent => pair("internal node", true),
             Self::HubGuard => pair("internal hub", false),
             Self::Hub => pair("internal hub", true),
+            Self::Janitor => pair("internal janitor", false),
         };
         found.cloned()
     }

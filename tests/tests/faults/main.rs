@@ -1,0 +1,164 @@
+//! Injects faults into a cluster under load, chosen by a seed, and checks after each that every pod is untouched or was restarted by
+//! its policy, with nothing lost or doubled.
+//!
+//! ```text
+//!   plan.rs ── rounds of faults ──► inject.rs ──► the cluster with workload.rs ──► check.rs, by the rules of model.rs
+//! ```
+//!
+//! `CORACLE_FAULTS_SEED` chooses the faults, `CORACLE_FAULTS` how many rounds there are (a round has one fault or a pair), and
+//! `CORACLE_FAULTS_LONGEST` how many seconds one of them lasts at most.
+
+mod check;
+mod inject;
+mod model;
+mod plan;
+mod workload;
+
+use std::time::{Duration, Instant};
+
+use check::Standing;
+use e2e::{Cluster, Lab, SmallDisk};
+use plan::{Fault, NODES, Target};
+
+/// Of the run that is a part of `make test`: always the same, and as long as a few others.
+const SEED: u64 = 1;
+const ROUNDS: u64 = 10;
+const LONGEST_SECONDS: u64 = 4;
+
+/// Unpacked images go as soon as no pod uses them, so that there is always one to unpack.
+const IMAGE_GC: &str = "CORACLE_IMAGE_GC=high=0,low=0,age=0,every=1s";
+
+fn setting(name: &str, default: u64) -> u64 {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty());
+    let number = text.map(|text| text.parse());
+    number.unwrap_or(Ok(default)).expect("a number")
+}
+
+#[test]
+fn injected_faults_lose_and_double_nothing() {
+    let seed = setting("CORACLE_FAULTS_SEED", SEED);
+    let count = setting("CORACLE_FAULTS", ROUNDS);
+    let longest = Duration::from_secs(setting("CORACLE_FAULTS_LONGEST", LONGEST_SECONDS));
+    println!("CORACLE_FAULTS_SEED={seed} CORACLE_FAULTS={count}");
+    let rounds = plan::rounds(seed, usize::try_from(count).expect("a number"), longest);
+
+    let lab = Lab::ready();
+    workload::load_images(&lab);
+    let disks = NODES.map(|node| SmallDisk::on(&lab, node, "small", "/tmp", "size=160m,mode=1777"));
+    let words = ["env", IMAGE_GC, "srun", "-N3", "coracle", "run"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    workload::begin(&lab, &mut cluster);
+
+    let mut problems = Vec::new();
+    let mut injected = 0;
+    let mut before = check::standing(&lab, &mut cluster).expect("the workload runs");
+    for (number, faults) in rounds.iter().enumerate() {
+        let words: Vec<String> = faults.iter().map(Fault::to_string).collect();
+        let words = format!("{}: {}", number + 1, words.join("; "));
+        println!("{words}");
+        let began = Instant::now();
+        match round(&lab, &mut cluster, faults, number, &before) {
+            Ok((now, missed)) => {
+                injected += faults.len() - missed.len();
+                for missing in missed {
+                    println!("  not injected: {missing}");
+                }
+                println!("  healed and checked in {:.1?}", began.elapsed());
+                before = now;
+            }
+            Err(problem) => {
+                println!("  FAILED: {problem}\n{}", state(&lab, &mut cluster));
+                problems.push(format!("{words}: {problem}"));
+                // The other rounds may show more, unless the cluster is broken for good.
+                workload::end_round(&lab, &mut cluster, number);
+                let now = check::standing(&lab, &mut cluster)
+                    .and_then(|now| replace_restarted(&lab, &mut cluster, now));
+                match now {
+                    Ok(now) => before = now,
+                    Err(problem) => {
+                        problems.push(format!("never well again: {problem}"));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        problems.is_empty(),
+        "CORACLE_FAULTS_SEED={seed} CORACLE_FAULTS={count} CORACLE_FAULTS_LONGEST={}:\n{}",
+        longest.as_secs(),
+        problems.join("\n")
+    );
+    println!("{injected} faults injected");
+
+    cluster.exit(0);
+    drop(disks);
+    workload::end(&lab);
+    lab.nothing_left();
+}
+
+/// One round; what runs after it, and the victims that did not exist.
+fn round(
+    lab: &Lab,
+    cluster: &mut Cluster,
+    faults: &[Fault],
+    number: usize,
+    before: &[Standing],
+) -> Result<(Vec<Standing>, Vec<String>), String> {
+    workload::begin_round(cluster, number);
+    let amid = || workload::tell_to_end(lab, number);
+    let injected = inject::inject(lab, cluster, faults, amid);
+    let now = check::after(lab, cluster, faults, number, before, &injected)?;
+    workload::end_round(lab, cluster, number);
+    Ok((replace_restarted(lab, cluster, now)?, injected.missed))
+}
+
+/// Replaces pods that were restarted, so that the back-off never delays the next restart. Keepers find their volume again.
+fn replace_restarted(
+    lab: &Lab,
+    cluster: &mut Cluster,
+    now: Vec<Standing>,
+) -> Result<Vec<Standing>, String> {
+    let restarted: Vec<_> = now.iter().filter(|pod| pod.was_restarted()).collect();
+    if restarted.is_empty() {
+        return Ok(now);
+    }
+    for pod in restarted {
+        cluster.ask(&format!("kubectl delete pod {} --timeout=50s", pod.name));
+        if pod.target == Target::Steady {
+            cluster.create_objects(&[workload::steady(pod.node)]);
+        }
+    }
+    check::standing(lab, cluster)
+}
+
+/// What a person needs to understand a failure.
+fn state(lab: &Lab, cluster: &mut Cluster) -> String {
+    let mut state = String::new();
+    let mut show = |title: &str, text: &str| {
+        let lines: Vec<_> = text.lines().collect();
+        let last = lines.len().saturating_sub(60);
+        state += &format!("--- {title}\n{}\n", lines[last..].join("\n"));
+    };
+    for command in [
+        "kubectl get nodes,pods,jobs --output=wide --request-timeout=10s",
+        "kubectl get events --sort-by=.lastTimestamp --request-timeout=10s",
+    ] {
+        let (_, text) = cluster.try_ask(command);
+        show(command, &text);
+    }
+    for node in NODES {
+        let query = format!(
+            "kubectl get --raw '/api/v1/nodes/{node}/proxy/logs/?query=kubelet' --request-timeout=10s"
+        );
+        let (_, text) = cluster.try_ask(&query);
+        show(&format!("log of the kubelet of {node}"), &text);
+        let listed = lab.root(
+            node,
+            "ps -ww -eo pid,ppid,user,stat,lstart,args | cut -c-180; ls -la /tmp; df /tmp",
+        );
+        show(&format!("processes of {node}"), &listed.stdout);
+    }
+    show("what coracle run said", &cluster.run.stderr());
+    state
+}
