@@ -6,3 +6,4 @@ mod images;
 mod keyrings;
 mod mounts;
 mod own_program;
+mod second_user;

@@ -1,0 +1,198 @@
+"""What any program of a user can do to the processes, files and listeners of another one.
+
+    attacker.py processes < {"pids": […]}                       tries every way into each process
+    attacker.py files     < {"paths": […]}                      tries to read, write and connect to each path
+    attacker.py secrets   < {"paths": […], "secrets": {…}}      looks for these values in all that can be read below each path
+    attacker.py garbage HOST PORT                               sends bytes that make no sense
+    attacker.py crowd HOST PORT COUNT                           opens connections and holds them until its input ends
+
+Prints a line for each thing that succeeded: the way, a space, and what it succeeded on. The owner runs the same program, to
+show that each way works for somebody.
+"""
+
+import ctypes, json, os, resource, signal, socket, stat, struct, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+PIDFD_OPEN, PIDFD_GETFD = 434, 438
+
+
+def attempt(way, target, action):
+    try:
+        result = action()
+    except (OSError, ValueError, PermissionError):
+        return None
+    print(way, target, flush=True)
+    return result
+
+
+def called(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+
+
+def readable(path, flags=os.O_RDONLY):
+    os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def trace(pid):
+    called(libc.ptrace(PTRACE_ATTACH, pid, None, None))
+    os.waitpid(pid, 0x40000000)  # __WALL
+    libc.ptrace(PTRACE_DETACH, pid, None, None)
+
+
+def read_memory(pid):
+    with open(f"/proc/{pid}/maps") as maps:
+        first = next(line for line in maps if " r" in line)
+    start = int(first.split("-")[0], 16)
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        memory.seek(start)
+        memory.read(16)
+
+
+def copy_memory(pid):
+    buffer = ctypes.create_string_buffer(8)
+    here = struct.pack("QQ", ctypes.addressof(buffer), 8)
+    # No address has to be known to be told that we may not.
+    there = struct.pack("QQ", 4096, 8)
+    result = libc.process_vm_readv(pid, here, 1, there, 1, 0)
+    if result < 0 and ctypes.get_errno() != 14:  # EFAULT: we may, but nothing is there
+        called(result)
+
+
+def take_descriptor(pid):
+    pidfd = called(libc.syscall(PIDFD_OPEN, pid, 0))
+    try:
+        os.close(called(libc.syscall(PIDFD_GETFD, pidfd, 0, 0)))
+    finally:
+        os.close(pidfd)
+
+
+def same_score(pid):
+    with open(f"/proc/{pid}/oom_score_adj") as file:
+        score = file.read()
+    with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write(score)
+
+
+def limits(pid):
+    # Also needed to read them.
+    resource.prlimit(pid, resource.RLIMIT_CORE)
+
+
+def processes(order):
+    for pid in order["pids"]:
+        proc = f"/proc/{pid}"
+        for name in ["environ", "maps", "auxv", "io", "mem", "ns/net"]:
+            attempt(name, pid, lambda: readable(f"{proc}/{name}"))
+        for name in ["fd", "root", "cwd", "map_files"]:
+            attempt(name, pid, lambda: os.listdir(f"{proc}/{name}/"))
+        for name in ["exe", "cwd"]:
+            attempt("link", pid, lambda: os.readlink(f"{proc}/{name}"))
+        attempt("memory", pid, lambda: read_memory(pid))
+        attempt("memory-copy", pid, lambda: copy_memory(pid))
+        attempt("descriptor", pid, lambda: take_descriptor(pid))
+        attempt("score", pid, lambda: same_score(pid))
+        attempt("limits", pid, lambda: limits(pid))
+        attempt("priority", pid, lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)))
+        attempt("processors", pid, lambda: os.sched_setaffinity(pid, os.sched_getaffinity(pid)))
+        attempt("signal", pid, lambda: os.kill(pid, signal.SIGCONT))
+        attempt("trace", pid, lambda: trace(pid))
+
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect("\0" + path[1:] if path.startswith("@") else path)
+
+
+def files(order):
+    for path in order["paths"]:
+        if path.startswith("@"):
+            attempt("connect", path, lambda: connect(path))
+            continue
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            continue
+        if stat.S_ISSOCK(mode):
+            attempt("connect", path, lambda: connect(path))
+        elif stat.S_ISDIR(mode):
+            attempt("list", path, lambda: os.listdir(path))
+            name = os.path.join(path, f".attacker-{os.getpid()}")
+            attempt("create", path, lambda: os.close(os.open(name, os.O_CREAT | os.O_EXCL, 0o600)))
+            attempt("remove", path, lambda: os.unlink(name))
+        elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
+            attempt("read", path, lambda: readable(path))
+            attempt("write", path, lambda: readable(path, os.O_WRONLY | os.O_APPEND))
+
+
+def contents(path):
+    """All regular files that can be read below a path, without following links below it."""
+    if os.path.isdir(path):
+        for above, _, names in os.walk(path):
+            for name in names:
+                yield from contents(os.path.join(above, name)) if not os.path.islink(os.path.join(above, name)) else ()
+        return
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            yield path, os.pread(file, 4 << 20, 0) if not path.startswith("/proc/") else read_all(file)
+    except OSError:
+        pass
+    finally:
+        os.close(file)
+
+
+def read_all(file):
+    """Files of /proc have no size, and give a page at a time."""
+    text = b""
+    while len(text) < 4 << 20 and (more := os.read(file, 1 << 16)):
+        text += more
+    return text
+
+
+def secrets(order):
+    for path in order["paths"]:
+        for place, text in contents(path):
+            for name, value in order["secrets"].items():
+                if value.encode() in text:
+                    print(name, place, flush=True)
+
+
+def garbage(host, port):
+    for bytes_ in [os.urandom(1 << 16), b"\x16\x03\x01\xff\xff" + os.urandom(1 << 14), b"GET / HTTP/1.1\r\n\r\n", b"\0"]:
+        try:
+            with socket.create_connection((host, int(port)), 10) as client:
+                client.sendall(bytes_)
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(15)
+                while client.recv(1 << 16):
+                    pass
+        except OSError:
+            pass
+    print("sent", f"{host}:{port}")
+
+
+def crowd(host, port, count):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held = []
+    for _ in range(int(count)):
+        try:
+            held.append(socket.create_connection((host, int(port)), 10))
+        except OSError:
+            pass
+    print("held", len(held), flush=True)
+    sys.stdin.read()
+
+
+command, *words = sys.argv[1:]
+if command in ("garbage", "crowd"):
+    {"garbage": garbage, "crowd": crowd}[command](*words)
+else:
+    {"processes": processes, "files": files, "secrets": secrets}[command](json.load(sys.stdin))
