@@ -100,8 +100,23 @@ fn the_agent_of_the_leaders_own_node_is_replaced() {
 }
 
 #[test]
-fn the_srun_that_holds_the_agents_is_replaced() {
-    the_cluster_mends("node1", Role::AgentSrun);
+fn agents_outlive_the_srun_that_started_them() {
+    let lab = Lab::ready();
+    let mut cluster = Cluster::start(&lab);
+    let agents = ["node1", "node2"].map(|node| (node, lab.find(node, Role::Agent)));
+    let srun = lab.find("node1", Role::AgentSrun);
+    lab.kill("node1", "KILL", &srun);
+    wait_until(10, "it is gone", || !lab.is_alive("node1", &srun));
+    // A new one would be started after two seconds.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    for (node, agent) in &agents {
+        assert!(lab.is_alive(node, agent), "{agent:?}");
+    }
+    assert!(cluster.has_ready_nodes(2));
+    // What they print goes nowhere, and they end with the cluster all the same.
+    let said = cluster.exit(0);
+    assert!(!said.stderr.contains("is lost"), "{said}");
+    lab.nothing_left();
 }
 
 #[test]

@@ -126,6 +126,18 @@ pub fn kill_from_below(child: Pid) -> io::Result<()> {
     Ok(())
 }
 
+/// Kills the children of a process, which goes on.
+pub fn kill_children_of(parent: Pid) -> io::Result<()> {
+    for child in children_of(parent)? {
+        signal_child(
+            child.as_raw_nonzero().get(),
+            parent.as_raw_nonzero().get(),
+            Signal::KILL,
+        );
+    }
+    Ok(())
+}
+
 /// Sends a signal to a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
 /// belong to another by now.
 fn signal_child(pid: i32, parent: i32, signal: Signal) {
@@ -277,6 +289,25 @@ mod tests {
         child.wait().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert!(!told.exists());
+    }
+
+    #[test]
+    fn a_parent_outlives_the_kill_of_its_children() {
+        let mut parent = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo; wait $!; echo $?; read x"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = io::BufReader::new(parent.stdout.take().unwrap());
+        let mut line = String::new();
+        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        kill_children_of(Pid::from_child(&parent)).unwrap();
+        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        assert_eq!(line, "\n137\n");
+        assert!(parent.try_wait().unwrap().is_none());
+        drop(parent.stdin.take());
+        parent.wait().unwrap();
     }
 
     /// A child whose name is no text: that of its file is what the kernel calls it.

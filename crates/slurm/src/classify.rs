@@ -149,6 +149,8 @@ pub fn is_noise(line: &str) -> bool {
         "queued and waiting for resources",
         "has been allocated resources",
         "Force Terminated StepId=",
+        // Said where its child was killed so that it doesn't end the step with srun.
+        "write(shepherd): ",
     ];
     let line = line.strip_prefix("srun: ").unwrap_or(line);
     NOISE.iter().any(|noise| line.contains(noise))

@@ -125,9 +125,7 @@ fn is_abandoned(dir: &Path) -> bool {
         .metadata()
         .and_then(|found| found.modified())
         .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED_AFTER));
-    is_old
-        && read_host(&opened).is_ok_and(|host| host == super::hostname())
-        && !is_in_use(dir)
+    is_old && read_host(&opened).is_ok_and(|host| host == super::hostname()) && !is_in_use(dir)
 }
 
 /// Whether any process of a node other than this one lives: an agent, its guard, the hub, or a sandbox.

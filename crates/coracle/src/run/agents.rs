@@ -1,12 +1,15 @@
 //! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::{Pid, Signal};
 use slurm::{AgentStep, Slurm, SlurmError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
@@ -25,6 +28,8 @@ const KEPT_LINES: usize = 40;
 const ALL_SAID: Duration = Duration::from_millis(300);
 /// A step that has no more to do is gone within this.
 const STOP_GRACE: Duration = Duration::from_secs(3);
+/// `srun` ends a step within this when it is told to.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How agents are started.
 #[derive(Clone)]
@@ -57,8 +62,15 @@ pub enum StepFailure {
 
 /// A step that runs.
 pub struct Step {
+    nodes: Vec<String>,
+    sruns: Sruns,
+    /// The death of its `srun` no longer ends it.
+    outlives_srun: bool,
     task: JoinHandle<()>,
 }
+
+/// The `srun` processes of a step: a second one where some nodes don't see the program.
+type Sruns = Arc<Mutex<HashSet<Pid>>>;
 
 impl Starter {
     /// Starts agents by steps of `job`; steps that end by themselves with an error are reported.
@@ -82,16 +94,24 @@ impl Starter {
     pub fn start(&self, nodes: Vec<String>, handover: &Handover) -> anyhow::Result<Step> {
         let line = format!("{}\n", serde_json::to_string(handover)?);
         let starter = self.clone();
-        let task = tokio::spawn(async move { starter.run(nodes, line).await });
-        Ok(Step { task })
+        let sruns = Sruns::default();
+        let (theirs, own) = (nodes.clone(), sruns.clone());
+        let task = tokio::spawn(async move { starter.run(nodes, line, &own).await });
+        Ok(Step {
+            nodes: theirs,
+            sruns,
+            outlives_srun: false,
+            task,
+        })
     }
 
-    async fn run(&self, nodes: Vec<String>, handover: String) {
+    async fn run(&self, nodes: Vec<String>, handover: String, sruns: &Sruns) {
         // Our own program may have been carried here, for us alone, and be deleted already.
         let result = if carried::is_ours() || !self.program.exists() {
-            self.run_once(&nodes, &handover, None).await
+            self.run_once(&nodes, &handover, None, sruns).await
         } else {
-            self.run_and_carry_where_needed(&nodes, &handover).await
+            self.run_and_carry_where_needed(&nodes, &handover, sruns)
+                .await
         };
         if let Err(error) = result {
             let _ = self.failures.send(StepFailure::Step { nodes, error });
@@ -103,17 +123,18 @@ impl Starter {
         &self,
         nodes: &[String],
         handover: &str,
+        sruns: &Sruns,
     ) -> Result<(), SlurmError> {
         let (tell, blind) = mpsc::unbounded_channel();
         let (first, second) = tokio::join!(
-            self.run_once(nodes, handover, Some(tell)),
-            self.carry_to(blind, handover)
+            self.run_once(nodes, handover, Some(tell), sruns),
+            self.carry_to(blind, handover, sruns)
         );
         match (first, second) {
             (Err(SlurmError::ProgramNotFound { .. }), Some(second)) => second,
             // It did not say where.
             (Err(SlurmError::ProgramNotFound { .. }), None) => {
-                self.run_once(nodes, handover, None).await
+                self.run_once(nodes, handover, None, sruns).await
             }
             (first, second) => first.and(second.unwrap_or(Ok(()))),
         }
@@ -124,6 +145,7 @@ impl Starter {
         &self,
         mut blind: mpsc::UnboundedReceiver<String>,
         handover: &str,
+        sruns: &Sruns,
     ) -> Option<Result<(), SlurmError>> {
         let mut nodes = vec![blind.recv().await?];
         let _ = tokio::time::timeout(ALL_SAID, async {
@@ -133,7 +155,7 @@ impl Starter {
         })
         .await;
         tracing::info!(?nodes, "carrying the program: they don't see it");
-        Some(self.run_once(&nodes, handover, None).await)
+        Some(self.run_once(&nodes, handover, None, sruns).await)
     }
 
     /// Runs a step to its end: from the program as the nodes see it, if `blind` is to be told which
@@ -143,6 +165,7 @@ impl Starter {
         nodes: &[String],
         handover: &str,
         blind: Option<mpsc::UnboundedSender<String>>,
+        sruns: &Sruns,
     ) -> Result<(), SlurmError> {
         let start = |source| SlurmError::Start {
             command: self.slurm.srun.display().to_string(),
@@ -179,6 +202,8 @@ impl Starter {
         // Not bound to us: if we are killed, the agents find out by themselves and clean up, which they
         // couldn't if srun, dying with us, killed them first.
         let mut child = command.spawn().map_err(start)?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        lock(sruns).extend(pid);
         // A step that ends at once doesn't read; its own words say why.
         match carried {
             Some(program) => {
@@ -217,6 +242,9 @@ impl Starter {
             }
         }
         let status = child.wait().await.map_err(start)?;
+        if let Some(pid) = pid {
+            lock(sruns).remove(&pid);
+        }
         if status.success() {
             return Ok(());
         }
@@ -225,16 +253,42 @@ impl Starter {
 }
 
 impl Step {
+    /// Once all its agents have joined, makes the step outlive its `srun`: a child of that, its shepherd, would have Slurm kill
+    /// everything on the nodes, pods too. Slurm needs neither for a step that runs; `srun` only tells us what agents print.
+    pub fn outlive_srun(&mut self, joined: &HashSet<String>) {
+        if self.outlives_srun || !self.nodes.iter().all(|node| joined.contains(node)) {
+            return;
+        }
+        self.outlives_srun = true;
+        for srun in lock(&self.sruns).iter() {
+            if let Err(error) = linux::process::kill_children_of(*srun) {
+                tracing::warn!(%error, "the agents' step ends with its srun");
+            }
+        }
+    }
+
     /// Waits for the step's end, and ends it if that takes too long.
     pub async fn finish(mut self) {
         if tokio::time::timeout(STOP_GRACE, &mut self.task)
             .await
-            .is_err()
+            .is_ok()
         {
+            return;
+        }
+        // srun has Slurm kill what is left of the step.
+        for srun in lock(&self.sruns).iter() {
+            let _ = rustix::process::kill_process(*srun, Signal::TERM);
+        }
+        let ended = tokio::time::timeout(TERMINATE_TIMEOUT, &mut self.task).await;
+        if ended.is_err() {
             // Dropping its child kills srun; the agents notice that the leader is gone.
             self.task.abort();
         }
     }
+}
+
+fn lock(sruns: &Sruns) -> MutexGuard<'_, HashSet<Pid>> {
+    sruns.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The node and the problem in the last words of an agent.

@@ -366,6 +366,10 @@ impl Cluster {
                 if self.lost.remove(node).is_some() {
                     say(format_args!("coracle: node {node} is back"));
                 }
+                let joined = self.door.inside();
+                for step in &mut self.steps {
+                    step.outlive_srun(&joined);
+                }
             }
             NodeEvent::Lost => self.lose(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.lose(node, problem),
