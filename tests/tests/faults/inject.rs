@@ -8,7 +8,9 @@ use crate::plan::{Direction, Fault, Kind, Layer, NODES, Target, Victim};
 use crate::workload::pull;
 
 /// How long a victim may take to appear: pods of Jobs come and go.
-const VICTIM_TIMEOUT: Duration = Duration::from_secs(20);
+const POD_TIMEOUT: Duration = Duration::from_secs(20);
+/// The same for parts. The agents' srun need not be there: they outlive it.
+const PART_TIMEOUT: Duration = Duration::from_secs(4);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
@@ -137,7 +139,7 @@ fn find(
 ) -> Result<(&'static str, u32), String> {
     match victim {
         Victim::Part(host, role) => {
-            let found = eventually(VICTIM_TIMEOUT, || lab.try_find(host, "user1", role));
+            let found = eventually(PART_TIMEOUT, || lab.try_find(host, "user1", role));
             let found = found.ok_or_else(|| format!("no {victim}"))?;
             Ok((host, found.pid))
         }
@@ -150,7 +152,7 @@ fn find(
             Ok((host, pid.map_err(|_| format!("no {victim}{found}"))?))
         }
         Victim::Pod(host, target, layer) => {
-            let found = eventually(VICTIM_TIMEOUT, || {
+            let found = eventually(POD_TIMEOUT, || {
                 // The scheduler chooses the nodes of Jobs' pods.
                 let others = NODES.iter().filter(|other| **other != host);
                 let others = others.filter(|_| target == Target::Work);

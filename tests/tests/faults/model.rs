@@ -1,7 +1,5 @@
 //! What faults may do to pods. Everything else is a defect.
 
-use e2e::Role;
-
 use crate::plan::{Fault, Kind, Layer, Target, Victim};
 
 /// How often a container may have been restarted by the faults of a round.
@@ -22,12 +20,10 @@ pub fn restarts(faults: &[Fault], node: &str, target: Target, first: bool) -> Re
             _ => false,
         })
         .count() as u64;
-    // The second of two kills may hit what is about to end anyway. Without either process of its hub a pod has lost its network,
-    // and is started again.
-    let lost_network = u64::from(without_hub(faults, node));
+    // The second of two kills may hit what is about to end anyway.
     Restarts {
         least: kills.min(1),
-        most: kills + lost_network,
+        most: kills,
     }
 }
 
@@ -38,7 +34,7 @@ pub fn may_fail(faults: &[Fault], node: &str) -> bool {
 
 /// Whether pods of a Job on this node may fail that no fault hit itself: those that start on a full disk may be refused.
 pub fn work_may_fail(faults: &[Fault], node: &str) -> bool {
-    without_hub(faults, node) || disk_was_full(faults, node)
+    disk_was_full(faults, node)
 }
 
 /// Whether logs may lack what was said meanwhile.
@@ -56,12 +52,4 @@ pub fn pulls(faults: &[Fault], node: &str) -> bool {
         }
         _ => false,
     })
-}
-
-fn without_hub(faults: &[Fault], node: &str) -> bool {
-    let killed = |role: Role| {
-        let kind = |fault: &Fault| matches!(fault.kind, Kind::Kill(Victim::Part(host, part)) if host == node && part == role);
-        faults.iter().any(kind)
-    };
-    killed(Role::Hub) && killed(Role::HubGuard)
 }
