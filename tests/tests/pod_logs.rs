@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, eventually, pod, runs, simple, wait_until};
+use e2e::{BUSYBOX, Cluster, Lab, SmallDisk, eventually, pod, runs, simple, wait_until};
 use serde_json::{Value, json};
 
 /// Where files of these tests are.
@@ -411,4 +411,67 @@ fn what_is_followed_is_pushed(cluster: &mut Cluster) {
         tries.push(late.parse().unwrap_or_else(|_| panic!("{late:?}")));
     }
     assert!(tries.last().is_some_and(|late| *late < 0.3), "{tries:?}");
+}
+
+/// Fills the disk on which its log is, and goes on to log.
+fn fills_the_disk(name: &str, then: &str) -> Value {
+    let script = format!(
+        "seq 1 500; sleep 1; dd if=/dev/zero of=/data/fill bs=64k 2>/dev/null; seq 501 3000; sleep 1; {then}"
+    );
+    let mount = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+    pod(name, volumes, &[runs("main", &script, mount)])
+}
+
+/// How many lines the notes in a log say were lost.
+fn lost(log: &str) -> usize {
+    let notes = log.lines().filter_map(|line| {
+        assert_eq!(
+            line.contains("were lost"),
+            line.starts_with("coracle: "),
+            "{line}"
+        );
+        let (count, rest) = line.strip_prefix("coracle: ")?.split_once(' ')?;
+        assert!(rest.contains("No space left on device"), "{line}");
+        count.parse::<usize>().ok()
+    });
+    notes.sum()
+}
+
+#[test]
+fn what_a_full_disk_loses_of_a_log_is_told() {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let disk = SmallDisk::on_node1(&lab, "small", "/tmp", "size=64m,mode=1777");
+    let words = ["srun", "-N1", "-wnode1", "coracle", "run"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    for (name, then) in [
+        ("again", "rm /data/fill; sleep 1; echo again"),
+        ("ends", "true"),
+    ] {
+        cluster.create_objects(&[fills_the_disk(name, then)]);
+        cluster.in_phase(name, "Succeeded");
+        let log = cluster.logs(name, "main");
+        let written = log
+            .lines()
+            .filter(|line| !line.starts_with("coracle: "))
+            .count();
+        let said = 3000 + usize::from(name == "again");
+        assert!(lost(&log) > 0, "{name}: {log}");
+        assert_eq!(written + lost(&log), said, "{name}: {log}");
+        let mut last = log.lines().rev();
+        if name == "again" {
+            assert_eq!(last.next(), Some("again"));
+        }
+        assert!(
+            last.next().unwrap().starts_with("coracle: "),
+            "{name}: {log}"
+        );
+        cluster.event(name, "cannot write the container's log");
+        cluster.event(name, "of this log were lost: No space left on device");
+        cluster.ask(&format!("kubectl delete pod {name} --grace-period=1"));
+    }
+    cluster.exit(0);
+    drop(disk);
+    lab.nothing_left();
 }

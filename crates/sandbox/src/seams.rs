@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerUser};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::protocol::{ContainerInput, Problem};
 
@@ -139,6 +139,8 @@ pub struct Started {
     pub stop_signal: i32,
     /// Who its first process is.
     pub user: Option<ContainerUser>,
+    /// What goes wrong with its log, in words for the pod's user.
+    pub log_warnings: mpsc::UnboundedReceiver<String>,
 }
 
 /// How a container ended.

@@ -194,6 +194,9 @@ struct Running<'a, R> {
     place: &'a Place,
 }
 
+/// The reason of events about a container's log; upstream has none.
+const LOG_WARNING: &str = "FailedLogWrite";
+
 type ExitReceiver = Pin<Box<oneshot::Receiver<Exit>>>;
 
 impl<R: Runtime> Running<'_, R> {
@@ -208,6 +211,7 @@ impl<R: Runtime> Running<'_, R> {
             exit,
             stop_signal,
             user,
+            mut log_warnings,
         } = started;
         self.report.event(false, "Created", "Container created");
         self.report.event(false, "Started", "Container started");
@@ -218,16 +222,37 @@ impl<R: Runtime> Running<'_, R> {
             user: Box::new(user),
         });
         let mut exit = Box::pin(exit);
-        let ended = match self.post_start(&id, &mut exit, kill).await {
-            Some(ended) => Some(ended),
-            None => {
-                tokio::select! {
-                    ended = &mut exit => ended.ok(),
-                    () = ordered(kill) => self.stop(&id, stop_signal, &mut exit, kill).await,
+        let warn = |words: String| self.report.event(true, LOG_WARNING, words);
+        let ended = tokio::select! {
+            ended = self.until_ended(&id, stop_signal, &mut exit, kill) => ended,
+            () = async {
+                while let Some(words) = log_warnings.recv().await {
+                    warn(words);
                 }
-            }
+                std::future::pending().await
+            } => None,
         };
+        // The log's last warning comes with the container's end.
+        while let Ok(words) = log_warnings.try_recv() {
+            warn(words);
+        }
         self.end(id, at, ended).await
+    }
+
+    async fn until_ended(
+        &self,
+        id: &str,
+        stop_signal: i32,
+        exit: &mut ExitReceiver,
+        kill: &mut watch::Receiver<Option<Kill>>,
+    ) -> Option<Exit> {
+        if let Some(ended) = self.post_start(id, exit, kill).await {
+            return Some(ended);
+        }
+        tokio::select! {
+            ended = &mut *exit => ended.ok(),
+            () = ordered(kill) => self.stop(id, stop_signal, exit, kill).await,
+        }
     }
 
     /// Runs the postStart hook; tells of an end that came before the hook's.

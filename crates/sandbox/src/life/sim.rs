@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -248,6 +248,7 @@ impl Runtime for Sim {
             exit,
             stop_signal: stop_signal.unwrap_or(15),
             user: None,
+            log_warnings: mpsc::unbounded_channel().1,
         })
     }
 

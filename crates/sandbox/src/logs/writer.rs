@@ -1,16 +1,17 @@
 //! From a container's pipes into its log.
 //!
-//! A container never waits for its log: what can't be written, because the disk is full, is dropped, and the log says
-//! so as soon as it can be written again.
+//! A container never waits for its log: what can't be written, because the disk is full, is dropped and counted. The log
+//! says so as soon as it can be written again, and at the latest when the container ends; there are warnings for the pod
+//! when the first record is dropped, and at the end.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::pin::pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::place::{Place, Progress};
 use super::record::{self, Output, Splitter};
@@ -20,6 +21,8 @@ use super::{Limits, Live};
 const BLOCK: usize = 64 * 1024;
 /// How much is written at once, about.
 const ENOUGH: usize = 128 * 1024;
+/// How much of a log's end is looked at for records to put a note in place of: a few of the longest.
+const END: u64 = 64 * 1024;
 
 /// Writes the log of one run of a container. Dropped without being used, it leaves no log: a run that never began is
 /// not the container's newest.
@@ -41,6 +44,13 @@ impl LogWriter {
             time: String::new(),
             _live: live,
         }
+    }
+
+    /// What goes wrong with this log, in words for the pod's user.
+    pub fn warnings(&mut self) -> mpsc::UnboundedReceiver<String> {
+        let (warn, warnings) = mpsc::unbounded_channel();
+        self.file.warn = Some(warn);
+        warnings
     }
 
     /// Copies a container's outputs into the log until both have ended. A container with a terminal has only one.
@@ -110,7 +120,9 @@ impl LogWriter {
 
 impl Drop for LogWriter {
     fn drop(&mut self) {
-        if !self.used {
+        if self.used {
+            self.file.finish(&self.time);
+        } else {
             self.file.remove_if_empty();
         }
     }
@@ -171,9 +183,32 @@ pub(super) struct LogFile {
     limits: Limits,
     file: File,
     progress: watch::Sender<Progress>,
-    /// How many bytes of records were dropped since the last that was written, and why.
-    lost: u64,
+    /// What was dropped since the last record that was written, and why.
+    lost: Lost,
     why: String,
+    /// What was dropped of the whole run.
+    lost_in_all: Lost,
+    warn: Option<mpsc::UnboundedSender<String>>,
+}
+
+/// How much of a log was dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Lost {
+    lines: u64,
+    bytes: u64,
+}
+
+impl Lost {
+    fn add(&mut self, records: &[u8]) {
+        self.lines += memchr::memchr_iter(b'\n', records).count() as u64;
+        self.bytes += records.len() as u64;
+    }
+
+    fn words(self, why: &str) -> String {
+        let lines = if self.lines == 1 { "line" } else { "lines" };
+        let Self { lines: n, bytes } = self;
+        format!("{n} {lines} ({bytes} bytes) of this log were lost: {why}")
+    }
 }
 
 impl LogFile {
@@ -188,8 +223,10 @@ impl LogFile {
             limits,
             file,
             progress,
-            lost: 0,
+            lost: Lost::default(),
             why: String::new(),
+            lost_in_all: Lost::default(),
+            warn: None,
         }
     }
 
@@ -222,12 +259,18 @@ impl LogFile {
             return;
         }
         if let Err(error) = self.try_append(records, time) {
-            if self.lost == 0 {
-                let path = self.place.current();
-                tracing::warn!(path = %path.display(), %error, "a container's output is being dropped");
-            }
-            self.lost += records.len() as u64;
             self.why = error.to_string();
+            if self.lost.lines == 0 {
+                let path = self.place.current();
+                tracing::warn!(path = %path.display(), %error, "dropping container output");
+            }
+            if self.lost_in_all.lines == 0 {
+                self.warn(format!(
+                    "cannot write the container's log, so its output is dropped: {error}"
+                ));
+            }
+            self.lost.add(records);
+            self.lost_in_all.add(records);
         }
     }
 
@@ -236,12 +279,72 @@ impl LogFile {
         if length > 0 && length + records.len() as u64 > self.limits.segment_bytes {
             self.rotate()?;
         }
-        if self.lost > 0 {
-            let text = format!("{} bytes of this log were lost: {}", self.lost, self.why);
-            self.write(&record::note(time, &text))?;
-            self.lost = 0;
-        }
+        self.note_losses(time)?;
         self.write(records)
+    }
+
+    /// Says in the log what was lost before this.
+    fn note_losses(&mut self, time: &str) -> io::Result<()> {
+        if self.lost.lines > 0 {
+            let text = self.lost.words(&self.why);
+            self.write(&record::note(time, &text))?;
+            self.lost = Lost::default();
+        }
+        Ok(())
+    }
+
+    /// The run is over: whoever reads its log must not take it for complete.
+    fn finish(&mut self, time: &str) {
+        if self.note_losses(time).is_err()
+            && let Err(error) = self.replace_end(time)
+        {
+            let path = self.place.current();
+            tracing::warn!(path = %path.display(), %error, "cannot note lost output in the log");
+        }
+        if self.lost_in_all.lines > 0 {
+            self.warn(self.lost_in_all.words(&self.why));
+        }
+    }
+
+    /// Puts the note about lost records in place of the newest ones that were written: on a full disk a file can be
+    /// written only where it has blocks already.
+    fn replace_end(&mut self, time: &str) -> io::Result<()> {
+        let length = self.progress.borrow().length;
+        // Not the one that only appends.
+        let path = self.place.current();
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let from = length.saturating_sub(END);
+        let mut end = vec![0; usize::try_from(length - from).unwrap_or_default()];
+        file.read_exact_at(&mut end, from)?;
+        let note = |lost: Lost| record::note(time, &lost.words(&self.why));
+        // Longer than the note with any numbers.
+        let longest = note(Lost {
+            lines: u64::MAX,
+            bytes: u64::MAX,
+        });
+        let starts = memchr::memrchr_iter(b'\n', &end).map(|at| at + 1);
+        let start = starts
+            .chain((from == 0).then_some(0))
+            .find(|start| end.len() - start >= longest.len())
+            .ok_or_else(|| io::Error::other("the log is too short for a note"))?;
+        let (mut lost, mut in_all) = (self.lost, self.lost_in_all);
+        lost.add(&end[start..]);
+        in_all.add(&end[start..]);
+        let note = note(lost);
+        let at = from + start as u64;
+        file.write_all_at(&note, at)?;
+        file.set_len(at + note.len() as u64)?;
+        self.progress
+            .send_modify(|progress| progress.length = at + note.len() as u64);
+        (self.lost, self.lost_in_all) = (Lost::default(), in_all);
+        Ok(())
+    }
+
+    fn warn(&self, words: String) {
+        if let Some(warn) = &self.warn {
+            // After the container's end nobody may listen.
+            let _ = warn.send(words);
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -300,17 +403,82 @@ mod tests {
 
         log.append(b"12345\n", "T");
         log.append(b"12345678\n", "T");
-        assert_eq!(log.lost, 15);
+        assert_eq!((log.lost.lines, log.lost.bytes), (2, 15));
         assert_eq!(*written.borrow(), start);
 
         log.file = place.write().unwrap();
         log.append(b"T stdout F there\n", "T");
         assert_eq!(
             fs::read_to_string(place.current()).unwrap(),
-            "T stderr F coracle: 15 bytes of this log were lost: No space left on device (os error 28)\n\
+            "T stderr F coracle: 2 lines (15 bytes) of this log were lost: No space left on device (os error 28)\n\
              T stdout F there\n"
         );
-        assert_eq!(log.lost, 0);
+        assert_eq!(log.lost, Lost::default());
+    }
+
+    #[test]
+    fn a_log_that_ends_on_a_full_disk_tells_its_losses() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path().to_owned(), 0);
+        let start = Progress {
+            segment: 1,
+            length: 0,
+        };
+        let progress = watch::Sender::new(start);
+        let file = place.write().unwrap();
+        let mut log = LogFile::new(place.clone(), Limits::default(), file, progress);
+        let (warn, mut warnings) = mpsc::unbounded_channel();
+        log.warn = Some(warn);
+        let long = "x".repeat(150);
+        log.append(b"T stdout F first\n", "T");
+        log.append(
+            format!("T stdout F {long}\nT stdout F {long}\n").as_bytes(),
+            "T",
+        );
+        // Nothing can be appended from now on; what is there can still be overwritten.
+        log.file = File::options().write(true).open("/dev/full").unwrap();
+        log.append(b"T stdout F lost\n", "T");
+        log.finish("T");
+        let text = fs::read_to_string(place.current()).unwrap();
+        assert_eq!(
+            text,
+            format!(
+                "T stdout F first\nT stdout F {long}\n\
+                 T stderr F coracle: 2 lines (178 bytes) of this log were lost: \
+                 No space left on device (os error 28)\n"
+            )
+        );
+        assert_eq!(log.progress.borrow().length, text.len() as u64);
+        let first = warnings.try_recv().unwrap();
+        assert!(first.contains("No space left on device"), "{first}");
+        let last = warnings.try_recv().unwrap();
+        assert!(
+            last.starts_with("2 lines (178 bytes) of this log"),
+            "{last}"
+        );
+        assert!(warnings.try_recv().is_err(), "no other warnings");
+    }
+
+    #[test]
+    fn a_short_log_on_a_full_disk_still_warns() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path().to_owned(), 0);
+        let start = Progress {
+            segment: 1,
+            length: 0,
+        };
+        place.write().unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let progress = watch::Sender::new(start);
+        let mut log = LogFile::new(place.clone(), Limits::default(), full, progress);
+        let (warn, mut warnings) = mpsc::unbounded_channel();
+        log.warn = Some(warn);
+        log.append(b"T stdout F lost\n", "T");
+        log.finish("T");
+        assert_eq!(fs::read(place.current()).unwrap(), b"");
+        warnings.try_recv().unwrap();
+        let last = warnings.try_recv().unwrap();
+        assert!(last.starts_with("1 line (16 bytes) of this log"), "{last}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl<W: World> LinuxRuntime<W> {
         let pipes =
             output::Pipes::new(plan.process.terminal, request.container.stdin == Some(true))
                 .map_err(|error| not_created(format!("making the container's pipes: {error}")))?;
-        let log = self
+        let mut log = self
             .logs
             .writer(&request.container.name, request.attempt)
             .map_err(|error| not_created(error.to_string()))?;
@@ -85,6 +85,7 @@ impl<W: World> LinuxRuntime<W> {
         let kin = kin
             .transpose()
             .map_err(|error| not_created(format!("the container's mount namespace: {error}")))?;
+        let log_warnings = log.warnings();
         let (attachable, copying) =
             streams::connect(pipes, descriptors.next(), &request.container, log);
         let id = crate::id::new();
@@ -109,6 +110,7 @@ impl<W: World> LinuxRuntime<W> {
             exit,
             stop_signal,
             user: identity.map(container_user),
+            log_warnings,
         })
     }
 
