@@ -1,6 +1,6 @@
 //! The Nodes of a cluster are what Slurm gave to the job.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use e2e::{Cluster, Lab, Role, wait_until};
 use serde_json::Value;
@@ -210,6 +210,26 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
     wait_until(60, "node2 is Ready again", || cluster.has_ready_nodes(2));
     cluster.run.until_stderr("node node2 is back");
     cluster.exit(0).says(&["node node2 is lost"]);
+    wait_until(60, "all nodes are idle", || lab.queue_is_empty());
+    lab.nothing_left();
+}
+
+#[test]
+fn losing_the_leaders_host_is_no_success() {
+    let mut lab = Lab::ready();
+    let words = ["coracle", "run", "-N2", "-wnode[1-2]", "sh", "-c"];
+    let script = "echo runs; sleep 150";
+    let mut run = lab.call(&[&words[..], &[script]].concat()).start();
+    run.until_stdout("runs");
+    lab.command("kill-host", &["node1"]).succeeded();
+    // Slurm takes half a minute to notice.
+    let ended = run.wait(Duration::from_secs(120));
+    lab.start_host("node1");
+    ended.ended_with(76).says(&[
+        "error: the job ended before the workload did",
+        "node1",
+        "hint: ",
+    ]);
     wait_until(60, "all nodes are idle", || lab.queue_is_empty());
     lab.nothing_left();
 }

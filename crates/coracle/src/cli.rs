@@ -148,6 +148,9 @@ pub struct RunOptions {
     /// Addresses of services
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]
     pub service_cidr: String,
+    /// Tell the `coracle run` that submitted this one when the workload has ended with 0
+    #[arg(long, hide = true)]
+    pub report_end: bool,
 }
 
 /// The same options alone, for those that stand among Slurm's.

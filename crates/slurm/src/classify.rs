@@ -118,6 +118,17 @@ pub fn node_without_program(line: &str) -> Option<&str> {
     (says && lower.contains("execve")).then_some(node)
 }
 
+/// What `srun` says, before it ends with 0, of a step of which it lost a node.
+///
+/// `srun: error: Node failure on node1`
+pub fn lost_node(stderr: &str) -> Option<String> {
+    let own = stderr.lines().filter(|line| line.starts_with("srun: "));
+    let line = own
+        .into_iter()
+        .find(|line| line.contains(": Node failure on "))?;
+    Some(clean_words(&strip_prefixes(line)))
+}
+
 /// Lines of Slurm's own: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
 fn is_slurms(line: &str) -> bool {
     const SOURCES: &[&str] = &[
@@ -191,6 +202,17 @@ mod tests {
         ] {
             assert_eq!(node_without_program(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_lost_node_is_named() {
+        let said = "coracle: ready\nsrun: error: Node failure on node1\nsrun: Job step aborted: Waiting up to 17 seconds for job step to finish.\n";
+        assert_eq!(lost_node(said).as_deref(), Some("Node failure on node1"));
+        assert_eq!(lost_node("my tool: Node failure on node1"), None);
+        assert_eq!(
+            lost_node("srun: error: node1: task 0: Exited with exit code 1"),
+            None
+        );
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod submission;
 mod version;
 
 pub use allocation::{Allocation, Place};
-pub use classify::{classify, is_noise, node_without_program};
+pub use classify::{classify, is_noise, lost_node, node_without_program};
 pub use command::{Slurm, on_path};
 pub use error::SlurmError;
 pub use footprint::Footprint;

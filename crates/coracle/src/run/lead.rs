@@ -14,6 +14,7 @@ use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::cluster::{Cluster, Ended};
+use super::look::FINISHED;
 use super::manifests;
 use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
@@ -22,6 +23,7 @@ use crate::exit::{self, Code, Failure};
 use crate::handover::MARK;
 use crate::kubernetes::Release;
 use crate::progress::Progress;
+use crate::say::say;
 use crate::seed;
 
 /// What upstream's components need; they use a tenth of it.
@@ -71,6 +73,9 @@ pub async fn lead(
         follow::dismiss_all(&allocation).await;
     }
     cluster.stop().await;
+    if settings.options.report_end && matches!(ended, Ok(0)) {
+        say(format_args!("{FINISHED}"));
+    }
     ended.map(exit::code)
 }
 

@@ -10,8 +10,10 @@ use crate::carried;
 use crate::carried::bundle::Needed;
 use crate::carried::script::functions;
 
-/// What begins the line by which a node asks for the bundle.
-pub const ASKS: &str = "coracle-carry: ";
+/// What begins a line on standard error that is for the submitting side and not for the user.
+pub const CONTROL: &str = "coracle-control: ";
+/// The line by which a leader reports that the workload has ended with 0.
+pub const FINISHED: &str = "coracle-control: finished";
 
 /// Sets `seen`, and leaves the words that follow `--`. A file that is opened is seen as it is, also
 /// where a network file system keeps older answers.
@@ -39,7 +41,7 @@ if [ "${SLURM_PROCID:-0}" != 0 ]; then
   while :; do sleep 60 & wait $!; done
 fi
 make_dir
-echo "coracle-carry: $dir $SLURM_JOB_ID $SLURMD_NODENAME" >&2
+echo "coracle-control: carry $dir $SLURM_JOB_ID $SLURMD_NODENAME" >&2
 until [ -x "$dir/coracle" ]; do
   sleep 0.1 2>/dev/null || sleep 1
 done
@@ -96,7 +98,10 @@ pub fn and_tell(program: &Path, needed: &[Needed]) -> Vec<String> {
 
 /// What a node asks in this line, if it asks for the bundle.
 pub fn asks(line: &str) -> Option<Asked> {
-    let (dir, rest) = line.strip_prefix(ASKS)?.split_once(' ')?;
+    let (dir, rest) = line
+        .strip_prefix(CONTROL)?
+        .strip_prefix("carry ")?
+        .split_once(' ')?;
     let (job, node) = job_and_node(rest)?;
     let dir = carried::parse_dir(dir)?;
     Some(Asked { dir, job, node })
@@ -204,13 +209,14 @@ mod tests {
 
     #[test]
     fn only_a_directory_for_the_bundle_is_asked_for() {
-        let line = "coracle-carry: /tmp/coracle-carried.0123456789abcdef 43 node1\n";
+        let line = "coracle-control: carry /tmp/coracle-carried.0123456789abcdef 43 node1\n";
         let asked = asks(line).unwrap();
         assert_eq!((asked.job, asked.node.as_str()), (43, "node1"));
         for other in [
             "coracle: ready",
-            "coracle-carry: /home/user1 43 node1",
-            "coracle-carry: /tmp/coracle-carried.0123456789abcdef node1",
+            FINISHED,
+            "coracle-control: carry /home/user1 43 node1",
+            "coracle-control: carry /tmp/coracle-carried.0123456789abcdef node1",
         ] {
             assert_eq!(asks(other), None, "{other}");
         }

@@ -70,6 +70,9 @@ impl Settings {
         if o.verbose {
             words.push("--verbose".to_owned());
         }
+        if o.report_end {
+            words.push("--report-end".to_owned());
+        }
         if o.early {
             words.push("--early".to_owned());
         }
@@ -96,6 +99,7 @@ impl Settings {
 fn merge(options: &mut RunOptions, late: RunOptions) {
     let default = defaults();
     options.verbose |= late.verbose;
+    options.report_end |= late.report_end;
     options.early |= late.early;
     options.pods_as_steps |= late.pods_as_steps;
     options.logs = late.logs.or(options.logs.take());
@@ -206,7 +210,7 @@ const OURS_WITH_VALUE: [&str; 6] = [
 fn is_ours(word: &str) -> bool {
     matches!(
         word,
-        "-v" | "--verbose" | "--early" | "--pods-as-steps" | "-h" | "--help"
+        "-v" | "--verbose" | "--early" | "--pods-as-steps" | "--report-end" | "-h" | "--help"
     ) || OURS_WITH_VALUE.contains(&name_of(word))
 }
 

@@ -12,8 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::look::ASKS;
-use crate::exit::{self, Failure};
+use super::look::{CONTROL, FINISHED};
+use crate::exit::{self, Code, Failure};
 
 /// How much of the end of standard error is looked at for Slurm's words.
 const KEPT_BYTES: usize = 16 * 1024;
@@ -37,6 +37,8 @@ struct Said {
     words: String,
     /// Whether the leader said anything at all.
     by_leader: bool,
+    /// The leader reported that the workload has ended with 0.
+    finished: bool,
 }
 
 impl Srun {
@@ -156,6 +158,12 @@ impl Srun {
             // It was queued, or the leader heard an interrupt from us in place of the signal.
             return Ok(exit::of_signal(signal));
         }
+        if status.success()
+            && !said.finished
+            && let Some(words) = slurm::lost_node(&said.words)
+        {
+            return Err(unfinished(&words).into());
+        }
         if status.success() || said.by_leader {
             return Ok(code);
         }
@@ -166,6 +174,15 @@ impl Srun {
             error => Err(Failure::from(error).into()),
         }
     }
+}
+
+/// Slurm lost the leader's node. To srun that is no failure of a task: it ends with 0.
+fn unfinished(words: &str) -> Failure {
+    Failure::new(
+        Code::Broken,
+        format!("the job ended before the workload did: {words}"),
+    )
+    .hint("`sacct -X` shows how the job ended; run it again, without that node (--exclude) if it does not come back")
 }
 
 /// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
@@ -214,7 +231,7 @@ fn interrupt(child: &Child) {
     }
 }
 
-/// Copies to our own standard error as it comes, but for lines that ask something of us.
+/// Copies to our own standard error as it comes, but for lines that are for us.
 async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<String>) -> Said {
     // As after the end of a line.
     let mut kept = vec![b'\n'];
@@ -226,7 +243,13 @@ async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<Stri
         let passed = if count == 0 {
             lines.rest()
         } else {
-            lines.pass(&chunk[..count], |line| drop(ask.send(line)))
+            lines.pass(&chunk[..count], |line| {
+                if line.trim_end() == FINISHED {
+                    said.finished = true;
+                } else {
+                    let _ = ask.send(line);
+                }
+            })
         };
         let _ = to.write_all(&passed).await;
         let _ = to.flush().await;
@@ -243,7 +266,7 @@ async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<Stri
     said
 }
 
-/// Takes lines that begin with [`ASKS`] out of a stream, without holding back anything else.
+/// Takes lines that begin with [`CONTROL`] out of a stream, without holding back anything else.
 #[derive(Debug, Default)]
 struct Lines {
     /// The beginning of a line that may turn out to be one.
@@ -263,8 +286,8 @@ impl Lines {
                 continue;
             }
             self.pending.push(byte);
-            let common = self.pending.len().min(ASKS.len());
-            if self.pending[..common] != ASKS.as_bytes()[..common] {
+            let common = self.pending.len().min(CONTROL.len());
+            if self.pending[..common] != CONTROL.as_bytes()[..common] {
                 passed.append(&mut self.pending);
                 self.passing = byte != b'\n';
             } else if byte == b'\n' {
@@ -287,7 +310,7 @@ mod tests {
 
     #[test]
     fn only_lines_that_ask_are_taken() {
-        let text = "one\ncoracle-carry: x\nco\n\ncoracle: two coracle-carry: no\ncoracle-ca";
+        let text = "one\ncoracle-control: x\nco\n\ncoracle: two coracle-control: no\ncoracle-co";
         // However the stream is cut.
         for size in [1, 2, 7, 100] {
             let (mut lines, mut passed, mut asked) = (Lines::default(), Vec::new(), Vec::new());
@@ -297,9 +320,9 @@ mod tests {
             passed.extend(lines.rest());
             assert_eq!(
                 String::from_utf8(passed).unwrap(),
-                "one\nco\n\ncoracle: two coracle-carry: no\ncoracle-ca"
+                "one\nco\n\ncoracle: two coracle-control: no\ncoracle-co"
             );
-            assert_eq!(asked, ["coracle-carry: x\n"]);
+            assert_eq!(asked, ["coracle-control: x\n"]);
         }
     }
 }

@@ -103,7 +103,9 @@ impl<'a> Request<'a> {
 
     async fn without_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.bundle.needed();
-        let words = self.settings.words_inside();
+        let mut settings = self.settings.clone();
+        settings.options.report_end = true;
+        let words = settings.words_inside();
         let args = look::and_start(&self.bundle.program, &needed, words);
         let invocation = self.invocation(Path::new(SHELL), &args, self.within, false);
         let mut srun = Srun::start(&invocation, false)?;
