@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use sandbox::inner::message::{
     Access, ContainerPlan, MountPlan, MountSource, News, ProcessPlan, Processes, Propagation,
-    Request, RootKind, RootPlan, UserPlan,
+    Request, RootKind, RootPlan, Seccomp, UserPlan,
 };
 
 /// In a container's environment: its user.
@@ -191,7 +191,7 @@ impl<'a> Inner<'a> {
                     ..Default::default()
                 },
                 capabilities: vec!["ALL".to_owned()],
-                default_seccomp: true,
+                seccomp: Seccomp::RuntimeDefault,
                 oom_score_adj: SCORE,
                 ..Default::default()
             },

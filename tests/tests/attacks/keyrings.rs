@@ -55,17 +55,18 @@ fn no_pod_reaches_keys_of_its_user() {
         plain(name, IMAGE, more)
     };
     let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
+    let unconfined = json!({"privileged": true, "seccompProfile": {"type": "Unconfined"}});
     cluster.create_objects(&[
         named("privileged", json!({"privileged": true})),
         named("plain", json!({})),
-        named("unconfined", profile("Unconfined")),
+        named("privileged-unconfined", unconfined),
         named("default", profile("RuntimeDefault")),
     ]);
     let mut wrong = Vec::new();
     for (name, refusal) in [
         ("privileged", "Function not implemented"),
         ("plain", "Function not implemented"),
-        ("unconfined", "Function not implemented"),
+        ("privileged-unconfined", "Function not implemented"),
         ("default", "Operation not permitted"),
     ] {
         cluster.in_phase(name, "Succeeded");

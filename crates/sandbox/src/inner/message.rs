@@ -243,14 +243,26 @@ pub struct ProcessPlan {
     pub capabilities: Vec<String>,
     /// Programs give it no more rights.
     pub no_new_privileges: bool,
-    /// The profile `RuntimeDefault`.
-    pub default_seccomp: bool,
+    /// Which system calls it may make.
+    pub seccomp: Seccomp,
     /// It has a terminal.
     pub terminal: bool,
     /// How gladly the kernel kills it when memory is short.
     pub oom_score_adj: i32,
     /// The directory of the control group that it is born into, if its container has one.
     pub group: Option<PathBuf>,
+}
+
+/// A filter of system calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Seccomp {
+    /// None: the profile `Unconfined`, which can be seen from inside.
+    None,
+    /// All but those of keyrings.
+    #[default]
+    Keyless,
+    /// The profile `RuntimeDefault`.
+    RuntimeDefault,
 }
 
 /// Who a process is. Names are looked up in the container's own files.

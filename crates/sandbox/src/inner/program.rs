@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use super::failure::{Failure, failed};
-use super::message::ProcessPlan;
+use super::message::{ProcessPlan, Seccomp};
 use super::own_program::OwnProgram;
 use super::user::{User, look_up};
 
@@ -35,7 +35,7 @@ pub fn become_program(
     let _ = unhidden(|| std::fs::write("/proc/self/oom_score_adj", score));
 
     // Without it, keys of the job would do for what the kernel itself asks for on behalf of this process. The user may have no
-    // room for one more keyring; system calls lead to none in any case.
+    // room for one more keyring, which is no reason not to start.
     let _ = linux::keyring::join_new_session();
     if plan.no_new_privileges {
         linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
@@ -48,9 +48,10 @@ pub fn become_program(
     if plan.user.one_id {
         linux::seccomp::install_pretence().map_err(failed("installing a system call filter"))?;
     }
-    let filtered = match plan.default_seccomp {
-        true => linux::seccomp::install_default(kept),
-        false => linux::seccomp::install_keyless(),
+    let filtered = match plan.seccomp {
+        Seccomp::None => Ok(()),
+        Seccomp::Keyless => linux::seccomp::install_keyless(),
+        Seccomp::RuntimeDefault => linux::seccomp::install_default(kept),
     };
     filtered.map_err(failed("installing a system call filter"))?;
     linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;

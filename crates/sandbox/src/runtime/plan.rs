@@ -148,7 +148,7 @@ pub fn container(
             user: security.user,
             capabilities,
             no_new_privileges: security.no_new_privileges,
-            default_seccomp: security.default_seccomp,
+            seccomp: security.seccomp,
             terminal: request.container.tty == Some(true),
             oom_score_adj: place.oom_score_adj,
             group: None,

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
 
-use crate::inner::message::UserPlan;
+use crate::inner::message::{Seccomp, UserPlan};
 use crate::protocol::Problem;
 use crate::seams::ImageDefaults;
 
@@ -33,8 +33,8 @@ pub struct Security {
     pub capabilities: Vec<String>,
     /// No program gives more rights.
     pub no_new_privileges: bool,
-    /// The runtime's own filter of system calls.
-    pub default_seccomp: bool,
+    /// The filter of system calls.
+    pub seccomp: Seccomp,
     /// All that the user namespace gives.
     pub privileged: bool,
     /// `/proc` with nothing hidden.
@@ -55,14 +55,17 @@ pub fn security(
         .seccomp_profile
         .as_ref()
         .or(of_pod.seccomp_profile.as_ref());
-    let default_seccomp = match profile.map(|profile| profile.type_.as_str()) {
-        Some("RuntimeDefault") => !privileged,
+    let seccomp = match profile.map(|profile| profile.type_.as_str()) {
+        Some("RuntimeDefault") if !privileged => Seccomp::RuntimeDefault,
+        // Only whoever asks for it has none. Others have what other runtimes call unconfined, but for keyrings, which would
+        // be their user's.
+        Some("Unconfined") if !privileged => Seccomp::None,
         Some("Localhost") => {
             return Err(refused(
                 "seccomp profiles of type Localhost are not supported",
             ));
         }
-        _ => false,
+        _ => Seccomp::Keyless,
     };
     let mut groups: Vec<u32> = Vec::new();
     let all = of_pod.supplemental_groups.clone().unwrap_or_default();
@@ -88,7 +91,7 @@ pub fn security(
         user,
         capabilities: capabilities(&own, privileged)?,
         no_new_privileges: own.allow_privilege_escalation == Some(false) && !privileged,
-        default_seccomp,
+        seccomp,
         privileged,
         unmasked: privileged || own.proc_mount.as_deref() == Some("Unmasked"),
     })
@@ -195,7 +198,23 @@ mod tests {
             (found.user.uid, found.user.gid, &found.user.groups[..]),
             (Some(5), Some(2), &[4, 3][..])
         );
-        assert!(!found.default_seccomp && !found.no_new_privileges);
+        assert!(!found.no_new_privileges);
+    }
+
+    #[test]
+    fn only_pods_that_ask_for_it_have_no_filter() {
+        let with = |own: serde_json::Value| of(json!({}), own, "").unwrap().seccomp;
+        let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
+        assert_eq!(with(json!({})), Seccomp::Keyless);
+        assert_eq!(with(profile("Unconfined")), Seccomp::None);
+        assert_eq!(with(profile("RuntimeDefault")), Seccomp::RuntimeDefault);
+        let of_pod = of(profile("Unconfined"), json!({}), "").unwrap();
+        assert_eq!(of_pod.seccomp, Seccomp::None);
+        for kind in ["Unconfined", "RuntimeDefault"] {
+            let mut privileged = profile(kind);
+            privileged["privileged"] = json!(true);
+            assert_eq!(with(privileged), Seccomp::Keyless);
+        }
     }
 
     #[test]
