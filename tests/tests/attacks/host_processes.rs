@@ -32,9 +32,21 @@ fn spy(name: &str, security: Value) -> Value {
 
 #[test]
 fn the_users_home_is_not_behind_any_process() {
+    spies_see_nothing("CORACLE_ROOTFS=overlay");
+}
+
+/// Its processes can't hide.
+#[test]
+fn the_users_home_is_not_behind_fuse_overlayfs() {
+    spies_see_nothing("CORACLE_ROOTFS=fuse-overlayfs");
+}
+
+#[track_caller]
+fn spies_see_nothing(setting: &str) {
     let lab = Lab::ready();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let words = ["env", setting, "srun", "-N1", "coracle", "run"];
+    let mut cluster = Cluster::start_as(&lab, "user1", &words);
     let other = runs("main", "exec sleep 42001", json!({}));
     cluster.create_running(&[
         pod("other", json!({}), &[other]),
