@@ -11,6 +11,8 @@ use crate::workload::pull;
 const POD_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same for parts. The agents' srun need not be there: they outlive it.
 const PART_TIMEOUT: Duration = Duration::from_secs(4);
+/// What a part may take to be replaced, in the middle of a fault.
+const NEXT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
@@ -71,6 +73,19 @@ fn begin(
             signal(lab, host, "KILL", pid)?;
             Ok(None)
         }
+        Kind::KillAgain(victim, times) => {
+            let mut last = 0;
+            for _ in 0..*times {
+                let next = eventually(NEXT_TIMEOUT, || {
+                    let (host, pid) = find(lab, cluster, *victim, done).ok()?;
+                    (pid != last).then_some((host, pid))
+                });
+                let (host, pid) = next.ok_or_else(|| format!("no next {victim}"))?;
+                last = pid;
+                signal(lab, host, "KILL", pid)?;
+            }
+            Ok(None)
+        }
         Kind::Stop(victim, _) => {
             // A process that is stopped fails nothing.
             let (host, pid) = find(lab, cluster, *victim, &mut Injected::default())?;
@@ -78,17 +93,20 @@ fn begin(
             Ok(Some(Undo::Continue(host, pid)))
         }
         Kind::Cut(node, direction, _) => {
-            let chain = |name: &str, hook: &str, field: &str| {
+            let chain = |name: &str, hook: &str, field: &str, verdict: &str| {
                 format!(
-                    "chain {name} {{ type filter hook {hook} priority 0; ip {field} {LEADER} drop; }}"
+                    "chain {name} {{ type filter hook {hook} priority 0; ip {field} {LEADER} {verdict}; }}"
                 )
             };
-            let to = chain("to", "output", "daddr");
-            let from = chain("from", "input", "saddr");
+            let to = chain("to", "output", "daddr", "drop");
+            let from = chain("from", "input", "saddr", "drop");
+            let refuse = "reject with icmp type host-unreachable";
+            let unreachable = chain("to", "output", "daddr", refuse);
             let rules = match direction {
                 Direction::Both => format!("{to}; {from}"),
                 Direction::ToLeader => to,
                 Direction::FromLeader => from,
+                Direction::Unreachable => unreachable,
             };
             let script = format!("nft 'table inet fault{number} {{ {rules}; }}'");
             lab.root(node, &script).succeeded();

@@ -23,6 +23,8 @@ pub struct Fault {
 pub enum Kind {
     /// SIGKILL.
     Kill(Victim),
+    /// SIGKILL of a part, and of what replaces it as soon as that is there, so many times.
+    KillAgain(Victim, usize),
     /// SIGSTOP, and SIGCONT after a while.
     Stop(Victim, Duration),
     /// Packets between this node and the leader's are dropped for a while.
@@ -69,11 +71,16 @@ pub enum Direction {
     ToLeader,
     /// Only what the leader's host sends to the node is dropped.
     FromLeader,
+    /// Nothing is dropped silently: the kernel says that the leader's host can't be reached.
+    Unreachable,
 }
 
 /// The rounds of a run: one fault or a pair of them in each. No fault lasts longer than `longest`.
 pub fn rounds(seed: u64, count: usize, longest: Duration) -> Vec<Vec<Fault>> {
-    let mut random = Random(seed);
+    let mut random = Random {
+        state: seed,
+        here: None,
+    };
     let mut deck = Vec::new();
     let mut draw = |random: &mut Random| {
         // Every kind comes once before any comes again.
@@ -92,6 +99,8 @@ pub fn rounds(seed: u64, count: usize, longest: Duration) -> Vec<Vec<Fault>> {
         };
         let mut round = vec![first];
         if random.below(3) == 0 {
+            // Half of all pairs hit one node.
+            random.here = (random.below(2) == 0).then(|| round[0].kind.node());
             let at_once = random.below(2) == 0;
             let delay = if at_once {
                 0
@@ -102,6 +111,7 @@ pub fn rounds(seed: u64, count: usize, longest: Duration) -> Vec<Vec<Fault>> {
                 delay: Duration::from_millis(delay),
                 kind: draw(&mut random),
             });
+            random.here = None;
         }
         rounds.push(round);
     }
@@ -118,6 +128,8 @@ fn kinds() -> Vec<Draw> {
         |random, _| Kind::Kill(random.part(Role::Hub)),
         |random, _| Kind::Kill(random.part(Role::HubGuard)),
         |random, _| Kind::Kill(random.part(Role::Janitor)),
+        |random, _| Kind::KillAgain(random.part(Role::Agent), AGAIN),
+        |random, _| Kind::KillAgain(random.part(Role::Hub), AGAIN),
         |_, _| Kind::Kill(of_leader(Role::AgentSrun)),
         |_, _| Kind::Kill(of_leader(Role::Component("etcd"))),
         |_, _| Kind::Kill(of_leader(Role::Component("kube-apiserver"))),
@@ -171,10 +183,19 @@ fn kinds() -> Vec<Draw> {
                 random.time(longest),
             )
         },
+        |random, longest| {
+            Kind::Cut(
+                random.other_node(),
+                Direction::Unreachable,
+                random.time(longest),
+            )
+        },
         |random, longest| Kind::FullDisk(random.node(), random.time(longest.min(DISK_LONGEST))),
     ]
 }
 
+/// More often than a supervisor might take for a crash loop.
+const AGAIN: usize = 6;
 /// After half a minute of a full disk, the kubelet evicts pods.
 const DISK_LONGEST: Duration = Duration::from_secs(15);
 
@@ -183,12 +204,16 @@ fn of_leader(role: Role) -> Victim {
 }
 
 /// `SplitMix64`: small, and the same on every machine and in every release.
-struct Random(u64);
+struct Random {
+    state: u64,
+    /// Where the next fault happens, if that is decided.
+    here: Option<&'static str>,
+}
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -211,12 +236,14 @@ impl Random {
     }
 
     fn node(&mut self) -> &'static str {
-        self.choose(&NODES)
+        let chosen = self.choose(&NODES);
+        self.here.unwrap_or(chosen)
     }
 
     /// Not the leader's own.
     fn other_node(&mut self) -> &'static str {
-        self.choose(&NODES[1..])
+        let chosen = self.choose(&NODES[1..]);
+        self.here.filter(|node| *node != NODES[0]).unwrap_or(chosen)
     }
 
     fn part(&mut self, role: Role) -> Victim {
@@ -235,11 +262,23 @@ impl Random {
     }
 }
 
+impl Kind {
+    fn node(&self) -> &'static str {
+        match self {
+            Self::Kill(victim) | Self::KillAgain(victim, _) | Self::Stop(victim, _) => match victim
+            {
+                Victim::Part(node, _) | Victim::ImagePull(node) | Victim::Pod(node, ..) => node,
+            },
+            Self::Cut(node, ..) | Self::FullDisk(node, _) => node,
+        }
+    }
+}
+
 impl Fault {
     /// When it is over; a kill at once.
     pub fn end(&self) -> Option<Duration> {
         match &self.kind {
-            Kind::Kill(_) => None,
+            Kind::Kill(_) | Kind::KillAgain(..) => None,
             Kind::Stop(_, time) | Kind::Cut(_, _, time) | Kind::FullDisk(_, time) => {
                 Some(self.delay + *time)
             }
@@ -254,12 +293,14 @@ impl fmt::Display for Fault {
         }
         match &self.kind {
             Kind::Kill(victim) => write!(f, "kill {victim}"),
+            Kind::KillAgain(victim, times) => write!(f, "kill {victim} {times} times"),
             Kind::Stop(victim, time) => write!(f, "stop {victim} for {} ms", time.as_millis()),
             Kind::Cut(node, direction, time) => {
                 let which = match direction {
                     Direction::Both => "all packets",
                     Direction::ToLeader => "packets to the leader",
                     Direction::FromLeader => "packets from the leader",
+                    Direction::Unreachable => "and refuse packets to the leader",
                 };
                 write!(f, "drop {which} at {node} for {} ms", time.as_millis())
             }
