@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags};
@@ -152,5 +153,7 @@ fn main() {
         seen |= is_in_sight();
     }
     let word = if seen { "reached" } else { "kept out" };
-    println!("{name}: {word}: {}", attempt.steps.join(", "));
+    let steps = attempt.steps.join(", ");
+    // If nobody reads it, the check fails.
+    let _ = writeln!(std::io::stdout(), "{name}: {word}: {steps}");
 }

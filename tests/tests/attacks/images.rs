@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, EMPTY_LAYER, Lab, REGISTRY, Running, eventually, merged, plain, says};
+use e2e::{BUSYBOX, Cluster, Lab, REGISTRY, Running, eventually, merged, plain, says};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -127,7 +127,9 @@ fn private_images_are_for_pods_with_their_secret() {
     lab.registries(&format!(
         "[registry.\"{REGISTRY}\"]\ninsecure = true\n[registry.\"login:5100\"]\ninsecure = true\n"
     ));
-    let private = registry.push("team/app", says("private"), EMPTY_LAYER);
+    // No other image in the store has this layer, which might make it everybody's.
+    let secret = "head -c 100 /dev/urandom > secret && tar --create secret";
+    let private = registry.push("team/app", says("private"), secret);
     let (digest, manifest) = registry.manifest("team/app", "1");
     let hostile = hostile_registry(&lab, "5100", &manifest);
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);

@@ -48,9 +48,9 @@ struct AccessRecord {
     /// The user has loaded it: it may be used under every name.
     #[serde(default)]
     loaded: bool,
-    /// Whom registries have sent it to.
+    /// Whom registries have sent it to. Records of before were by image, and not to be trusted; they have another field.
     #[serde(default)]
-    repositories: BTreeMap<String, Access>,
+    sent_by: BTreeMap<String, Access>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,7 +126,7 @@ impl Store {
     /// was loaded, or the requester's repository has sent it to such a one before.
     pub fn may_use(&self, document: Digest, requester: &Requester) -> Result<bool, StoreError> {
         let record = self.access_record(document)?;
-        let access = record.repositories.get(&requester.repository);
+        let access = record.sent_by.get(&requester.repository);
         Ok(record.loaded
             || access
                 .is_some_and(|access| requester.shares(&requester.repository, access).is_some()))
@@ -143,7 +143,7 @@ impl Store {
         if record.loaded {
             return Ok(Some(Grant::Everybody));
         }
-        let all = record.repositories.iter();
+        let all = record.sent_by.iter();
         let grants: Vec<_> = all
             .filter_map(|(repository, access)| requester.shares(repository, access))
             .collect();
@@ -157,10 +157,7 @@ impl Store {
     /// Notes that a repository has sent a blob to whom `grant` says. For a manifest: everything that it names, too.
     pub fn grant(&self, blob: Digest, repository: &str, grant: &Grant) -> Result<(), StoreError> {
         let mut record = self.access_record(blob)?;
-        let access = record
-            .repositories
-            .entry(repository.to_owned())
-            .or_default();
+        let access = record.sent_by.entry(repository.to_owned()).or_default();
         match grant {
             Grant::Everybody if access.everybody => return Ok(()),
             Grant::Everybody => access.everybody = true,
@@ -190,7 +187,7 @@ impl Store {
     /// Whether everybody may use a blob.
     pub fn is_open(&self, blob: Digest) -> Result<bool, StoreError> {
         let record = self.access_record(blob)?;
-        Ok(record.loaded || record.repositories.values().any(|access| access.everybody))
+        Ok(record.loaded || record.sent_by.values().any(|access| access.everybody))
     }
 
     /// Removes the records of blobs that are gone; what can't be removed only takes room. Unless it is `certain` that nobody
@@ -302,14 +299,17 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_grant_nothing() {
+    fn damaged_and_old_records_grant_nothing() {
         let (_dir, store) = store();
         let (blob, anybody) = (Digest::of(b"blob"), requester("r.example/a", &[]));
         store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
         assert!(store.may_use(blob, &anybody).unwrap());
-        fs::write(store.access_path(blob), "{").unwrap();
-        assert!(!store.may_use(blob, &anybody).unwrap());
-        assert_eq!(store.blob_grant(blob, &anybody).unwrap(), None);
+        let old = r#"{"repositories":{"r.example/a":{"everybody":true,"secrets":[]}}}"#;
+        for unusable in ["{", "", old] {
+            fs::write(store.access_path(blob), unusable).unwrap();
+            assert!(!store.may_use(blob, &anybody).unwrap(), "{unusable}");
+            assert_eq!(store.blob_grant(blob, &anybody).unwrap(), None);
+        }
     }
 
     #[test]
