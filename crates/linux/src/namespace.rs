@@ -57,7 +57,7 @@ fn own(kind: &str) -> io::Result<OwnedFd> {
 
 /// The ancestor of a user namespace, or itself, whose parent is the calling process's own.
 pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
-    let own = identity(&own_user_namespace()?)?;
+    let own = identity(own_user_namespace()?)?;
     let mut namespace = namespace;
     loop {
         // The kernel refuses for a namespace that does not descend from ours, so that the walk ends there.
@@ -331,7 +331,7 @@ mod tests {
             Fork::Child => {
                 drop(end);
                 enter_as_root(UnshareFlags::empty()).unwrap();
-                let first = identity(&own_user_namespace().unwrap()).unwrap().1;
+                let first = identity(own_user_namespace().unwrap()).unwrap().1;
                 enter_below(UnshareFlags::empty()).unwrap();
                 (&tell).write_all(&first.to_ne_bytes()).unwrap();
                 let _ = (&stay).read(&mut [0]);
