@@ -65,7 +65,8 @@ fn excess(candidate: &Candidate, resource: Resource) -> u64 {
                 .iter()
                 .filter(|volume| is_on_disk(pod, &volume.name))
                 .map(|volume| volume.disk.used);
-            containers.chain(volumes).sum()
+            let etc = usage.etc.map(|etc| etc.used);
+            containers.chain(volumes).chain(etc).sum()
         }
     };
     used.saturating_sub(requested(pod, name(resource)))
@@ -227,5 +228,9 @@ mod tests {
         let (name, message) = chosen(&all, Resource::Disk);
         assert_eq!(name, "writer");
         assert!(message.starts_with("The node was low on resource: ephemeral-storage. "));
+        let mut hosts = candidate("hosts", json!({ "containers": [{ "name": "a" }] }), 0, 0);
+        hosts.usage.etc = all[0].usage.volumes.first().map(|volume| volume.disk);
+        all.push(hosts);
+        assert_eq!(chosen(&all, Resource::Disk).0, "hosts");
     }
 }
