@@ -36,6 +36,13 @@ def readable(path, flags=os.O_RDONLY):
     os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
+def says_something(path):
+    """Files of a process that has ended can be opened by everybody, and are empty."""
+    with open(path, "rb") as file:
+        if not file.read(1):
+            raise OSError("empty")
+
+
 def trace(pid):
     called(libc.ptrace(PTRACE_ATTACH, pid, None, None))
     os.waitpid(pid, 0x40000000)  # __WALL
@@ -44,7 +51,7 @@ def trace(pid):
 
 def read_memory(pid):
     with open(f"/proc/{pid}/maps") as maps:
-        first = next(line for line in maps if " r" in line)
+        first = next((line for line in maps if " r" in line), "")
     start = int(first.split("-")[0], 16)
     with open(f"/proc/{pid}/mem", "rb", 0) as memory:
         memory.seek(start)
@@ -84,8 +91,9 @@ def limits(pid):
 def processes(order):
     for pid in order["pids"]:
         proc = f"/proc/{pid}"
-        for name in ["environ", "maps", "auxv", "io", "mem", "ns/net"]:
-            attempt(name, pid, lambda: readable(f"{proc}/{name}"))
+        for name in ["environ", "maps", "auxv", "io"]:
+            attempt(name, pid, lambda: says_something(f"{proc}/{name}"))
+        attempt("ns/net", pid, lambda: readable(f"{proc}/ns/net"))
         for name in ["fd", "root", "cwd", "map_files"]:
             attempt(name, pid, lambda: os.listdir(f"{proc}/{name}/"))
         for name in ["exe", "cwd"]:

@@ -15,10 +15,10 @@ const DIR: &str = "second-user";
 const STATE: &str = include_str!("../../../docs/state.md");
 
 /// Passes on to Slurm, and keeps what the leader hands over to agents: it holds the token and the cluster's secret.
-const SRUN: &str = r#"#!/bin/sh
+const SRUN: &str = r#"#!/bin/bash
 umask 077
 case "$*" in
-*"internal node"*) tee -a ~/second-user/handover | /usr/bin/srun "$@" ;;
+*"internal node"*) exec /usr/bin/srun "$@" < <(exec tee -a ~/second-user/handover) ;;
 *) exec /usr/bin/srun "$@" ;;
 esac
 "#;
@@ -72,6 +72,7 @@ fn a_second_user_of_the_hosts_gets_nothing() {
         assert_eq!(status["restartCount"], 0, "{status}");
     }
     cluster.ask("kubectl delete pod --all --grace-period=1");
+    squatters.grow_old(&lab);
     cluster.exit(0);
     // They end, whatever there is in the way.
     lab.call(&["coracle", "logs"]).run();
@@ -177,7 +178,6 @@ fn processes_are_closed(lab: &Lab, cluster: &mut Cluster, host: &str, theirs: &[
         "maps",
         "auxv",
         "io",
-        "mem",
         "ns/net",
         "fd",
         "root",
@@ -336,7 +336,9 @@ fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
         let owners = owners.filter_map(|rest| rest.split(',').next());
         for pid in owners.filter(|pid| pids.iter().any(|own| own == pid)) {
             let path = line.split_whitespace().nth(4).unwrap_or_default();
-            sockets.insert((path.to_owned(), pid.to_owned()));
+            // A hub renames its socket into place; the kernel keeps the name at which it was bound.
+            let path = path.replace("/hub.new", "/hub.sock");
+            sockets.insert((path, pid.to_owned()));
         }
     }
     let known = [
@@ -598,12 +600,20 @@ impl Squatters {
             .succeeded();
         for host in HOSTS {
             // What the next cluster of `user1` sweeps, on nodes. It is made first, so that it is found last.
-            let own = "mkdir -m 700 $dir && hostname | tr -d '\\n' > $dir/host && touch -d '-20 minutes' $dir";
+            let own = "mkdir -m 700 $dir && hostname | tr -d '\\n' > $dir/host";
             let own = format!("dir={OLD}; {own}");
             lab.sh(&own).on(host).run().succeeded();
             lab.sh(SETTLE).user("user2").on(host).run().succeeded();
         }
         Self
+    }
+
+    /// The owner's attempts to write have made the old directory look new.
+    fn grow_old(&self, lab: &Lab) {
+        for host in HOSTS {
+            lab.root(host, &format!("touch -d '-20 minutes' {OLD}"))
+                .succeeded();
+        }
     }
 
     /// Nothing of theirs was followed or removed, nor did it keep us from removing our own; takes it away.
