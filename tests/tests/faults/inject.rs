@@ -16,6 +16,27 @@ const NEXT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
+/// Prints the pid of a process that pulls an image, which is there for a moment only: a fork of a fork of a sandbox in the pid
+/// namespace of the host.
+const FIND_PULL: &str = r#"
+import os, time
+end = time.monotonic() + 15
+while time.monotonic() < end:
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
+            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+        except OSError:
+            continue
+        if words[1:3] == ["internal", "sandbox"] and len(status["NSpid"].split()) == 1:
+            parents[pid] = status["PPid"].strip()
+    for pid, parent in parents.items():
+        if parent in parents and parents[parent] in parents:
+            print(pid)
+            raise SystemExit
+"#;
+
 /// What the faults of a round did.
 #[derive(Debug, Default)]
 pub struct Injected {
@@ -163,11 +184,9 @@ fn find(
         }
         Victim::ImagePull(host) => {
             cluster.create_objects(&[pull(host)]);
-            // By a loop over there: it is there for a moment only.
-            let script = "for i in $(seq 1000); do pgrep -n -f '[i]nternal image-pull' && exit; sleep 0.01; done; exit 1";
-            let found = lab.root(host, script);
+            let found = lab.root(host, &format!("/usr/bin/python3 -c '{FIND_PULL}'"));
             let pid = found.stdout.trim().parse();
-            Ok((host, pid.map_err(|_| format!("no {victim}{found}"))?))
+            Ok((host, pid.map_err(|_| format!("no {victim}"))?))
         }
         Victim::Pod(host, target, layer) => {
             let found = eventually(POD_TIMEOUT, || {
@@ -187,17 +206,20 @@ fn of_pod(lab: &Lab, host: &str, target: Target, layer: Layer, done: &mut Inject
     let all = lab.processes(host);
     let process = marked(&all, target.mark()).into_iter().next()?;
     let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
+    let inner = parent(process)?;
+    let mut sandbox = inner;
+    // Above it are the agent, or the agent's guard, and Slurm's.
+    while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
+        sandbox = above;
+    }
+    let is_puller = |other: &&Process| {
+        other.parent == sandbox.pid && other.pid != inner.pid && is_sandbox(other)
+    };
     let pid = match layer {
         Layer::Process => process.pid,
-        Layer::Inner => parent(process)?.pid,
-        Layer::Sandbox => {
-            let mut sandbox = parent(process)?;
-            // Above it are the agent, or the agent's guard, and Slurm's.
-            while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
-                sandbox = above;
-            }
-            sandbox.pid
-        }
+        Layer::Inner => inner.pid,
+        Layer::Puller => all.iter().find(is_puller)?.pid,
+        Layer::Sandbox => sandbox.pid,
     };
     if target == Target::Work {
         let script = format!(

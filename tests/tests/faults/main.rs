@@ -72,7 +72,7 @@ fn injected_faults_lose_and_double_nothing() {
                 // The other rounds may show more, unless the cluster is broken for good.
                 workload::end_round(&lab, &mut cluster, number);
                 let now = check::standing(&lab, &mut cluster)
-                    .and_then(|now| replace_restarted(&lab, &mut cluster, now));
+                    .and_then(|now| replace_restarted(&lab, &mut cluster, now, faults));
                 match now {
                     Ok(now) => before = now,
                     Err(problem) => {
@@ -110,16 +110,23 @@ fn round(
     let injected = inject::inject(lab, cluster, faults, amid);
     let now = check::after(lab, cluster, faults, number, before, &injected)?;
     workload::end_round(lab, cluster, number);
-    Ok((replace_restarted(lab, cluster, now)?, injected.missed))
+    Ok((
+        replace_restarted(lab, cluster, now, faults)?,
+        injected.missed,
+    ))
 }
 
-/// Replaces pods that were restarted, so that the back-off never delays the next restart. Keepers find their volume again.
+/// Replaces pods that were restarted, so that the back-off never delays the next restart, and those that lost a part which only a new
+/// pod has again. Keepers find their volume again.
 fn replace_restarted(
     lab: &Lab,
     cluster: &mut Cluster,
     now: Vec<Standing>,
+    faults: &[Fault],
 ) -> Result<Vec<Standing>, String> {
-    let restarted: Vec<_> = now.iter().filter(|pod| pod.was_restarted()).collect();
+    let is_worn =
+        |pod: &&Standing| pod.was_restarted() || model::lost_puller(faults, pod.node, pod.target);
+    let restarted: Vec<_> = now.iter().filter(is_worn).collect();
     if restarted.is_empty() {
         return Ok(now);
     }

@@ -11,20 +11,32 @@ pub struct Restarts {
 
 /// The restarts of a container of a standing pod; `first` if it is the one that [`Layer::Process`] means.
 pub fn restarts(faults: &[Fault], node: &str, target: Target, first: bool) -> Restarts {
-    let kills = faults
-        .iter()
-        .filter(|fault| match fault.kind {
-            Kind::Kill(Victim::Pod(host, victim, layer)) => {
-                host == node && victim == target && (first || layer != Layer::Process)
-            }
-            _ => false,
-        })
-        .count() as u64;
-    // The second of two kills may hit what is about to end anyway.
-    Restarts {
-        least: kills.min(1),
-        most: kills,
+    let hits = |layer: Layer| kills(faults, node, target, layer);
+    let mut kills = hits(Layer::Sandbox) + hits(Layer::Inner);
+    if first {
+        kills += hits(Layer::Process);
     }
+    // A sandbox that has to pull and can't ends, and with it all containers.
+    let any = kills + hits(Layer::Process) > 0;
+    let lost_puller = any && lost_puller(faults, node, target);
+    Restarts {
+        // The second of two kills may hit what is about to end anyway.
+        least: kills.min(1),
+        most: kills + u64::from(lost_puller),
+    }
+}
+
+/// Whether the next restart of one container restarts the whole pod.
+pub fn lost_puller(faults: &[Fault], node: &str, target: Target) -> bool {
+    kills(faults, node, target, Layer::Puller) > 0
+}
+
+fn kills(faults: &[Fault], node: &str, target: Target, layer: Layer) -> u64 {
+    let is_hit = |fault: &&Fault| match fault.kind {
+        Kind::Kill(Victim::Pod(host, victim, hit)) => (host, victim, hit) == (node, target, layer),
+        _ => false,
+    };
+    faults.iter().filter(is_hit).count() as u64
 }
 
 /// Whether a pod of policy Never may have been killed.

@@ -37,7 +37,7 @@ pub enum Kind {
 pub enum Victim {
     /// A part of Coracle or of the control plane on this host.
     Part(&'static str, Role),
-    /// The process that unpacks an image on this host.
+    /// The process that pulls an image on this host.
     ImagePull(&'static str),
     /// A process of a pod on this host.
     Pod(&'static str, Target, Layer),
@@ -59,6 +59,8 @@ pub enum Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     Sandbox,
+    /// The process of which pulls of images are forked.
+    Puller,
     Inner,
     /// The first process of the pod's first container.
     Process,
@@ -137,6 +139,7 @@ fn kinds() -> Vec<Draw> {
         |_, _| Kind::Kill(of_leader(Role::Component("kube-controller-manager"))),
         |random, _| Kind::Kill(Victim::ImagePull(random.node())),
         |random, _| Kind::Kill(random.pod(Layer::Sandbox)),
+        |random, _| Kind::Kill(random.pod(Layer::Puller)),
         |random, _| Kind::Kill(random.pod(Layer::Inner)),
         |random, _| Kind::Kill(random.pod(Layer::Process)),
         |random, longest| Kind::Stop(random.part(Role::Agent), random.time(longest)),
@@ -166,6 +169,7 @@ fn kinds() -> Vec<Draw> {
         },
         |random, longest| Kind::Stop(Victim::ImagePull(random.node()), random.time(longest)),
         |random, longest| Kind::Stop(random.pod(Layer::Sandbox), random.time(longest)),
+        |random, longest| Kind::Stop(random.pod(Layer::Puller), random.time(longest)),
         |random, longest| Kind::Stop(random.pod(Layer::Inner), random.time(longest)),
         |random, longest| Kind::Stop(random.pod(Layer::Process), random.time(longest)),
         |random, longest| Kind::Cut(random.other_node(), Direction::Both, random.time(longest)),
@@ -316,7 +320,7 @@ impl fmt::Display for Victim {
         match self {
             Self::Part(host, Role::Component(name)) => write!(f, "{name} on {host}"),
             Self::Part(host, role) => write!(f, "{role:?} on {host}"),
-            Self::ImagePull(host) => write!(f, "image-pull on {host}"),
+            Self::ImagePull(host) => write!(f, "the pull of an image on {host}"),
             Self::Pod(host, target, layer) => write!(f, "{layer:?} of {target:?} on {host}"),
         }
     }
