@@ -65,9 +65,11 @@ impl Node {
         made.map_err(text)?;
         let listener = UnixListener::bind(dir.join("kubelet.sock")).map_err(text)?;
         let line = json!({"dir": dir, "socket": dir.join("hub.sock"), "range": "100.64.0.0/24", "mark": "CORACLE_DRIVER=1"});
+        let (ours, theirs) = linux::packet::pair().map_err(text)?;
         let mut command = Command::new(PROGRAM);
-        command.args(["internal", "hub"]).stdout(Stdio::piped());
-        let mut hub = start(command, &line).await?;
+        command.args(["internal", "hub"]).stdin(Stdio::from(theirs));
+        let mut hub = command.stdout(Stdio::piped()).spawn().map_err(text)?;
+        linux::packet::send(&ours, 0, line.to_string().as_bytes(), &[]).map_err(text)?;
         let output = hub.stdout.take().ok_or("the hub has no output")?;
         let mut answer = String::new();
         let read = BufReader::new(output).read_line(&mut answer).await;

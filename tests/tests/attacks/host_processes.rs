@@ -4,7 +4,8 @@ use e2e::{Cluster, Lab, WAITS, looking, pod, runs};
 use serde_json::{Value, json};
 
 /// Tells of every process through which it sees the user's home directory, for as long as pods start beside it, and at last of
-/// those whose program it sees. Nothing is started meanwhile, so that it looks often.
+/// those whose program it sees. Nothing is started meanwhile, so that it looks often. It does see the other container of its own
+/// pod, but no other pod's.
 const SPY: &str = r#"
 until test -e /v/end; do
   for p in /proc/[0-9]*; do
@@ -16,8 +17,12 @@ done
 for p in /proc/[0-9]*; do
   if readlink $p/exe | grep -q 'coracle\|memfd'; then echo "sees the program of $p: $(tr '\0' ' ' < $p/cmdline)"; fi
 done 2> /dev/null
-other=$(ps -o pid,args | awk '/[s]leep 42001/ { print $1; exit }')
-works test -d /proc/$other/root/bin
+find() { ps -o pid,args | awk -v what="$1" '$0 ~ what { print $1; exit }'; }
+works test -d /proc/$(find "[t]elling-$(hostname)")/root/bin
+other=$(find '[s]leep 42001')
+works test -n "$other" -a -d /proc/$other
+fails test -d /proc/$other/root/bin
+touch /v/done
 "#;
 
 fn spy(name: &str, security: Value) -> Value {
@@ -25,8 +30,8 @@ fn spy(name: &str, security: Value) -> Value {
     let spying = json!({"securityContext": security, "volumeMounts": mounts});
     let telling = json!({"volumeMounts": mounts});
     let more = json!({"hostPID": true, "volumes": [{"name": "v", "emptyDir": {}}]});
-    let wait = "until test -e /v/end; do sleep 0.1; done";
-    let containers = [looking("main", spying, SPY), runs("telling", wait, telling)];
+    let wait = format!(": telling-{name}; until test -e /v/done; do sleep 0.1; done");
+    let containers = [looking("main", spying, SPY), runs("telling", &wait, telling)];
     pod(name, more, &containers)
 }
 
