@@ -31,7 +31,10 @@ fn spy(name: &str, security: Value) -> Value {
     let telling = json!({"volumeMounts": mounts});
     let more = json!({"hostPID": true, "volumes": [{"name": "v", "emptyDir": {}}]});
     let wait = format!(": telling-{name}; until test -e /v/done; do sleep 0.1; done");
-    let containers = [looking("main", spying, SPY), runs("telling", &wait, telling)];
+    let containers = [
+        looking("main", spying, SPY),
+        runs("telling", &wait, telling),
+    ];
     pod(name, more, &containers)
 }
 
