@@ -34,6 +34,9 @@ shift
 
 /// Becomes `coracle run`, at once or when the bundle is there; if it is told to end before, what came of it is
 /// removed. The tasks that don't lead wait to be dismissed, as in `follow.rs`.
+///
+/// The receiver removes the directory if it fails, and its name is known to others by then: they could make it anew. So the
+/// program is looked for and executed through a descriptor of the directory that was made here.
 const START: &str = r#"
 [ $seen = no ] || exec "$program" "$@"
 if [ "${SLURM_PROCID:-0}" != 0 ]; then
@@ -41,11 +44,12 @@ if [ "${SLURM_PROCID:-0}" != 0 ]; then
   while :; do sleep 60 & wait $!; done
 fi
 make_dir
+exec 9<"$dir"
 echo "coracle-control: carry $dir $SLURM_JOB_ID $SLURMD_NODENAME" >&2
-until [ -x "$dir/coracle" ]; do
+until [ -x /proc/self/fd/9/coracle ]; do
   sleep 0.1 2>/dev/null || sleep 1
 done
-exec "$dir/coracle" "$@"
+exec /proc/self/fd/9/coracle "$@"
 "#;
 
 /// Only says what it saw, and keeps the job until its input ends. What was brought meanwhile and did not

@@ -41,6 +41,10 @@ use crate::node::check_environment;
 
 /// The command's entry.
 pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
+    if carried::is_ours() {
+        // The shell that became us holds our directory open (`look.rs`), which the workload must not inherit.
+        linux::descriptors::close_all_on_exec()?;
+    }
     // A copy of ours doesn't stay, however early it ends.
     run(args).inspect_err(|_| carried::remove())
 }
