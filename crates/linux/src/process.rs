@@ -126,14 +126,18 @@ pub fn kill_from_below(child: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills the children of a process, which goes on.
-pub fn kill_children_of(parent: Pid) -> io::Result<()> {
+/// Kills the children of a process that run the same program, which it has forked from itself; it goes on.
+pub fn kill_forks_of(parent: Pid) -> io::Result<()> {
+    let program = |pid: Pid| std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
+    let own = program(parent)?;
     for child in children_of(parent)? {
-        signal_child(
-            child.as_raw_nonzero().get(),
-            parent.as_raw_nonzero().get(),
-            Signal::KILL,
-        );
+        if program(child).is_ok_and(|program| program == own) {
+            signal_child(
+                child.as_raw_nonzero().get(),
+                parent.as_raw_nonzero().get(),
+                Signal::KILL,
+            );
+        }
     }
     Ok(())
 }
@@ -292,9 +296,19 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_outlives_the_kill_of_its_children() {
+    fn only_forks_of_a_process_are_killed() {
+        let script = r#"
+            exec 3<&0
+            sleep 1000 & other=$!
+            (read x <&3) & fork=$!
+            until [ "$(readlink /proc/$other/exe)" != "$(readlink /proc/$$/exe)" ]; do :; done
+            echo
+            wait $fork; echo $?
+            kill $other && echo other
+            read x
+        "#;
         let mut parent = Command::new("sh")
-            .args(["-c", "sleep 1000 & echo; wait $!; echo $?; read x"])
+            .args(["-c", script])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
@@ -302,9 +316,10 @@ mod tests {
         let mut said = io::BufReader::new(parent.stdout.take().unwrap());
         let mut line = String::new();
         io::BufRead::read_line(&mut said, &mut line).unwrap();
-        kill_children_of(Pid::from_child(&parent)).unwrap();
+        kill_forks_of(Pid::from_child(&parent)).unwrap();
         io::BufRead::read_line(&mut said, &mut line).unwrap();
-        assert_eq!(line, "\n137\n");
+        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        assert_eq!(line, "\n137\nother\n");
         assert!(parent.try_wait().unwrap().is_none());
         drop(parent.stdin.take());
         parent.wait().unwrap();

@@ -254,14 +254,14 @@ impl Starter {
 
 impl Step {
     /// Once all its agents have joined, makes the step outlive its `srun`: a child of that, its shepherd, would have Slurm kill
-    /// everything on the nodes, pods too. Slurm needs neither for a step that runs; `srun` only tells us what agents print.
+    /// everything on the nodes, pods too. The shepherd is a fork of `srun`; where `srun` is a site's script, its child is the real one. Slurm needs neither for a step that runs; `srun` only tells us what agents print.
     pub fn outlive_srun(&mut self, joined: &HashSet<String>) {
         if self.outlives_srun || !self.nodes.iter().all(|node| joined.contains(node)) {
             return;
         }
         self.outlives_srun = true;
         for srun in lock(&self.sruns).iter() {
-            if let Err(error) = linux::process::kill_children_of(*srun) {
+            if let Err(error) = linux::process::kill_forks_of(*srun) {
                 tracing::warn!(%error, "the agents' step ends with its srun");
             }
         }
