@@ -84,7 +84,9 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
         // Where there may be pods. The directory too is the next agent's, or the janitor's.
-        Side::Guard(over) if over.left_to_others && place::is_in_use(&place.dir) => Ok(over.code),
+        Side::Guard(over) if over.left_to_others && place::is_used_below_guard(&place.dir) => {
+            Ok(over.code)
+        }
         Side::Guard(over) => {
             launch::end_steps(&place);
             place.remove();

@@ -128,10 +128,15 @@ fn is_abandoned(dir: &Path) -> bool {
     is_old && read_host(&opened).is_ok_and(|host| host == super::hostname()) && !is_in_use(dir)
 }
 
-/// Whether any process of a node other than this one lives: an agent, its guard, the hub, or a sandbox.
+/// Whether any process of a node other than this one lives: an agent, its guard, the hub, or a sandbox. Not for the guard itself,
+/// which would lose its lock: see [`lock::is_held`].
 pub fn is_in_use(dir: &Path) -> bool {
-    is_guarded(dir)
-        || UnixStream::connect(kubelet_socket(dir)).is_ok()
+    is_guarded(dir) || is_used_below_guard(dir)
+}
+
+/// Whether an agent, the hub or a sandbox of a node lives.
+pub fn is_used_below_guard(dir: &Path) -> bool {
+    UnixStream::connect(kubelet_socket(dir)).is_ok()
         || network::hub::is_there(&dir.join("hub.sock"))
         || has_pods(dir)
 }
@@ -144,7 +149,7 @@ pub fn is_guarded(dir: &Path) -> bool {
 /// Whether a sandbox lives. If the check fails, assume that one does.
 fn has_pods(dir: &Path) -> bool {
     match std::fs::read_dir(dir.join("pods")) {
-        Ok(pods) => pods.flatten().any(|pod| lock::is_held(&pod.path())),
+        Ok(mut pods) => pods.any(|pod| pod.map_or(true, |pod| lock::is_held(&pod.path()))),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }

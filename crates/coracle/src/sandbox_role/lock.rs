@@ -59,6 +59,8 @@ pub fn holder(dir: &Path) -> Option<i32> {
 }
 
 /// Whether another process than this one holds the lock. If the check fails, assume that one does.
+///
+/// Never call this, or [`holder`], in the process that holds the lock: closing any descriptor of the file releases it.
 pub fn is_held(dir: &Path) -> bool {
     let file = match File::open(dir.join(NAME)) {
         Ok(file) => file,
