@@ -231,9 +231,9 @@ fn pods_that_ended_outlive_agent_and_sandbox_during_a_cut() {
         })
     };
     let agent = work.lab.find("node2", Role::Agent);
-    let sandboxes = all
-        .iter()
-        .filter(|process| process.args.ends_with("internal sandbox") && !is_of_steady(process.pid));
+    let sandboxes = all.iter().filter(|process| {
+        process.args.contains(" internal sandbox ") && !is_of_steady(process.pid)
+    });
     let mut pids = vec![agent.pid.to_string()];
     pids.extend(sandboxes.map(|sandbox| sandbox.pid.to_string()));
     assert!(pids.len() > COUNT, "{pids:?}");

@@ -324,7 +324,24 @@ mod tests {
 
     #[test]
     fn the_ancestor_below_our_namespace_is_found_from_deep_inside() {
-        // A child goes two user namespaces down; we, who stay above, must find the first of them through it.
+        assert!(in_a_child(|| {
+            let deep = deep_namespaces();
+            let found = identity(child_of_own(deep.below).unwrap()).unwrap();
+            // The walk from a namespace that is not below ours ends with an error.
+            let own = child_of_own(own_user_namespace().unwrap());
+            found.1 == deep.first && own.is_err()
+        }));
+    }
+
+    struct Deep {
+        /// The inode of the first user namespace below ours.
+        first: u64,
+        /// One below that.
+        below: OwnedFd,
+    }
+
+    /// Two user namespaces, one below the other; the processes that made them are gone.
+    fn deep_namespaces() -> Deep {
         let (mut told, tell) = pipe().unwrap();
         let (stay, end) = pipe().unwrap();
         let child = match crate::process::fork().unwrap() {
@@ -342,14 +359,13 @@ mod tests {
         let mut first = [0; 8];
         told.read_exact(&mut first).unwrap();
         let path = format!("/proc/{}/ns/user", child.as_raw_nonzero());
-        let deep: OwnedFd = File::open(path).unwrap().into();
-        assert_ne!(identity(&deep).unwrap().1, u64::from_ne_bytes(first));
-        let found = child_of_own(deep).unwrap();
-        assert_eq!(identity(&found).unwrap().1, u64::from_ne_bytes(first));
-        // The walk from a namespace that is not below ours ends with an error.
-        assert!(child_of_own(own_user_namespace().unwrap()).is_err());
+        let below = File::open(path).unwrap().into();
         drop(end);
         let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
+        Deep {
+            first: u64::from_ne_bytes(first),
+            below,
+        }
     }
 
     #[test]
