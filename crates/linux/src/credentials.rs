@@ -63,6 +63,12 @@ pub fn no_new_privileges() -> io::Result<()> {
 /// program: not those who have that right in a user namespace that it has entered since. The same holds for its children, and
 /// for each until it becomes another program.
 pub fn hide() -> io::Result<()> {
+    // rustix reads what the kernel has told about itself once, at the first need; before Linux 6.4 that is from a file below
+    // /proc, which is closed to processes that hide.
+    let _ = (
+        rustix::param::page_size(),
+        rustix::param::clock_ticks_per_second(),
+    );
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(())
 }
