@@ -3,103 +3,21 @@
 //! A workload's own exit code is passed on as it is. Codes of Coracle itself follow `sysexits.h`, far
 //! from those that programs usually choose; docs/exit-codes.md lists them.
 
-use crate::say::say;
-use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
+use console::{Failure, FailureCode, say};
 use rustix::process::Signal;
 
-/// Why Coracle itself failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Code {
-    /// The command line makes no sense.
-    Usage = 64,
-    /// The API server refused the manifests.
-    BadManifest = 65,
-    /// The workload can't be found or read.
-    NoWorkload = 66,
-    /// Slurm isn't there, doesn't answer or refused.
-    Slurm = 69,
-    /// A defect of Coracle.
-    Internal = 70,
-    /// This host lacks something that Coracle can't do without.
-    Host = 71,
-    /// No release of Kubernetes was found.
-    NoKubernetes = 72,
-    /// A file can't be written: no room, or no permission.
-    CannotWrite = 73,
-    /// An image can't be pulled, loaded or saved.
-    NoImage = 74,
-    /// The cluster did not come up.
-    NotStarted = 75,
-    /// The cluster broke while the workload ran.
-    Broken = 76,
-}
-
-/// An error for the user: what happened, what to do next, and how the program ends.
-#[derive(Debug)]
-pub struct Failure {
-    message: String,
-    hint: Option<String>,
-    code: Code,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
-
-impl Failure {
-    /// Something went wrong.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            hint: None,
-            code,
-            source: None,
-        }
+/// An error of Slurm's, as the user sees it.
+pub fn slurm_failure(error: slurm::SlurmError) -> Failure {
+    let mut failure = Failure::new(FailureCode::Slurm, error.to_string());
+    if let Some(hint) = error.hint() {
+        failure = failure.hint(hint);
     }
-
-    /// What the user can do about it.
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    /// The same failure, at another time.
-    pub fn with_code(mut self, code: Code) -> Self {
-        self.code = code;
-        self
-    }
-
-    /// What it was caused by.
-    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
-        self
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Failure {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
-}
-
-impl From<slurm::SlurmError> for Failure {
-    fn from(error: slurm::SlurmError) -> Self {
-        Self {
-            message: error.to_string(),
-            hint: error.hint().map(str::to_owned),
-            code: Code::Slurm,
-            source: match error {
-                slurm::SlurmError::Start { source, .. } => Some(source.into()),
-                _ => None,
-            },
-        }
+    match error {
+        slurm::SlurmError::Start { source, .. } => failure.because(source),
+        _ => failure,
     }
 }
 
@@ -123,12 +41,15 @@ pub fn of_child(status: ExitStatus) -> i32 {
 /// Tells the user about an error, on standard error, and chooses the exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     say(format_args!("{}", describe(error)));
-    let code = error.chain().find_map(code_of).unwrap_or(Code::Internal);
+    let code = error
+        .chain()
+        .find_map(code_of)
+        .unwrap_or(FailureCode::Internal);
     ExitCode::from(code as u8)
 }
 
-fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
-    let failure = cause.downcast_ref::<Failure>().map(|failure| failure.code);
+fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<FailureCode> {
+    let failure = cause.downcast_ref::<Failure>().map(Failure::code);
     failure
         .or_else(|| crate::kubernetes::code_of(cause))
         .or_else(|| crate::image::code_of(cause))
@@ -136,18 +57,18 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
 }
 
 /// What the system refuses for want of something is no defect of ours.
-pub fn code_of_io(error: &std::io::Error) -> Option<Code> {
+pub fn code_of_io(error: &std::io::Error) -> Option<FailureCode> {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
         StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem => {
-            Some(Code::CannotWrite)
+            Some(FailureCode::CannotWrite)
         }
         _ => match error
             .raw_os_error()
             .map(rustix::io::Errno::from_raw_os_error)?
         {
             rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM => {
-                Some(Code::Host)
+                Some(FailureCode::Host)
             }
             _ => None,
         },
@@ -170,7 +91,7 @@ fn describe(error: &anyhow::Error) -> String {
 
 fn hint_of(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(failure) = cause.downcast_ref::<Failure>() {
-        return failure.hint.clone();
+        return failure.hint_text().map(str::to_owned);
     }
     cause
         .downcast_ref::<slurm::SlurmError>()
@@ -186,7 +107,7 @@ mod tests {
 
     #[test]
     fn causes_and_hints_are_shown() {
-        let failure = Failure::new(Code::NoWorkload, "cannot read app.yaml")
+        let failure = Failure::new(FailureCode::NoWorkload, "cannot read app.yaml")
             .because(std::io::Error::from(std::io::ErrorKind::PermissionDenied))
             .hint("check its permissions");
         insta::assert_snapshot!(describe(&failure.into()));

@@ -9,11 +9,11 @@
 //!   slurmstepd ── guard ── worker ── what it starts
 //! ```
 
+use console::say;
 use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::say::say;
 use linux::process::Fork;
 use linux::signal::Held;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};

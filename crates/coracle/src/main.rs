@@ -5,7 +5,6 @@
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
-mod bars;
 mod carried;
 mod cli;
 mod client;
@@ -21,13 +20,11 @@ mod kubernetes;
 mod log;
 mod logs;
 mod node;
-mod progress;
 mod run;
 mod sandbox_role;
-mod say;
-mod seed;
 mod token;
 
+use console::FailureCode;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -97,7 +94,7 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
 fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() {
-        ExitCode::from(exit::Code::Usage as u8)
+        ExitCode::from(FailureCode::Usage as u8)
     } else {
         ExitCode::SUCCESS
     }

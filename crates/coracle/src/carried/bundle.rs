@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
 use super::{COMPLETE, RELEASES, WORKLOAD};
-use crate::kubernetes::{Component, Release};
+use releases::{Component, Release};
 
 /// All that a leader needs beside its own program.
 #[derive(Debug)]

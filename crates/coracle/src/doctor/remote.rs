@@ -1,5 +1,6 @@
 //! The doctor on a compute node: the same program, started there by `srun`.
 
+use console::say;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,8 +12,6 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::report::Report;
 use crate::carried::program::Program;
 use crate::carried::script::{self, SHELL};
-use crate::exit::Failure;
-use crate::say::say;
 
 /// Most that we read of a report, and of complaints.
 const MAX_OUTPUT: u64 = 1 << 20;
@@ -21,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 /// The report on some node of a partition.
 pub async fn look(partition: &str) -> anyhow::Result<Report> {
-    let slurm = Slurm::find().map_err(Failure::from)?;
+    let slurm = Slurm::find().map_err(crate::exit::slurm_failure)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let args = ["doctor".to_owned(), "--json".to_owned()];
     match attempt(&slurm, partition, &program, &args, None).await {
@@ -35,7 +34,7 @@ pub async fn look(partition: &str) -> anyhow::Result<Report> {
         }
         other => other,
     }
-    .map_err(|error| Failure::from(error).into())
+    .map_err(|error| crate::exit::slurm_failure(error).into())
 }
 
 async fn attempt(

@@ -10,6 +10,7 @@ mod passing;
 pub mod role;
 mod show;
 
+use console::{Failure, FailureCode, say};
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -26,8 +27,7 @@ use images::{
 };
 use indicatif::HumanBytes;
 
-use crate::exit::{self, Code, Failure};
-use crate::say::say;
+use crate::exit;
 use passing::Passing;
 
 /// `coracle image …`
@@ -211,29 +211,29 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
 }
 
 /// How the program ends on an error of images.
-pub fn code_of(cause: &(dyn Error + 'static)) -> Option<Code> {
+pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     match store_error(cause) {
-        Some(StoreError::NoRoom { .. }) => return Some(Code::CannotWrite),
+        Some(StoreError::NoRoom { .. }) => return Some(FailureCode::CannotWrite),
         Some(StoreError::Io { source, .. }) => {
-            return exit::code_of_io(source).or(Some(Code::NoImage));
+            return exit::code_of_io(source).or(Some(FailureCode::NoImage));
         }
-        Some(_) => return Some(Code::NoImage),
+        Some(_) => return Some(FailureCode::NoImage),
         None => {}
     }
     let usage = cause.is::<ReferenceError>()
         || matches!(cause.downcast_ref(), Some(ImageError::Name(_)))
         || matches!(cause.downcast_ref(), Some(LoadError::Names(_)));
     if usage {
-        return Some(Code::Usage);
+        return Some(FailureCode::Usage);
     }
     if let Some(SaveError::Write(_)) = cause.downcast_ref() {
-        return Some(Code::CannotWrite);
+        return Some(FailureCode::CannotWrite);
     }
     let ours = cause.is::<ImageError>()
         || cause.is::<LoadError>()
         || cause.is::<SaveError>()
         || cause.is::<ConfigError>();
-    ours.then_some(Code::NoImage)
+    ours.then_some(FailureCode::NoImage)
 }
 
 /// The store's failure that an error is, or that it passes on as its own.
@@ -255,7 +255,7 @@ impl StoreArgs {
     fn open(&self) -> anyhow::Result<Store> {
         let dir = self.store.clone().or_else(Store::default_path).ok_or_else(|| {
             Failure::new(
-                Code::Usage,
+                FailureCode::Usage,
                 "there is no place for images: neither XDG_DATA_HOME nor HOME is set to an absolute path",
             )
             .hint("name one with `--store DIR`")
@@ -293,7 +293,7 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let name: Option<Reference> = args.name.as_deref().map(str::parse).transpose()?;
     let limits = limits::from_environment()
-        .map_err(|error| Failure::new(Code::Usage, format!("{error:#}")))?;
+        .map_err(|error| Failure::new(FailureCode::Usage, format!("{error:#}")))?;
     let loaded = blocking(move || {
         let (shown, total, from) = match args.input == Path::new("-") {
             true => ("standard input".to_owned(), None, input()?),
@@ -304,7 +304,7 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
                         .with_context(|| format!("can't load {shown}"));
                 }
                 let file = File::open(&args.input).map_err(|error| {
-                    Failure::new(Code::NoImage, format!("can't read {shown}")).because(error)
+                    Failure::new(FailureCode::NoImage, format!("can't read {shown}")).because(error)
                 })?;
                 // A pipe has none.
                 let size = file.metadata().ok().map(|found| found.len());
@@ -338,7 +338,8 @@ fn input() -> Result<Box<dyn Read>, Failure> {
     match io::stdin().is_terminal() {
         true => {
             let message = "an archive is not read from a terminal";
-            Err(Failure::new(Code::Usage, message).hint("name a file or directory with `-i FILE`"))
+            Err(Failure::new(FailureCode::Usage, message)
+                .hint("name a file or directory with `-i FILE`"))
         }
         false => Ok(Box::new(io::stdin().lock())),
     }
@@ -357,13 +358,13 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
         match (to_stdout, format) {
             (true, Format::OciDirectory) => {
                 let message = "a directory can't be written to standard output";
-                Err(Failure::new(Code::Usage, message)
+                Err(Failure::new(FailureCode::Usage, message)
                     .hint("name it with `-o DIR`")
                     .into())
             }
             (true, _) if io::stdout().is_terminal() => {
                 let message = "an archive is not written to a terminal";
-                Err(Failure::new(Code::Usage, message)
+                Err(Failure::new(FailureCode::Usage, message)
                     .hint("name a file with `-o FILE`")
                     .into())
             }
@@ -395,7 +396,7 @@ fn save_file(
     let there = fs::metadata(&path).ok();
     if there.as_ref().is_some_and(fs::Metadata::is_dir) {
         let message = format!("can't write {name}: it is a directory");
-        return Err(Failure::new(Code::CannotWrite, message)
+        return Err(Failure::new(FailureCode::CannotWrite, message)
             .hint("name a file, or say `--format oci-dir`")
             .into());
     }
@@ -422,7 +423,7 @@ fn not_saved(path: &Path, error: SaveError) -> anyhow::Error {
     match error {
         SaveError::Write(source) => {
             let message = format!("can't write {}", path.display());
-            let failure = Failure::new(Code::CannotWrite, message);
+            let failure = Failure::new(FailureCode::CannotWrite, message);
             failure.because(source).into()
         }
         other => other.into(),

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-use crate::bars::{FileProgress, Progress};
+use console::{DownloadProgress, FileProgress};
 
 /// Nobody looks at a bar more often.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -20,7 +20,7 @@ pub struct Passing<T> {
 impl<T> Passing<T> {
     /// `name` is what the user calls it, `total` its size if that is known.
     pub fn new(inner: T, name: &str, total: Option<u64>) -> Self {
-        let mut progress = Progress::new().file(name);
+        let mut progress = DownloadProgress::new().file(name);
         progress.begin_quietly(total);
         Self {
             inner,

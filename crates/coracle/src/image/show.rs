@@ -1,17 +1,17 @@
 //! What the user sees of a pull: a bar for each layer.
 
+use console::say;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use images::{Digest, Event, Progress};
 
-use crate::bars::{self, FileProgress};
-use crate::say::say;
+use console::{DownloadProgress, FileProgress};
 
 /// Bars on a terminal, lines elsewhere.
 #[derive(Debug)]
 pub struct Bars {
-    all: bars::Progress,
+    all: DownloadProgress,
     blobs: Mutex<HashMap<Digest, FileProgress>>,
 }
 
@@ -19,7 +19,7 @@ impl Bars {
     /// Nothing is shown yet.
     pub fn new() -> Bars {
         Bars {
-            all: bars::Progress::new(),
+            all: DownloadProgress::new(),
             blobs: Mutex::default(),
         }
     }

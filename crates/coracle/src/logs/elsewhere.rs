@@ -1,5 +1,6 @@
 //! A cluster on another host: `coracle logs` is called again there, by a step of its job.
 
+use console::{Failure, FailureCode, say};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
@@ -10,27 +11,26 @@ use tokio::io::AsyncReadExt;
 use super::LogsArgs;
 use crate::carried::program::Program;
 use crate::carried::script::{self, SHELL};
-use crate::exit::{self, Code, Failure};
-use crate::say::say;
+use crate::exit;
 
 /// The most that is repeated of what srun says.
 const MAX_WORDS: u64 = 64 * 1024;
 
 /// Finds the job, and shows the logs from the node on which its cluster leads.
 pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(Failure::from)?;
+    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
     let job = match args.job {
         Some(job) => job,
         None => only_job(&slurm).await?,
     };
     let detail = slurm.job_detail(job).await.map_err(|error| match error {
         SlurmError::JobGone { .. } => no_such_job(job),
-        other => Failure::from(other),
+        other => exit::slurm_failure(other),
     })?;
     let node = detail.nodes.first().ok_or_else(|| {
         let state = detail.state.as_deref().unwrap_or("not known");
         Failure::new(
-            Code::Slurm,
+            FailureCode::Slurm,
             format!("job {job} has no nodes; its state is {state}"),
         )
         .hint("`squeue --me` shows your jobs; logs end with the cluster")
@@ -49,11 +49,11 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
         }
         other => other,
     };
-    Ok(exit::code(ended.map_err(Failure::from)?))
+    Ok(exit::code(ended.map_err(exit::slurm_failure)?))
 }
 
 fn no_such_job(job: u32) -> Failure {
-    Failure::new(Code::NoWorkload, format!("there is no job {job}"))
+    Failure::new(FailureCode::NoWorkload, format!("there is no job {job}"))
         .hint("`squeue --me` shows your jobs; logs end with the cluster, unless `coracle run --logs DIR` keeps them")
 }
 
@@ -62,11 +62,11 @@ async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
     let jobs = slurm
         .jobs_with_step("coracle-node")
         .await
-        .map_err(Failure::from)?;
+        .map_err(exit::slurm_failure)?;
     match jobs.as_slice() {
         [job] => Ok(*job),
         [] => Err(
-            Failure::new(Code::NoWorkload, "you have no cluster that runs")
+            Failure::new(FailureCode::NoWorkload, "you have no cluster that runs")
                 .hint(
                     "`coracle run` starts one; its logs end with it, unless --logs DIR keeps them",
                 )
@@ -75,7 +75,7 @@ async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
         [first, ..] => {
             let names: Vec<String> = jobs.iter().map(u32::to_string).collect();
             let message = format!("you have clusters in the jobs {}", names.join(", "));
-            Err(Failure::new(Code::Usage, message)
+            Err(Failure::new(FailureCode::Usage, message)
                 .hint(format!("say which one is meant, as in --job {first}"))
                 .into())
         }

@@ -1,5 +1,6 @@
 //! Logs of nodes' agents, by the API server's way to them.
 
+use console::{Failure, FailureCode, say};
 use std::io::Write;
 use std::time::Duration;
 
@@ -11,8 +12,6 @@ use kube::config::Kubeconfig;
 use kube::{Api, Client, ResourceExt};
 
 use super::here::Found;
-use crate::exit::{Code, Failure};
-use crate::say::say;
 
 /// A node's log can't be followed by one request, so it is asked again.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -111,8 +110,11 @@ async fn unknown(client: &Client, name: &str) -> Failure {
         .iter()
         .flat_map(|list| list.iter().map(ResourceExt::name_any))
         .collect();
-    Failure::new(Code::Usage, format!("the cluster has no node {name:?}"))
-        .hint(format!("its nodes are {}", names.join(", ")))
+    Failure::new(
+        FailureCode::Usage,
+        format!("the cluster has no node {name:?}"),
+    )
+    .hint(format!("its nodes are {}", names.join(", ")))
 }
 
 /// How much of a node's log was shown.

@@ -12,6 +12,7 @@ mod here;
 mod kubelet;
 mod show;
 
+use console::{Failure, FailureCode};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -19,7 +20,6 @@ use control_plane::Component;
 
 use self::here::Found;
 use crate::carried;
-use crate::exit::{Code, Failure};
 
 /// What a component's name may begin with that is a node's agent.
 const KUBELET: &str = "kubelet";
@@ -77,7 +77,7 @@ pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
     match clusters.as_slice() {
         [cluster] => show(cluster, &args).await,
         [] if args.here => Err(Failure::new(
-            Code::NoWorkload,
+            FailureCode::NoWorkload,
             "no cluster of yours leads on this host",
         )
         .hint("it may just be starting or ending: `squeue --me` shows your jobs")
@@ -97,10 +97,11 @@ fn check(name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let names = Component::ALL.map(Component::program).join(", ");
-    Err(
-        Failure::new(Code::Usage, format!("there is no component {name:?}"))
-            .hint(format!("components are {names}, kubelet and kubelet/NODE")),
+    Err(Failure::new(
+        FailureCode::Usage,
+        format!("there is no component {name:?}"),
     )
+    .hint(format!("components are {names}, kubelet and kubelet/NODE")))
 }
 
 /// As Kubernetes names nodes; nothing else may become part of a URL.
@@ -129,7 +130,7 @@ fn which(clusters: &[Found]) -> Failure {
     let jobs = clusters.iter().filter_map(|cluster| cluster.job);
     let example = jobs.map(|job| format!("--job {job}")).next();
     let failure = Failure::new(
-        Code::Usage,
+        FailureCode::Usage,
         format!(
             "you have {} clusters on this host: {}",
             clusters.len(),

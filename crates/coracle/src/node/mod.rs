@@ -17,6 +17,7 @@ mod process_limit;
 pub mod stacking;
 mod streaming;
 
+use console::{FailureCode, say};
 use std::fs::File;
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -25,12 +26,11 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::carried;
-use crate::exit::Code;
+
 use crate::guard::{self, LEFT_TO_OTHERS, Policy, Side};
 use crate::handover::{Handover, VERSION, clock_problem, now};
 use crate::janitor_role;
 use crate::sandbox_role::lock;
-use crate::say::say;
 use place::NodePlace;
 
 /// How long the guard of an agent that has just ended may hold the lock.
@@ -48,7 +48,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     run_sealed();
     be_the_agent().or_else(|error| {
         complain(&error);
-        Ok(ExitCode::from(Code::NotStarted as u8))
+        Ok(ExitCode::from(FailureCode::NotStarted as u8))
     })
 }
 

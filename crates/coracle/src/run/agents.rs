@@ -1,5 +1,6 @@
 //! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
 
+use console::say;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
@@ -20,7 +21,6 @@ use crate::carried::program::Program;
 use crate::carried::script::{self, SHELL};
 use crate::handover::Handover;
 use crate::node::FAILED;
-use crate::say::say;
 
 /// How much of what the agents print is kept for messages.
 const KEPT_LINES: usize = 40;

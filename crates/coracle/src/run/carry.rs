@@ -1,5 +1,6 @@
 //! Carries what a leader needs from the submitting host to its node, by a step of the job.
 
+use console::{Failure, FailureCode, say};
 use std::io::{self, BufWriter};
 use std::path::Path;
 use std::process::Stdio;
@@ -14,8 +15,6 @@ use super::look::Asked;
 use crate::carried::bundle::Bundle;
 use crate::carried::program::Program;
 use crate::carried::script::{self, SHELL};
-use crate::exit::{Code, Failure};
-use crate::say::say;
 
 /// The most that is repeated of what the other side says.
 const MAX_WORDS: u64 = 16 * 1024;
@@ -90,10 +89,10 @@ fn refused(what: &str, node: &str, code: Option<i32>, words: &[u8]) -> Failure {
     let words = String::from_utf8_lossy(words);
     let lines = words.lines().filter(|line| !slurm::is_noise(line));
     let words: Vec<String> = lines.map(|line| format!("  | {line}")).collect();
-    let code = if code == Some(Code::CannotWrite as i32) {
-        Code::CannotWrite
+    let code = if code == Some(FailureCode::CannotWrite as i32) {
+        FailureCode::CannotWrite
     } else {
-        Code::NotStarted
+        FailureCode::NotStarted
     };
     Failure::new(
         code,

@@ -1,6 +1,7 @@
 //! One cluster as its leader holds it: the control plane, the door for its nodes, and the steps in
 //! which their agents run.
 
+use console::{Failure, FailureCode, Phases, say};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,10 +25,8 @@ use super::plan::plans;
 use super::storage::{self, Owner, Storage};
 use crate::carried;
 use crate::cli::RunOptions;
-use crate::exit::{Code, Failure};
-use crate::kubernetes::Release;
-use crate::progress::Progress;
-use crate::say::say;
+
+use releases::Release;
 
 /// The range out of which KSI hands a port to the workload: Kubernetes' node ports.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
@@ -116,12 +115,15 @@ impl Cluster {
         let mark = format!("{name}-{}", &random[4..20]);
         let addresses = linux::address::host_addresses()?;
         let advertised = *addresses.first().ok_or_else(|| {
-            Failure::new(Code::Host, "this host has no network address but loopback")
-                .hint("a cluster of one node needs one too: check `ip addr`")
+            Failure::new(
+                FailureCode::Host,
+                "this host has no network address but loopback",
+            )
+            .hint("a cluster of one node needs one too: check `ip addr`")
         })?;
         if advertised.is_ipv6() {
             return Err(Failure::new(
-                Code::Host,
+                FailureCode::Host,
                 format!("this host has no IPv4 address, only {advertised}"),
             )
             .hint("pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`")
@@ -131,7 +133,7 @@ impl Cluster {
         let api_port = reserve(options.api_port)?;
         let (detail, kill_wait) =
             tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
-        let detail = detail.map_err(Failure::from)?;
+        let detail = detail.map_err(crate::exit::slurm_failure)?;
         // Where it can't be known, the usual is likely.
         let grace = Grace::within(kill_wait.ok().flatten());
         let pki = Arc::new(Pki::new(lifetime(&detail))?);
@@ -229,7 +231,7 @@ impl Cluster {
         &mut self,
         patience: Duration,
         controllers: bool,
-        progress: &mut Progress,
+        progress: &mut Phases,
     ) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         progress.phase("control plane answers");
@@ -247,13 +249,14 @@ impl Cluster {
         Ok(())
     }
 
-    async fn settle(&mut self, controllers: bool, progress: &mut Progress) -> anyhow::Result<()> {
+    async fn settle(&mut self, controllers: bool, progress: &mut Phases) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         let mut answers = false;
         while !(answers && self.waiting_for.is_empty()) {
             match self.next().await {
                 Happening::ControlPlane(event) => {
-                    let event = event.map_err(|failure| failure.with_code(Code::NotStarted))?;
+                    let event =
+                        event.map_err(|failure| failure.with_code(FailureCode::NotStarted))?;
                     if event == Event::ApiAnswers {
                         answers = true;
                         progress.phase(format!("{} Ready", nodes_are(total)));
@@ -299,7 +302,7 @@ impl Cluster {
             match self.next().await {
                 Happening::ControlPlane(Ok(event)) => self.show(&event),
                 Happening::ControlPlane(Err(failure)) => {
-                    return Ended::Broken(failure.with_code(Code::Broken));
+                    return Ended::Broken(failure.with_code(FailureCode::Broken));
                 }
                 Happening::Node(_, NodeEvent::ToldToEnd) => return Ended::BySlurm,
                 Happening::Node(node, event) => self.note(&node, &event),
@@ -442,7 +445,7 @@ impl Cluster {
             format!("these nodes did not join: {}", missing.join(", "))
         };
         Failure::new(
-            Code::NotStarted,
+            FailureCode::NotStarted,
             format!("the cluster did not start within {} s: {what}", patience.as_secs()),
         )
         .hint("`scontrol show node` tells whether they are up; --start-timeout allows more time, -v shows more")
@@ -469,7 +472,7 @@ fn refuse_our_own_network(addresses: &[IpAddr], options: &RunOptions) -> Result<
         let ours = |address: &&IpAddr| matches!(address, IpAddr::V4(v4) if network.contains(v4));
         if let Some(address) = addresses.iter().find(ours) {
             let message = format!("{option} {cidr} holds {address}, an address of this host");
-            return Err(Failure::new(Code::Usage, message).hint(format!(
+            return Err(Failure::new(FailureCode::Usage, message).hint(format!(
                 "choose a network that the site doesn't use, with {option}"
             )));
         }
@@ -480,7 +483,7 @@ fn refuse_our_own_network(addresses: &[IpAddr], options: &RunOptions) -> Result<
 fn reserve(port: u16) -> Result<ReservedPort, Failure> {
     ReservedPort::new(port).map_err(|error| {
         Failure::new(
-            Code::Host,
+            FailureCode::Host,
             format!("cannot use port {port} for the API server"),
         )
         .because(error)
@@ -492,7 +495,7 @@ fn make_log_dir(dir: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let failed = |error| {
         Failure::new(
-            Code::CannotWrite,
+            FailureCode::CannotWrite,
             format!("cannot make the log directory {}", dir.display()),
         )
         .because(error)
@@ -544,7 +547,7 @@ fn node_port() -> anyhow::Result<u16> {
 
 fn not_started(node: &str, problem: &str) -> Failure {
     Failure::new(
-        Code::NotStarted,
+        FailureCode::NotStarted,
         format!("node {node} cannot join: {problem}"),
     )
     .hint("leave the node out with --exclude, or tell the site's support")
@@ -552,7 +555,7 @@ fn not_started(node: &str, problem: &str) -> Failure {
 
 fn cancelled() -> Failure {
     Failure::new(
-        Code::NotStarted,
+        FailureCode::NotStarted,
         "Slurm ended the job while the cluster was starting",
     )
     .hint("`sacct -j JOB` says why: its time limit, or somebody's scancel")
@@ -568,7 +571,7 @@ fn step_failed(failure: StepFailure) -> Failure {
         StepFailure::Step { nodes, error } => {
             let nodes = nodes.join(", ");
             Failure::new(
-                Code::NotStarted,
+                FailureCode::NotStarted,
                 format!("cannot start the agents on {nodes}"),
             )
             .because(error)

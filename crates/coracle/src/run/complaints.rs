@@ -1,6 +1,7 @@
 //! What the cluster complains about while manifests are waited for: Warning events, each told once, so that nobody waits for a
 //! pod that can't run without knowing.
 
+use console::say;
 use std::collections::{BTreeSet, HashSet};
 use std::convert::Infallible;
 
@@ -8,8 +9,6 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::Event;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-
-use crate::say::say;
 
 /// So much of an event's text is shown.
 const LONGEST: usize = 400;

@@ -1,5 +1,6 @@
 //! The control plane's process as the leader holds it: commands in, events out.
 
+use console::{Failure, FailureCode};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,8 +11,6 @@ use control_plane::{ClusterConfig, Command, Event};
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
-
-use crate::exit::{Code, Failure};
 
 /// What all components together get to stop when their store is to be kept.
 const SAVE_PATIENCE: Duration = Duration::from_secs(20);
@@ -62,19 +61,19 @@ impl ControlPlane {
                 self.pid = Some(pid);
                 Ok(Event::Up { pid })
             }
-            Some(Event::Broken { reason }) => Err(Failure::new(Code::Host, reason)),
+            Some(Event::Broken { reason }) => Err(Failure::new(FailureCode::Host, reason)),
             Some(Event::Failed {
                 component,
                 reason,
                 tail,
             }) => Err(Failure::new(
-                Code::NotStarted,
+                FailureCode::NotStarted,
                 format!("{component} failed: {reason}\n{}", indent(&tail)),
             )
             .hint("run again with --logs DIR to keep the complete logs")),
             Some(event) => Ok(event),
             None => Err(Failure::new(
-                Code::Broken,
+                FailureCode::Broken,
                 "the control plane's process was killed from outside",
             )
             .hint("the job may have reached its memory limit: try again with a larger --mem")),
@@ -120,7 +119,12 @@ impl ControlPlane {
         let ended = tokio::time::timeout(patience, end).await;
         // Nothing happens if it is gone already.
         let _ = self.child.kill().await;
-        ended.unwrap_or_else(|_| Err(Failure::new(Code::Broken, "the control plane did not stop")))
+        ended.unwrap_or_else(|_| {
+            Err(Failure::new(
+                FailureCode::Broken,
+                "the control plane did not stop",
+            ))
+        })
     }
 
     async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! The leader's story: start a cluster, run the workload in it, end both in order.
 
+use console::{Failure, FailureCode, Phases, say};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -19,12 +20,9 @@ use super::manifests;
 use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
 use crate::carried;
-use crate::exit::{self, Code, Failure};
+use crate::exit;
 use crate::handover::MARK;
-use crate::kubernetes::Release;
-use crate::progress::Progress;
-use crate::say::say;
-use crate::seed;
+use releases::Release;
 
 /// What upstream's components need; they use a tenth of it.
 const ADDRESS_SPACE: u64 = 4 << 30;
@@ -39,12 +37,13 @@ pub async fn lead(
 ) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
     check_address_space()?;
-    let mut progress = Progress::new();
+    let mut progress = Phases::new();
     let carried_dir = carried::workload().map(|(dir, _)| dir);
-    let slurm = Slurm::find().map_err(Failure::from)?;
+    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
-        let seed = seed::ensure(&release, &settings.options.service_cidr, &mut progress).await;
+        let seed =
+            super::ensure_seed(&release, &settings.options.service_cidr, &mut progress).await;
         Cluster::launch(&settings.options, &allocation, &release, seed, slurm).await
     };
     let mut cluster = tokio::select! {
@@ -85,7 +84,7 @@ fn check_address_space() -> Result<(), Failure> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     match limit {
         Some(limit) if limit < ADDRESS_SPACE => Err(Failure::new(
-            Code::Host,
+            FailureCode::Host,
             format!(
                 "the address space of processes is limited to {} MiB",
                 limit >> 20
@@ -140,7 +139,7 @@ fn spawn(
     linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::KILL);
     command.spawn().map_err(|error| {
         Failure::new(
-            Code::NoWorkload,
+            FailureCode::NoWorkload,
             format!("cannot run {}", program.display()),
         )
         .because(error)

@@ -4,6 +4,7 @@
 //! failed. What never ends by itself (a Deployment, a CronJob) keeps the cluster until the job ends, unless
 //! there is also something that does. Objects that run nothing are not waited for.
 
+use console::{Failure, FailureCode, say};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -21,8 +22,6 @@ use tokio::process::Command;
 
 use super::complaints;
 use super::workload::Manifests;
-use crate::exit::{Code, Failure};
-use crate::say::say;
 
 type Env = BTreeMap<&'static str, OsString>;
 
@@ -104,7 +103,7 @@ async fn apply(
             }
             Err(words) => {
                 return Err(Failure::new(
-                    Code::BadManifest,
+                    FailureCode::BadManifest,
                     format!("the manifests were refused\n{words}"),
                 )
                 .hint(

@@ -18,24 +18,26 @@ mod manifests;
 mod metrics;
 pub mod objects;
 mod plan;
+mod seed;
 mod settings;
 mod srun;
 mod storage;
 mod submit;
 mod workload;
 
+use console::{Failure, FailureCode, say};
 use std::process::ExitCode;
 
-use crate::say::say;
 use slurm::{Allocation, Place};
 
 pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;
+pub use self::seed::ensure as ensure_seed;
 pub use self::settings::Settings;
 use self::workload::Workload;
 use crate::carried;
 use crate::cli::RunArgs;
-use crate::exit::{Code, Failure};
+
 use crate::guard::{self, Over, Policy, Side};
 use crate::node::check_environment;
 
@@ -52,7 +54,7 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut settings = Settings::resolve(args)?;
     check_environment().map_err(|error| {
-        Failure::new(Code::Usage, format!("{error:#}"))
+        Failure::new(FailureCode::Usage, format!("{error:#}"))
             .hint("correct the variable or unset it; `coracle run --help` lists them")
     })?;
     if let Some(releases) = carried::releases() {
@@ -63,7 +65,8 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     // Looked at first, also outside: a missing file should not cost a place in the queue.
     let workload = Workload::find(&settings.workload, &settings.args)?;
-    let Some(allocation) = Allocation::from_process_env().map_err(Failure::from)? else {
+    let Some(allocation) = Allocation::from_process_env().map_err(crate::exit::slurm_failure)?
+    else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };
     if !settings.slurm.is_empty() && allocation.place != Place::AllocatedElsewhere {

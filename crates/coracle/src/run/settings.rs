@@ -1,6 +1,7 @@
 //! The command line of `coracle run`, resolved into plain values: which words are ours, which are
 //! Slurm's, and what is to be run.
 
+use console::{Failure, FailureCode};
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
 
@@ -8,7 +9,6 @@ use clap::Parser;
 
 use super::plan::NODE_PREFIX;
 use crate::cli::{LateOptions, RunArgs, RunOptions};
-use crate::exit::{Code, Failure};
 
 /// What to run and how.
 #[derive(Debug, Clone)]
@@ -150,7 +150,7 @@ fn check_cidr(option: &str, cidr: &str, longest: u32) -> Result<(), Failure> {
 }
 
 fn usage(message: &str) -> Failure {
-    Failure::new(Code::Usage, message.trim_start_matches("error: "))
+    Failure::new(FailureCode::Usage, message.trim_start_matches("error: "))
 }
 
 #[derive(Debug, Default, PartialEq)]

@@ -1,6 +1,7 @@
 //! One `srun` of the submitting host: what it says is passed on, signals reach the leader through it,
 //! and Slurm's own failures are told apart from the workload's.
 
+use console::{Failure, FailureCode};
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
@@ -13,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::look::{CONTROL, FINISHED};
-use crate::exit::{self, Code, Failure};
+use crate::exit;
 
 /// How much of the end of standard error is looked at for Slurm's words.
 const KEPT_BYTES: usize = 16 * 1024;
@@ -168,10 +169,10 @@ impl Srun {
             return Ok(code);
         }
         match slurm::classify("srun", Some(status), &said.words) {
-            error @ SlurmError::ProgramNotFound { .. } => Err(Failure::from(error).into()),
+            error @ SlurmError::ProgramNotFound { .. } => Err(exit::slurm_failure(error).into()),
             // The leader ended before it said anything of its start, and has told why.
             _ if said.words.contains(": task 0: ") => Ok(code),
-            error => Err(Failure::from(error).into()),
+            error => Err(exit::slurm_failure(error).into()),
         }
     }
 }
@@ -179,7 +180,7 @@ impl Srun {
 /// Slurm lost the leader's node. To srun that is no failure of a task: it ends with 0.
 fn unfinished(words: &str) -> Failure {
     Failure::new(
-        Code::Broken,
+        FailureCode::Broken,
         format!("the job ended before the workload did: {words}"),
     )
     .hint("`sacct -X` shows how the job ended; run it again, without that node (--exclude) if it does not come back")

@@ -4,6 +4,7 @@
 //! all that is needed it says so, and waits until it was carried there ([`carry`]). A program that wants a
 //! terminal is started by a step of its own, because nothing else can be told through a terminal.
 
+use console::{Failure, FailureCode};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,9 +21,8 @@ use super::workload::Workload;
 use crate::carried;
 use crate::carried::bundle::Bundle;
 use crate::carried::script::SHELL;
-use crate::exit::{self, Code, Failure};
-use crate::kubernetes::Release;
-use crate::seed;
+use crate::exit;
+use releases::Release;
 
 /// What is asked of Slurm.
 struct Request<'a> {
@@ -35,8 +35,8 @@ struct Request<'a> {
 
 /// Asks Slurm for a new job with the user's options.
 pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(Failure::from)?;
-    slurm.ping().await.map_err(Failure::from)?;
+    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
+    slurm.ping().await.map_err(exit::slurm_failure)?;
     Request::new(slurm, settings, workload, None)?
         .call_again(wants_terminal(workload))
         .await
@@ -48,10 +48,10 @@ pub async fn first_node(
     workload: &Workload,
     allocation: &Allocation,
 ) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(Failure::from)?;
+    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
     let first = allocation.nodes.first().ok_or_else(|| {
         Failure::new(
-            Code::Slurm,
+            FailureCode::Slurm,
             format!("job {} has no nodes", allocation.job_id),
         )
         .hint("this shell seems to have the variables of another job: `unset SLURM_JOB_ID`")
@@ -73,7 +73,7 @@ impl<'a> Request<'a> {
         let release = Release::find(settings.options.kubernetes.as_deref()).ok();
         let seed = release
             .as_ref()
-            .and_then(|release| seed::find(release, &settings.options.service_cidr));
+            .and_then(|release| releases::seed::find(release, &settings.options.service_cidr));
         let bundle = Bundle {
             program: std::env::current_exe().context("cannot find our own program")?,
             release: release.map(|release| Release {

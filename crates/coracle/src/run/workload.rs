@@ -1,13 +1,12 @@
 //! What is to be run in the cluster: a program, or manifests.
 
+use console::{Failure, FailureCode};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-use crate::exit::{Code, Failure};
 
 /// A workload that was looked at and can be run.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +46,7 @@ impl Workload {
         if path.is_dir() {
             if !has_manifests(path, 0).map_err(|error| unreadable(path, error))? {
                 return Err(Failure::new(
-                    Code::NoWorkload,
+                    FailureCode::NoWorkload,
                     format!("there are no manifests in {}", path.display()),
                 )
                 .hint("manifests end in .yaml, .yml or .json"));
@@ -59,10 +58,11 @@ impl Workload {
             let manifests = without_args(Manifests::File(path.to_owned()), args)?;
             let is_empty = |meta: std::fs::Metadata| meta.is_file() && meta.len() == 0;
             if file.metadata().is_ok_and(is_empty) {
-                return Err(
-                    Failure::new(Code::NoWorkload, format!("{} is empty", path.display()))
-                        .hint("a manifest has at least a kind, an apiVersion and a name"),
-                );
+                return Err(Failure::new(
+                    FailureCode::NoWorkload,
+                    format!("{} is empty", path.display()),
+                )
+                .hint("a manifest has at least a kind, an apiVersion and a name"));
             }
             return Ok(manifests);
         }
@@ -119,7 +119,7 @@ impl Workload {
         let found = slurm::on_path(&text, &std::env::var_os("PATH").unwrap_or_default());
         if found.is_none() && name != "kubectl" {
             return Err(Failure::new(
-                Code::NoWorkload,
+                FailureCode::NoWorkload,
                 format!("there is neither a file nor a program called {text}"),
             )
             .hint(
@@ -140,7 +140,7 @@ impl Workload {
             .map_err(|error| unreadable(path, error))?;
         let interpreter = interpreter(&head[..got]).ok_or_else(|| {
             Failure::new(
-                Code::NoWorkload,
+                FailureCode::NoWorkload,
                 format!("{} is neither a manifest nor a program", path.display()),
             )
             .hint(format!(
@@ -188,7 +188,7 @@ fn without_args(manifests: Manifests, args: &[OsString]) -> Result<Workload, Fai
     match args.first() {
         None => Ok(Workload::Manifests(manifests)),
         Some(arg) => Err(Failure::new(
-            Code::Usage,
+            FailureCode::Usage,
             format!("manifests take no arguments, but {} follows", arg.display()),
         )
         .hint("put several manifests into a directory, or pipe them: cat a.yaml b.yaml | coracle run -")),
@@ -221,9 +221,12 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
         io::ErrorKind::PermissionDenied => "you may not read it: check its permissions",
         _ => "check that it is a readable file",
     };
-    Failure::new(Code::NoWorkload, format!("cannot read {}", path.display()))
-        .because(error)
-        .hint(hint)
+    Failure::new(
+        FailureCode::NoWorkload,
+        format!("cannot read {}", path.display()),
+    )
+    .because(error)
+    .hint(hint)
 }
 
 /// The words of a `#!` line.

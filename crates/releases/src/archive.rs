@@ -8,7 +8,7 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 
-use super::store::StoreError;
+use crate::store::StoreError;
 
 /// No program of upstream comes near this.
 const LARGEST_PROGRAM: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! `coracle kubernetes import`: a release from programs that are on this machine already.
+//! Importing a release from programs that are on this machine already.
 //!
 //! They are copied first and asked for their version then, from where they will run: what is checked
 //! is what is installed, and a file system that forbids running programs is noticed here.
@@ -9,38 +9,28 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use indicatif::HumanBytes;
 
-use super::elf::{NotProgram, check_program};
-use super::probe::{self, ProbeError};
-use super::release::{Component, Release};
-use super::store::{Staging, Store, StoreError};
-use super::version::{Version, VersionError};
-use crate::say::say;
+use crate::elf::{NotProgram, check_program};
+use crate::probe::{self, ProbeError};
+use crate::release::{Component, Release};
+use crate::store::{Staging, Store, StoreError};
+use crate::version::{Version, VersionError};
+use console::say;
 
 /// A program that is all components at once, as `kubernetes/build` makes it.
 const MULTI_CALL: &str = "kube";
 
-/// Options of `coracle kubernetes import`.
-#[derive(Debug, Args)]
-#[command(disable_version_flag = true)]
-pub struct ImportArgs {
-    /// Where kube-apiserver, kube-controller-manager, kube-scheduler, etcd and kubectl are (or links
-    /// with these names to one program `kube`)
-    #[arg(value_name = "DIR")]
+/// What to import, and where to install it.
+#[derive(Debug)]
+pub struct ImportOptions {
+    /// The directory that holds the programs, or links to one multi-call program `kube`.
     pub dir: PathBuf,
-
-    /// Which version they are; by default kube-apiserver is asked
-    #[arg(long, value_name = "V")]
+    /// Their version; if it is missing, kube-apiserver is asked.
     pub version: Option<String>,
-
-    /// Install into this directory of releases instead of ~/.local/share/coracle/kubernetes
-    #[arg(long, value_name = "DIR")]
+    /// A directory of releases other than the user's own.
     pub into: Option<PathBuf>,
-
-    /// Replace this version if it is installed already
-    #[arg(long)]
+    /// Replace a release that is installed already.
     pub force: bool,
 }
 
@@ -132,31 +122,31 @@ impl ImportError {
 }
 
 /// Copies, checks and installs a release. Returns it, and whether it was there already.
-pub async fn import(args: &ImportArgs) -> Result<(Release, bool), ImportError> {
-    let given: Option<Version> = args.version.as_deref().map(str::parse).transpose()?;
-    let programs = find_programs(&args.dir)?;
+pub async fn import(options: &ImportOptions) -> Result<(Release, bool), ImportError> {
+    let given: Option<Version> = options.version.as_deref().map(str::parse).transpose()?;
+    let programs = find_programs(&options.dir)?;
     for program in &programs {
         check_program(&program.path).map_err(|reason| ImportError::NotProgram {
             path: program.path.clone(),
             reason,
         })?;
     }
-    let store = Store::open(args.into.as_deref())?;
+    let store = Store::open(options.into.as_deref())?;
     if let Some(release) = given
         .as_ref()
         .and_then(|version| store.installed(version))
-        .filter(|_| !args.force)
+        .filter(|_| !options.force)
     {
         return Ok((release, true));
     }
     let staging = store.staging()?;
     copy(&programs, &staging)?;
-    let (kubernetes, etcd) = check_versions(&args.dir, &staging, given.as_ref()).await?;
+    let (kubernetes, etcd) = check_versions(&options.dir, &staging, given.as_ref()).await?;
     let version = given.unwrap_or(kubernetes);
-    if let Some(release) = store.installed(&version).filter(|_| !args.force) {
+    if let Some(release) = store.installed(&version).filter(|_| !options.force) {
         return Ok((release, true));
     }
-    let from = fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
+    let from = fs::canonicalize(&options.dir).unwrap_or_else(|_| options.dir.clone());
     let about = format!(
         "kubernetes {version}\netcd {etcd}\nfrom {}\n",
         from.display()

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::fs::{File, OpenOptions};
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter};
 
-use super::store::StoreError;
+use crate::store::StoreError;
 
 /// A SHA-256.
 pub type Digest = [u8; 32];

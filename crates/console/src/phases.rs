@@ -1,22 +1,26 @@
-//! Tells the user what is happening, by phase, with the time each took: a spinner on a terminal, plain
-//! lines otherwise. Everything goes to standard error; standard output belongs to the workload.
+//! The phases of a command, with the time each took: a spinner on a terminal, plain lines otherwise.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use crate::say::say;
+use crate::say;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// The phases of one command.
 #[derive(Debug)]
-pub struct Progress {
+pub struct Phases {
     began: Instant,
     phase: Option<(String, Instant)>,
     spinner: Option<ProgressBar>,
 }
 
-impl Progress {
-    /// Nothing has been done yet.
+impl Phases {
+    /// Starts the clock of the whole command.
+    #[must_use]
+    #[allow(
+        clippy::new_without_default,
+        reason = "a clock that starts by default would surprise"
+    )]
     pub fn new() -> Self {
         let spinner = std::io::stderr().is_terminal().then(|| {
             let spinner = ProgressBar::new_spinner();
@@ -32,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// A new phase begins; the one before it, if any, is done.
+    /// Ends the current phase, if any, and begins the next.
     pub fn phase(&mut self, name: impl Into<String>) {
         self.done();
         let name = name.into();
@@ -43,14 +47,14 @@ impl Progress {
         self.phase = Some((name, Instant::now()));
     }
 
-    /// The current phase is done.
+    /// Ends the current phase and prints how long it took.
     pub fn done(&mut self) {
         if let Some((name, began)) = self.phase.take() {
             self.line(&format!("{name} ({})", seconds(began.elapsed())));
         }
     }
 
-    /// The current phase ended early, and nothing is said of it.
+    /// Drops the current phase without a line.
     pub fn abandon(&mut self) {
         self.phase = None;
         if let Some(spinner) = &self.spinner {
@@ -58,7 +62,7 @@ impl Progress {
         }
     }
 
-    /// Everything is ready: the spinner makes way for the workload.
+    /// Prints the total time and removes the spinner, because the terminal now belongs to the workload.
     pub fn ready(&mut self, what: &str) {
         self.done();
         self.line(&format!("{what} after {}", seconds(self.began.elapsed())));
@@ -67,7 +71,7 @@ impl Progress {
         }
     }
 
-    /// A line of its own.
+    /// Prints a line above the spinner.
     pub fn line(&self, text: &str) {
         match &self.spinner {
             Some(spinner) => spinner.suspend(|| say(format_args!("coracle: {text}"))),

@@ -1,21 +1,4 @@
-//! Installations of upstream Kubernetes: finding the one to run, and `coracle kubernetes …`, which
-//! downloads the official release, takes one from a directory, and shows what is there.
-//!
-//! Start reading at [`release`]: the rest of Coracle needs nothing but [`Release::find`]. Only
-//! [`store`] writes to where releases are; [`fetch`] and [`import`] bring them there. Nothing here
-//! knows how the components are started.
-
-mod archive;
-mod download;
-mod elf;
-mod error;
-mod fetch;
-mod import;
-mod part;
-mod probe;
-mod release;
-mod store;
-mod version;
+//! `coracle kubernetes …`: downloads or imports a release of upstream Kubernetes, and lists what is installed.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -23,18 +6,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-pub use error::FetchError;
-pub use fetch::FetchArgs;
-pub use import::{ImportArgs, ImportError};
-pub use release::{Component, Release, ReleaseError};
-
-use release::Search;
+use console::{FailureCode, Phases, say};
+use releases::{
+    FetchError, FetchOptions, ImportError, ImportOptions, PINNED_ETCD, PINNED_KUBERNETES, Release,
+    ReleaseError, Search,
+};
 
 use crate::cli::DEFAULT_SERVICE_CIDR;
-use crate::exit::Code;
-use crate::progress::Progress;
-use crate::say::say;
-use crate::seed;
+
+use crate::run;
 
 /// `coracle kubernetes …`
 #[derive(Debug, Subcommand)]
@@ -88,15 +68,85 @@ pub struct WhichArgs {
     pub kubernetes: Option<PathBuf>,
 }
 
+/// Options of `coracle kubernetes fetch`.
+#[derive(Debug, Args)]
+#[command(disable_version_flag = true)]
+pub struct FetchArgs {
+    /// Which Kubernetes, for example v1.37.1
+    #[arg(long, value_name = "V", default_value = PINNED_KUBERNETES)]
+    version: String,
+
+    /// Which etcd, the store behind it, for example v3.7.0
+    #[arg(long, value_name = "V", default_value = PINNED_ETCD)]
+    etcd_version: String,
+
+    /// Download from a copy of https://dl.k8s.io instead, with etcd's releases below URL/etcd/V/
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
+
+    /// Install into this directory of releases instead of ~/.local/share/coracle/kubernetes
+    #[arg(long, value_name = "DIR")]
+    into: Option<PathBuf>,
+
+    /// Download again what is installed already, and replace it
+    #[arg(long)]
+    force: bool,
+}
+
+impl From<FetchArgs> for FetchOptions {
+    fn from(args: FetchArgs) -> Self {
+        Self {
+            version: args.version,
+            etcd_version: args.etcd_version,
+            mirror: args.mirror,
+            into: args.into,
+            force: args.force,
+        }
+    }
+}
+
+/// Options of `coracle kubernetes import`.
+#[derive(Debug, Args)]
+#[command(disable_version_flag = true)]
+pub struct ImportArgs {
+    /// Where kube-apiserver, kube-controller-manager, kube-scheduler, etcd and kubectl are (or links
+    /// with these names to one program `kube`)
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Which version they are; by default kube-apiserver is asked
+    #[arg(long, value_name = "V")]
+    version: Option<String>,
+
+    /// Install into this directory of releases instead of ~/.local/share/coracle/kubernetes
+    #[arg(long, value_name = "DIR")]
+    into: Option<PathBuf>,
+
+    /// Replace this version if it is installed already
+    #[arg(long)]
+    force: bool,
+}
+
+impl From<ImportArgs> for ImportOptions {
+    fn from(args: ImportArgs) -> Self {
+        Self {
+            dir: args.dir,
+            version: args.version,
+            into: args.into,
+            force: args.force,
+        }
+    }
+}
+
 /// Runs a command.
 pub async fn run(command: KubernetesCommand) -> anyhow::Result<()> {
     match command {
         KubernetesCommand::Fetch(args) => {
-            let (release, already) = fetch::fetch(&args).await?;
+            let (release, already) = releases::fetch(&args.into()).await?;
             installed(&release, already).await
         }
         KubernetesCommand::Import(args) => {
-            let (release, already) = import::import(&args).await?;
+            let (release, already) = releases::import(&args.into()).await?;
             installed(&release, already).await
         }
         KubernetesCommand::Prepare(args) => {
@@ -119,20 +169,20 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
 }
 
 /// How the program ends on an error of this module's.
-pub fn code_of(cause: &(dyn Error + 'static)) -> Option<Code> {
+pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     if cause.is::<ReleaseError>() {
-        return Some(Code::NoKubernetes);
+        return Some(FailureCode::NoKubernetes);
     }
     if let Some(error) = cause.downcast_ref() {
         return Some(match error {
-            FetchError::Version(_) | FetchError::Mirror { .. } => Code::Usage,
-            FetchError::Store(..) => Code::CannotWrite,
-            _ => Code::NoKubernetes,
+            FetchError::Version(_) | FetchError::Mirror { .. } => FailureCode::Usage,
+            FetchError::Store(..) => FailureCode::CannotWrite,
+            _ => FailureCode::NoKubernetes,
         });
     }
     Some(match cause.downcast_ref()? {
-        ImportError::Store(_) => Code::CannotWrite,
-        _ => Code::NoKubernetes,
+        ImportError::Store(_) => FailureCode::CannotWrite,
+        _ => FailureCode::NoKubernetes,
     })
 }
 
@@ -169,8 +219,8 @@ async fn installed(release: &Release, already: bool) -> anyhow::Result<()> {
 /// Makes what the first start of a cluster would otherwise wait for. Where that can't be (a host
 /// without user namespaces), the first cluster does it.
 async fn prepare(release: &Release) {
-    let mut progress = Progress::new();
-    let _ = seed::ensure(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
+    let mut progress = Phases::new();
+    let _ = run::ensure_seed(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
     progress.done();
 }
 

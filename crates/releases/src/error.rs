@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use super::archive::ArchiveError;
-use super::store::StoreError;
-use super::version::{PINNED_KUBERNETES, VersionError};
+use crate::archive::ArchiveError;
+use crate::store::StoreError;
+use crate::version::{PINNED_KUBERNETES, VersionError};
 
 /// A release can't be downloaded. Nothing has been installed then.
 #[derive(Debug, thiserror::Error)]

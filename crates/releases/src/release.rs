@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::version::Version;
+use crate::version::Version;
 
 /// One program of upstream that Coracle runs. They may be links to one multi-call program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

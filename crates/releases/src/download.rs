@@ -7,9 +7,9 @@ use std::time::Duration;
 use reqwest::header::{CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 
-use super::error::FetchError;
-use super::part::{Digest, Part, hex};
-use crate::bars::FileProgress;
+use crate::error::FetchError;
+use crate::part::{Digest, Part, hex};
+use console::FileProgress;
 
 /// How often a broken connection is tried again without getting anywhere.
 const RETRIES: u32 = 4;

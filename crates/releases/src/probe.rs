@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-use super::release::Component;
-use super::version::Version;
+use crate::release::Component;
+use crate::version::Version;
 
 /// How long a program may take to answer: it may have to be read from a slow file system first.
 pub const PATIENCE: Duration = Duration::from_secs(20);

@@ -17,9 +17,9 @@ use indicatif::HumanBytes;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
 
-use super::release::{self, Release};
-use super::version::Version;
-use crate::say::say;
+use crate::release::{self, Release};
+use crate::version::Version;
+use console::say;
 
 /// Leftovers of a killed `fetch` or `import` that are older than this are removed by the next one.
 const STALE: Duration = Duration::from_secs(24 * 3600);
@@ -343,7 +343,7 @@ fn private_dir(dir: &Path) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::release::Component;
+    use crate::release::Component;
 
     fn stage(store: &Store, content: &str) -> Staging {
         let staging = store.staging().unwrap();

@@ -1,10 +1,9 @@
-//! What the user sees of a download: bars on a terminal, plain lines elsewhere (a job's log). All of
-//! it goes to stderr.
+//! Progress of downloads: bars on a terminal, plain lines elsewhere (a job's log).
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use crate::say::say;
+use crate::say;
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
 
 /// How often a line is written for a file that takes long.
@@ -12,7 +11,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The progress of a set of files.
 #[derive(Debug)]
-pub struct Progress {
+pub struct DownloadProgress {
     bars: Option<MultiProgress>,
 }
 
@@ -31,10 +30,11 @@ enum Shown {
     Lines { last: Instant },
 }
 
-impl Progress {
+impl DownloadProgress {
     /// Bars if stderr is a terminal.
-    pub fn new() -> Progress {
-        Progress {
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
             bars: std::io::stderr().is_terminal().then(MultiProgress::new),
         }
     }
@@ -73,7 +73,7 @@ impl FileProgress {
         }
     }
 
-    /// The same for what is no download and seldom takes long: where there are no bars, nothing is said of it yet.
+    /// The same for an operation that is usually short: prints no line where there are no bars.
     pub fn begin_quietly(&mut self, total: Option<u64>) {
         self.show(0, total);
     }
@@ -98,7 +98,7 @@ impl FileProgress {
         }
     }
 
-    /// The file has grown to `at` bytes.
+    /// Shows that the file has grown to `at` bytes.
     pub fn advance(&mut self, at: u64) {
         match &mut self.shown {
             Shown::Bar(_, bar) => bar.iter().for_each(|bar| bar.set_position(at)),
@@ -121,7 +121,7 @@ impl FileProgress {
         }
     }
 
-    /// Something that the user should know of, such as a broken connection.
+    /// Prints a message, such as a broken connection.
     pub fn note(&self, text: &str) {
         match &self.shown {
             Shown::Bar(bars, _) => {
@@ -131,14 +131,14 @@ impl FileProgress {
         }
     }
 
-    /// It is over, and what comes next says how.
+    /// Removes the bar of a download that failed.
     pub fn clear(&mut self) {
         if let Shown::Bar(_, Some(bar)) = &self.shown {
             bar.finish_and_clear();
         }
     }
 
-    /// The whole file is here, `size` bytes, and it is what it should be.
+    /// Shows that the file is complete and verified.
     pub fn finish(self, size: u64) {
         match self.shown {
             Shown::Bar(_, bar) => bar.iter().for_each(|bar| {

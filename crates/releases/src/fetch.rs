@@ -1,4 +1,4 @@
-//! `coracle kubernetes fetch`: the official release, from where upstream publishes it or a mirror.
+//! Fetching the official release from upstream's servers or a mirror.
 //!
 //! All checksums are fetched first, so that a version that doesn't exist fails before anything large
 //! is downloaded; then the files, a few at a time; then the release is put together and published.
@@ -7,19 +7,18 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::{Client, Url};
 
-use super::archive::extract_program;
-use super::download::{self, Source};
-use super::error::FetchError;
-use super::part::{Digest, Part, parse_hex};
-use super::release::{Component, Release};
-use super::store::{Claim, Staging, Store, StoreError};
-use super::version::{PINNED_ETCD, PINNED_KUBERNETES, Version};
-use crate::bars::Progress;
-use crate::say::say;
+use crate::archive::extract_program;
+use crate::download::{self, Source};
+use crate::error::FetchError;
+use crate::part::{Digest, Part, parse_hex};
+use crate::release::{Component, Release};
+use crate::store::{Claim, Staging, Store, StoreError};
+use crate::version::Version;
+use console::DownloadProgress;
+use console::say;
 
 const UPSTREAM: &str = "https://dl.k8s.io";
 const UPSTREAM_ETCD: &str = "https://github.com/etcd-io/etcd/releases/download";
@@ -27,28 +26,18 @@ const UPSTREAM_ETCD: &str = "https://github.com/etcd-io/etcd/releases/download";
 /// How many files are downloaded at once.
 const AT_ONCE: usize = 3;
 
-/// Options of `coracle kubernetes fetch`.
-#[derive(Debug, Args)]
-#[command(disable_version_flag = true)]
-pub struct FetchArgs {
-    /// Which Kubernetes, for example v1.37.1
-    #[arg(long, value_name = "V", default_value = PINNED_KUBERNETES)]
+/// What to download, and where to install it.
+#[derive(Debug)]
+pub struct FetchOptions {
+    /// The version of Kubernetes.
     pub version: String,
-
-    /// Which etcd, the store behind it, for example v3.7.0
-    #[arg(long, value_name = "V", default_value = PINNED_ETCD)]
+    /// The version of etcd.
     pub etcd_version: String,
-
-    /// Download from a copy of https://dl.k8s.io instead, with etcd's releases below URL/etcd/V/
-    #[arg(long, value_name = "URL")]
+    /// The URL of a copy of upstream's download server, with etcd's releases below `URL/etcd/V/`.
     pub mirror: Option<String>,
-
-    /// Install into this directory of releases instead of ~/.local/share/coracle/kubernetes
-    #[arg(long, value_name = "DIR")]
+    /// A directory of releases other than the user's own.
     pub into: Option<PathBuf>,
-
-    /// Download again what is installed already, and replace it
-    #[arg(long)]
+    /// Replace a release that is installed already.
     pub force: bool,
 }
 
@@ -71,10 +60,10 @@ struct Item {
 }
 
 /// Downloads and installs a release. Returns it, and whether it was there already.
-pub async fn fetch(args: &FetchArgs) -> Result<(Release, bool), FetchError> {
-    let plan = Plan::new(args)?;
-    let store = Store::open(args.into.as_deref())?;
-    if let Some(release) = store.installed(&plan.version).filter(|_| !args.force) {
+pub async fn fetch(options: &FetchOptions) -> Result<(Release, bool), FetchError> {
+    let plan = Plan::new(options)?;
+    let store = Store::open(options.into.as_deref())?;
+    if let Some(release) = store.installed(&plan.version).filter(|_| !options.force) {
         return Ok((release, true));
     }
     if plan.kubernetes_base.scheme() == "http" {
@@ -88,7 +77,7 @@ pub async fn fetch(args: &FetchArgs) -> Result<(Release, bool), FetchError> {
         .claim(&format!("{}-{}", plan.version, plan.arch))
         .await?;
     // Another process may have installed it while this one waited.
-    if let Some(release) = store.installed(&plan.version).filter(|_| !args.force) {
+    if let Some(release) = store.installed(&plan.version).filter(|_| !options.force) {
         claim.done();
         return Ok((release, true));
     }
@@ -108,21 +97,21 @@ pub async fn fetch(args: &FetchArgs) -> Result<(Release, bool), FetchError> {
     });
     let release = release.await.map_err(|e| StoreError::Io {
         doing: "install into",
-        path: args.into.clone().unwrap_or_default(),
+        path: options.into.clone().unwrap_or_default(),
         source: std::io::Error::other(e),
     })??;
     Ok((release, false))
 }
 
 impl Plan {
-    fn new(args: &FetchArgs) -> Result<Plan, FetchError> {
-        let (kubernetes_base, etcd_base) = match &args.mirror {
+    fn new(options: &FetchOptions) -> Result<Plan, FetchError> {
+        let (kubernetes_base, etcd_base) = match &options.mirror {
             Some(mirror) => (mirror_base(mirror, "")?, mirror_base(mirror, "/etcd")?),
             None => (mirror_base(UPSTREAM, "")?, mirror_base(UPSTREAM_ETCD, "")?),
         };
         Ok(Plan {
-            version: args.version.parse()?,
-            etcd_version: args.etcd_version.parse()?,
+            version: options.version.parse()?,
+            etcd_version: options.etcd_version.parse()?,
             arch: upstream_arch(std::env::consts::ARCH)?,
             kubernetes_base,
             etcd_base,
@@ -190,7 +179,7 @@ impl Plan {
                 &format!("{}/etcd", self.etcd_folder()),
                 &etcd,
             );
-            if let Err(error @ super::archive::ArchiveError::Unexpected { .. }) = extracted {
+            if let Err(error @ crate::archive::ArchiveError::Unexpected { .. }) = extracted {
                 archive.remove();
                 return Err(error.into());
             }
@@ -216,7 +205,7 @@ async fn download_all(
         .buffered(items.len())
         .try_collect()
         .await?;
-    let progress = Progress::new();
+    let progress = DownloadProgress::new();
     stream::iter(items.iter().zip(digests))
         .map(|(item, digest)| {
             let shown = progress.file(&item.name);
@@ -311,16 +300,16 @@ mod tests {
     use super::*;
 
     fn urls(mirror: Option<&str>) -> Vec<String> {
-        let args = FetchArgs {
+        let options = FetchOptions {
             version: "1.36.2".into(),
-            etcd_version: PINNED_ETCD.into(),
+            etcd_version: "v3.7.0".into(),
             mirror: mirror.map(str::to_owned),
             into: None,
             force: false,
         };
         let plan = Plan {
             arch: "amd64",
-            ..Plan::new(&args).unwrap()
+            ..Plan::new(&options).unwrap()
         };
         let items = plan.items().unwrap();
         items
