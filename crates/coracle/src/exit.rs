@@ -9,18 +9,6 @@ use std::process::{ExitCode, ExitStatus};
 use console::{Failure, FailureCode, say};
 use rustix::process::Signal;
 
-/// An error of Slurm's, as the user sees it.
-pub fn slurm_failure(error: slurm::SlurmError) -> Failure {
-    let mut failure = Failure::new(FailureCode::Slurm, error.to_string());
-    if let Some(hint) = error.hint() {
-        failure = failure.hint(hint);
-    }
-    match error {
-        slurm::SlurmError::Start { source, .. } => failure.because(source),
-        _ => failure,
-    }
-}
-
 /// The code of this number.
 pub fn code(number: i32) -> ExitCode {
     ExitCode::from(u8::try_from(number).unwrap_or(1))

@@ -20,8 +20,8 @@ use tokio::net::UnixStream;
 
 use self::pair::Side;
 use crate::guard;
-use crate::handover::POD_MARK;
 use crate::node::place;
+use cluster::PODS_MARK;
 
 /// Between attempts to listen after the guard was killed: the disk may be full for a while.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub struct Start {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
-    /// What sandboxes carry as the value of [`POD_MARK`].
+    /// What sandboxes carry as the value of [`PODS_MARK`].
     pub mark: String,
     /// How many processes the user may have before those in the hub's user namespace are refused more.
     pub processes: Option<u64>,
@@ -140,7 +140,7 @@ async fn forsaken(start: &Start) {
         }
         missing += 1;
         // Who can't look takes it that there are some.
-        let mark = format!("{POD_MARK}={}", start.mark);
+        let mark = format!("{PODS_MARK}={}", start.mark);
         let pods = linux::process::is_running(&["internal", "sandbox"], &mark);
         let patience = match pods {
             Ok(false) => MISSING_WITHOUT,

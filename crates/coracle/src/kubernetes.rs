@@ -14,8 +14,6 @@ use releases::{
 
 use crate::cli::DEFAULT_SERVICE_CIDR;
 
-use crate::run;
-
 /// `coracle kubernetes …`
 #[derive(Debug, Subcommand)]
 pub enum KubernetesCommand {
@@ -220,7 +218,7 @@ async fn installed(release: &Release, already: bool) -> anyhow::Result<()> {
 /// without user namespaces), the first cluster does it.
 async fn prepare(release: &Release) {
     let mut progress = Phases::new();
-    let _ = run::ensure_seed(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
+    let _ = cluster::ensure_seed(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
     progress.done();
 }
 

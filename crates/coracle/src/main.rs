@@ -5,14 +5,11 @@
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
-mod carried;
 mod cli;
-mod client;
 mod control_plane_role;
 mod doctor;
 mod exit;
 mod guard;
-mod handover;
 mod hub_role;
 mod image;
 mod janitor_role;
@@ -20,9 +17,9 @@ mod kubernetes;
 mod log;
 mod logs;
 mod node;
+mod receive_role;
 mod run;
 mod sandbox_role;
-mod token;
 
 use console::FailureCode;
 use std::process::ExitCode;
@@ -64,7 +61,7 @@ fn main() -> ExitCode {
         Command::Internal(InternalCommand::FreeLayers { dir, low, age }) => {
             node::image_gc::free(&dir, low, Duration::from_secs(age))
         }
-        Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
+        Command::Internal(InternalCommand::Receive { dir }) => receive_role::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))
         }

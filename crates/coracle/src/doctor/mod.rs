@@ -43,7 +43,7 @@ pub struct DoctorArgs {
 
 /// Looks, reports, and tells by the exit code whether pods can run there.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
-    crate::carried::remove();
+    cluster::carry::remove();
     let report = match &args.partition {
         Some(partition) => remote::look(partition).await?,
         None => here().await,

@@ -10,8 +10,8 @@ use slurm::{Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::report::Report;
-use crate::carried::program::Program;
-use crate::carried::script::{self, SHELL};
+use cluster::carry::program::Program;
+use cluster::carry::script::{self, SHELL};
 
 /// Most that we read of a report, and of complaints.
 const MAX_OUTPUT: u64 = 1 << 20;
@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 /// The report on some node of a partition.
 pub async fn look(partition: &str) -> anyhow::Result<Report> {
-    let slurm = Slurm::find().map_err(crate::exit::slurm_failure)?;
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let args = ["doctor".to_owned(), "--json".to_owned()];
     match attempt(&slurm, partition, &program, &args, None).await {
@@ -34,7 +34,7 @@ pub async fn look(partition: &str) -> anyhow::Result<Report> {
         }
         other => other,
     }
-    .map_err(|error| crate::exit::slurm_failure(error).into())
+    .map_err(|error| cluster::slurm_failure(error).into())
 }
 
 async fn attempt(

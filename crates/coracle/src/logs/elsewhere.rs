@@ -9,23 +9,23 @@ use slurm::{Slurm, SlurmError, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::LogsArgs;
-use crate::carried::program::Program;
-use crate::carried::script::{self, SHELL};
 use crate::exit;
+use cluster::carry::program::Program;
+use cluster::carry::script::{self, SHELL};
 
 /// The most that is repeated of what srun says.
 const MAX_WORDS: u64 = 64 * 1024;
 
 /// Finds the job, and shows the logs from the node on which its cluster leads.
 pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let job = match args.job {
         Some(job) => job,
         None => only_job(&slurm).await?,
     };
     let detail = slurm.job_detail(job).await.map_err(|error| match error {
         SlurmError::JobGone { .. } => no_such_job(job),
-        other => exit::slurm_failure(other),
+        other => cluster::slurm_failure(other),
     })?;
     let node = detail.nodes.first().ok_or_else(|| {
         let state = detail.state.as_deref().unwrap_or("not known");
@@ -49,7 +49,7 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
         }
         other => other,
     };
-    Ok(exit::code(ended.map_err(exit::slurm_failure)?))
+    Ok(exit::code(ended.map_err(cluster::slurm_failure)?))
 }
 
 fn no_such_job(job: u32) -> Failure {
@@ -62,7 +62,7 @@ async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
     let jobs = slurm
         .jobs_with_step("coracle-node")
         .await
-        .map_err(exit::slurm_failure)?;
+        .map_err(cluster::slurm_failure)?;
     match jobs.as_slice() {
         [job] => Ok(*job),
         [] => Err(

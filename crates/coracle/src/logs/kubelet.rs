@@ -71,7 +71,7 @@ async fn connect(cluster: &Found) -> anyhow::Result<Client> {
         .with_context(|| format!("cannot read {}", path.display()))?;
     let kubeconfig =
         Kubeconfig::from_yaml(&text).context("cannot read the cluster's kubeconfig")?;
-    crate::client::of(harmless(kubeconfig)).await
+    cluster::client::from_kubeconfig(harmless(kubeconfig)).await
 }
 
 /// Who wrote it isn't known for sure, so nothing is left of it but the server and keys: kubeconfigs can name programs to run and

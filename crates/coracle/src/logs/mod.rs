@@ -19,7 +19,7 @@ use clap::Args;
 use control_plane::Component;
 
 use self::here::Found;
-use crate::carried;
+use cluster::carry;
 
 /// What a component's name may begin with that is a node's agent.
 const KUBELET: &str = "kubelet";
@@ -65,7 +65,7 @@ Examples:
 pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
     if args.here {
         // Slurm may have carried a copy of ours here.
-        carried::remove();
+        carry::remove();
     }
     if let Some(name) = &args.component {
         check(name)?;

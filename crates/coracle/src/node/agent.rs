@@ -7,6 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cluster::enrolment::{
+    AgentMessage, COMPATIBLE_VERSION, Enrolled, EnrolmentRefused, JoinConfig, LeaderConnection,
+    LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
+};
+use cluster::{PODS_MARK, WORKLOAD_MARK};
 use control_plane::pki::{Identity, KUBELET_CLIENT};
 use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
 use kubelet_api::{Access, ServerIdentity};
@@ -17,15 +22,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hub::NodeHub;
-use super::identity::{Kept, NodeIdentity};
 use super::image_gc;
 use super::image_list::ImageList;
 use super::launch::Launchers;
-use super::line::{Admitted, Line, Refused, Replaced, is_leader_gone, is_worth_repeating, report};
 use super::place::{self, NodePlace};
 use super::streaming;
 use crate::guard::LEFT_TO_OTHERS;
-use crate::handover::{Handover, MARK, POD_MARK, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
@@ -58,24 +60,24 @@ enum End {
 ///
 /// `groups` is the control group in which those of pods are made, if there is one.
 pub async fn run(
-    handover: Handover,
-    kept: Kept,
+    join_config: JoinConfig,
+    saved: SavedIdentity,
     place: NodePlace,
     groups: Option<PathBuf>,
 ) -> anyhow::Result<ExitCode> {
     let mut told = Told::listen()?;
     let image_gc = image_gc::settings()?;
     let node = super::name();
-    let Admitted {
-        line,
+    let Enrolled {
+        connection,
         identity,
         addresses,
-    } = match join(&handover, &node, &kept, &mut told).await {
+    } = match join(&join_config, &node, &saved, &mut told).await {
         Ok(admitted) => admitted,
-        Err(end) => return not_admitted(end, &kept).await,
+        Err(end) => return not_admitted(end, &saved).await,
     };
-    let mut line = Some(line);
-    kept.save(&identity)?;
+    let mut line = Some(connection);
+    saved.save(&identity)?;
 
     let listener = listen().await.context("cannot open the kubelet's port")?;
     place
@@ -92,17 +94,17 @@ pub async fn run(
         groups,
         images: ImageList::default(),
         stacking: tokio::sync::OnceCell::new(),
-        mark: identity.welcome.mark.clone(),
-        job: identity.welcome.job.0,
+        mark: identity.response.mark.clone(),
+        job: identity.response.job.0,
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
     });
-    let api = SocketAddr::new(identity.leader, identity.welcome.api_port);
+    let api = SocketAddr::new(identity.leader, identity.response.api_port);
     let login = Identity {
-        cert_pem: identity.welcome.client_cert_pem.clone(),
+        cert_pem: identity.response.client_cert_pem.clone(),
         key_pem: identity.client_key_pem.clone(),
     };
-    let client = crate::client::connect(api, &identity.welcome.cluster_ca_pem, &login).await?;
+    let client = cluster::client::connect(api, &identity.response.cluster_ca_pem, &login).await?;
     let pods = Arc::new(KnownPods::default());
     pods.log_with(Box::new(crate::log::remembered));
     let stop = CancellationToken::new();
@@ -116,7 +118,7 @@ pub async fn run(
         stop.clone(),
     ));
     let (tell_registered, registered) = oneshot::channel();
-    let (ending, pods_grace) = (stop.clone(), identity.welcome.pods_grace);
+    let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
     let mut kubelet = tokio::spawn(kubelet::run(
         client,
         config,
@@ -140,7 +142,7 @@ pub async fn run(
 
     let end = tokio::select! {
         () = image_gc::look_after(place.dir.clone(), image_gc) => End::Failed(anyhow::anyhow!("nobody looks after images")),
-        end = stay(&mut line, &handover, &node, &kept, registered, &mut told) => end,
+        end = stay(&mut line, &join_config, &node, &saved, registered, &mut told) => end,
         ended = &mut kubelet => End::Failed(match ended {
             Ok(Ok(())) => anyhow::anyhow!("the kubelet ended by itself"),
             Ok(Err(error)) => error.into(),
@@ -162,13 +164,13 @@ pub async fn run(
         hub.end().await;
     }
     match end {
-        End::ByLeader => tell(&mut line, &ToLeader::Gone).await,
+        End::ByLeader => tell(&mut line, &AgentMessage::Left).await,
         End::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
         End::LeaderLost { dead: false } => {}
         End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
         End::Failed(error) => {
             let problem = format!("{error:#}");
-            tell(&mut line, &ToLeader::Failed(problem)).await;
+            tell(&mut line, &AgentMessage::Failed(problem)).await;
             return Err(error);
         }
     }
@@ -185,15 +187,15 @@ async fn listen() -> std::io::Result<TcpListener> {
 
 /// Reports to the leader: for the first time, or in place of an agent that died.
 async fn join(
-    handover: &Handover,
+    join_config: &JoinConfig,
     node: &str,
-    kept: &Kept,
+    saved: &SavedIdentity,
     told: &mut Told,
-) -> Result<Admitted, End> {
+) -> Result<Enrolled, End> {
     let joining = async {
-        match kept.load() {
-            None => first_join(handover, node).await,
-            Some(_) => reconnect(handover, node, kept).await,
+        match saved.load() {
+            None => first_join(join_config, node).await,
+            Some(_) => reconnect(join_config, node, saved).await,
         }
     };
     let mut joining = std::pin::pin!(joining);
@@ -208,13 +210,13 @@ async fn join(
 }
 
 /// Reports for the first time. The door may be crowded by strangers for a while, and the network slow.
-async fn first_join(handover: &Handover, node: &str) -> Result<Admitted, End> {
+async fn first_join(join_config: &JoinConfig, node: &str) -> Result<Enrolled, End> {
     let mut attempt = 1;
     loop {
-        match report(handover, node, None).await {
+        match enrol(join_config, node, None).await {
             Ok(admitted) => return Ok(admitted),
-            Err(error) if error.is::<Replaced>() => return Err(End::Replaced),
-            Err(error) if is_worth_repeating(&error) && attempt < JOINS => {
+            Err(error) if error.is::<NodeTaken>() => return Err(End::Replaced),
+            Err(error) if is_retryable(&error) && attempt < JOINS => {
                 tracing::warn!(
                     node,
                     error = format!("{error:#}"),
@@ -229,12 +231,12 @@ async fn first_join(handover: &Handover, node: &str) -> Result<Admitted, End> {
 }
 
 /// What an agent does that is not admitted.
-async fn not_admitted(end: End, kept: &Kept) -> anyhow::Result<ExitCode> {
+async fn not_admitted(end: End, saved: &SavedIdentity) -> anyhow::Result<ExitCode> {
     match end {
         End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
         End::Failed(error) => return Err(error),
         End::LeaderLost { dead: true } => {
-            if let Some(identity) = kept.load() {
+            if let Some(identity) = saved.load() {
                 clean_up_after_leader(&identity).await;
             }
         }
@@ -245,10 +247,10 @@ async fn not_admitted(end: End, kept: &Kept) -> anyhow::Result<ExitCode> {
 
 /// Holds the line to the leader until one of us is to end.
 async fn stay(
-    line: &mut Option<Line>,
-    handover: &Handover,
+    line: &mut Option<LeaderConnection>,
+    join_config: &JoinConfig,
     node: &str,
-    kept: &Kept,
+    saved: &SavedIdentity,
     registered: oneshot::Receiver<()>,
     told: &mut Told,
 ) -> End {
@@ -256,37 +258,37 @@ async fn stay(
     // After it has answered, it must not be asked again.
     let mut registered = std::pin::pin!(futures::FutureExt::fuse(registered));
     if told.deadline.is_some() {
-        tell(line, &ToLeader::ToldToEnd).await;
+        tell(line, &AgentMessage::JobEnding).await;
     }
     loop {
         let deadline = told.deadline;
         tokio::select! {
-            heard = hear(line, handover, node, kept) => match heard {
-                Ok(Heard::Message(ToNode::End)) => return End::ByLeader,
-                Ok(Heard::Message(ToNode::Replaced)) => return End::Replaced,
-                Ok(Heard::Message(ToNode::Welcome(_) | ToNode::Refused(_))) => {}
+            heard = hear(line, join_config, node, saved) => match heard {
+                Ok(Heard::Message(LeaderMessage::End)) => return End::ByLeader,
+                Ok(Heard::Message(LeaderMessage::NodeTaken)) => return End::Replaced,
+                Ok(Heard::Message(LeaderMessage::Welcome(_) | LeaderMessage::Refused(_))) => {}
                 Ok(Heard::Silence) => tracing::warn!(node, "lost the connection to the leader"),
                 Ok(Heard::Leader) => {
                     tracing::info!(node, "connected to the leader again");
                     if is_registered {
-                        tell(line, &ToLeader::Registered).await;
+                        tell(line, &AgentMessage::Registered).await;
                     }
                     if told.deadline.is_some() {
-                        tell(line, &ToLeader::ToldToEnd).await;
+                        tell(line, &AgentMessage::JobEnding).await;
                     }
                 }
                 Err(end) => return end,
             },
             Ok(()) = &mut registered => {
                 is_registered = true;
-                tell(line, &ToLeader::Registered).await;
+                tell(line, &AgentMessage::Registered).await;
             }
             () = told.ending() => {
                 if let Err(end) = told.take_note() {
                     return end;
                 }
                 // Slurm ends the job. The leader may not know yet: a batch script is not signalled.
-                tell(line, &ToLeader::ToldToEnd).await;
+                tell(line, &AgentMessage::JobEnding).await;
             }
             () = until(deadline) => return End::LeaderLost { dead: false },
         }
@@ -296,7 +298,7 @@ async fn stay(
 /// What comes over the line.
 enum Heard {
     /// A word of the leader.
-    Message(ToNode),
+    Message(LeaderMessage),
     /// The line is broken.
     Silence,
     /// There is a line again.
@@ -305,10 +307,10 @@ enum Heard {
 
 /// Waits for the leader's next word or, without a line, for a new line.
 async fn hear(
-    line: &mut Option<Line>,
-    handover: &Handover,
+    line: &mut Option<LeaderConnection>,
+    join_config: &JoinConfig,
     node: &str,
-    kept: &Kept,
+    saved: &SavedIdentity,
 ) -> Result<Heard, End> {
     if let Some(open) = line {
         return Ok(match open.receive().await {
@@ -319,12 +321,12 @@ async fn hear(
             }
         });
     }
-    *line = Some(reconnect(handover, node, kept).await?.line);
+    *line = Some(reconnect(join_config, node, saved).await?.connection);
     Ok(Heard::Leader)
 }
 
 /// Tells the leader something, if there is a line. If that breaks, the next wait for a message says so.
-async fn tell(line: &mut Option<Line>, message: &ToLeader) {
+async fn tell(line: &mut Option<LeaderConnection>, message: &AgentMessage) {
     if let Some(line) = line {
         let _ = line.send(message).await;
     }
@@ -381,13 +383,17 @@ async fn until(deadline: Option<Instant>) {
 
 /// Ties the line again, however long the network is away: pods go on, and Slurm ends the job. If the leader is gone or refuses, what
 /// that means for us.
-async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Admitted, End> {
+async fn reconnect(
+    join_config: &JoinConfig,
+    node: &str,
+    saved: &SavedIdentity,
+) -> Result<Enrolled, End> {
     let mut refusals = 0;
     loop {
-        let error = match report(handover, node, kept.load()).await {
+        let error = match enrol(join_config, node, saved.load()).await {
             Ok(admitted) => return Ok(admitted),
-            Err(error) if error.is::<Replaced>() => return Err(End::Replaced),
-            Err(error) if error.is::<Refused>() => {
+            Err(error) if error.is::<NodeTaken>() => return Err(End::Replaced),
+            Err(error) if error.is::<EnrolmentRefused>() => {
                 tracing::warn!(node, %error, "ending");
                 return Err(End::LeaderLost { dead: false });
             }
@@ -407,32 +413,32 @@ async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Admit
 
 /// Does what the leader and its guard would have done, had they not been killed together.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
-    for name in [MARK, POD_MARK] {
-        let mark = format!("{name}={}", identity.welcome.mark);
+    for name in [WORKLOAD_MARK, PODS_MARK] {
+        let mark = format!("{name}={}", identity.response.mark);
         if let Err(error) = linux::process::kill_marked(&mark) {
             tracing::warn!(%error, "cannot look for what the cluster has left");
         }
     }
-    if let (job, Some(step)) = identity.welcome.job {
+    if let (job, Some(step)) = identity.response.job {
         crate::run::dismiss(job, step).await;
     }
 }
 
 fn server_identity(identity: &NodeIdentity) -> ServerIdentity {
     ServerIdentity {
-        cert_chain_pem: identity.welcome.server_cert_pem.clone(),
+        cert_chain_pem: identity.response.server_cert_pem.clone(),
         key_pem: identity.server_key_pem.clone(),
-        client_ca_pem: identity.welcome.kubelet_client_ca_pem.clone(),
+        client_ca_pem: identity.response.kubelet_client_ca_pem.clone(),
     }
 }
 
 fn node_hub(identity: &NodeIdentity, place: &NodePlace) -> Arc<NodeHub> {
-    let range = &identity.welcome.pod_cidr;
+    let range = &identity.response.pod_cidr;
     Arc::new(NodeHub::new(
         &place.dir,
         place.hub_socket(),
         range,
-        &identity.welcome.mark,
+        &identity.response.mark,
     ))
 }
 
@@ -443,7 +449,7 @@ fn node_config(
     kubelet_port: u16,
     place: &NodePlace,
 ) -> anyhow::Result<NodeConfig> {
-    let welcome = &identity.welcome;
+    let response = &identity.response;
     let scratch_dir = place::scratch();
     let scratch = rustix::fs::statvfs(&scratch_dir).or_else(|_| rustix::fs::statvfs("/tmp"))?;
     Ok(NodeConfig {
@@ -452,31 +458,30 @@ fn node_config(
         hostname: super::hostname(),
         kubelet_port,
         capacity: Capacity {
-            cpus: welcome.cpus,
-            memory_bytes: match welcome.memory_bytes {
+            cpus: response.cpus,
+            memory_bytes: match response.memory_bytes {
                 Some(bytes) => bytes,
                 // Slurm doesn't count memory here, so all of the host's is there to be used.
                 None => total_memory(),
             },
             ephemeral_storage_bytes: scratch.f_bavail * scratch.f_frsize,
             pods: MAX_PODS,
-            extended: welcome.extended.clone(),
+            extended: response.extended.clone(),
         },
-        labels: welcome.labels.clone(),
+        labels: response.labels.clone(),
         annotations: std::collections::BTreeMap::new(),
         kubelet_version: format!(
             "{}+coracle-{}",
-            welcome.kubernetes_version,
-            crate::handover::VERSION
+            response.kubernetes_version, COMPATIBLE_VERSION
         ),
         scratch_dir,
         node_dir: place.dir.clone(),
         node_key: place.key.clone(),
-        way: match welcome.pods_as_steps {
+        way: match response.pods_as_steps {
             true => Way::Step,
             false => Way::Fork,
         },
-        pod_cidrs: vec![welcome.pod_cidr.clone()],
+        pod_cidrs: vec![response.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: streaming::idle_timeout()?,

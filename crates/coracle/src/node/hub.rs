@@ -12,9 +12,9 @@ use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use super::process_limit;
-use crate::handover::POD_MARK;
 use crate::hub_role::Start;
 use crate::sandbox_role;
+use cluster::PODS_MARK;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
 /// site's users; every pod of the node waits for it.
@@ -130,7 +130,7 @@ impl NodeHub {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .arg(format!("{POD_MARK}={}", self.start.mark))
+            .arg(format!("{PODS_MARK}={}", self.start.mark))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .process_group(0)

@@ -7,11 +7,9 @@
 mod agent;
 pub mod cgroup;
 mod hub;
-mod identity;
 pub mod image_gc;
 mod image_list;
 mod launch;
-mod line;
 pub mod place;
 mod process_limit;
 pub mod stacking;
@@ -25,26 +23,24 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::carried;
+use cluster::carry;
 
 use crate::guard::{self, LEFT_TO_OTHERS, Policy, Side};
-use crate::handover::{Handover, VERSION, clock_problem, now};
 use crate::janitor_role;
 use crate::sandbox_role::lock;
+use cluster::AGENT_FAILED;
+use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_problem, unix_time};
 use place::NodePlace;
 
 /// How long the guard of an agent that has just ended may hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What an agent's last words begin with; the node and the problem follow.
-pub const FAILED: &str = "coracle-node failed:";
 
 /// What processes of ours are called.
 const NAME: &std::ffi::CStr = c"coracle";
 
 /// The role's entry.
 pub fn main() -> anyhow::Result<ExitCode> {
-    carried::remove();
+    carry::remove();
     run_sealed();
     be_the_agent().or_else(|error| {
         complain(&error);
@@ -66,14 +62,14 @@ fn run_sealed() {
 
 /// One line that the leader recognises among all that comes through srun.
 fn complain(error: &anyhow::Error) {
-    say(format_args!("{FAILED} {}: {error:#}", name()));
+    say(format_args!("{AGENT_FAILED} {}: {error:#}", name()));
 }
 
 fn be_the_agent() -> anyhow::Result<ExitCode> {
     check_environment()?;
-    let handover = read_handover()?;
-    let kept = identity::Kept::new()?;
-    let place = NodePlace::new(&handover.secret, &name());
+    let join_config = read_join_config()?;
+    let saved = SavedIdentity::new()?;
+    let place = NodePlace::new(&join_config.secret, &name());
     place
         .make()
         .with_context(|| format!("cannot make the node's directory {}", place.dir.display()))?;
@@ -99,7 +95,7 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
         }
         Side::Worker => {
             let groups = groups.map(|groups| groups.theirs().path().to_owned());
-            let ended = crate::block_on(agent::run(handover, kept, place, groups));
+            let ended = crate::block_on(agent::run(join_config, saved, place, groups));
             // The leader starts another agent, and pods that are there already wait for that.
             ended.or_else(|error| {
                 complain(&error);
@@ -132,24 +128,24 @@ pub fn check_environment() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read_handover() -> anyhow::Result<Handover> {
+fn read_join_config() -> anyhow::Result<JoinConfig> {
     let mut line = String::new();
     std::io::stdin()
         .lock()
         .read_line(&mut line)
         .context("cannot read what the leader hands over")?;
-    let handover: Handover =
+    let join_config: JoinConfig =
         serde_json::from_str(&line).context("what the leader hands over is not understood")?;
-    if handover.version != VERSION {
+    if join_config.version != COMPATIBLE_VERSION {
         bail!(
-            "this is Coracle {VERSION}, the leader is {}",
-            handover.version
+            "this is Coracle {COMPATIBLE_VERSION}, the leader is {}",
+            join_config.version
         );
     }
-    if let Some(problem) = clock_problem(handover.time, now()) {
+    if let Some(problem) = clock_problem(join_config.time, unix_time()) {
         bail!("{problem}; tell the site's support");
     }
-    Ok(handover)
+    Ok(join_config)
 }
 
 /// This node, by Slurm's name for it.

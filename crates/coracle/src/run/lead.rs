@@ -9,19 +9,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use cluster::{Cluster, ClusterEnd, ClusterOptions, WORKLOAD_MARK, carry};
 use rustix::process::{Pid, Signal};
 use slurm::{Allocation, Slurm};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::cluster::{Cluster, Ended};
+use super::addons::Addons;
 use super::look::FINISHED;
 use super::manifests;
 use super::workload::{Manifests, Workload, environment};
 use super::{Settings, follow};
-use crate::carried;
+use crate::cli::RunOptions;
 use crate::exit;
-use crate::handover::MARK;
 use releases::Release;
 
 /// What upstream's components need; they use a tenth of it.
@@ -38,13 +38,13 @@ pub async fn lead(
     let mut told = Told::listen()?;
     check_address_space()?;
     let mut progress = Phases::new();
-    let carried_dir = carried::workload().map(|(dir, _)| dir);
-    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
+    let carried_dir = carry::workload().map(|(dir, _)| dir);
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
-        let seed =
-            super::ensure_seed(&release, &settings.options.service_cidr, &mut progress).await;
-        Cluster::launch(&settings.options, &allocation, &release, seed, slurm).await
+        let options = cluster_options(&settings.options);
+        let seed = cluster::ensure_seed(&release, &options.service_cidr, &mut progress).await;
+        Cluster::launch(&options, &allocation, &release, seed, slurm.clone()).await
     };
     let mut cluster = tokio::select! {
         launched = launch => launched?,
@@ -59,6 +59,10 @@ pub async fn lead(
         started = cluster.until_ready(patience, controllers, &mut progress) => started.map(|()| None),
         signal = told.next() => Ok(Some(signal)),
     };
+    let addons = match started {
+        Ok(None) => Some(Addons::start(&cluster, slurm, &allocation).await),
+        _ => None,
+    };
     let ended = match started {
         Ok(None) => run(&mut cluster, workload, carried_dir.as_deref(), &mut told).await,
         Ok(Some(signal)) => Ok(exit::of_signal(signal)),
@@ -68,14 +72,32 @@ pub async fn lead(
     if told.guard_is_gone() {
         // What the guard would have done; before the agents are dismissed, who would do it if we are
         // killed as well.
-        let _ = linux::process::kill_marked(&format!("{MARK}={mark}"));
+        let _ = linux::process::kill_marked(&format!("{WORKLOAD_MARK}={mark}"));
         follow::dismiss_all(&allocation).await;
     }
-    cluster.stop().await;
+    let volumes_timeout = cluster.grace.nodes / 3;
+    cluster
+        .stop(async {
+            if let Some(addons) = addons {
+                addons.stop(volumes_timeout).await;
+            }
+        })
+        .await;
     if settings.options.report_end && matches!(ended, Ok(0)) {
         say(format_args!("{FINISHED}"));
     }
     ended.map(exit::code)
+}
+
+fn cluster_options(options: &RunOptions) -> ClusterOptions {
+    ClusterOptions {
+        pod_cidr: options.pod_cidr.clone(),
+        service_cidr: options.service_cidr.clone(),
+        api_port: options.api_port,
+        pods_as_steps: options.pods_as_steps,
+        verbose: options.verbose,
+        log_dir: options.logs.clone(),
+    }
 }
 
 /// Go programs reserve far more addresses than they use memory, and die of such a limit without a
@@ -118,7 +140,7 @@ async fn run(
         &cluster.token,
         cluster.node_port,
     );
-    env.insert(MARK, cluster.mark.clone().into());
+    env.insert(WORKLOAD_MARK, cluster.mark.clone().into());
     match workload {
         Workload::Program { program, args } => {
             let child = spawn(&program, &args, &env)?;
@@ -164,11 +186,11 @@ async fn run_program(
                 }
             },
             ended = cluster.watch() => match ended {
-                Ended::BySlurm => {
+                ClusterEnd::BySlurm => {
                     pass_on(&child, Signal::TERM);
                     break;
                 }
-                Ended::Broken(failure) => {
+                ClusterEnd::Broken(failure) => {
                     pass_on(&child, Signal::TERM);
                     let _ = tokio::time::timeout(cluster.grace.workload, child.wait()).await;
                     return Err(failure.into());
@@ -201,8 +223,8 @@ async fn run_manifests(
         code = manifests::run(manifests, env, client) => code,
         signal = told.next() => Ok(exit::of_signal(signal)),
         ended = cluster.watch() => match ended {
-            Ended::BySlurm => Ok(exit::of_signal(Signal::TERM)),
-            Ended::Broken(failure) => Err(failure.into()),
+            ClusterEnd::BySlurm => Ok(exit::of_signal(Signal::TERM)),
+            ClusterEnd::Broken(failure) => Err(failure.into()),
         },
     }
 }

@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::carried;
-use crate::carried::bundle::Needed;
-use crate::carried::script::functions;
+use cluster::carry;
+use cluster::carry::bundle::Needed;
+use cluster::carry::script::functions;
 
 /// What begins a line on standard error that is for the submitting side and not for the user.
 pub const CONTROL: &str = "coracle-control: ";
@@ -107,7 +107,7 @@ pub fn asks(line: &str) -> Option<Asked> {
         .strip_prefix("carry ")?
         .split_once(' ')?;
     let (job, node) = job_and_node(rest)?;
-    let dir = carried::parse_dir(dir)?;
+    let dir = carry::parse_dir(dir)?;
     Some(Asked { dir, job, node })
 }
 
@@ -122,7 +122,7 @@ pub fn told(output: &str) -> Option<Told> {
         let (job, node) = job_and_node(rest)?;
         let dir = match seen {
             "yes" => None,
-            _ => Some(carried::parse_dir(dir)?),
+            _ => Some(carry::parse_dir(dir)?),
         };
         Some(Told {
             dir,
@@ -152,7 +152,7 @@ fn words_of(then: &str, program: &Path, needed: &[Needed]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::carried::script::SHELL;
+    use cluster::carry::script::SHELL;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;
 

@@ -4,21 +4,14 @@
 //! called again ([`submit`]); in the first task of a job it leads ([`lead`]); in all other tasks of the
 //! same `srun` it only waits to be dismissed ([`follow`]).
 
-mod agents;
-mod carry;
-mod cluster;
+mod addons;
 mod complaints;
-mod control_plane;
 mod follow;
-mod grace;
-mod join;
 mod lead;
 mod look;
 mod manifests;
 mod metrics;
-pub mod objects;
-mod plan;
-mod seed;
+mod send_bundle;
 mod settings;
 mod srun;
 mod storage;
@@ -30,25 +23,24 @@ use std::process::ExitCode;
 
 use slurm::{Allocation, Place};
 
-pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;
-pub use self::seed::ensure as ensure_seed;
+
 pub use self::settings::Settings;
 use self::workload::Workload;
-use crate::carried;
 use crate::cli::RunArgs;
+use cluster::carry;
 
 use crate::guard::{self, Over, Policy, Side};
 use crate::node::check_environment;
 
 /// The command's entry.
 pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
-    if carried::is_ours() {
+    if carry::is_carried() {
         // The shell that became us holds our directory open (`look.rs`), which the workload must not inherit.
         linux::descriptors::close_all_on_exec()?;
     }
     // A copy of ours doesn't stay, however early it ends.
-    run(args).inspect_err(|_| carried::remove())
+    run(args).inspect_err(|_| carry::remove())
 }
 
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
@@ -57,16 +49,15 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Failure::new(FailureCode::Usage, format!("{error:#}"))
             .hint("correct the variable or unset it; `coracle run --help` lists them")
     })?;
-    if let Some(releases) = carried::releases() {
+    if let Some(releases) = carry::releases() {
         settings.options.kubernetes = Some(releases);
     }
-    if let Some((_, path)) = carried::workload() {
+    if let Some((_, path)) = carry::workload() {
         settings.workload = path.into();
     }
     // Looked at first, also outside: a missing file should not cost a place in the queue.
     let workload = Workload::find(&settings.workload, &settings.args)?;
-    let Some(allocation) = Allocation::from_process_env().map_err(crate::exit::slurm_failure)?
-    else {
+    let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };
     if !settings.slurm.is_empty() && allocation.place != Place::AllocatedElsewhere {
@@ -84,7 +75,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(Over { code, .. }) => {
-                carried::remove();
+                carry::remove();
                 crate::block_on(async {
                     follow::dismiss_all(&allocation).await;
                     Ok(code)

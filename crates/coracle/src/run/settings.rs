@@ -7,8 +7,8 @@ use std::net::Ipv4Addr;
 
 use clap::Parser;
 
-use super::plan::NODE_PREFIX;
 use crate::cli::{LateOptions, RunArgs, RunOptions};
+use cluster::NODE_PREFIX;
 
 /// What to run and how.
 #[derive(Debug, Clone)]

@@ -169,10 +169,10 @@ impl Srun {
             return Ok(code);
         }
         match slurm::classify("srun", Some(status), &said.words) {
-            error @ SlurmError::ProgramNotFound { .. } => Err(exit::slurm_failure(error).into()),
+            error @ SlurmError::ProgramNotFound { .. } => Err(cluster::slurm_failure(error).into()),
             // The leader ended before it said anything of its start, and has told why.
             _ if said.words.contains(": task 0: ") => Ok(code),
-            error => Err(exit::slurm_failure(error).into()),
+            error => Err(cluster::slurm_failure(error).into()),
         }
     }
 }

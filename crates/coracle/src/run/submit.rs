@@ -14,14 +14,14 @@ use anyhow::Context;
 use slurm::{Allocation, Slurm, Submission};
 
 use super::Settings;
-use super::carry::carry;
 use super::look::{self, Asked, Told};
+use super::send_bundle::carry;
 use super::srun::{Ends, Srun};
 use super::workload::Workload;
-use crate::carried;
-use crate::carried::bundle::Bundle;
-use crate::carried::script::SHELL;
 use crate::exit;
+use cluster::carry;
+use cluster::carry::bundle::Bundle;
+use cluster::carry::script::SHELL;
 use releases::Release;
 
 /// What is asked of Slurm.
@@ -35,8 +35,8 @@ struct Request<'a> {
 
 /// Asks Slurm for a new job with the user's options.
 pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
-    slurm.ping().await.map_err(exit::slurm_failure)?;
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
+    slurm.ping().await.map_err(cluster::slurm_failure)?;
     Request::new(slurm, settings, workload, None)?
         .call_again(wants_terminal(workload))
         .await
@@ -48,7 +48,7 @@ pub async fn first_node(
     workload: &Workload,
     allocation: &Allocation,
 ) -> anyhow::Result<ExitCode> {
-    let slurm = Slurm::find().map_err(exit::slurm_failure)?;
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let first = allocation.nodes.first().ok_or_else(|| {
         Failure::new(
             FailureCode::Slurm,
@@ -136,7 +136,7 @@ impl<'a> Request<'a> {
         let mut program = self.bundle.program.clone();
         if let Some(dir) = told.dir {
             let mut ends = Ends::listen()?;
-            program = carried::program_in(&dir);
+            program = carry::program_in(&dir);
             let asked = Asked {
                 dir,
                 job: told.job,

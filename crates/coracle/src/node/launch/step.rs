@@ -23,9 +23,9 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::task::JoinHandle;
 
 use super::Launchers;
-use crate::handover::POD_MARK;
 use crate::node::place::NodePlace;
 use crate::sandbox_role::{FAILED, RUNNING};
+use cluster::PODS_MARK;
 
 /// The variable that marks the steps of a node.
 const NODE_MARK: &str = "CORACLE_NODE";
@@ -75,7 +75,7 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
     let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
     // What else is found by its environment: a sandbox hides that.
-    args.push(format!("{POD_MARK}={}", node.mark));
+    args.push(format!("{PODS_MARK}={}", node.mark));
     args.push(node_mark(&node.place));
     args.extend(slurm::Footprint::own().map(|job| job.variable));
     let gres = gres(&launch.needs.extended);
@@ -98,7 +98,7 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
     tracing::debug!(command = invocation.display(), "starting a pod as a step");
     let mut command = invocation.command();
     command
-        .env(POD_MARK, &node.mark)
+        .env(PODS_MARK, &node.mark)
         .env(NODE_MARK, &node.place.mark)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Secrets that admit somebody.
+//! Random tokens.
 
 /// 256 random bits, as text.
 pub fn new() -> anyhow::Result<String> {
@@ -8,7 +8,7 @@ pub fn new() -> anyhow::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Compares without telling by the time it takes how much was right.
+/// Compares two tokens in constant time.
 pub fn same(a: &str, b: &str) -> bool {
     a.len() == b.len()
         && a.bytes()

@@ -12,9 +12,9 @@ use slurm::{Slurm, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::look::Asked;
-use crate::carried::bundle::Bundle;
-use crate::carried::program::Program;
-use crate::carried::script::{self, SHELL};
+use cluster::carry::bundle::Bundle;
+use cluster::carry::program::Program;
+use cluster::carry::script::{self, SHELL};
 
 /// The most that is repeated of what the other side says.
 const MAX_WORDS: u64 = 16 * 1024;

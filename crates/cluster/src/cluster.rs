@@ -1,97 +1,104 @@
-//! One cluster as its leader holds it: the control plane, the door for its nodes, and the steps in
-//! which their agents run.
+//! One cluster as its leader sees it: the control plane, the enrolment of its nodes, and the steps in which their agents
+//! run.
 
-use console::{Failure, FailureCode, Phases, say};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use console::{Failure, FailureCode, Phases, say};
 use control_plane::components::{first_service_address, network};
 use control_plane::port::{ReservedPort, free_in};
 use control_plane::{ClusterConfig, Event, Pki};
+use releases::Release;
 use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use super::agents::{Starter, Step, StepFailure};
-use super::control_plane::ControlPlane;
-use super::grace::Grace;
-use super::join::{Common, Door, NodeEvent};
-use super::metrics::{self, Metrics};
-use super::objects;
-use super::plan::plans;
-use super::storage::{self, Owner, Storage};
-use crate::carried;
-use crate::cli::RunOptions;
+use crate::agents::{AgentStarter, AgentStepHandle, StepFailure};
+use crate::control_plane::ControlPlaneProcess;
+use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
+use crate::grace::GracePeriods;
+use crate::node_plan::plans;
+use crate::{carry, objects, slurm_failure, token};
 
-use releases::Release;
-
-/// The range out of which KSI hands a port to the workload: Kubernetes' node ports.
+/// The range from which workload scripts get a port, as with KSI: Kubernetes' node ports.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
-/// Certificates of a job without a time limit.
-const LONGEST_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Certificates outlive the job by this, for clocks that differ.
-const EXTRA_LIFE: Duration = Duration::from_secs(24 * 3600);
-/// A lost agent is started again after this.
-const RESTART_PAUSE: Duration = Duration::from_secs(2);
-/// … and later each time, up to this.
-const MAX_RESTART_PAUSE: Duration = Duration::from_secs(60);
+/// Lifetime of certificates in a job without a time limit.
+const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Certificates outlive the job by this, because clocks differ.
+const EXTRA_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// Delay before a lost agent is restarted; it grows with each restart, up to the maximum.
+const RESTART_DELAY: Duration = Duration::from_secs(2);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
 
-/// How a cluster that had started came to its end by itself.
+/// Why a running cluster ended by itself.
 #[derive(Debug)]
-pub enum Ended {
-    /// Slurm told the agents to end: the time limit, or a cancelled job.
+pub enum ClusterEnd {
+    /// Slurm ends the job: time limit or cancellation.
     BySlurm,
-    /// It broke.
+    /// The control plane failed.
     Broken(Failure),
 }
 
-/// One thing that happened.
-enum Happening {
-    ControlPlane(Result<Event, Failure>),
+enum ClusterEvent {
+    ControlPlaneProcess(Result<Event, Failure>),
     Node(String, NodeEvent),
     Step(StepFailure),
-    /// It is time to start this node's agent again.
+    /// The restart delay of this node's agent is over.
     Restart(String),
+}
+
+/// Parameters of a cluster.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// The pod range.
+    pub pod_cidr: String,
+    /// The service range.
+    pub service_cidr: String,
+    /// The API server's port; 0 for any free one.
+    pub api_port: u16,
+    /// Launch pods as Slurm steps, unless their annotation chooses otherwise.
+    pub pods_as_steps: bool,
+    /// Show what components and agents log.
+    pub verbose: bool,
+    /// The directory for the components' logs; memory otherwise.
+    pub log_dir: Option<PathBuf>,
 }
 
 /// A cluster.
 pub struct Cluster {
     /// Its name.
     pub name: String,
-    /// What its workload's processes carry in their environment, so that they can be found.
+    /// The value of [`crate::WORKLOAD_MARK`] in the environment of its workload.
     pub mark: String,
     /// An administrator's token, for scripts that speak to the API themselves.
     pub token: String,
-    /// The port that scripts may use for a service.
+    /// A free node port for workload scripts.
     pub node_port: u16,
     /// The URL of its API.
     pub api: String,
     /// An administrator's client.
     pub client: kube::Client,
-    /// What its parts get to end by themselves.
-    pub grace: Grace,
-    control_plane: ControlPlane,
+    /// Grace periods of its parts.
+    pub grace: GracePeriods,
+    control_plane: ControlPlaneProcess,
     verbose: bool,
     seeded: bool,
     pki: Arc<Pki>,
-    door: Arc<Door>,
-    starter: Starter,
-    slurm: Slurm,
-    owner: Owner,
+    enrolment: Arc<EnrolmentListener>,
+    starter: AgentStarter,
     leaders: Vec<SocketAddr>,
-    steps: Vec<Step>,
+    steps: Vec<AgentStepHandle>,
     node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
     step_failures: mpsc::UnboundedReceiver<StepFailure>,
     waiting_for: BTreeSet<String>,
-    /// Nodes that were lost and did not come back, with how often their agents were started again.
+    /// Nodes that are lost, with the number of restarts of their agents.
     lost: HashMap<String, u32>,
-    /// Those of them for which a new agent is about to be started.
+    /// Lost nodes whose agents wait for their restart.
     restarting: BTreeSet<String>,
-    storage: Option<Storage>,
-    metrics: Option<Metrics>,
     restarts: (
         mpsc::UnboundedSender<String>,
         mpsc::UnboundedReceiver<String>,
@@ -100,17 +107,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything at once; nothing has answered yet when this returns.
+    /// Starts everything at once, and returns before anything has answered.
     pub async fn launch(
-        options: &RunOptions,
+        options: &ClusterOptions,
         allocation: &Allocation,
         release: &Release,
-        seed: Option<std::path::PathBuf>,
+        seed: Option<PathBuf>,
         slurm: Slurm,
     ) -> anyhow::Result<Self> {
         let seeded = seed.is_some();
         // Two clusters in one job have different names, and can't be mistaken for each other's kubeconfig.
-        let random = crate::token::new()?;
+        let random = token::new()?;
         let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
         let mark = format!("{name}-{}", &random[4..20]);
         let addresses = linux::address::host_addresses()?;
@@ -129,17 +136,16 @@ impl Cluster {
             .hint("pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`")
             .into());
         }
-        refuse_our_own_network(&addresses, options)?;
+        check_ranges(&addresses, options)?;
         let api_port = reserve(options.api_port)?;
         let (detail, kill_wait) =
             tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
-        let detail = detail.map_err(crate::exit::slurm_failure)?;
-        // Where it can't be known, the usual is likely.
-        let grace = Grace::within(kill_wait.ok().flatten());
+        let detail = detail.map_err(slurm_failure)?;
+        let grace = GracePeriods::within(kill_wait.ok().flatten());
         let pki = Arc::new(Pki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
-        let token = crate::token::new()?;
+        let token = token::new()?;
         let mut files = pki.files(api_names(&addresses, &options.service_cidr))?;
         files.insert(
             "tokens.csv".into(),
@@ -155,51 +161,46 @@ impl Cluster {
             service_cidr: options.service_cidr.clone(),
             pod_cidr: options.pod_cidr.clone(),
             seed,
-            workload: carried::workload().map(|(dir, _)| dir),
+            workload: carry::workload().map(|(dir, _)| dir),
             tightens_memory: release.is_our_build(),
-            log_dir: options.logs.as_deref().map(make_log_dir).transpose()?,
+            log_dir: options.log_dir.as_deref().map(make_log_dir).transpose()?,
             verbose: options.verbose,
             files,
             admin_kubeconfig: control_plane::kubeconfig::kubeconfig(&name, &url, ca, &admin),
         };
-        let control_plane = ControlPlane::start(config).await?;
+        let control_plane = ControlPlaneProcess::start(config).await?;
 
         let listener = TcpListener::bind("0.0.0.0:0")
             .await
-            .context("cannot open the door")?;
-        let door_port = listener.local_addr()?.port();
-        let (tell_node, node_events) = mpsc::unbounded_channel();
-        let (tell_step, step_failures) = mpsc::unbounded_channel();
-        let common = Common {
+            .context("cannot open the enrolment port")?;
+        let enrolment_port = listener.local_addr()?.port();
+        let (report_node, node_events) = mpsc::unbounded_channel();
+        let (report_step, step_failures) = mpsc::unbounded_channel();
+        let shared = SharedNodeConfig {
             pki: pki.clone(),
             api_port: api_port.number(),
             kubernetes_version: release.version.clone(),
             job: (allocation.job_id, allocation.step_id),
             mark: mark.clone(),
-            secret: crate::token::new()?,
+            secret: token::new()?,
             pods_grace: grace.pods(),
             pods_as_steps: options.pods_as_steps,
         };
         let plans = plans(allocation, &detail, &name, &options.pod_cidr)?;
-        let door = Door::new(common, plans, tell_node)?;
-        tokio::spawn(door.clone().serve(listener));
+        let enrolment = EnrolmentListener::new(shared, plans.len(), report_node);
+        enrolment.add_nodes(plans);
+        tokio::spawn(enrolment.clone().serve(listener));
         let leaders: Vec<_> = addresses
             .iter()
-            .map(|address| SocketAddr::new(*address, door_port))
+            .map(|address| SocketAddr::new(*address, enrolment_port))
             .collect();
-        let starter = Starter::new(slurm.clone(), allocation.job_id, options.verbose, tell_step)?;
+        let starter = AgentStarter::new(slurm, allocation.job_id, options.verbose, report_step)?;
         let nodes = allocation.nodes.clone();
-        let handover = door.handover(&nodes, leaders.clone())?;
-        let step = starter.start(nodes.clone(), &handover)?;
+        let join_config = enrolment.join_config(&nodes, leaders.clone())?;
+        let step = starter.start(nodes.clone(), &join_config)?;
 
         Ok(Self {
             client: crate::client::connect(api, ca, &admin).await?,
-            slurm,
-            owner: Owner {
-                slurm: allocation.cluster.clone().unwrap_or_default(),
-                job: allocation.job_id,
-                cluster: name.clone(),
-            },
             name,
             mark,
             token,
@@ -210,7 +211,7 @@ impl Cluster {
             verbose: options.verbose,
             seeded,
             pki,
-            door,
+            enrolment,
             starter,
             leaders,
             steps: vec![step],
@@ -220,28 +221,24 @@ impl Cluster {
             lost: HashMap::new(),
             restarting: BTreeSet::new(),
             restarts: mpsc::unbounded_channel(),
-            storage: None,
-            metrics: None,
             _api_port: api_port,
         })
     }
 
-    /// Waits until all nodes are Ready, Pods could be created and, if wanted, the controllers of Jobs and the like run.
+    /// Waits until all nodes are Ready, Pods can be created and, if wanted, the controllers run.
     pub async fn until_ready(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         controllers: bool,
-        progress: &mut Phases,
+        phases: &mut Phases,
     ) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
-        progress.phase("control plane answers");
-        match tokio::time::timeout(patience, self.settle(controllers, progress)).await {
+        phases.phase("control plane answers");
+        match tokio::time::timeout(timeout, self.settle(controllers, phases)).await {
             Ok(result) => result?,
-            Err(_) => return Err(self.too_slow(patience).into()),
+            Err(_) => return Err(self.start_timed_out(timeout).into()),
         }
-        self.storage = storage::start(self.client.clone(), self.slurm.clone(), self.owner.clone());
-        self.metrics = self.serve_metrics().await;
-        progress.ready(&format!(
+        phases.ready(&format!(
             "cluster {} with {} is ready",
             self.name,
             nodes(total)
@@ -249,110 +246,105 @@ impl Cluster {
         Ok(())
     }
 
-    async fn settle(&mut self, controllers: bool, progress: &mut Phases) -> anyhow::Result<()> {
+    async fn settle(&mut self, controllers: bool, phases: &mut Phases) -> anyhow::Result<()> {
         let total = self.waiting_for.len();
         let mut answers = false;
         while !(answers && self.waiting_for.is_empty()) {
             match self.next().await {
-                Happening::ControlPlane(event) => {
+                ClusterEvent::ControlPlaneProcess(event) => {
                     let event =
                         event.map_err(|failure| failure.with_code(FailureCode::NotStarted))?;
                     if event == Event::ApiAnswers {
                         answers = true;
-                        progress.phase(format!("{} Ready", nodes_are(total)));
+                        phases.phase(format!("{} Ready", nodes_are(total)));
                     }
                     self.show(&event);
                 }
-                Happening::Node(node, NodeEvent::Failed(problem)) => {
+                ClusterEvent::Node(node, NodeEvent::Failed(problem)) => {
                     return Err(not_started(&node, &problem).into());
                 }
-                Happening::Node(_, NodeEvent::ToldToEnd) => return Err(cancelled().into()),
-                Happening::Node(node, event) => self.note(&node, &event),
-                Happening::Step(failure) => return Err(step_failed(failure).into()),
-                Happening::Restart(node) => self.start_again(node),
+                ClusterEvent::Node(_, NodeEvent::JobEnding) => return Err(cancelled().into()),
+                ClusterEvent::Node(node, event) => self.note(&node, &event),
+                ClusterEvent::Step(failure) => return Err(step_failed(failure).into()),
+                ClusterEvent::Restart(node) => self.restart_agent(node),
             }
         }
-        progress.phase("service accounts are there");
+        phases.phase("service accounts are there");
         if !self.seeded {
-            objects::add_standing(&self.client).await?;
+            objects::create_standing_objects(&self.client).await?;
         }
         objects::settle(&self.client, self.pki.cluster.cert_pem()).await?;
         if controllers {
-            progress.phase("controllers run");
-            objects::controllers(&self.client).await;
+            phases.phase("controllers run");
+            objects::wait_for_controllers(&self.client).await;
         }
         Ok(())
     }
 
-    /// A cluster without figures is still one.
-    async fn serve_metrics(&self) -> Option<Metrics> {
-        let host = self.leaders.first()?.ip();
-        match metrics::start(self.client.clone(), &self.pki, host).await {
-            Ok(metrics) => Some(metrics),
-            Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "metrics.k8s.io is not served");
-                None
-            }
-        }
-    }
-
-    /// Keeps the cluster whole while the workload runs; returns only when it can't.
-    pub async fn watch(&mut self) -> Ended {
+    /// Replaces lost agents until the cluster ends by itself.
+    pub async fn watch(&mut self) -> ClusterEnd {
         loop {
             match self.next().await {
-                Happening::ControlPlane(Ok(event)) => self.show(&event),
-                Happening::ControlPlane(Err(failure)) => {
-                    return Ended::Broken(failure.with_code(FailureCode::Broken));
+                ClusterEvent::ControlPlaneProcess(Ok(event)) => self.show(&event),
+                ClusterEvent::ControlPlaneProcess(Err(failure)) => {
+                    return ClusterEnd::Broken(failure.with_code(FailureCode::Broken));
                 }
-                Happening::Node(_, NodeEvent::ToldToEnd) => return Ended::BySlurm,
-                Happening::Node(node, event) => self.note(&node, &event),
-                Happening::Step(StepFailure::Agent { node, problem }) => {
-                    // It may have been one too many.
-                    if !self.door.inside().contains(&node) {
+                ClusterEvent::Node(_, NodeEvent::JobEnding) => return ClusterEnd::BySlurm,
+                ClusterEvent::Node(node, event) => self.note(&node, &event),
+                ClusterEvent::Step(StepFailure::Agent { node, problem }) => {
+                    // A surplus agent of a connected node may fail.
+                    if !self.enrolment.members().contains(&node) {
                         self.lose(&node, &problem);
                     }
                 }
-                Happening::Step(StepFailure::Step { nodes, error }) => {
-                    let inside = self.door.inside();
-                    for node in nodes.iter().filter(|node| !inside.contains(*node)) {
+                ClusterEvent::Step(StepFailure::Step { nodes, error }) => {
+                    let members = self.enrolment.members();
+                    for node in nodes.iter().filter(|node| !members.contains(*node)) {
                         self.lose(node, &error.to_string());
                     }
                 }
-                Happening::Restart(node) => self.start_again(node),
+                ClusterEvent::Restart(node) => self.restart_agent(node),
             }
         }
     }
 
-    /// The next thing that happens anywhere in the cluster. Nothing is lost when it is not awaited to
-    /// the end.
-    async fn next(&mut self) -> Happening {
+    /// The next event of any part. Cancel-safe.
+    async fn next(&mut self) -> ClusterEvent {
         tokio::select! {
-            event = self.control_plane.next() => Happening::ControlPlane(event),
-            Some((node, event)) = self.node_events.recv() => Happening::Node(node, event),
-            Some(failure) = self.step_failures.recv() => Happening::Step(failure),
-            Some(node) = self.restarts.1.recv() => Happening::Restart(node),
+            event = self.control_plane.next() => ClusterEvent::ControlPlaneProcess(event),
+            Some((node, event)) = self.node_events.recv() => ClusterEvent::Node(node, event),
+            Some(failure) = self.step_failures.recv() => ClusterEvent::Step(failure),
+            Some(node) = self.restarts.1.recv() => ClusterEvent::Restart(node),
         }
     }
 
-    /// Ends everything in order: nodes first, while the API server is there to take their Nodes away.
-    pub async fn stop(mut self) {
-        self.metrics = None;
-        self.door.end();
-        let farewell = async {
-            while !self.door.inside().is_empty() {
+    /// The CAs of the cluster.
+    pub fn pki(&self) -> &Pki {
+        &self.pki
+    }
+
+    /// The leader's address that the cluster's nodes use.
+    pub fn advertised_address(&self) -> Option<IpAddr> {
+        self.leaders.first().map(SocketAddr::ip)
+    }
+
+    /// Stops everything in order: nodes first, while the API server can still delete their Nodes, then `after_nodes`, then
+    /// agents' steps and control plane.
+    pub async fn stop(mut self, after_nodes: impl Future<Output = ()>) {
+        self.enrolment.end();
+        let all_left = async {
+            while !self.enrolment.members().is_empty() {
                 if self.node_events.recv().await.is_none() {
                     break;
                 }
             }
         };
-        let _ = tokio::time::timeout(self.grace.nodes, farewell).await;
-        if let Some(storage) = self.storage.take() {
-            storage.end(self.grace.nodes / 3).await;
-        }
+        let _ = tokio::time::timeout(self.grace.nodes, all_left).await;
+        after_nodes.await;
         let steps = std::mem::take(&mut self.steps);
-        let steps_end = futures::future::join_all(steps.into_iter().map(Step::finish));
-        let patience = self.grace.control_plane;
-        tokio::join!(steps_end, self.control_plane.stop(patience));
+        let steps_end = futures::future::join_all(steps.into_iter().map(AgentStepHandle::finish));
+        let timeout = self.grace.control_plane;
+        tokio::join!(steps_end, self.control_plane.stop(timeout));
     }
 
     /// The control plane's files.
@@ -369,59 +361,59 @@ impl Cluster {
                 if self.lost.remove(node).is_some() {
                     say(format_args!("coracle: node {node} is back"));
                 }
-                let joined = self.door.inside();
+                let joined = self.enrolment.members();
                 for step in &mut self.steps {
                     step.outlive_srun(&joined);
                 }
             }
             NodeEvent::Lost => self.lose(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.lose(node, problem),
-            NodeEvent::Joined | NodeEvent::ToldToEnd | NodeEvent::Gone => {}
+            NodeEvent::Joined | NodeEvent::JobEnding | NodeEvent::Left => {}
         }
     }
 
-    /// A node is gone: say so in the cluster at once, and start its agent again in a while.
+    /// Marks a lost node NotReady at once, and restarts its agent after a delay.
     fn lose(&mut self, node: &str, problem: &str) {
         if !self.restarting.insert(node.to_owned()) {
-            return; // Known, and being seen to.
+            return; // Its restart is scheduled already.
         }
         self.waiting_for.insert(node.to_owned());
         let times = self.lost.entry(node.to_owned()).or_default();
         *times += 1;
-        let pause = RESTART_PAUSE.saturating_mul(*times).min(MAX_RESTART_PAUSE);
+        let delay = RESTART_DELAY.saturating_mul(*times).min(MAX_RESTART_DELAY);
         say(format_args!(
             "coracle: node {node} is lost: {problem}; its agent is started again in {} s",
-            pause.as_secs()
+            delay.as_secs()
         ));
         let (client, again) = (self.client.clone(), self.restarts.0.clone());
         let (node, problem) = (node.to_owned(), problem.to_owned());
         tokio::spawn(async move {
             objects::mark_not_ready(&client, &node, &problem).await;
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
             let _ = again.send(node);
         });
     }
 
-    fn start_again(&mut self, node: String) {
+    fn restart_agent(&mut self, node: String) {
         self.restarting.remove(&node);
-        if self.door.inside().contains(&node) {
-            return; // The agent's own guard was quicker.
+        if self.enrolment.members().contains(&node) {
+            return; // The agent's guard has restarted it.
         }
         let nodes = vec![node.clone()];
         let started = self
-            .door
-            .handover(&nodes, self.leaders.clone())
-            .and_then(|handover| self.starter.start(nodes, &handover));
+            .enrolment
+            .join_config(&nodes, self.leaders.clone())
+            .and_then(|join_config| self.starter.start(nodes, &join_config));
         match started {
             Ok(step) => self.steps.push(step),
-            Err(error) => tracing::warn!(node, %error, "cannot start the agent again"),
+            Err(error) => tracing::warn!(node, %error, "cannot restart agent"),
         }
     }
 
     fn show(&self, event: &Event) {
         match event {
-            // All that was carried here is in the control plane's own place by now.
-            Event::Started { .. } => carried::remove(),
+            // The control plane has mounted or copied what was carried here.
+            Event::Started { .. } => carry::remove(),
             Event::Log { component, line } if self.verbose => {
                 say(format_args!("coracle: [{component}] {line}"));
             }
@@ -437,7 +429,7 @@ impl Cluster {
         }
     }
 
-    fn too_slow(&self, patience: Duration) -> Failure {
+    fn start_timed_out(&self, timeout: Duration) -> Failure {
         let missing: Vec<&str> = self.waiting_for.iter().map(String::as_str).collect();
         let what = if missing.is_empty() {
             "the API server is not complete".to_owned()
@@ -446,7 +438,7 @@ impl Cluster {
         };
         Failure::new(
             FailureCode::NotStarted,
-            format!("the cluster did not start within {} s: {what}", patience.as_secs()),
+            format!("the cluster did not start within {} s: {what}", timeout.as_secs()),
         )
         .hint("`scontrol show node` tells whether they are up; --start-timeout allows more time, -v shows more")
     }
@@ -460,8 +452,8 @@ fn nodes_are(count: usize) -> String {
     format!("{} {}", nodes(count), if count == 1 { "is" } else { "are" })
 }
 
-/// A pod or service with an address of the host's own network could never be told from a host.
-fn refuse_our_own_network(addresses: &[IpAddr], options: &RunOptions) -> Result<(), Failure> {
+/// Refuses ranges that contain an address of this host: its traffic could not be told from that of pods.
+fn check_ranges(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Failure> {
     for (option, cidr) in [
         ("--pod-cidr", &options.pod_cidr),
         ("--service-cidr", &options.service_cidr),
@@ -491,7 +483,7 @@ fn reserve(port: u16) -> Result<ReservedPort, Failure> {
     })
 }
 
-fn make_log_dir(dir: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
+fn make_log_dir(dir: &std::path::Path) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let failed = |error| {
         Failure::new(
@@ -528,10 +520,10 @@ fn api_names(addresses: &[std::net::IpAddr], service_cidr: &str) -> Vec<String> 
 }
 
 fn lifetime(detail: &JobDetail) -> Duration {
-    let now = crate::handover::now();
+    let now = unix_time();
     match detail.end_time {
-        Some(end) if end > now => Duration::from_secs(end - now) + EXTRA_LIFE,
-        _ => LONGEST_LIFE,
+        Some(end) if end > now => Duration::from_secs(end - now) + EXTRA_CERTIFICATE_LIFETIME,
+        _ => MAX_CERTIFICATE_LIFETIME,
     }
 }
 
@@ -558,7 +550,7 @@ fn cancelled() -> Failure {
         FailureCode::NotStarted,
         "Slurm ended the job while the cluster was starting",
     )
-    .hint("`sacct -j JOB` says why: its time limit, or somebody's scancel")
+    .hint("`sacct -j JOB` says why: the time limit, or scancel")
 }
 
 fn step_failed(failure: StepFailure) -> Failure {

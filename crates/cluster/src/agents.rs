@@ -1,4 +1,4 @@
-//! Starts the agents of nodes: one `srun` step for all of them, and one more for each that is lost.
+//! Starts the agents of nodes: one `srun` step for all of them, and another step for each agent that is lost.
 
 use console::say;
 use std::collections::HashSet;
@@ -16,24 +16,26 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::carried;
-use crate::carried::program::Program;
-use crate::carried::script::{self, SHELL};
-use crate::handover::Handover;
-use crate::node::FAILED;
+use crate::carry;
+use crate::carry::program::Program;
+use crate::carry::script::{self, SHELL};
+use crate::enrolment::JoinConfig;
 
-/// How much of what the agents print is kept for messages.
-const KEPT_LINES: usize = 40;
-/// Nodes that don't see the program say so at about the same time.
-const ALL_SAID: Duration = Duration::from_millis(300);
-/// A step that has no more to do is gone within this.
-const STOP_GRACE: Duration = Duration::from_secs(3);
-/// `srun` ends a step within this when it is told to.
+/// Prefix of the line with which an agent reports that it cannot start; node and problem follow.
+pub const AGENT_FAILED: &str = "coracle-node failed:";
+
+/// Limit on the lines of srun's output that an error message may quote.
+const MAX_QUOTED_LINES: usize = 40;
+/// Debounce window: nodes that don't see the program report it at about the same time.
+const BLIND_NODES_WINDOW: Duration = Duration::from_millis(300);
+/// Time that a step has to end after its agents have left.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time that `srun` has to end a step after SIGTERM.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How agents are started.
+/// Starts agents as steps of one job.
 #[derive(Clone)]
-pub struct Starter {
+pub struct AgentStarter {
     slurm: Slurm,
     job: u32,
     program: PathBuf,
@@ -41,7 +43,7 @@ pub struct Starter {
     failures: mpsc::UnboundedSender<StepFailure>,
 }
 
-/// What went wrong with agents before they could tell it themselves.
+/// A failure of agents that have no connection to the leader.
 #[derive(Debug)]
 pub enum StepFailure {
     /// A whole step ended by itself.
@@ -51,7 +53,7 @@ pub enum StepFailure {
         /// What happened.
         error: SlurmError,
     },
-    /// One agent gave up.
+    /// An agent failed to start.
     Agent {
         /// Its node.
         node: String,
@@ -60,11 +62,11 @@ pub enum StepFailure {
     },
 }
 
-/// A step that runs.
-pub struct Step {
+/// A running step of agents.
+pub struct AgentStepHandle {
     nodes: Vec<String>,
     sruns: Sruns,
-    /// The death of its `srun` no longer ends it.
+    /// The step no longer ends with its `srun`.
     outlives_srun: bool,
     task: JoinHandle<()>,
 }
@@ -72,8 +74,8 @@ pub struct Step {
 /// The `srun` processes of a step: a second one where some nodes don't see the program.
 type Sruns = Arc<Mutex<HashSet<Pid>>>;
 
-impl Starter {
-    /// Starts agents by steps of `job`; steps that end by themselves with an error are reported.
+impl AgentStarter {
+    /// Starts agents as steps of `job`; failed steps are reported to `failures`.
     pub fn new(
         slurm: Slurm,
         job: u32,
@@ -90,14 +92,18 @@ impl Starter {
         })
     }
 
-    /// Starts one agent on each of `nodes` and hands over to them.
-    pub fn start(&self, nodes: Vec<String>, handover: &Handover) -> anyhow::Result<Step> {
-        let line = format!("{}\n", serde_json::to_string(handover)?);
+    /// Starts one agent on each of `nodes` and sends it `join_config`.
+    pub fn start(
+        &self,
+        nodes: Vec<String>,
+        join_config: &JoinConfig,
+    ) -> anyhow::Result<AgentStepHandle> {
+        let line = format!("{}\n", serde_json::to_string(join_config)?);
         let starter = self.clone();
         let sruns = Sruns::default();
         let (theirs, own) = (nodes.clone(), sruns.clone());
         let task = tokio::spawn(async move { starter.run(nodes, line, &own).await });
-        Ok(Step {
+        Ok(AgentStepHandle {
             nodes: theirs,
             sruns,
             outlives_srun: false,
@@ -105,12 +111,12 @@ impl Starter {
         })
     }
 
-    async fn run(&self, nodes: Vec<String>, handover: String, sruns: &Sruns) {
-        // Our own program may have been carried here, for us alone, and be deleted already.
-        let result = if carried::is_ours() || !self.program.exists() {
-            self.run_once(&nodes, &handover, None, sruns).await
+    async fn run(&self, nodes: Vec<String>, join_config: String, sruns: &Sruns) {
+        // This program may be a carried copy, which other nodes don't see and which may be deleted already.
+        let result = if carry::is_carried() || !self.program.exists() {
+            self.run_once(&nodes, &join_config, None, sruns).await
         } else {
-            self.run_and_carry_where_needed(&nodes, &handover, sruns)
+            self.run_and_carry_where_needed(&nodes, &join_config, sruns)
                 .await
         };
         if let Err(error) = result {
@@ -118,52 +124,52 @@ impl Starter {
         }
     }
 
-    /// Some nodes may not see the program while others do, and run from it to the end.
+    /// Starts agents from the program's path; where a node doesn't see it, from a carried copy.
     async fn run_and_carry_where_needed(
         &self,
         nodes: &[String],
-        handover: &str,
+        join_config: &str,
         sruns: &Sruns,
     ) -> Result<(), SlurmError> {
         let (tell, blind) = mpsc::unbounded_channel();
         let (first, second) = tokio::join!(
-            self.run_once(nodes, handover, Some(tell), sruns),
-            self.carry_to(blind, handover, sruns)
+            self.run_once(nodes, join_config, Some(tell), sruns),
+            self.carry_to(blind, join_config, sruns)
         );
         match (first, second) {
             (Err(SlurmError::ProgramNotFound { .. }), Some(second)) => second,
-            // It did not say where.
+            // srun did not say on which nodes.
             (Err(SlurmError::ProgramNotFound { .. }), None) => {
-                self.run_once(nodes, handover, None, sruns).await
+                self.run_once(nodes, join_config, None, sruns).await
             }
             (first, second) => first.and(second.unwrap_or(Ok(()))),
         }
     }
 
-    /// Starts agents, from copies, on nodes that turn out not to see the program; `None` if none does.
+    /// Starts agents from carried copies on the nodes that `blind` names; `None` if there is none.
     async fn carry_to(
         &self,
         mut blind: mpsc::UnboundedReceiver<String>,
-        handover: &str,
+        join_config: &str,
         sruns: &Sruns,
     ) -> Option<Result<(), SlurmError>> {
         let mut nodes = vec![blind.recv().await?];
-        let _ = tokio::time::timeout(ALL_SAID, async {
+        let _ = tokio::time::timeout(BLIND_NODES_WINDOW, async {
             while let Some(node) = blind.recv().await {
                 nodes.push(node);
             }
         })
         .await;
-        tracing::info!(?nodes, "carrying the program: they don't see it");
-        Some(self.run_once(&nodes, handover, None, sruns).await)
+        tracing::info!(?nodes, "carrying the program to nodes that don't see it");
+        Some(self.run_once(&nodes, join_config, None, sruns).await)
     }
 
-    /// Runs a step to its end: from the program as the nodes see it, if `blind` is to be told which
-    /// don't, and from our own, which is sent to them before the handover, otherwise.
+    /// Runs a step to its end. With `blind`, from the program's path, reporting nodes that don't see it there; without,
+    /// from a copy, which is sent to the nodes before the join configuration.
     async fn run_once(
         &self,
         nodes: &[String],
-        handover: &str,
+        join_config: &str,
         blind: Option<mpsc::UnboundedSender<String>>,
         sruns: &Sruns,
     ) -> Result<(), SlurmError> {
@@ -175,7 +181,7 @@ impl Starter {
         let mut carried = None;
         if blind.is_none() {
             let program = Program::own().await.map_err(start)?;
-            args = script::run(FAILED, &program, &args);
+            args = script::run(AGENT_FAILED, &program, &args);
             carried = Some(program);
         }
         let step = AgentStep {
@@ -199,25 +205,25 @@ impl Starter {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // Not bound to us: if we are killed, the agents find out by themselves and clean up, which they
-        // couldn't if srun, dying with us, killed them first.
+        // Without a parent death signal: if the leader is killed, the agents notice and clean up, which they
+        // couldn't if srun died with the leader and killed them first.
         let mut child = command.spawn().map_err(start)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         lock(sruns).extend(pid);
-        // A step that ends at once doesn't read; its own words say why.
+        // A step that ends at once doesn't read its input; its error output says why.
         match carried {
             Some(program) => {
-                let handover = handover.to_owned();
-                let rest = move |pipe: &mut File| pipe.write_all(handover.as_bytes());
+                let join_config = join_config.to_owned();
+                let rest = move |pipe: &mut File| pipe.write_all(join_config.as_bytes());
                 drop(program.send(child.stdin.take(), rest));
             }
             None => {
                 if let Some(mut stdin) = child.stdin.take() {
-                    let _ = stdin.write_all(handover.as_bytes()).await;
+                    let _ = stdin.write_all(join_config.as_bytes()).await;
                 }
             }
         }
-        let mut kept = Vec::new();
+        let mut quoted = Vec::new();
         if let Some(stderr) = child.stderr.take() {
             let mut lines = BufReader::new(stderr).split(b'\n');
             while let Ok(Some(line)) = lines.next_segment().await {
@@ -228,7 +234,7 @@ impl Starter {
                 if self.verbose {
                     say(format_args!("coracle: [nodes] {line}"));
                 }
-                if let Some((node, problem)) = last_words(&line) {
+                if let Some((node, problem)) = parse_agent_failure(&line) {
                     let _ = self.failures.send(StepFailure::Agent { node, problem });
                 }
                 if let Some(blind) = &blind
@@ -236,8 +242,8 @@ impl Starter {
                 {
                     let _ = blind.send(node.to_owned());
                 }
-                if kept.len() < KEPT_LINES {
-                    kept.push(line);
+                if quoted.len() < MAX_QUOTED_LINES {
+                    quoted.push(line);
                 }
             }
         }
@@ -248,13 +254,14 @@ impl Starter {
         if status.success() {
             return Ok(());
         }
-        Err(slurm::classify("srun", Some(status), &kept.join("\n")))
+        Err(slurm::classify("srun", Some(status), &quoted.join("\n")))
     }
 }
 
-impl Step {
-    /// Once all its agents have joined, makes the step outlive its `srun`: a child of that, its shepherd, would have Slurm kill
-    /// everything on the nodes, pods too. The shepherd is a fork of `srun`; where `srun` is a site's script, its child is the real one. Slurm needs neither for a step that runs; `srun` only tells us what agents print.
+impl AgentStepHandle {
+    /// Once all agents of the step have joined, makes it outlive its `srun`: a forked child of `srun`, the shepherd, would
+    /// otherwise have Slurm kill everything on the nodes, pods too, when `srun` dies. Slurm needs neither process for a
+    /// running step; `srun` only forwards the agents' output. Where `srun` is a site's script, its child is the real one.
     pub fn outlive_srun(&mut self, joined: &HashSet<String>) {
         if self.outlives_srun || !self.nodes.iter().all(|node| joined.contains(node)) {
             return;
@@ -267,21 +274,21 @@ impl Step {
         }
     }
 
-    /// Waits for the step's end, and ends it if that takes too long.
+    /// Waits for the step's end, and ends it after a time-out.
     pub async fn finish(mut self) {
-        if tokio::time::timeout(STOP_GRACE, &mut self.task)
+        if tokio::time::timeout(STOP_TIMEOUT, &mut self.task)
             .await
             .is_ok()
         {
             return;
         }
-        // srun has Slurm kill what is left of the step.
+        // srun makes Slurm kill the rest of the step.
         for srun in lock(&self.sruns).iter() {
             let _ = rustix::process::kill_process(*srun, Signal::TERM);
         }
         let ended = tokio::time::timeout(TERMINATE_TIMEOUT, &mut self.task).await;
         if ended.is_err() {
-            // Dropping its child kills srun; the agents notice that the leader is gone.
+            // Dropping the child kills srun; the agents notice that the leader is gone.
             self.task.abort();
         }
     }
@@ -291,9 +298,9 @@ fn lock(sruns: &Sruns) -> MutexGuard<'_, HashSet<Pid>> {
     sruns.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The node and the problem in the last words of an agent.
-fn last_words(line: &str) -> Option<(String, String)> {
-    let (node, problem) = line.strip_prefix(FAILED)?.split_once(':')?;
+/// Node and problem, if `line` reports an agent's failure.
+fn parse_agent_failure(line: &str) -> Option<(String, String)> {
+    let (node, problem) = line.strip_prefix(AGENT_FAILED)?.split_once(':')?;
     Some((node.trim().to_owned(), problem.trim().to_owned()))
 }
 
@@ -302,15 +309,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agents_last_words_are_understood() {
-        let line = format!("{FAILED} node2: its clock is 7200 s behind: really");
-        let (node, problem) = last_words(&line).unwrap();
+    fn parses_agent_failure_line() {
+        let line = format!("{AGENT_FAILED} node2: its clock is 7200 s behind: really");
+        let (node, problem) = parse_agent_failure(&line).unwrap();
         assert_eq!(
             (node.as_str(), problem.as_str()),
             ("node2", "its clock is 7200 s behind: really")
         );
         assert_eq!(
-            last_words("srun: error: node2: task 1: Exited with exit code 75"),
+            parse_agent_failure("srun: error: node2: task 1: Exited with exit code 75"),
             None
         );
     }

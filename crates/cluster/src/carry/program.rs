@@ -1,4 +1,4 @@
-//! Our own program as a stream for a node's shell ([`super::script`] receives it).
+//! This program as a stream for a node's shell ([`super::script`] receives it).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 /// program. The last block is filled with zeros, which gzip ignores.
 pub const BLOCK: usize = 64 * 1024;
 
-/// Our own program, compressed: `srun` sends it to each node in turn.
+/// This program, compressed: `srun` sends it to each node in turn.
 #[derive(Debug)]
 pub struct Program {
     stream: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program that runs in this process, also if its file was replaced or deleted.
+    /// The running program, even if its file was replaced or deleted.
     pub async fn own() -> io::Result<Self> {
         tokio::task::spawn_blocking(|| Self::read(File::open("/proc/self/exe")?)).await?
     }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use releases::Release;
 
-use super::{ControlPlane, objects};
+use crate::{ControlPlaneProcess, carry, objects};
 
 /// Making a seed takes about five seconds.
 const SEED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ const SEED_TIMEOUT: Duration = Duration::from_secs(60);
 pub async fn ensure(release: &Release, service_cidr: &str, phases: &mut Phases) -> Option<PathBuf> {
     let boot = async |path: &Path| Ok(make(release, service_cidr, path).await?);
     // A release that was carried here is about to be removed, with what is beside it.
-    let prefer_cache = crate::carried::is_ours();
+    let prefer_cache = carry::is_carried();
     releases::seed::ensure(release, service_cidr, prefer_cache, phases, boot).await
 }
 
@@ -49,13 +49,13 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         files,
         admin_kubeconfig: String::new(),
     };
-    let mut control_plane = ControlPlane::start(config).await?;
+    let mut control_plane = ControlPlaneProcess::start(config).await?;
     let settled = tokio::time::timeout(SEED_TIMEOUT, async {
         while control_plane.next().await? != Event::ApiAnswers {}
         let api = std::net::SocketAddr::from(([127, 0, 0, 1], port.number()));
         let client = crate::client::connect(api, pki.cluster.cert_pem(), &admin).await?;
         settle(&client).await;
-        objects::add_standing(&client).await
+        objects::create_standing_objects(&client).await
     });
     settled
         .await

@@ -1,29 +1,29 @@
-//! What the nodes of an allocation will be in Kubernetes.
+//! The properties of nodes that the leader knows before they enrol.
 
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Context;
 use slurm::{Allocation, JobDetail};
 
-/// What a node will be, as far as the leader knows it beforehand.
+/// The resources, labels and pod range of a node.
 #[derive(Debug, Clone, Default)]
 pub struct NodePlan {
-    /// CPUs that belong to the job.
+    /// CPUs that are allocated to the job.
     pub cpus: u32,
-    /// Memory that belongs to the job.
+    /// Memory that is allocated to the job.
     pub memory_bytes: Option<u64>,
     /// Other resources, by their Kubernetes names.
     pub extended: BTreeMap<String, u64>,
     /// Labels of the Node.
     pub labels: BTreeMap<String, String>,
-    /// The addresses of its pods.
+    /// Its pod range.
     pub pod_cidr: String,
 }
 
 /// The length of a node's prefix: enough addresses for the 110 pods that it takes, some of them ending.
 pub const NODE_PREFIX: u8 = 24;
 
-/// What each node of the allocation will be.
+/// The properties of each node of the allocation.
 pub fn plans(
     allocation: &Allocation,
     detail: &JobDetail,
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_have_their_makers_name() {
+    fn gpu_resource_has_vendor_name() {
         for (kind, name) in [
             (None, "nvidia.com/gpu"),
             (Some("a100"), "nvidia.com/gpu"),

@@ -1,4 +1,4 @@
-//! The few objects that the leader itself reads and writes.
+//! The API objects that the leader itself reads and writes.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-/// Between attempts while the API server is not complete.
-const RETRY: Duration = Duration::from_millis(20);
-/// What a request may take that nobody waits for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Retry interval while the API server starts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Time-out of a request in the background.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
-/// Waits for the default service account, and makes the authority of *this* cluster known to pods: the
-/// seed's namespaces still have that of the cluster in which it was made.
+/// Waits for the default service account, and publishes the CA of *this* cluster to pods: the seed's namespaces
+/// still hold the CA of the control plane that made the seed.
 pub async fn settle(client: &Client, ca_pem: &str) -> anyhow::Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     while accounts.get("default").await.is_err() {
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     let publish = NAMESPACES.map(|namespace| publish_ca(client, namespace, ca_pem));
-    let forget = forget_old_authorities(client);
-    let (published, ()) = tokio::join!(futures::future::try_join_all(publish), forget);
+    let deleted = delete_seed_authorities(client);
+    let (published, ()) = tokio::join!(futures::future::try_join_all(publish), deleted);
     published?;
     Ok(())
 }
 
-/// Waits until the controllers run. They say so nowhere, but the first thing that they do is to annotate each Node.
-pub async fn controllers(client: &Client) {
+/// Waits until the controllers run. No API says so, but their first action is to annotate each Node.
+pub async fn wait_for_controllers(client: &Client) {
     let nodes: Api<Node> = Api::all(client.clone());
     let annotated = |node: &Node| {
         node.annotations()
@@ -41,13 +41,13 @@ pub async fn controllers(client: &Client) {
         .await
         .is_ok_and(|nodes| nodes.iter().all(annotated))
     {
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// The API server adds its authorities to those that it finds, and in a seed it finds those of the
-/// cluster in which that was made. Without the map it writes one with its own alone.
-async fn forget_old_authorities(client: &Client) {
+/// Deletes the authentication config map of the seed. The API server would add its CAs to those in it, which belong to the
+/// control plane that made the seed; without the map it writes a new one.
+async fn delete_seed_authorities(client: &Client) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     let gone = maps
         .delete(
@@ -56,7 +56,7 @@ async fn forget_old_authorities(client: &Client) {
         )
         .await;
     if let Err(error) = gone {
-        tracing::debug!(%error, "no old authorities to forget");
+        tracing::debug!(%error, "no authentication config map to delete");
     }
 }
 
@@ -69,18 +69,17 @@ async fn publish_ca(client: &Client, namespace: &str, ca_pem: &str) -> anyhow::R
         "metadata": {"name": name},
         "data": {"ca.crt": ca_pem},
     });
-    // As the controller that owns it: it will find nothing to change.
+    // With the field manager of the controller that owns it, which then finds nothing to change.
     let as_controller = PatchParams::apply("kube-controller-manager").force();
     while let Err(error) = maps.patch(name, &as_controller, &Patch::Apply(&map)).await {
-        tracing::debug!(%error, namespace, "cannot publish the cluster's authority yet");
-        tokio::time::sleep(RETRY).await;
+        tracing::debug!(%error, namespace, "cannot publish the cluster's CA yet");
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     Ok(())
 }
 
-/// Writes what a cluster of ours has beside upstream's own objects: a node may take its own Node away.
-/// (Upstream's NodeRestriction sees to it that it is its own.)
-pub async fn add_standing(client: &Client) -> anyhow::Result<()> {
+/// Creates Coracle's own objects: nodes may delete their Node. (Upstream's NodeRestriction limits each to its own.)
+pub async fn create_standing_objects(client: &Client) -> anyhow::Result<()> {
     let name = "coracle:node-leave";
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -118,9 +117,9 @@ pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
         "lastHeartbeatTime": now,
     }]}});
     let (params, patch) = (PatchParams::default(), Patch::Strategic(status));
-    match tokio::time::timeout(PATIENCE, nodes.patch_status(node, &params, &patch)).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, nodes.patch_status(node, &params, &patch)).await {
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(node, %error, "cannot mark the node as lost"),
-        Err(_) => tracing::warn!(node, "the API server does not take that the node is lost"),
+        Ok(Err(error)) => tracing::warn!(node, %error, "failed to mark node NotReady"),
+        Err(_) => tracing::warn!(node, "timed out marking node NotReady"),
     }
 }

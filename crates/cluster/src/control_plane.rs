@@ -1,4 +1,4 @@
-//! The control plane's process as the leader holds it: commands in, events out.
+//! The leader's handle to the control plane's process: commands in, events out.
 
 use console::{Failure, FailureCode};
 use std::path::Path;
@@ -12,18 +12,18 @@ use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
-/// What all components together get to stop when their store is to be kept.
-const SAVE_PATIENCE: Duration = Duration::from_secs(20);
+/// Time that all components have to stop when their store is to be saved.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The running control plane.
-pub struct ControlPlane {
+pub struct ControlPlaneProcess {
     child: Child,
     commands: Option<ChildStdin>,
     events: Lines<BufReader<ChildStdout>>,
     pid: Option<u32>,
 }
 
-impl ControlPlane {
+impl ControlPlaneProcess {
     /// Starts it.
     pub async fn start(config: ClusterConfig) -> anyhow::Result<Self> {
         let mut command = tokio::process::Command::new("/proc/self/exe");
@@ -47,12 +47,12 @@ impl ControlPlane {
             pid: None,
         };
         control_plane
-            .tell(&Command::Start(Box::new(config)))
+            .send(&Command::Start(Box::new(config)))
             .await?;
         Ok(control_plane)
     }
 
-    /// What happens next; an error when the control plane is gone.
+    /// The next event; an error if the control plane has ended.
     pub async fn next(&mut self) -> Result<Event, Failure> {
         let line = self.events.next_line().await.ok().flatten();
         let event = line.and_then(|line| serde_json::from_str(&line).ok());
@@ -80,27 +80,27 @@ impl ControlPlane {
         }
     }
 
-    /// Its files, as our other processes see them.
+    /// The control plane's files, as other processes see them.
     pub fn files(&self) -> Option<Outside> {
         self.pid.map(outside)
     }
 
-    /// Ends it in order; after a while, in any way.
-    pub async fn stop(mut self, patience: Duration) {
+    /// Stops it in order, and kills it after `timeout`.
+    pub async fn stop(mut self, timeout: Duration) {
         drop(self.commands.take());
-        if let Err(error) = self.drain(patience).await {
+        if let Err(error) = self.drain(timeout).await {
             tracing::debug!(%error, "the control plane did not end in order");
         }
     }
 
-    /// Ends it in order and leaves a copy of its store in the new directory `path`.
+    /// Stops it in order and copies its store to the new directory `path`.
     pub async fn stop_and_save(mut self, path: &Path) -> anyhow::Result<()> {
-        self.tell(&Command::Rest).await?;
+        self.send(&Command::Rest).await?;
         let at_rest = async {
             while self.next().await? != Event::Stopped {}
             Ok::<_, Failure>(())
         };
-        tokio::time::timeout(SAVE_PATIENCE, at_rest)
+        tokio::time::timeout(SAVE_TIMEOUT, at_rest)
             .await
             .context("it did not stop")??;
         let files = self.files().context("it never came up")?;
@@ -109,15 +109,15 @@ impl ControlPlane {
         // Dropping it ends its process.
     }
 
-    /// Reads events to the end; an error if it did not end well.
-    async fn drain(&mut self, patience: Duration) -> Result<(), Failure> {
+    /// Reads events until the process has ended.
+    async fn drain(&mut self, timeout: Duration) -> Result<(), Failure> {
         let end = async {
             while self.next().await? != Event::Stopped {}
             let _ = self.child.wait().await;
             Ok(())
         };
-        let ended = tokio::time::timeout(patience, end).await;
-        // Nothing happens if it is gone already.
+        let ended = tokio::time::timeout(timeout, end).await;
+        // Does nothing if it has exited already.
         let _ = self.child.kill().await;
         ended.unwrap_or_else(|_| {
             Err(Failure::new(
@@ -127,13 +127,13 @@ impl ControlPlane {
         })
     }
 
-    async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {
+    async fn send(&mut self, command: &Command) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(command)?);
         let pipe = self
             .commands
             .as_mut()
             .context("the control plane is stopping")?;
-        // If it died at once, its own words say why.
+        // If the process has died, its last event says why.
         let _ = pipe.write_all(line.as_bytes()).await;
         Ok(())
     }

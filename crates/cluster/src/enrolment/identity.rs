@@ -1,5 +1,5 @@
-//! Who this node is, kept for an agent that replaces a dead one: in memory that the guard made before
-//! it started the first agent, and that every agent inherits. No file, no argument, no environment.
+//! The identity of an enrolled node, kept for the next agent if this one dies. It lies in a memfd that the guard creates before
+//! it starts the first agent, and that every agent inherits: in no file, argument or environment.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -9,43 +9,43 @@ use std::sync::Arc;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::handover::Welcome;
+use super::protocol::JoinResponse;
 
-/// A node that was admitted to the cluster.
+/// Keys, certificates and settings of an enrolled node.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct NodeIdentity {
-    /// The key for logging in.
+    /// The private key of its client certificates.
     pub client_key_pem: String,
-    /// The key of the kubelet's server.
+    /// The private key of the kubelet's server certificate.
     pub server_key_pem: String,
-    /// What the leader said.
-    pub welcome: Welcome,
-    /// The address at which the leader's host answered.
+    /// The leader's response.
+    pub response: JoinResponse,
+    /// The address of the leader's host.
     pub leader: IpAddr,
 }
 
-/// Memory that outlives an agent.
+/// A memfd that outlives the agent and may hold its identity.
 #[derive(Clone)]
-pub struct Kept(Arc<File>);
+pub struct SavedIdentity(Arc<File>);
 
-impl Kept {
-    /// Empty memory.
+impl SavedIdentity {
+    /// Creates an empty memfd.
     pub fn new() -> std::io::Result<Self> {
         let memory = rustix::fs::memfd_create("coracle-node", MemfdFlags::CLOEXEC)?;
         Ok(Self(Arc::new(File::from(memory))))
     }
 
-    /// What an agent before us kept.
+    /// The identity that a previous agent saved.
     pub fn load(&self) -> Option<NodeIdentity> {
         let mut text = String::new();
         let mut file = &*self.0;
         file.rewind().ok()?;
         file.read_to_string(&mut text).ok()?;
-        // Half of it, if that agent was killed while writing, is nothing.
+        // Incomplete JSON, if that agent was killed while it wrote, counts as nothing.
         serde_json::from_str(&text).ok()
     }
 
-    /// Keeps an identity for those after us.
+    /// Saves the identity for the next agent.
     pub fn save(&self, identity: &NodeIdentity) -> anyhow::Result<()> {
         let text = serde_json::to_string(identity)?;
         let mut file = &*self.0;

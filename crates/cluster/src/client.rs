@@ -1,4 +1,4 @@
-//! Clients of the cluster's API server, made from credentials in memory.
+//! Clients of the cluster's API server, from credentials in memory.
 
 use std::net::SocketAddr;
 
@@ -14,14 +14,14 @@ pub async fn connect(
 ) -> anyhow::Result<kube::Client> {
     let server = format!("https://{address}");
     let text = control_plane::kubeconfig::kubeconfig("coracle", &server, ca_pem, identity);
-    of(Kubeconfig::from_yaml(&text).context("cannot read our own kubeconfig")?).await
+    from_kubeconfig(Kubeconfig::from_yaml(&text).context("cannot read our own kubeconfig")?).await
 }
 
 /// The client that a kubeconfig describes.
-pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<kube::Client> {
+pub async fn from_kubeconfig(kubeconfig: Kubeconfig) -> anyhow::Result<kube::Client> {
     let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    // The proxies of a site are for the world outside, not for the next rack.
+    // The site's proxies are for the internet, not for hosts of the cluster.
     config.proxy_url = None;
     Ok(kube::Client::try_from(config)?)
 }

@@ -1,19 +1,19 @@
-//! How long each part of the end may take, so that all of it fits into what Slurm gives.
+//! Grace periods of the cluster's parts, which together fit into Slurm's KillWait.
 
 use std::time::Duration;
 
-/// What is used unless Slurm gives less; 19 s in all, of Slurm's usual 30.
-const USUAL: Grace = Grace {
+/// Used unless KillWait is shorter: 19 s in all, of Slurm's default of 30.
+const DEFAULT: GracePeriods = GracePeriods {
     workload: Duration::from_secs(8),
     nodes: Duration::from_secs(6),
     control_plane: Duration::from_secs(5),
 };
-/// What the guard needs at the very end, and Slurm to notice.
+/// Reserved for the guard's last clean-up and for Slurm to notice the end.
 const RESERVE: Duration = Duration::from_secs(1);
 
-/// What the parts get to end by themselves, one after the other.
+/// Grace periods of the cluster's parts, which end one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grace {
+pub struct GracePeriods {
     /// The workload.
     pub workload: Duration,
     /// The agents, to end their pods and take their Nodes away.
@@ -22,22 +22,22 @@ pub struct Grace {
     pub control_plane: Duration,
 }
 
-impl Grace {
-    /// What pods get of the nodes' part: the rest is for telling the API server.
+impl GracePeriods {
+    /// The pods' share of the nodes' period; the rest is for status updates.
     pub fn pods(self) -> Duration {
         self.nodes.mul_f64(2.0 / 3.0)
     }
 
-    /// The parts' shares of Slurm's time between its first signal and the last (KillWait), if it is known.
+    /// Periods that fit into KillWait, the time between Slurm's first and last signal, if it is known.
     pub fn within(kill_wait: Option<Duration>) -> Self {
-        let all = USUAL.workload + USUAL.nodes + USUAL.control_plane;
+        let all = DEFAULT.workload + DEFAULT.nodes + DEFAULT.control_plane;
         let given = kill_wait.map_or(all, |wait| wait.saturating_sub(RESERVE));
         let share =
             |part: Duration| part.mul_f64((given.as_secs_f64() / all.as_secs_f64()).min(1.0));
         Self {
-            workload: share(USUAL.workload),
-            nodes: share(USUAL.nodes),
-            control_plane: share(USUAL.control_plane),
+            workload: share(DEFAULT.workload),
+            nodes: share(DEFAULT.nodes),
+            control_plane: share(DEFAULT.control_plane),
         }
     }
 }
@@ -47,12 +47,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_fits_into_what_slurm_gives() {
-        assert_eq!(Grace::within(None), USUAL);
-        assert_eq!(Grace::within(Some(Duration::from_secs(30))), USUAL);
+    fn periods_fit_into_kill_wait() {
+        assert_eq!(GracePeriods::within(None), DEFAULT);
+        assert_eq!(GracePeriods::within(Some(Duration::from_secs(30))), DEFAULT);
         for seconds in [0, 1, 2, 5, 10, 15] {
             let given = Duration::from_secs(seconds);
-            let grace = Grace::within(Some(given));
+            let grace = GracePeriods::within(Some(given));
             let all = grace.workload + grace.nodes + grace.control_plane;
             assert!(all <= given, "{grace:?} in {given:?}");
             assert!(seconds < 2 || all + 2 * RESERVE > given, "{grace:?}");

@@ -1,20 +1,19 @@
-//! What is carried to a leader's node, as the submitting host sees it: what the node must see to do
-//! without, and the stream that brings it there, a tar archive.
+//! The bundle that is carried to a leader's node beside this program: release, seed and workload, as a tar archive.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use releases::{Component, Release};
 use tar::{Builder, EntryType, Header};
 
-use super::{COMPLETE, RELEASES, WORKLOAD};
-use releases::{Component, Release};
+use super::{COMPLETE, PROGRAM, RELEASES, UNFINISHED, WORKLOAD};
 
-/// All that a leader needs beside its own program.
+/// Everything that a leader needs beside this program.
 #[derive(Debug)]
 pub struct Bundle {
-    /// Our own program, which Slurm carries.
+    /// This program, which is carried separately.
     pub program: PathBuf,
     /// The release of Kubernetes, if this host has one.
     pub release: Option<Release>,
@@ -26,18 +25,18 @@ pub struct Bundle {
     pub is_part: fn(&Path) -> bool,
 }
 
-/// Something that a node must see, or all is carried.
+/// A file that the node must see; if it lacks one, the bundle is carried.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Needed {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// How it is known to be the same and not another one in the same place: size and time in the form of
-    /// `stat --format=%s-%Y`; empty if being there is enough.
+    /// Size and modification time (`stat --format=%s-%Y`), which tell it from another file at that path; empty if existence
+    /// is enough.
     pub stamp: String,
 }
 
 impl Bundle {
-    /// What a node must see to do without the bundle.
+    /// The files with which a node can do without the bundle.
     pub fn needed(&self) -> Vec<Needed> {
         let there = |path: PathBuf| Needed {
             path,
@@ -56,7 +55,7 @@ impl Bundle {
         needed
     }
 
-    /// Writes everything but our own program.
+    /// Writes the archive.
     pub fn write(&self, to: impl Write) -> io::Result<()> {
         let mut archive = Builder::new(to);
         archive.follow_symlinks(false);
@@ -91,13 +90,39 @@ impl Bundle {
         archive.append_dir(inside, path)?;
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
-            // Links to directories are not followed: they may go round.
+            // Links to directories are not followed: they may form a cycle.
             if entry.file_type()?.is_dir() || (self.is_part)(&entry.path()) {
                 self.add_workload(archive, &entry.path(), &inside.join(entry.file_name()))?;
             }
         }
         Ok(())
     }
+}
+
+/// Unpacks a bundle that arrives on `from` into `dir`, then gives the program there its final name, which a leader waits for.
+pub fn receive(from: impl Read, dir: &Path) -> io::Result<()> {
+    unpack(from, dir)?;
+    std::fs::rename(dir.join(UNFINISHED), dir.join(PROGRAM))
+}
+
+/// Removes `dir` unless [`receive`] has completed it.
+pub fn remove_incomplete(dir: &Path) {
+    if !dir.join(PROGRAM).exists() {
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
+/// Unpacks a bundle into the directory `to`; an error if the bundle is incomplete.
+fn unpack(from: impl Read, to: &Path) -> io::Result<()> {
+    let mut archive = tar::Archive::new(from);
+    archive.set_preserve_permissions(true);
+    archive.unpack(to)?;
+    std::fs::remove_file(to.join(COMPLETE)).map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "what the submitting host sends broke off",
+        )
+    })
 }
 
 /// The files of a release. Links among them stay links (one program may have many names); others are
@@ -135,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_arrives_as_it_was() {
+    fn bundle_arrives_unchanged_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         for (name, text) in [
@@ -165,7 +190,7 @@ mod tests {
         bundle.write(&mut stream).unwrap();
         let to = at("to");
         std::fs::create_dir(&to).unwrap();
-        super::super::receive::unpack(&stream[..], &to).unwrap();
+        unpack(&stream[..], &to).unwrap();
         let read = |name: &str| std::fs::read_to_string(to.join(name)).unwrap();
         assert_eq!(read("kubernetes/v1/etcd"), "program");
         assert_eq!(
@@ -182,11 +207,11 @@ mod tests {
         ] {
             assert!(!to.join(absent).exists(), "{absent}");
         }
-        // A stream that breaks off is noticed wherever it does.
+        // A truncated stream is an error, wherever it ends.
         for length in [0, 512, stream.len() / 2, stream.len() - 2048] {
             let to = at(&format!("cut-{length}"));
             std::fs::create_dir(&to).unwrap();
-            let unpacked = super::super::receive::unpack(&stream[..length], &to);
+            let unpacked = unpack(&stream[..length], &to);
             assert!(unpacked.is_err(), "{length} of {}", stream.len());
         }
     }

@@ -1,4 +1,4 @@
-//! The agent's end of the life line to the leader.
+//! The agent's side of enrolment.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,52 +16,56 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::identity::NodeIdentity;
-use crate::handover::{
-    Handover, Hello, LEADER_NAME, ToLeader, ToNode, VERSION, Wire, notice_silence,
+use super::protocol::{
+    AgentMessage, COMPATIBLE_VERSION, JoinConfig, JoinRequest, LEADER_NAME, LeaderMessage,
+    MessageStream, enable_keepalive,
 };
 
-/// How long the leader may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time that the leader has to answer.
+const ENROLMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The life line.
-pub type Line = Wire<TlsStream<TcpStream>>;
+/// The connection of an enrolled agent to the leader.
+pub type LeaderConnection = MessageStream<TlsStream<TcpStream>>;
 
-/// An agent that was admitted.
-pub struct Admitted {
-    /// The line to the leader.
-    pub line: Line,
-    /// Who we are.
+/// The result of enrolment.
+pub struct Enrolled {
+    /// The connection to the leader.
+    pub connection: LeaderConnection,
+    /// The node's keys, certificates and settings.
     pub identity: NodeIdentity,
     /// The addresses of this host; the first is the one that reaches the leader.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Another agent has this node.
+/// Another agent of this node is enrolled.
 #[derive(Debug, thiserror::Error)]
 #[error("another agent has this node")]
-pub struct Replaced;
+pub struct NodeTaken;
 
-/// The leader does not admit this agent.
+/// The leader refuses this agent.
 #[derive(Debug, thiserror::Error)]
 #[error("the leader refuses: {0}")]
-pub struct Refused(String);
+pub struct EnrolmentRefused(String);
 
-/// Reports to the leader: with the token the first time, with the certificate it gave us later.
-pub async fn report(
-    handover: &Handover,
+/// Enrols at the leader: with the token the first time, with the certificate of `before` later.
+pub async fn enrol(
+    join_config: &JoinConfig,
     node: &str,
     before: Option<NodeIdentity>,
-) -> anyhow::Result<Admitted> {
-    tokio::time::timeout(PATIENCE, report_patiently(handover, node, before))
-        .await
-        .context("the leader does not answer")?
+) -> anyhow::Result<Enrolled> {
+    tokio::time::timeout(
+        ENROLMENT_TIMEOUT,
+        enrol_without_timeout(join_config, node, before),
+    )
+    .await
+    .context("the leader does not answer")?
 }
 
-async fn report_patiently(
-    handover: &Handover,
+async fn enrol_without_timeout(
+    join_config: &JoinConfig,
     node: &str,
     before: Option<NodeIdentity>,
-) -> anyhow::Result<Admitted> {
+) -> anyhow::Result<Enrolled> {
     let (client_key_pem, server_key_pem) = match &before {
         Some(before) => (before.client_key_pem.clone(), before.server_key_pem.clone()),
         None => (
@@ -69,10 +73,11 @@ async fn report_patiently(
             new_key(node)?.serialize_pem(),
         ),
     };
-    let connector = TlsConnector::from(Arc::new(tls(handover, before.as_ref())?));
-    let mut leaders = handover.leaders.clone();
+    let connector = TlsConnector::from(Arc::new(tls(join_config, before.as_ref())?));
+    let mut leaders = join_config.leaders.clone();
     if let Some(before) = &before {
-        // Others may be addresses of this host too (a bridge that every host has), where a refusal says nothing of the leader.
+        // Another address may belong to this host too (a bridge that every host has): a refused connection there says
+        // nothing about the leader.
         leaders.retain(|leader| leader.ip() == before.leader);
     }
     let stream = first_to_answer(&leaders, &connector).await?;
@@ -87,48 +92,50 @@ async fn report_patiently(
             .filter(|a| *a != local),
     );
 
-    let mut line = Wire::new(stream);
-    let hello = Hello {
-        version: VERSION.to_owned(),
+    let mut connection = MessageStream::new(stream);
+    let request = JoinRequest {
+        version: COMPATIBLE_VERSION.to_owned(),
         node: node.to_owned(),
-        token: before.is_none().then(|| handover.token.clone()),
+        token: before.is_none().then(|| join_config.token.clone()),
         client_key_pem: public_key(&client_key_pem)?,
         server_key_pem: public_key(&server_key_pem)?,
         addresses: addresses.clone(),
     };
-    line.send(&ToLeader::Hello(Box::new(hello))).await?;
-    let welcome = match line.receive().await? {
-        Some(ToNode::Welcome(welcome)) => *welcome,
-        Some(ToNode::Refused(reason)) => return Err(Refused(reason).into()),
-        Some(ToNode::Replaced) => return Err(Replaced.into()),
-        Some(ToNode::End) | None => bail!("the leader is ending"),
+    connection
+        .send(&AgentMessage::Hello(Box::new(request)))
+        .await?;
+    let response = match connection.receive().await? {
+        Some(LeaderMessage::Welcome(response)) => *response,
+        Some(LeaderMessage::Refused(reason)) => return Err(EnrolmentRefused(reason).into()),
+        Some(LeaderMessage::NodeTaken) => return Err(NodeTaken.into()),
+        Some(LeaderMessage::End) | None => bail!("the leader is ending"),
     };
-    Ok(Admitted {
-        line,
+    Ok(Enrolled {
+        connection,
         identity: NodeIdentity {
             client_key_pem,
             server_key_pem,
-            welcome,
+            response,
             leader,
         },
         addresses,
     })
 }
 
-/// Whether an attempt to report may do better next time: there was silence, or the connection broke.
-pub fn is_worth_repeating(error: &anyhow::Error) -> bool {
+/// Whether another attempt may succeed: the leader did not answer, or the connection broke.
+pub fn is_retryable(error: &anyhow::Error) -> bool {
     error
         .chain()
         .any(|cause| cause.is::<io::Error>() || cause.is::<tokio::time::error::Elapsed>())
 }
 
-/// Whether an attempt to report failed because the leader's host lives and the leader doesn't: nobody listens at its port, or
-/// another program does. Time-outs and routes that are missing don't say that.
+/// Whether enrolment failed because the leader's host is up and the leader is not: its port is closed, or belongs to
+/// another program. Time-outs and missing routes don't show that.
 pub fn is_leader_gone(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().map(io::Error::kind)
     };
-    // A TLS handshake with a stranger ends with invalid data.
+    // A TLS handshake with another program ends with invalid data.
     let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::InvalidData];
     error
         .chain()
@@ -136,8 +143,8 @@ pub fn is_leader_gone(error: &anyhow::Error) -> bool {
         .any(|kind| gone.contains(&kind))
 }
 
-/// Connects to all addresses of the leader's host at once. Some may be of networks that aren't ours, or
-/// that every host has: who shows the leader's certificate is it.
+/// Connects to all addresses of the leader's host at once. Some may belong to networks that this host doesn't reach, or that
+/// every host has; the leader is the peer that shows its certificate.
 async fn first_to_answer(
     leaders: &[SocketAddr],
     connector: &TlsConnector,
@@ -146,7 +153,7 @@ async fn first_to_answer(
         .iter()
         .map(|leader| async move {
             let stream = TcpStream::connect(leader).await?;
-            notice_silence(&stream)?;
+            enable_keepalive(&stream)?;
             let name = ServerName::try_from(LEADER_NAME)?;
             anyhow::Ok(connector.connect(name, stream).await?)
         })
@@ -161,15 +168,20 @@ async fn first_to_answer(
     Err(problem.context(format!("cannot reach the leader at {leaders:?}")))
 }
 
-fn tls(handover: &Handover, before: Option<&NodeIdentity>) -> anyhow::Result<rustls::ClientConfig> {
+fn tls(
+    join_config: &JoinConfig,
+    before: Option<&NodeIdentity>,
+) -> anyhow::Result<rustls::ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(handover.ca_pem.as_bytes())?)?;
+    roots.add(CertificateDer::from_pem_slice(
+        join_config.ca_pem.as_bytes(),
+    )?)?;
     let config = rustls::ClientConfig::builder().with_root_certificates(roots);
     Ok(match before {
         None => config.with_no_client_auth(),
         Some(before) => config.with_client_auth_cert(
             vec![CertificateDer::from_pem_slice(
-                before.welcome.join_cert_pem.as_bytes(),
+                before.response.join_cert_pem.as_bytes(),
             )?],
             PrivateKeyDer::from_pem_slice(before.client_key_pem.as_bytes())?,
         )?,
@@ -185,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_refusal_means_that_the_leader_is_gone() {
+    fn only_refused_connection_means_leader_gone() {
         let failed = |kind: io::ErrorKind| {
             let error = anyhow::Error::from(io::Error::from(kind));
             is_leader_gone(&error.context("cannot reach the leader"))

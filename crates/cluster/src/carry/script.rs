@@ -1,8 +1,8 @@
-//! The shell that receives our program on a node, from its standard input, and becomes it.
+//! The shell script that receives this program on a node, from its standard input, and executes it.
 //!
-//! A path in `/tmp` that other users learn before it exists is theirs to create. So the node itself makes the
-//! directory, with a name that exists nowhere before. From then on it belongs to this user alone: others can neither
-//! look into it nor, `/tmp` being sticky, rename it. No path is among the arguments of the step that carries.
+//! If other users knew a path in `/tmp` before it exists, they could create it first. So the script on the node makes the
+//! directory, with a random name. From then on only this user can enter it or, `/tmp` being sticky, rename it. No path is
+//! among the arguments of the carrying step.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use super::program::{BLOCK, Program};
 /// The shell that runs it.
 pub const SHELL: &str = "/bin/sh";
 
-/// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` fills `$dir/coracle.part`. `refuse` says why not, and leaves
-/// nothing. Whatever the program is executed from must not be for others to rename, so neither `/tmp` itself.
+/// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` writes `$dir/coracle.part`. `refuse` reports the reason and removes
+/// `$dir`. Other users must not be able to rename any directory of the program's path, so `/tmp` itself is checked too.
 const FUNCTIONS: &str = r#"
 dir=
 refuse() {
@@ -45,7 +45,7 @@ receive_program() {
 }
 "#;
 
-/// Receives the program and becomes it.
+/// Receives the program and executes it.
 const RUN: &str = r#"
 make_dir
 receive_program "$1" "$2"
@@ -54,7 +54,7 @@ mv "$dir/coracle.part" "$dir/coracle"
 exec "$dir/coracle" "$@"
 "#;
 
-/// Receives the program into a directory that another step has made, and has it receive the rest.
+/// Receives the program into a directory that another step has made, and executes it to receive the bundle.
 const RECEIVE: &str = r#"
 dir=$3
 check_dir
@@ -62,19 +62,19 @@ receive_program "$1" "$2"
 exec "$dir/coracle.part" internal receive "$dir"
 "#;
 
-/// The functions for a script, whose messages begin with `says`: a constant without quotes.
+/// The functions for a script whose messages begin with `says`, which must not contain quotes.
 pub fn functions(says: &'static str) -> String {
     format!("says='{says}' block={BLOCK}{FUNCTIONS}")
 }
 
-/// The words for [`SHELL`] that receive `program` and call it with `args`. The program removes its directory.
+/// The arguments of [`SHELL`] that receive `program` and execute it with `args`. The program removes its directory.
 pub fn run(says: &'static str, program: &Program, args: &[String]) -> Vec<String> {
     let mut words = words(says, RUN, program);
     words.extend_from_slice(args);
     words
 }
 
-/// The words for [`SHELL`] that receive `program`, and a bundle after it, into `dir` on that node.
+/// The arguments of [`SHELL`] that receive `program`, and a bundle after it, into `dir` on that node.
 pub fn receive(says: &'static str, program: &Program, dir: &Path) -> Vec<String> {
     let mut words = words(says, RECEIVE, program);
     words.push(dir.to_string_lossy().into_owned());
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_runs_in_a_private_directory() {
+    fn program_runs_in_private_directory() {
         let tmp = tempfile::tempdir().unwrap();
         let where_am_i = ["/proc/self/exe"];
         let output = received(tmp.path(), "/bin/readlink", &where_am_i, unchanged);
@@ -152,20 +152,20 @@ mod tests {
         assert_eq!(dir.parent(), Some(tmp.path()));
         assert_eq!(dir.metadata().unwrap().permissions().mode() & 0o7777, 0o700);
         assert_eq!(
-            super::super::copy_of(Path::new(program.trim())).as_deref(),
+            super::super::carried_dir(Path::new(program.trim())).as_deref(),
             Some(dir)
         );
     }
 
     #[test]
-    fn the_rest_of_the_stream_is_the_programs() {
+    fn program_reads_rest_of_stream() {
         let tmp = tempfile::tempdir().unwrap();
         let output = received(tmp.path(), "/bin/cat", &["-"], unchanged);
         assert_eq!(String::from_utf8_lossy(&output.stdout), "for the program\n");
     }
 
     #[test]
-    fn changed_or_truncated_programs_never_run() {
+    fn changed_or_truncated_program_never_runs() {
         let tmp = tempfile::tempdir().unwrap();
         refused(tmp.path(), "cannot unpack", |_, stream| stream[10_000] ^= 1);
         refused(tmp.path(), "cannot unpack", |_, stream| {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_rename_is_refused() {
+    fn refuses_tmp_that_others_can_rename() {
         let tmp = tempfile::tempdir().unwrap();
         let mode = |mode| fs::set_permissions(tmp.path(), Permissions::from_mode(mode)).unwrap();
         for open in [0o777, 0o770, 0o707] {
