@@ -256,7 +256,7 @@ mod tests {
     use futures::FutureExt;
     use futures::future::BoxFuture;
     use http_body_util::BodyExt;
-    use kubelet_api::stats::summary::Summary;
+    use kubelet_api::stats::summary::StatsSummary;
     use tower::ServiceExt;
 
     use super::*;
@@ -269,7 +269,7 @@ mod tests {
     }
 
     impl Source for Cluster {
-        fn summaries(&self) -> BoxFuture<'_, Vec<Summary>> {
+        fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>> {
             let look = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
             let (time, used) = (at(10 * look), look * 5_000_000_000);
             let cpu = json!({"time": time, "usageCoreNanoSeconds": used});

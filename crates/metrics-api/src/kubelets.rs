@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client};
-use kubelet_api::stats::summary::Summary;
+use kubelet_api::stats::summary::StatsSummary;
 
 /// A kubelet that takes longer is left out.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// What is asked of the cluster: the seam at which tests stand in for it.
 pub(crate) trait Source: Send + Sync + 'static {
     /// The newest figures of all nodes that answer.
-    fn summaries(&self) -> BoxFuture<'_, Vec<Summary>>;
+    fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>>;
 
     /// The names and labels of nodes, chosen as the API server understands it.
     fn nodes(&self, chosen: Chosen) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>>;
@@ -60,7 +60,7 @@ impl Kubelets {
     async fn summary(
         &self,
         node: &str,
-    ) -> Result<Summary, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<StatsSummary, Box<dyn std::error::Error + Send + Sync>> {
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary?only_cpu_and_memory=true");
         let request = http::Request::get(path).body(Vec::new())?;
         let text = self.client.request_text(request).await?;
@@ -69,7 +69,7 @@ impl Kubelets {
 }
 
 impl Source for Kubelets {
-    fn summaries(&self) -> BoxFuture<'_, Vec<Summary>> {
+    fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>> {
         async move {
             let nodes = match self.nodes(Chosen::default()).await {
                 Ok(nodes) => nodes,

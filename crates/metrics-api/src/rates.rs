@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use k8s_openapi::jiff::Timestamp;
-use kubelet_api::stats::summary::{ContainerStats, Figures, Summary};
+use kubelet_api::stats::summary::{ContainerStats, UsageStats, StatsSummary};
 
 /// A rate over less is noise.
 const LEAST_SECONDS: f64 = 1.0;
 
 /// All nodes at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot(HashMap<String, Summary>);
+pub(crate) struct Snapshot(HashMap<String, StatsSummary>);
 
 /// What something uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,8 +42,8 @@ pub(crate) struct Now {
 }
 
 impl Snapshot {
-    pub(crate) fn of(summaries: impl IntoIterator<Item = Summary>) -> Self {
-        let by_name = |summary: Summary| (summary.node.node_name.clone(), summary);
+    pub(crate) fn of(summaries: impl IntoIterator<Item = StatsSummary>) -> Self {
+        let by_name = |summary: StatsSummary| (summary.node.node_name.clone(), summary);
         Self(summaries.into_iter().map(by_name).collect())
     }
 
@@ -54,21 +54,21 @@ impl Snapshot {
         for (name, summary) in &self.0 {
             let before = earlier.0.get(name);
             let node = &summary.node;
-            let usage = rate(&node.figures, before.map(|before| &before.node.figures));
+            let usage = rate(&node.usage, before.map(|before| &before.node.usage));
             now.nodes.extend(usage.map(|usage| (name.clone(), usage)));
 
             let mut containers_before = HashMap::new();
             for pod in before.iter().flat_map(|before| &before.pods) {
                 for container in &pod.containers {
                     let key = (pod.pod_ref.uid.as_str(), container.name.as_str());
-                    containers_before.insert(key, &container.figures);
+                    containers_before.insert(key, &container.usage);
                 }
             }
             for pod in &summary.pods {
                 let uid = pod.pod_ref.uid.as_str();
                 let of = |container: &ContainerStats| {
                     let before = containers_before.get(&(uid, container.name.as_str()));
-                    let usage = rate(&container.figures, before.copied());
+                    let usage = rate(&container.usage, before.copied());
                     usage.map(|usage| (container.name.clone(), usage))
                 };
                 let containers: Option<Vec<_>> = pod.containers.iter().map(of).collect();
@@ -85,7 +85,7 @@ impl Snapshot {
     }
 }
 
-fn rate(now: &Figures, before: Option<&Figures>) -> Option<Usage> {
+fn rate(now: &UsageStats, before: Option<&UsageStats>) -> Option<Usage> {
     let (cpu, memory, started) = (now.cpu?, now.memory?, now.start_time);
     // One that was started again has begun anew.
     let before = before.filter(|before| before.start_time == started);

@@ -126,9 +126,9 @@ async fn connected(
     let chain = stream.get_ref().1.peer_certificates();
     let peer = chain
         .and_then(|chain| chain.first())
-        .and_then(kubelet_api::peer_of);
+        .and_then(kubelet_api::certificate_common_name);
     // Being signed is not enough: the authority may sign others one day.
-    if peer.is_none_or(|peer| peer.common_name != client_name) {
+    if peer.is_none_or(|peer| peer != client_name) {
         tracing::warn!("refused a caller of the metrics API");
         return;
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use control_plane::pki::{Identity, KUBELET_CLIENT};
 use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
-use kubelet_api::{Access, ServerIdentity};
+use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -110,7 +110,7 @@ pub async fn run(
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
-        Access::only([KUBELET_CLIENT.to_owned()]).or_as_judged_by(Arc::new(authority)),
+        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()]).with_delegated_auth(Arc::new(authority)),
         pods.clone(),
         config.stream_idle_timeout,
         stop.clone(),

@@ -343,8 +343,8 @@ fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String
     let Some([certificate, ..]) = connection.peer_certificates() else {
         return Ok(None);
     };
-    let peer = kubelet_api::peer_of(certificate).context("its certificate names nobody")?;
-    Ok(Some(peer.common_name))
+    let name = kubelet_api::certificate_common_name(certificate).context("its certificate names nobody")?;
+    Ok(Some(name))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

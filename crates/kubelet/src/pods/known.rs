@@ -11,8 +11,8 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kubelet_api::stats::{LogLine, NodeSource};
 use kubelet_api::{
-    AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, LogStream, NoLogs, NoSession,
-    PodSource, Session,
+    AttachOptions, PortConnection, ExecOptions, LogByteStream, LogOptions, LogStream, LogError, SessionError,
+    PodSource, ContainerSession,
 };
 use sandbox::connection::{ConnectionError, SandboxClient};
 use sandbox::logs::LogDir;
@@ -153,18 +153,18 @@ impl KnownPods {
     }
 
     /// A pod's sandbox, if it can be asked.
-    fn reach(&self, uid: &str) -> Result<SandboxClient, NoSession> {
+    fn reach(&self, uid: &str) -> Result<SandboxClient, SessionError> {
         let pods = self.lock();
         let entry = pods.get(uid);
-        let entry = entry.ok_or_else(|| NoSession::not_found("pod does not exist"))?;
+        let entry = entry.ok_or_else(|| SessionError::not_found("pod does not exist"))?;
         let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
         sandbox.ok_or_else(|| {
             let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
             match phase(&entry.pod) {
-                over if is_final(over) => NoSession::not_found(format!(
+                over if is_final(over) => SessionError::not_found(format!(
                     "pod {name:?} is over ({over}): nothing of it runs"
                 )),
-                _ => NoSession::internal(format!("pod {name:?} has no sandbox that runs")),
+                _ => SessionError::internal(format!("pod {name:?} has no sandbox that runs")),
             }
         })
     }
@@ -207,7 +207,7 @@ impl PodSource for KnownPods {
             .collect()
     }
 
-    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
@@ -217,7 +217,7 @@ impl PodSource for KnownPods {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
                     Ok(log) => {
-                        return Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed());
+                        return Ok::<LogByteStream, LogError>(log.map_err(io::Error::other).boxed());
                     }
                     // Its pod is over, and it went in just this moment.
                     Err(ConnectionError::Lost { .. }) => {}
@@ -237,7 +237,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         options: ExecOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::exec(found?, options).await })
     }
@@ -246,7 +246,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         options: AttachOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::attach(found?, options).await })
     }
@@ -255,7 +255,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         port: u16,
-    ) -> BoxFuture<'static, Result<Connection, NoSession>> {
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::port_forward(found?, port).await })
     }

@@ -25,7 +25,11 @@ pub trait PodSource: Send + Sync {
     ///
     /// Asked only for containers that [`pods`](Self::pods) shows as started. The stream ends with the log, and with
     /// `follow` when the container has ended. An error becomes the answer's text.
-    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>>;
+    fn logs(
+        &self,
+        uid: &str,
+        options: LogOptions,
+    ) -> BoxFuture<'static, Result<LogByteStream, LogError>>;
 
     /// What the node and its pods use; `None` where nobody measures.
     fn node(&self) -> Option<Arc<dyn NodeSource>> {
@@ -37,14 +41,14 @@ pub trait PodSource: Send + Sync {
         &self,
         uid: &str,
         options: ExecOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>>;
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
     /// Connects to the streams of a running container's own program.
     fn attach(
         &self,
         uid: &str,
         options: AttachOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>>;
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
     /// One TCP connection to a port of the pod, made in the pod's network to its loopback address.
     ///
@@ -53,14 +57,14 @@ pub trait PodSource: Send + Sync {
         &self,
         uid: &str,
         port: u16,
-    ) -> BoxFuture<'static, Result<Connection, NoSession>>;
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>>;
 }
 
 /// A log, as it comes.
-pub type LogBytes = BoxStream<'static, io::Result<Bytes>>;
+pub type LogByteStream = BoxStream<'static, io::Result<Bytes>>;
 
 /// Why there is no log to show; its text, and that of its sources, goes to the caller.
-pub type NoLogs = Box<dyn Error + Send + Sync>;
+pub type LogError = Box<dyn Error + Send + Sync>;
 
 /// Which part of which container's log; upstream's `PodLogOptions`, understood and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +107,7 @@ pub struct ExecOptions {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
     /// Which streams the client wants.
-    pub streams: Streams,
+    pub streams: RequestedStreams,
 }
 
 /// Which container to attach to.
@@ -112,12 +116,12 @@ pub struct AttachOptions {
     /// The container, of any kind.
     pub container: String,
     /// Which streams the client wants; and whether the container has a terminal, which is not the client's choice.
-    pub streams: Streams,
+    pub streams: RequestedStreams,
 }
 
 /// Which streams a client wants; at least one of the first three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streams {
+pub struct RequestedStreams {
     /// Standard input.
     pub stdin: bool,
     /// Standard output.
@@ -132,7 +136,7 @@ pub struct Streams {
 ///
 /// All streams are bounded: a reader that is not read holds the process up, a writer that is full is not ready.
 /// Dropping a session before [`exit`](Self::exit) is done means that the client is gone.
-pub struct Session {
+pub struct ContainerSession {
     /// Present if asked for. `shutdown` is the end of the input, and leaves everything else open.
     pub stdin: Option<ByteWriter>,
     /// Present if asked for; with a terminal, all of its output.
@@ -142,7 +146,7 @@ pub struct Session {
     /// New sizes of the terminal; the newest counts. Absent without a terminal.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
     /// How it ended. Done when the process is, even if what the process wrote is not read yet.
-    pub exit: BoxFuture<'static, Exit>,
+    pub exit: BoxFuture<'static, SessionExit>,
 }
 
 /// What a process in a container writes.
@@ -157,7 +161,7 @@ pub trait Duplex: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
 /// A connection to a port of a pod.
-pub type Connection = Pin<Box<dyn Duplex>>;
+pub type PortConnection = Pin<Box<dyn Duplex>>;
 
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,27 +174,27 @@ pub struct TerminalSize {
 
 /// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum SessionExit {
     /// The process ended by itself or by a signal, which counts as 128 and its number. For `attach`, where the
     /// client's streams have ended, always 0.
     Code(i32),
-    /// Nobody knows how: the words say why.
+    /// Nobody knows how: the message say why.
     Failed(String),
 }
 
-/// Why there is no session: a class that becomes the status code, and words for the user.
+/// Why there is no session: a kind that becomes the status code, and message for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{words}")]
-pub struct NoSession {
+#[error("{message}")]
+pub struct SessionError {
     /// Whose fault it is.
-    pub class: NoSessionClass,
+    pub kind: SessionErrorKind,
     /// What the user reads.
-    pub words: String,
+    pub message: String,
 }
 
 /// Whose fault it is that there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSessionClass {
+pub enum SessionErrorKind {
     /// There is no such pod or container (404).
     NotFound,
     /// It can't be done like that (400).
@@ -199,29 +203,29 @@ pub enum NoSessionClass {
     Internal,
 }
 
-impl NoSession {
+impl SessionError {
     /// There is no such pod or container.
-    pub fn not_found(words: impl Into<String>) -> Self {
-        Self::new(NoSessionClass::NotFound, words)
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(SessionErrorKind::NotFound, message)
     }
 
     /// It can't be done like that.
-    pub fn bad_request(words: impl Into<String>) -> Self {
-        Self::new(NoSessionClass::BadRequest, words)
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(SessionErrorKind::BadRequest, message)
     }
 
     /// It should have worked.
-    pub fn internal(words: impl Into<String>) -> Self {
-        Self::new(NoSessionClass::Internal, words)
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(SessionErrorKind::Internal, message)
     }
 
     /// It should have worked, but for this.
-    pub fn because_of(error: &dyn Error) -> Self {
+    pub fn from_error(error: &dyn Error) -> Self {
         Self::internal(causes(error))
     }
 
-    fn new(class: NoSessionClass, words: impl Into<String>) -> Self {
-        let words = words.into();
-        Self { class, words }
+    fn new(kind: SessionErrorKind, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { kind, message }
     }
 }

@@ -5,13 +5,13 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::peer::{client_frame, server_frame};
+use super::test_frames::{client_frame, server_frame};
 use super::{Channels, Encoding, Tunnel};
-use crate::fuzz::{Outcome, Session, for_a_while};
-use crate::spdy::Connection;
-use crate::streams::{Command, Protocol};
+use crate::fuzz::{FuzzOutcome, FuzzSession, run_for_fuzz_seconds};
+use crate::spdy::SpdyConnection;
+use crate::streams::{StreamCommand, StreamProtocol};
 
-/// What one of both ends does.
+/// What one of match_supported ends does.
 #[derive(Clone, Debug)]
 enum Step {
     /// A message, in fragments, with a ping after each if so wished.
@@ -56,9 +56,9 @@ fn message(fragments: &[Vec<u8>], pings: bool, encoding: Option<Encoding>) -> Ve
     let last = fragments.len() - 1;
     let mut sent = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
-        let operation = if index == 0 { 2 } else { 0 };
+        let opcode = if index == 0 { 2 } else { 0 };
         let fin = if index == last { 0x80 } else { 0 };
-        sent.extend(client_frame(fin | operation, fragment));
+        sent.extend(client_frame(fin | opcode, fragment));
         if pings {
             sent.extend(client_frame(0x89, b"?"));
         }
@@ -67,20 +67,20 @@ fn message(fragments: &[Vec<u8>], pings: bool, encoding: Option<Encoding>) -> Ve
 }
 
 fn play(
-    mut protocol: Box<dyn Protocol>,
+    mut protocol: Box<dyn StreamProtocol>,
     encoding: Option<Encoding>,
     steps: &[Step],
     pieces: &[usize],
-) -> Outcome {
-    let mut session = Session::in_pieces(pieces);
+) -> FuzzOutcome {
+    let mut session = FuzzSession::in_pieces(pieces);
     for step in steps {
         let sent = match step {
             Step::Message(fragments, pings) => message(fragments, *pings, encoding),
-            Step::Control(operation, payload) => client_frame(0x80 | operation, payload),
+            Step::Control(opcode, payload) => client_frame(0x80 | opcode, payload),
             Step::Frame(first, payload) => client_frame(*first, payload),
             Step::Garbage(bytes) => bytes.clone(),
             Step::Send(channel, bytes) => {
-                protocol.apply(Command::Data(
+                protocol.apply(StreamCommand::Data(
                     (*channel).into(),
                     Bytes::copy_from_slice(bytes),
                 ));
@@ -103,7 +103,7 @@ fn play(
 }
 
 /// Makes a fresh protocol for each play.
-type New = fn() -> Box<dyn Protocol>;
+type New = fn() -> Box<dyn StreamProtocol>;
 
 #[test]
 fn fuzz_sessions_of_web_sockets() {
@@ -111,7 +111,7 @@ fn fuzz_sessions_of_web_sockets() {
         prop::collection::vec(step(), 0..25),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    for_a_while(&sessions, |(steps, pieces)| {
+    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
         let channels: [(New, Encoding); 3] = [
             (
                 || Box::new(Channels::new(Encoding::Binary)),
@@ -135,7 +135,7 @@ fn fuzz_sessions_of_web_sockets() {
                 prop_assert_eq!(play(new(), Some(encoding), &steps, &pieces), whole);
             }
         }
-        let new = || Box::new(Tunnel::new(Connection::new()));
+        let new = || Box::new(Tunnel::new(SpdyConnection::new()));
         let whole = play(new(), None, &steps, &[usize::MAX]);
         frames_are_whole(&whole.output)?;
         let cut = play(new(), None, &steps, &pieces);

@@ -11,49 +11,49 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 /// How much is read at once: four full records.
-const PIECE: usize = 64 * 1024;
+const READ_SIZE: usize = 64 * 1024;
 
 /// A socket beneath TLS.
 #[derive(Debug)]
-pub(crate) struct WideReads<IO> {
+pub(crate) struct ReadAhead<IO> {
     io: IO,
     /// What was read and is not taken yet. Holds no memory while the other end is silent.
-    ahead: BytesMut,
+    buffered: BytesMut,
 }
 
-impl<IO> WideReads<IO> {
+impl<IO> ReadAhead<IO> {
     pub(crate) fn new(io: IO) -> Self {
-        let ahead = BytesMut::new();
-        Self { io, ahead }
+        let buffered = BytesMut::new();
+        Self { io, buffered }
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for WideReads<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for ReadAhead<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, ahead } = &mut *self;
-        if ahead.is_empty() {
-            if buffer.remaining() >= PIECE {
+        let Self { io, buffered } = &mut *self;
+        if buffered.is_empty() {
+            if buffer.remaining() >= READ_SIZE {
                 return Pin::new(io).poll_read(context, buffer);
             }
-            ahead.reserve(PIECE);
-            let read = pin!(io.read_buf(ahead)).poll(context);
+            buffered.reserve(READ_SIZE);
+            let read = pin!(io.read_buf(buffered)).poll(context);
             if read.is_pending() {
-                *ahead = BytesMut::new();
+                *buffered = BytesMut::new();
             }
             ready!(read)?;
         }
-        let length = ahead.len().min(buffer.remaining());
-        buffer.put_slice(&ahead[..length]);
-        ahead.advance(length);
+        let length = buffered.len().min(buffer.remaining());
+        buffer.put_slice(&buffered[..length]);
+        buffered.advance(length);
         Poll::Ready(Ok(()))
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for WideReads<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for ReadAhead<IO> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -93,7 +93,7 @@ mod tests {
     async fn everything_arrives_in_order_and_then_the_end() {
         let sent: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
         let (mut theirs, ours) = duplex(100_000);
-        let mut ours = WideReads::new(ours);
+        let mut ours = ReadAhead::new(ours);
         let to_send = sent.clone();
         tokio::spawn(async move { theirs.write_all(&to_send).await });
         let (mut received, mut piece) = (Vec::new(), [0; 4096]);
@@ -111,12 +111,12 @@ mod tests {
     #[tokio::test]
     async fn silence_costs_no_memory() {
         let (mut theirs, ours) = duplex(1000);
-        let mut ours = WideReads::new(ours);
+        let mut ours = ReadAhead::new(ours);
         let mut piece = [0; 10];
         theirs.write_all(b"hello").await.unwrap();
         assert_eq!(ours.read(&mut piece).await.unwrap(), 5);
         let silent = futures::FutureExt::now_or_never(ours.read(&mut piece));
         assert!(silent.is_none());
-        assert_eq!(ours.ahead.capacity(), 0);
+        assert_eq!(ours.buffered.capacity(), 0);
     }
 }

@@ -3,24 +3,27 @@
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 
-use super::peer::{Client, Received};
-use super::{Connection, SpdyError};
-use crate::streams::{Command, Event, Protocol, ProtocolError};
+use super::test_client::{Received, SpdyTestClient};
+use super::{SpdyConnection, SpdyError};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamProtocol};
 
-fn receive(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<Event>, ProtocolError> {
+fn receive(
+    connection: &mut SpdyConnection,
+    bytes: &[u8],
+) -> Result<Vec<StreamEvent>, ProtocolError> {
     let (mut input, mut events) = (BytesMut::from(bytes), Vec::new());
     connection.receive(&mut input, &mut events)?;
-    assert!(input.is_empty(), "whole frames are taken whole");
+    assert!(input.is_empty(), "whole frames are consumed whole");
     Ok(events)
 }
 
-fn answers(connection: &mut Connection, client: &mut Client) -> Vec<Received> {
+fn answers(connection: &mut SpdyConnection, client: &mut SpdyTestClient) -> Vec<Received> {
     client.receive(&connection.output().split())
 }
 
-fn data(stream: u32, bytes: &'static [u8]) -> Event {
+fn data(stream: u32, bytes: &'static [u8]) -> StreamEvent {
     let bytes = Bytes::from_static(bytes);
-    Event::Data { stream, bytes }
+    StreamEvent::Data { stream, bytes }
 }
 
 /// What spdystream 0.5.1 writes for three streams of an exec, one of a port-forward, data with its end, a reset, a ping
@@ -44,27 +47,27 @@ fn spdystream_is_understood() {
     let bytes: Vec<_> = digits
         .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
         .collect();
-    let (mut connection, mut client) = (Connection::new(), Client::new());
+    let (mut connection, mut client) = (SpdyConnection::new(), SpdyTestClient::new());
     let events = receive(&mut connection, &bytes).unwrap();
     let opened: Vec<_> = events
         .iter()
         .filter_map(|event| match event {
-            Event::Opened { stream, headers } => Some((*stream, headers.get("streamType")?)),
+            StreamEvent::Opened { stream, headers } => Some((*stream, headers.get("streamType")?)),
             _ => None,
         })
         .collect();
     let expected = [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "data")];
     assert_eq!(opened, expected);
-    let Event::Opened { headers, .. } = &events[3] else {
+    let StreamEvent::Opened { headers, .. } = &events[3] else {
         panic!("{events:?}");
     };
     assert_eq!(headers.get("port"), Some("8080"));
     assert_eq!(headers.get("requestID"), Some("7"));
     let rest = [
         data(3, b"hello"),
-        Event::Finished(3),
-        Event::Reset(7),
-        Event::Closed,
+        StreamEvent::Finished(3),
+        StreamEvent::Reset(7),
+        StreamEvent::Closed,
     ];
     assert_eq!(events[4..], rest);
     assert_eq!(answers(&mut connection, &mut client), [Received::Ping(1)]);
@@ -72,23 +75,25 @@ fn spdystream_is_understood() {
 
 #[test]
 fn a_stream_lives_and_ends() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[("streamtype", "stdin")]);
     let events = receive(&mut connection, &bytes).unwrap();
-    assert!(matches!(&events[..], [Event::Opened { stream: 1, headers }]
-        if headers.get("streamType") == Some("stdin")));
-    connection.apply(Command::Accept(stream));
+    assert!(
+        matches!(&events[..], [StreamEvent::Opened { stream: 1, headers }]
+        if headers.get("streamType") == Some("stdin"))
+    );
+    connection.apply(StreamCommand::Accept(stream));
     assert_eq!(answers(&mut connection, &mut client), [Received::Reply(1)]);
 
     let bytes = [client.data(1, b"hello", false), client.data(1, b"", true)].concat();
     let events = receive(&mut connection, &bytes).unwrap();
-    assert_eq!(events, [data(1, b"hello"), Event::Finished(1)]);
+    assert_eq!(events, [data(1, b"hello"), StreamEvent::Finished(1)]);
     let late = receive(&mut connection, &client.data(1, b"late", false)).unwrap();
     assert_eq!(late, []);
 
-    connection.apply(Command::Data(1, Bytes::from_static(b"bye")));
-    connection.apply(Command::Finish(1));
-    connection.apply(Command::Data(1, Bytes::from_static(b"late")));
+    connection.apply(StreamCommand::Data(1, Bytes::from_static(b"bye")));
+    connection.apply(StreamCommand::Finish(1));
+    connection.apply(StreamCommand::Data(1, Bytes::from_static(b"late")));
     let bytes = b"bye".to_vec();
     let expected = [Received::Data { stream: 1, bytes }, Received::Finished(1)];
     assert_eq!(answers(&mut connection, &mut client), expected);
@@ -96,24 +101,24 @@ fn a_stream_lives_and_ends() {
 
 #[test]
 fn a_client_may_reset_a_stream() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[]);
     receive(&mut connection, &bytes).unwrap();
     let events = receive(&mut connection, &client.reset(stream)).unwrap();
-    assert_eq!(events, [Event::Reset(1)]);
-    connection.apply(Command::Data(1, Bytes::from_static(b"late")));
-    connection.apply(Command::Accept(1));
+    assert_eq!(events, [StreamEvent::Reset(1)]);
+    connection.apply(StreamCommand::Data(1, Bytes::from_static(b"late")));
+    connection.apply(StreamCommand::Accept(1));
     assert_eq!(answers(&mut connection, &mut client), []);
 }
 
 #[test]
 fn the_end_resets_what_is_open() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     for _ in 0..2 {
         let (_, bytes) = client.open(&[]);
         receive(&mut connection, &bytes).unwrap();
     }
-    connection.apply(Command::Finish(1));
+    connection.apply(StreamCommand::Finish(1));
     connection.close();
     let expected = [Received::Finished(1), Received::Reset(3), Received::GoAway];
     assert_eq!(answers(&mut connection, &mut client), expected);
@@ -121,7 +126,7 @@ fn the_end_resets_what_is_open() {
 
 #[test]
 fn too_many_streams_are_refused_one_by_one() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     for number in 0..1025 {
         let (_, bytes) = client.open(&[("port", "80")]);
         let opened = receive(&mut connection, &bytes).unwrap().len();
@@ -135,7 +140,7 @@ fn too_many_streams_are_refused_one_by_one() {
 
 #[test]
 fn numbers_of_streams_only_grow() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (_, first) = client.open(&[]);
     receive(&mut connection, &first).unwrap();
     let (_, mut second) = client.open(&[]);
@@ -147,7 +152,7 @@ fn numbers_of_streams_only_grow() {
 
 #[test]
 fn pings_are_answered_but_not_without_end() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let ping = [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
     receive(&mut connection, &ping).unwrap();
     assert_eq!(answers(&mut connection, &mut client), [Received::Ping(1)]);
@@ -159,12 +164,12 @@ fn pings_are_answered_but_not_without_end() {
 
 #[test]
 fn a_client_with_windows_is_not_overrun() {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[]);
     receive(&mut connection, &bytes).unwrap();
     receive(&mut connection, &client.window_update(stream, 1)).unwrap();
-    connection.apply(Command::Data(1, Bytes::from(vec![7; 100_000])));
-    connection.apply(Command::Finish(1));
+    connection.apply(StreamCommand::Data(1, Bytes::from(vec![7; 100_000])));
+    connection.apply(StreamCommand::Finish(1));
     assert!(!connection.is_ready());
     let sent = |received: &[Received]| -> usize {
         let lengths = received.iter().map(|received| match received {
@@ -181,7 +186,7 @@ fn a_client_with_windows_is_not_overrun() {
     assert_eq!(sent(&rest), 100_000 - 64 * 1024);
     assert_eq!(rest.last(), Some(&Received::Finished(1)));
 
-    Protocol::taken(&mut connection, 1, 40_000);
+    StreamProtocol::consumed(&mut connection, 1, 40_000);
     let told = |stream| Received::WindowUpdate {
         stream,
         delta: 40_000,
@@ -193,7 +198,7 @@ fn a_client_with_windows_is_not_overrun() {
 proptest! {
     #[test]
     fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
-        let mut connection = Connection::new();
+        let mut connection = SpdyConnection::new();
         let _ = connection.receive(&mut BytesMut::from(&bytes[..]), &mut Vec::new());
     }
 
@@ -206,7 +211,7 @@ proptest! {
             bytes.extend_from_slice(&[0x80, 3, 0, *kind as u8, *flags, 0, 0, payload.len() as u8]);
             bytes.extend_from_slice(payload);
         }
-        let mut connection = Connection::new();
+        let mut connection = SpdyConnection::new();
         let _ = connection.receive(&mut bytes, &mut Vec::new());
     }
 
@@ -214,7 +219,7 @@ proptest! {
     fn a_good_client_with_a_wrong_byte_never_panics(
         at in any::<prop::sample::Index>(), wrong in any::<u8>()
     ) {
-        let (mut client, mut connection) = (Client::new(), Connection::new());
+        let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
         let (_, mut bytes) = client.open(&[("streamtype", "error"), ("port", "80")]);
         bytes.extend(client.data(1, b"hello", true));
         let (_, second) = client.open(&[("streamtype", "data"), ("port", "80")]);
@@ -223,7 +228,7 @@ proptest! {
         bytes[at] = wrong;
         let mut input = BytesMut::from(&bytes[..]);
         let _ = connection.receive(&mut input, &mut Vec::new());
-        connection.apply(Command::Accept(1));
+        connection.apply(StreamCommand::Accept(1));
         connection.close();
     }
 
@@ -232,14 +237,14 @@ proptest! {
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..10),
         cuts in prop::collection::vec(1_usize..50, 1..20),
     ) {
-        let mut client = Client::new();
+        let mut client = SpdyTestClient::new();
         let (_, mut bytes) = client.open(&[("streamtype", "stdin")]);
         for message in &messages {
             bytes.extend(client.data(1, message, false));
         }
         bytes.extend(client.data(1, b"", true));
 
-        let (mut connection, mut events) = (Connection::new(), Vec::new());
+        let (mut connection, mut events) = (SpdyConnection::new(), Vec::new());
         let (mut input, mut rest) = (BytesMut::new(), &bytes[..]);
         for cut in cuts.iter().cycle() {
             if rest.is_empty() {
@@ -252,11 +257,11 @@ proptest! {
         }
         let mut received = Vec::new();
         for event in &events {
-            if let Event::Data { bytes, .. } = event {
+            if let StreamEvent::Data { bytes, .. } = event {
                 received.extend_from_slice(bytes);
             }
         }
         prop_assert_eq!(received, messages.concat());
-        prop_assert_eq!(events.last(), Some(&Event::Finished(1)));
+        prop_assert_eq!(events.last(), Some(&StreamEvent::Finished(1)));
     }
 }

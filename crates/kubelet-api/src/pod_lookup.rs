@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 
-use crate::seam::PodSource;
+use crate::pod_source::PodSource;
 
 /// The pod of this name, if the node has it.
 pub(crate) fn find_pod(source: &dyn PodSource, namespace: &str, name: &str) -> Option<Arc<Pod>> {
@@ -20,8 +20,8 @@ pub(crate) fn has_container(pod: &Pod, name: &str) -> bool {
     container_of(pod, name).is_some() || ephemeral.flatten().any(|c| c.name == name)
 }
 
-/// Whether a container of whatever kind has a terminal.
-pub(crate) fn has_terminal(pod: &Pod, name: &str) -> bool {
+/// Whether a container of any kind has a terminal.
+pub(crate) fn has_tty(pod: &Pod, name: &str) -> bool {
     let ephemeral = pod.spec.iter().flat_map(|spec| &spec.ephemeral_containers);
     let mut ephemeral = ephemeral.flatten().filter(|c| c.name == name);
     let main = container_of(pod, name);

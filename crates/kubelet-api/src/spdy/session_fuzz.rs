@@ -6,12 +6,12 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
-use super::Connection;
-use super::peer::{Client, Received};
-use crate::fuzz::{Outcome, Session, for_a_while};
-use crate::streams::{Command, Event, Protocol};
+use super::SpdyConnection;
+use super::test_client::{Received, SpdyTestClient};
+use crate::fuzz::{FuzzOutcome, FuzzSession, run_for_fuzz_seconds};
+use crate::streams::{StreamCommand, StreamEvent, StreamProtocol};
 
-/// What one of both ends does. Streams are counted from 0, in the order in which the client opens them.
+/// What one of both ends does. RequestedStreams are enforced from 0, in the order in which the client opens them.
 #[derive(Clone, Debug)]
 enum Step {
     Open(Vec<(String, String)>),
@@ -63,9 +63,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Plays a session; what the client sends arrives in pieces of these sizes.
-fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
-    let (mut client, mut connection) = (Client::new(), Connection::new());
-    let mut session = Session::in_pieces(pieces);
+fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
+    let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
+    let mut session = FuzzSession::in_pieces(pieces);
     for step in steps {
         let number = |stream: u8| u32::from(stream) * 2 + 1;
         let sent = match step.clone() {
@@ -86,29 +86,29 @@ fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
             }
             Step::Garbage(bytes) => bytes,
             Step::Accept(stream) => {
-                connection.apply(Command::Accept(number(stream)));
+                connection.apply(StreamCommand::Accept(number(stream)));
                 continue;
             }
             Step::Send(stream, length) => {
                 // As the driver does it.
                 if connection.is_ready() {
                     let bytes = Bytes::from(vec![stream; length.into()]);
-                    connection.apply(Command::Data(number(stream), bytes));
+                    connection.apply(StreamCommand::Data(number(stream), bytes));
                 }
                 continue;
             }
             Step::Finish(stream) => {
                 if connection.is_ready() {
-                    connection.apply(Command::Finish(number(stream)));
+                    connection.apply(StreamCommand::Finish(number(stream)));
                 }
                 continue;
             }
             Step::Refuse(stream) => {
-                connection.apply(Command::Reset(number(stream)));
+                connection.apply(StreamCommand::Reset(number(stream)));
                 continue;
             }
             Step::Taken(stream, length) => {
-                Protocol::taken(&mut connection, number(stream), length.into());
+                StreamProtocol::consumed(&mut connection, number(stream), length.into());
                 continue;
             }
             Step::KeepAlive => {
@@ -132,35 +132,35 @@ fn play(steps: &[Step], pieces: &[usize]) -> Outcome {
 }
 
 /// A stream begins once, ends once in each direction, and says nothing before or after.
-fn events_make_sense(events: &[Event]) -> TestCaseResult {
+fn events_make_sense(events: &[StreamEvent]) -> TestCaseResult {
     let mut last = 0;
     let mut open = HashSet::new();
     for event in events {
         match event {
-            Event::Opened { stream, .. } => {
+            StreamEvent::Opened { stream, .. } => {
                 prop_assert!(*stream > last && stream % 2 == 1, "{events:?}");
                 last = *stream;
                 open.insert(*stream);
             }
-            Event::Data { stream, bytes } => {
+            StreamEvent::Data { stream, bytes } => {
                 prop_assert!(open.contains(stream) && !bytes.is_empty(), "{events:?}");
             }
-            Event::Finished(stream) => prop_assert!(open.remove(stream), "{events:?}"),
+            StreamEvent::Finished(stream) => prop_assert!(open.remove(stream), "{events:?}"),
             // A client may reset what it has finished, for we may still send on it.
-            Event::Reset(stream) => {
+            StreamEvent::Reset(stream) => {
                 prop_assert!(*stream <= last, "{events:?}");
                 open.remove(stream);
             }
-            Event::Closed => {}
+            StreamEvent::Closed => {}
         }
     }
     Ok(())
 }
 
 /// What a server says can be read, and each stream's data is what was sent on it, in order, until its end.
-fn output_makes_sense(outcome: &Outcome) -> TestCaseResult {
+fn output_makes_sense(outcome: &FuzzOutcome) -> TestCaseResult {
     let mut ended = HashMap::new();
-    for received in Client::new().receive(&outcome.output) {
+    for received in SpdyTestClient::new().receive(&outcome.output) {
         match received {
             Received::Data { stream, bytes } => {
                 prop_assert!(
@@ -187,7 +187,7 @@ fn output_makes_sense(outcome: &Outcome) -> TestCaseResult {
 
 /// What a server says, but for windows: how much is told of at a time depends on how much came at a time.
 fn said(output: &[u8]) -> Vec<Received> {
-    let mut received = Client::new().receive(output);
+    let mut received = SpdyTestClient::new().receive(output);
     received.retain(|received| !matches!(received, Received::WindowUpdate { .. }));
     received
 }
@@ -198,7 +198,7 @@ fn fuzz_sessions_of_spdy() {
         prop::collection::vec(step(), 0..40),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    for_a_while(&sessions, |(steps, pieces)| {
+    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
         let whole = play(&steps, &[usize::MAX]);
         events_make_sense(&whole.events)?;
         output_makes_sense(&whole)?;
@@ -214,15 +214,15 @@ fn fuzz_sessions_of_spdy() {
 fn fuzz_header_blocks() {
     // What decompresses is bounded, whatever it is.
     let blocks = prop::collection::vec(any::<u8>(), 0..300);
-    for_a_while(&blocks, |block| {
-        let _ = super::headers::Reader::new().read(&block);
+    run_for_fuzz_seconds(&blocks, |block| {
+        let _ = super::headers::HeaderReader::new().read(&block);
         // With the beginning that zlib and the protocol's dictionary want, it gets further.
         let begun = [&[0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2][..], &block].concat();
-        let _ = super::headers::Reader::new().read(&begun);
+        let _ = super::headers::HeaderReader::new().read(&begun);
         let mut compressor = flate2::Compress::new(flate2::Compression::fast(), true);
         let mut honest = Vec::with_capacity(1024);
         let _ = compressor.compress_vec(&block, &mut honest, flate2::FlushCompress::Sync);
-        let _ = super::headers::Reader::new().read(&honest);
+        let _ = super::headers::HeaderReader::new().read(&honest);
         Ok(())
     });
     // Four gigabytes of nothing would fit into four megabytes.
@@ -230,6 +230,6 @@ fn fuzz_header_blocks() {
     let mut bomb = Vec::with_capacity(64 * 1024);
     let nothing = vec![0; 16 << 20];
     let _ = compressor.compress_vec(&nothing, &mut bomb, flate2::FlushCompress::Sync);
-    let read = super::headers::Reader::new().read(&bomb);
+    let read = super::headers::HeaderReader::new().read(&bomb);
     assert_eq!(read, Err(super::SpdyError::HeadersTooLarge));
 }

@@ -2,11 +2,11 @@
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 
-use crate::lookup::status_of;
+use crate::pod_lookup::status_of;
 
 /// Why a container has no log to show, in upstream's words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoRun {
+pub(super) enum LogUnavailable {
     #[error("container {container:?} in pod {pod:?} is not available")]
     Unknown { container: String, pod: String },
     #[error("previous terminated container {container:?} in pod {pod:?} not found")]
@@ -27,18 +27,18 @@ pub(super) enum NoRun {
 ///
 /// The two differ where a container waits to be started again: its last run is then both its newest and, in the
 /// words of its status, the previous one.
-pub(super) fn is_previous(
+pub(super) fn select_previous_run(
     pod: &Pod,
     container: &str,
     previous_wanted: bool,
-) -> Result<bool, NoRun> {
+) -> Result<bool, LogUnavailable> {
     let names = || {
         let pod = pod.metadata.name.clone().unwrap_or_default();
         (container.to_owned(), pod)
     };
     let status = status_of(pod, container).ok_or_else(|| {
         let (container, pod) = names();
-        NoRun::Unknown { container, pod }
+        LogUnavailable::Unknown { container, pod }
     })?;
     let ContainerState {
         waiting,
@@ -54,7 +54,7 @@ pub(super) fn is_previous(
     if previous_wanted {
         if !last_ran {
             let (container, pod) = names();
-            return Err(NoRun::NoPrevious { container, pod });
+            return Err(LogUnavailable::NoPrevious { container, pod });
         }
         // What never ran has no log, and so is no run that the last one could lie before.
         return Ok(running.is_some() || terminated.as_ref().is_some_and(ran));
@@ -64,10 +64,10 @@ pub(super) fn is_previous(
     }
     let (container, pod) = names();
     if terminated.is_some() || last.is_some() {
-        return Err(NoRun::NeverRan { container, pod });
+        return Err(LogUnavailable::NeverRan { container, pod });
     }
     match waiting {
-        None => Err(NoRun::Blank { container, pod }),
+        None => Err(LogUnavailable::Blank { container, pod }),
         Some(waiting) => {
             let why = match waiting.reason.as_deref() {
                 Some("ErrImagePull") => "image can't be pulled",
@@ -75,7 +75,7 @@ pub(super) fn is_previous(
                 reason => reason.unwrap_or_default(),
             }
             .to_owned();
-            Err(NoRun::Waiting {
+            Err(LogUnavailable::Waiting {
                 container,
                 pod,
                 why,
@@ -111,8 +111,9 @@ mod tests {
 
     fn judged(state: Value, last_state: Value) -> [Result<bool, String>; 2] {
         let pod = pod("containerStatuses", state, last_state);
-        [false, true]
-            .map(|previous| is_previous(&pod, "c", previous).map_err(|error| error.to_string()))
+        [false, true].map(|previous| {
+            select_previous_run(&pod, "c", previous).map_err(|error| error.to_string())
+        })
     }
 
     fn running() -> Value {
@@ -192,9 +193,11 @@ mod tests {
             "ephemeralContainerStatuses",
         ] {
             let pod = pod(kind, running(), json!({}));
-            assert_eq!(is_previous(&pod, "c", false), Ok(false));
+            assert_eq!(select_previous_run(&pod, "c", false), Ok(false));
             assert_eq!(
-                is_previous(&pod, "other", false).unwrap_err().to_string(),
+                select_previous_run(&pod, "other", false)
+                    .unwrap_err()
+                    .to_string(),
                 r#"container "other" in pod "p" is not available"#
             );
         }

@@ -9,7 +9,7 @@ pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 
 /// Families of samples, in the order in which they were begun.
 #[derive(Default)]
-pub(super) struct Text(Vec<Family>);
+pub(super) struct Exposition(Vec<Family>);
 
 struct Family {
     name: &'static str,
@@ -21,18 +21,23 @@ struct Family {
 /// The labels of a sample.
 pub(super) type Labels<'a> = [(&'a str, &'a str)];
 
-impl Text {
+impl Exposition {
     /// Adds a sample of something that only grows.
-    pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> Sample<'_> {
+    pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
         self.family(name, "counter", help)
     }
 
     /// Adds a sample of something that comes and goes.
-    pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> Sample<'_> {
+    pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
         self.family(name, "gauge", help)
     }
 
-    fn family(&mut self, name: &'static str, kind: &'static str, help: &'static str) -> Sample<'_> {
+    fn family(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+    ) -> SampleWriter<'_> {
         let index = self.0.iter().position(|family| family.name == name);
         let index = index.unwrap_or_else(|| {
             self.0.push(Family {
@@ -43,7 +48,7 @@ impl Text {
             });
             self.0.len() - 1
         });
-        Sample(&mut self.0[index])
+        SampleWriter(&mut self.0[index])
     }
 
     /// All of it.
@@ -67,9 +72,9 @@ impl Text {
 }
 
 /// A sample that is about to get its value.
-pub(super) struct Sample<'a>(&'a mut Family);
+pub(super) struct SampleWriter<'a>(&'a mut Family);
 
-impl Sample<'_> {
+impl SampleWriter<'_> {
     /// Its value, now.
     pub(super) fn now(self, labels: &Labels<'_>, value: f64) {
         self.put(labels, value, None);
@@ -121,7 +126,7 @@ mod tests {
 
     #[test]
     fn families_stay_together_and_labels_are_escaped() {
-        let mut text = Text::default();
+        let mut text = Exposition::default();
         text.counter("a_total", "A.").now(&[("x", "1")], 1.5);
         text.gauge("b", "B.").now(&[], 2.0);
         let time = Timestamp::from_second(3).unwrap();

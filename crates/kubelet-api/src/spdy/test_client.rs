@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 
 use super::frame::{self, Frame, Parser};
-use super::headers::{Reader, Writer};
+use super::headers::{HeaderReader, HeaderWriter};
 
 /// What a server sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,19 +18,19 @@ pub(crate) enum Received {
 }
 
 /// A client, without IO.
-pub(crate) struct Client {
-    writer: Writer,
-    reader: Reader,
+pub(crate) struct SpdyTestClient {
+    writer: HeaderWriter,
+    reader: HeaderReader,
     parser: Parser,
     input: BytesMut,
     last: Option<u32>,
 }
 
-impl Client {
+impl SpdyTestClient {
     pub(crate) fn new() -> Self {
         Self {
-            writer: Writer::new(),
-            reader: Reader::new(),
+            writer: HeaderWriter::new(),
+            reader: HeaderReader::new(),
             parser: Parser::default(),
             input: BytesMut::new(),
             last: None,

@@ -3,15 +3,15 @@
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 
-use super::peer::{client_frame, server_frame};
+use super::test_frames::{client_frame, server_frame};
 use super::{Channels, Encoding, Tunnel};
-use crate::spdy::Connection;
-use crate::spdy::peer::{Client, Received};
-use crate::streams::{Command, Event, Protocol};
+use crate::spdy::SpdyConnection;
+use crate::spdy::test_client::{Received, SpdyTestClient};
+use crate::streams::{StreamCommand, StreamEvent, StreamProtocol};
 
 #[test]
 fn spdy_goes_through_a_tunnel_in_pieces_of_any_size() {
-    let (mut client, mut tunnel) = (Client::new(), Tunnel::new(Connection::new()));
+    let (mut client, mut tunnel) = (SpdyTestClient::new(), Tunnel::new(SpdyConnection::new()));
     let (stream, mut bytes) = client.open(&[("streamtype", "data"), ("port", "80")]);
     bytes.extend(client.data(stream, b"hello", true));
     let messages: Vec<_> = bytes
@@ -21,14 +21,14 @@ fn spdy_goes_through_a_tunnel_in_pieces_of_any_size() {
     let (mut input, mut events) = (BytesMut::from(&messages.concat()[..]), Vec::new());
     tunnel.receive(&mut input, &mut events).unwrap();
     let received = events.iter().filter_map(|event| match event {
-        Event::Data { bytes, .. } => Some(&bytes[..]),
+        StreamEvent::Data { bytes, .. } => Some(&bytes[..]),
         _ => None,
     });
     let received: Vec<_> = received.collect();
     assert_eq!(received.concat(), b"hello");
-    assert_eq!(events.last(), Some(&Event::Finished(1)));
+    assert_eq!(events.last(), Some(&StreamEvent::Finished(1)));
 
-    tunnel.apply(Command::Accept(1));
+    tunnel.apply(StreamCommand::Accept(1));
     tunnel.close();
     let output = tunnel.output().split();
     let (first, reply) = server_frame(&output).unwrap();
@@ -37,12 +37,12 @@ fn spdy_goes_through_a_tunnel_in_pieces_of_any_size() {
     assert!(output.ends_with(&[0x88, 2, 3, 0xe8]), "a normal closure");
 }
 
-fn protocols() -> [Box<dyn Protocol>; 4] {
+fn protocols() -> [Box<dyn StreamProtocol>; 4] {
     [
         Box::new(Channels::new(Encoding::Binary)),
         Box::new(Channels::new(Encoding::Binary).closable(5)),
         Box::new(Channels::new(Encoding::Base64)),
-        Box::new(Tunnel::new(Connection::new())),
+        Box::new(Tunnel::new(SpdyConnection::new())),
     ]
 }
 
@@ -77,7 +77,7 @@ proptest! {
         let mut writer = Channels::new(encoding);
         let mut bytes = Vec::new();
         for message in &messages {
-            writer.apply(Command::Data(0, Bytes::copy_from_slice(message)));
+            writer.apply(StreamCommand::Data(0, Bytes::copy_from_slice(message)));
             let (first, payload) = server_frame(&writer.output().split()).unwrap();
             bytes.extend(client_frame(first, &payload));
         }
@@ -94,7 +94,7 @@ proptest! {
         }
         let mut received = Vec::new();
         for event in &events {
-            if let Event::Data { stream: 0, bytes } = event {
+            if let StreamEvent::Data { stream: 0, bytes } = event {
                 received.extend_from_slice(bytes);
             }
         }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
-use super::text::Text;
+use super::exposition::Exposition;
 use crate::stats::summary::{FsStats, VolumeStats};
-use crate::stats::{Machine, Measured};
+use crate::stats::{MachineInfo, MeasuredSummary};
 
 /// The agent's own process.
-pub(super) struct Process {
+pub(super) struct ProcessStats {
     pub cpu_seconds: f64,
     pub resident: f64,
     pub addresses: f64,
@@ -19,12 +19,12 @@ pub(super) struct Process {
 }
 
 pub(super) fn render(
-    measured: &Measured,
+    measured: &MeasuredSummary,
     pods: &[Arc<Pod>],
-    machine: &Machine,
-    process: Option<&Process>,
+    machine: &MachineInfo,
+    process: Option<&ProcessStats>,
 ) -> String {
-    let mut text = Text::default();
+    let mut text = Exposition::default();
     let help = "[ALPHA] The node's name. The count is always 1.";
     text.gauge("kubelet_node_name", help)
         .now(&[("node", &machine.node)], 1.0);
@@ -49,11 +49,11 @@ pub(super) fn render(
         .now(&[], pods.len() as f64);
     for pod in &measured.summary.pods {
         for volume in &pod.volume_stats {
-            of_claim(&mut text, volume);
+            add_claim(&mut text, volume);
         }
     }
     if let Some(process) = process {
-        of_process(&mut text, process);
+        add_process(&mut text, process);
     }
     text.render()
 }
@@ -90,7 +90,7 @@ fn by_state(pods: &[Arc<Pod>]) -> [(&'static str, u32); 3] {
     counts
 }
 
-fn of_claim(text: &mut Text, volume: &VolumeStats) {
+fn add_claim(text: &mut Exposition, volume: &VolumeStats) {
     let Some(claim) = &volume.pvc_ref else { return };
     let labels = [
         ("namespace", claim.namespace.as_str()),
@@ -118,7 +118,7 @@ fn of_claim(text: &mut Text, volume: &VolumeStats) {
         ),
         (
             "kubelet_volume_stats_used_bytes",
-            "[ALPHA] Number of used bytes in the volume",
+            "[ALPHA] Number of add_cpu_time bytes in the volume",
             used_bytes,
         ),
         (
@@ -133,7 +133,7 @@ fn of_claim(text: &mut Text, volume: &VolumeStats) {
         ),
         (
             "kubelet_volume_stats_inodes_used",
-            "[ALPHA] Number of used inodes in the volume",
+            "[ALPHA] Number of add_cpu_time inodes in the volume",
             inodes_used,
         ),
     ];
@@ -142,7 +142,7 @@ fn of_claim(text: &mut Text, volume: &VolumeStats) {
     }
 }
 
-fn of_process(text: &mut Text, process: &Process) {
+fn add_process(text: &mut Exposition, process: &ProcessStats) {
     let help = "Total user and system CPU time spent in seconds.";
     text.counter("process_cpu_seconds_total", help)
         .now(&[], process.cpu_seconds);
@@ -178,7 +178,7 @@ fn of_process(text: &mut Text, process: &Process) {
     }
 }
 
-impl Process {
+impl ProcessStats {
     /// This process.
     pub(super) fn read() -> Option<Self> {
         let pid = i32::try_from(std::process::id()).ok()?;
@@ -214,7 +214,7 @@ mod tests {
                 {"name": "b", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"terminated": {"exitCode": 1}}},
             ]},
         }));
-        let process = Process {
+        let process = ProcessStats {
             cpu_seconds: 1.5,
             resident: 4096.0,
             addresses: 8192.0,
@@ -222,17 +222,17 @@ mod tests {
             most_files: 1024.0,
             started: Some(1e9),
         };
-        let measured = Measured {
+        let measured = MeasuredSummary {
             summary: example(),
             incomplete: false,
         };
-        let machine = Machine {
+        let machine = MachineInfo {
             node: "node1".to_owned(),
             kubelet_version: "v1.37.1+coracle-0.1.0".to_owned(),
-            ..Machine::default()
+            ..MachineInfo::default()
         };
         let pods = [Arc::new(pod.unwrap())];
         insta::assert_snapshot!(render(&measured, &pods, &machine, Some(&process)));
-        assert!(Process::read().unwrap().resident > 0.0);
+        assert!(ProcessStats::read().unwrap().resident > 0.0);
     }
 }
