@@ -11,7 +11,7 @@ use anyhow::Context;
 use images::protocol::{Command as Pull, Line};
 use images::{PullPolicy, PullRequest};
 use network::hub::{Attach, Place};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 use sandbox::runtime::Places;
 use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
 use serde_json::Value;

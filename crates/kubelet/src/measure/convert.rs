@@ -6,7 +6,7 @@ use kubelet_api::stats::summary::{
     ContainerStats, CpuStats, UsageStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
     PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, ThrottlingStats, VolumeStats,
 };
-use sandbox::usage::{
+use pod_protocol::usage::{
     ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount,
 };
 
@@ -222,7 +222,7 @@ fn memory_limit(container: &Container) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use sandbox::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
+    use pod_protocol::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
     use serde_json::json;
 
     use super::super::rates::Rates;

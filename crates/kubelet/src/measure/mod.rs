@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{PodStats, StatsSummary};
 use kubelet_api::stats::{LogLine, MachineInfo, MeasuredSummary, NodeSource};
-use sandbox::usage::PodUsage;
+use pod_protocol::usage::PodUsage;
 
 use self::node::NodeMeter;
 use self::rates::Rates;

@@ -13,8 +13,9 @@ use kubelet_api::stats::summary::{
     PodStats, RlimitStats, RuntimeStats,
 };
 use linux::cgroup::Group;
+use linux::monotonic::MonotonicSum;
 use linux::usage::{Memory, Sample, Table};
-use sandbox::usage::{Counter, MemoryUsage};
+use pod_protocol::usage::MemoryUsage;
 
 use super::convert;
 use super::rates::Round;
@@ -29,7 +30,7 @@ pub(super) struct NodeMeter {
     mark: Option<String>,
     /// Their control group, if there is one.
     group: Option<Group>,
-    cpu: Mutex<Counter>,
+    cpu: Mutex<MonotonicSum>,
 }
 
 impl NodeMeter {

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -14,10 +13,10 @@ use kubelet_api::{
     AttachOptions, PortConnection, ExecOptions, LogByteStream, LogOptions, LogStream, LogError, SessionError,
     PodSource, ContainerSession,
 };
-use sandbox::connection::{ConnectionError, SandboxClient};
-use sandbox::logs::LogDir;
-use sandbox::protocol::LogQuery;
+use pod_protocol::LogQuery;
+use pod_protocol::connection::{ConnectionError, SandboxClient};
 
+use super::launch::Launcher;
 use super::spec::{is_final, phase};
 use super::streams;
 
@@ -25,8 +24,8 @@ use super::streams;
 #[derive(Default)]
 pub struct KnownPods {
     pods: Mutex<HashMap<String, Entry>>,
-    /// Has a directory for each pod, by uid, in which its logs are.
-    dir: OnceLock<PathBuf>,
+    /// Reads the logs of pods whose sandbox has exited.
+    launcher: OnceLock<Arc<dyn Launcher>>,
     /// Measures the node.
     node: OnceLock<Arc<dyn NodeSource>>,
     /// What this process has logged.
@@ -65,9 +64,9 @@ impl KnownPods {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The logs of pods whose sandbox is gone are in this directory, by uid.
-    pub(crate) fn find_logs_in(&self, dir: PathBuf) {
-        let _ = self.dir.set(dir);
+    /// Sets the launcher that reads the logs of pods whose sandbox has exited.
+    pub(crate) fn read_logs_with(&self, launcher: Arc<dyn Launcher>) {
+        let _ = self.launcher.set(launcher);
     }
 
     /// Where the log of this process is to be had.
@@ -211,8 +210,8 @@ impl PodSource for KnownPods {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
-        let left = entry.and_then(|_| Some(self.dir.get()?.join(uid).join("logs")));
-        let query = query(options);
+        let launcher = entry.and_then(|_| self.launcher.get().cloned());
+        let (uid, query) = (uid.to_owned(), query(options));
         Box::pin(async move {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
@@ -225,10 +224,11 @@ impl PodSource for KnownPods {
                 }
             }
             // Nothing is written to them any more.
-            let left = left
-                .filter(|dir| dir.exists())
-                .ok_or("the pod's sandbox is gone, and its logs with it")?;
-            let log = LogDir::new(left).read(&query).await;
+            let log = match launcher {
+                Some(launcher) => launcher.logs(&uid, query).await,
+                None => None,
+            };
+            let log = log.ok_or("the pod's sandbox is gone, and its logs with it")?;
             Ok(log.map_err(|problem| problem.message)?)
         })
     }

@@ -17,9 +17,9 @@ use futures::stream::{self, BoxStream};
 use kubelet_api::{
     AttachOptions, PortConnection, ExecOptions, SessionExit, SessionError, ContainerSession, RequestedStreams, TerminalSize,
 };
-use sandbox::connection::{ConnectionError, Conversation, SandboxClient};
-use sandbox::protocol::{AttachQuery, ExecQuery};
-use sandbox::streams::{BLOCK, Ending, Kind, Size, Word, plain};
+use pod_protocol::connection::{ConnectionError, Conversation, SandboxClient};
+use pod_protocol::streams::{BLOCK, Ending, Kind, Size, Word, plain};
+use pod_protocol::{AttachQuery, ExecQuery};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::PollSender;

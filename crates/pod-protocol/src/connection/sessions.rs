@@ -2,29 +2,29 @@
 
 use std::io;
 
-use futures::{Stream, stream};
+use futures::{Stream, StreamExt, stream};
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-use super::server::{Answer, Pod, Refusal, bad, refused, streamed};
-use crate::protocol::Problem;
-use crate::streams::{self, Session, Word, Words};
+use super::server::{Answer, Refusal, SandboxService, bad, refused, streamed};
+use crate::Problem;
+use crate::streams::{self, Frames, Word, Words};
 
 /// Runs a command in a container.
-pub(super) async fn exec<P: Pod>(pod: &P, body: Incoming) -> Result<Answer, Refusal> {
+pub(super) async fn exec<P: SandboxService>(pod: &P, body: Incoming) -> Result<Answer, Refusal> {
     let (query, words) = question(body).await?;
-    begin(pod.exec(query).await, words)
+    begin(pod.exec(query, words).await)
 }
 
 /// Connects to a container's own streams.
-pub(super) async fn attach<P: Pod>(pod: &P, body: Incoming) -> Result<Answer, Refusal> {
+pub(super) async fn attach<P: SandboxService>(pod: &P, body: Incoming) -> Result<Answer, Refusal> {
     let (query, words) = question(body).await?;
-    begin(pod.attach(query).await, words)
+    begin(pod.attach(query, words).await)
 }
 
 /// Connects to a port.
-pub(super) async fn port_forward<P: Pod>(
+pub(super) async fn port_forward<P: SandboxService>(
     pod: &P,
     port: &str,
     body: Incoming,
@@ -48,13 +48,9 @@ async fn question<T: DeserializeOwned>(body: Incoming) -> Result<(T, Words), Ref
     }
 }
 
-fn begin(session: Result<Session, Problem>, words: Words) -> Result<Answer, Refusal> {
-    let session = session.map_err(refused)?;
-    let frames = streams::run(session, words);
-    Ok(streamed(futures::StreamExt::map(
-        received(frames),
-        io::Result::Ok,
-    )))
+fn begin(frames: Result<Frames, Problem>) -> Result<Answer, Refusal> {
+    let frames = frames.map_err(refused)?;
+    Ok(streamed(frames.map(io::Result::Ok)))
 }
 
 fn received<T>(receiver: mpsc::Receiver<T>) -> impl Stream<Item = T> {

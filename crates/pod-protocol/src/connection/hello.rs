@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::protocol::{Hello, VERSION};
+use crate::{Hello, VERSION};
 
 /// How long the line may be; anybody can dial.
 pub(super) const LONGEST: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::protocol::PodState;
+use crate::PodState;
 
 /// How long one state may be: some hundred containers with long messages.
 const LONGEST: usize = 8 * 1024 * 1024;

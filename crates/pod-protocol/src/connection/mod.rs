@@ -8,14 +8,14 @@
 //!   sandbox: server.rs                           kubelet: client.rs
 //!   stay_connected ── dial ───────────────────►  (its own listener)
 //!   serve          ── Hello, one line ────────►  accept ── who is it? ──► SandboxClient
-//!   Pod            ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, retire, states, logs, exec, attach, port_forward
+//!   SandboxService ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, retire, states, logs, exec, attach, port_forward
 //! ```
 //!
 //! `hello.rs` is the line, `state_lines.rs` the framing of states, `lingering.rs` the end, `sessions.rs` the calls that speak
 //! both ways at once. A sandbox is everything on one thread and may use
 //! two megabytes in all, hence the small buffers on its side; an agent is many tasks on many threads.
 //!
-//! [`Hello`]: crate::protocol::Hello
+//! [`Hello`]: crate::Hello
 
 mod client;
 mod client_sessions;
@@ -32,7 +32,7 @@ use std::time::Duration;
 pub use client::{ConnectionError, SandboxClient, accept};
 pub use client_sessions::{Conversation, Forwarded};
 pub use hello::HelloError;
-pub use server::{Ended, LogBytes, Parting, Pod, serve, stay_connected};
+pub use server::{Ended, LogBytes, Parting, SandboxService, serve, stay_connected};
 
 /// How many calls may be under way at once on one connection; people run hundreds of commands in one pod.
 const MAX_STREAMS: u32 = 512;

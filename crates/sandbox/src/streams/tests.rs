@@ -1,22 +1,113 @@
-//! Sessions, with pods that are simpler than real ones.
+//! Sessions and logs over a real connection, with pods that are simpler than real ones.
 
+use std::future::pending;
 use std::io;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use futures::Stream;
+use bytes::Bytes;
 use futures::future::join_all;
-use tokio::net::TcpListener;
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use pod_protocol::connection::{
+    Conversation, Ended, LogBytes, SandboxClient, SandboxService, accept, serve,
+};
+use pod_protocol::streams::{BLOCK, Ending, Frames, Kind, Size, Word, Words, plain};
+use pod_protocol::{
+    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::LocalSet;
 
-use super::*;
-use crate::streams::{BLOCK, Ending, Input, Kind, Size, Word, plain};
+use super::{Input, Session};
+use crate::logs::LogDir;
+
+/// A pod that runs the commands of [`run`].
+struct TestPod {
+    state: watch::Sender<PodState>,
+    logs: Option<LogDir>,
+}
+
+impl TestPod {
+    fn new(logs: Option<LogDir>) -> Rc<Self> {
+        Rc::new(Self {
+            state: watch::Sender::default(),
+            logs,
+        })
+    }
+}
+
+impl SandboxService for TestPod {
+    fn put_bundle(&self, _: Bundle) {}
+
+    fn stop(&self, _: Stop) {}
+
+    fn dismiss(&self) {}
+
+    fn retire(&self) {}
+
+    fn state(&self) -> watch::Receiver<PodState> {
+        self.state.subscribe()
+    }
+
+    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+        let logs = self.logs.as_ref().ok_or_else(not_found)?;
+        logs.read(&query).await
+    }
+
+    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem> {
+        Ok(run(query)?.run(client))
+    }
+
+    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
+        Err(not_found())
+    }
+
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+        Err(not_found())
+    }
+}
+
+fn not_found() -> Problem {
+    Problem {
+        reason: "NotFound".to_owned(),
+        message: "not found".to_owned(),
+    }
+}
+
+fn hello() -> Hello {
+    Hello {
+        version: VERSION,
+        token: String::new(),
+        uid: "1234".to_owned(),
+    }
+}
+
+fn known(hello: &Hello) -> Option<String> {
+    Some(hello.uid.clone())
+}
+
+/// A client of a pod that is served until the test ends.
+async fn connected() -> SandboxClient {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let pod = TestPod::new(None);
+    tokio::task::spawn_local(async move { serve(theirs, &hello(), pod, pending()).await });
+    accept(ours, known).await.unwrap().1
+}
+
+async fn local<T>(test: impl Future<Output = T>) -> T {
+    LocalSet::new().run_until(test).await
+}
 
 /// How often the endless command has said something.
 static SAID: AtomicUsize = AtomicUsize::new(0);
 
 /// What a command is here.
-pub fn run(query: ExecQuery) -> Result<Session, Problem> {
+fn run(query: ExecQuery) -> Result<Session, Problem> {
     let word = query.command.first().map(String::as_str);
     let session = |input, frames| Session {
         input,
@@ -64,10 +155,7 @@ pub fn run(query: ExecQuery) -> Result<Session, Problem> {
             let said = stream::iter([plain(Kind::Output, b"here")]);
             Ok(session(None, said.chain(frames).boxed_local()))
         }
-        other => Err(Problem {
-            reason: "ExecError".to_owned(),
-            message: format!("exec: {other:?}: executable file not found in $PATH"),
-        }),
+        _ => Err(not_found()),
     }
 }
 
@@ -112,7 +200,7 @@ async fn all(mut conversation: Conversation) -> io::Result<(Vec<u8>, Option<Endi
 #[tokio::test]
 async fn a_command_hears_its_input_and_its_end() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connected().await;
         let (sender, stream) = input(8);
         let conversation = client.exec(&query(&["cat"]), stream).await.unwrap();
         for word in ["one ", "two"] {
@@ -138,7 +226,7 @@ async fn a_command_hears_its_input_and_its_end() {
 #[tokio::test]
 async fn large_streams_go_both_ways_at_once() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connected().await;
         let blocks: Vec<Bytes> = (0..512_u32)
             .map(|serial| {
                 let bytes: Vec<u8> = (0..BLOCK as u32)
@@ -167,8 +255,7 @@ async fn large_streams_go_both_ways_at_once() {
 #[tokio::test]
 async fn who_does_not_read_holds_up_only_what_he_asked() {
     local(async {
-        let pod = Told::new();
-        let client = connected(&pod).await;
+        let client = connected().await;
         let held = client
             .exec(&query(&["endless"]), stream::empty())
             .await
@@ -182,7 +269,7 @@ async fn who_does_not_read_holds_up_only_what_he_asked() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let said = SAID.load(Ordering::Relaxed);
         assert!(said * BLOCK < 1 << 20, "{said} blocks wait");
-        client.put_bundle(&bundle()).await.unwrap();
+        client.dismiss().await.unwrap();
         let (output, _) = {
             let conversation = client.exec(&query(&["cat"]), stream::empty()).await;
             all(conversation.unwrap()).await.unwrap()
@@ -196,7 +283,7 @@ async fn who_does_not_read_holds_up_only_what_he_asked() {
 #[tokio::test]
 async fn a_client_that_is_gone_is_noticed() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connected().await;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("left");
         let words = ["left", file.to_str().unwrap()];
@@ -221,64 +308,9 @@ async fn a_client_that_is_gone_is_noticed() {
 }
 
 #[tokio::test]
-async fn refusals_have_their_words() {
-    local(async {
-        let client = connected(&Told::new()).await;
-        let refused = client
-            .exec(&query(&["nope"]), stream::empty())
-            .await
-            .unwrap_err();
-        assert!(
-            refused.to_string().contains("executable file not found"),
-            "{refused}"
-        );
-        let refused = client
-            .attach(&AttachQuery::default(), stream::empty())
-            .await
-            .unwrap_err();
-        assert_eq!(refused.to_string(), "nothing to attach to");
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
-        let refused = client
-            .port_forward(port, stream::empty())
-            .await
-            .unwrap_err();
-        assert!(refused.to_string().contains("refused"), "{refused}");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_port_has_two_ways_with_an_end_each() {
-    local(async {
-        let client = connected(&Told::new()).await;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let served = tokio::spawn(async move {
-            let (mut connection, _) = listener.accept().await.unwrap();
-            let mut all = Vec::new();
-            connection.read_to_end(&mut all).await.unwrap();
-            // After the client's end.
-            connection
-                .write_all(format!("{} bytes", all.len()).as_bytes())
-                .await
-                .unwrap();
-        });
-        let blocks = stream::iter(vec![Bytes::from(vec![1; 1 << 20]); 16]);
-        let mut forwarded = client.port_forward(port, blocks).await.unwrap();
-        let mut answer = String::new();
-        forwarded.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "16777216 bytes");
-        served.await.unwrap();
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn hundreds_of_commands_at_once() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connected().await;
         let words = query(&["cat"]);
         let one = async |serial: usize| {
             let (sender, stream) = input(1);
@@ -295,6 +327,46 @@ async fn hundreds_of_commands_at_once() {
             assert_eq!(output, text.as_bytes());
         };
         join_all((0..300).map(one)).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
+    local(async {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = LogDir::new(dir.path());
+        let writer = logs.writer("c", 0).unwrap();
+        let (mut output, input) = tokio::net::unix::pipe::pipe().unwrap();
+        tokio::task::spawn_local(writer.copy(input, None::<tokio::io::Empty>));
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (done, end) = oneshot::channel::<()>();
+        let serving = tokio::task::spawn_local(async move {
+            let end = async {
+                let _ = end.await;
+            };
+            serve(theirs, &hello(), TestPod::new(Some(logs)), end).await
+        });
+        let (_, client) = accept(ours, known).await.unwrap();
+        let query = LogQuery {
+            container: "c".to_owned(),
+            follow: true,
+            ..LogQuery::default()
+        };
+        let mut log = pin!(client.logs(&query).await.unwrap());
+        output.write_all(b"first\n").await.unwrap();
+        assert_eq!(log.next().await.unwrap().unwrap(), "first\n");
+
+        // The container says much, and ends; its files are removed, and its sandbox ends.
+        let said = vec![b'x'; 3_000_000];
+        output.write_all(&said).await.unwrap();
+        drop(output);
+        done.send(()).unwrap();
+        drop(dir);
+        let rest: Vec<Bytes> = log.try_collect().await.unwrap();
+        assert!(rest.concat() == said);
+        assert_eq!(serving.await.unwrap(), Ended::Done);
     })
     .await;
 }

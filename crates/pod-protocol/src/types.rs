@@ -1,26 +1,4 @@
-//! What a kubelet and the sandbox of a pod tell each other.
-//!
-//! The sandbox dials its kubelet, says [`Hello`] in one line of JSON, and then *serves* HTTP/2 on that connection:
-//!
-//! ```text
-//!   PUT  /v1/pod      Bundle    the pod as it should be, whole, each time it changes
-//!   GET  /v1/state              PodState, whole, as one line of JSON per change, until the connection ends
-//!   POST /v1/stop     Stop      end the pod
-//!   POST /v1/dismiss            the pod has finished and its end is recorded: the sandbox cleans up and exits
-//!   POST /v1/retire             the same, but the logs stay where they are: others than the sandbox show them
-//!   POST /v1/logs     LogQuery  a container's log, as a stream of bytes
-//!   GET  /v1/usage              PodUsage: what the pod uses now
-//!   POST /v1/exec     frames, the first an ExecQuery: runs a command in a container
-//!   POST /v1/attach   frames, the first an AttachQuery: a container's own streams, from now on
-//!   POST /v1/port-forward/PORT  bytes both ways, to a port of the pod
-//! ```
-//!
-//! Frames are those of [`crate::streams`]. The answer to one of the last three begins when the command runs, or the
-//! connection is made; from then on both bodies flow at once, and resetting the stream means that the client is gone.
-//!
-//! Everything is level-triggered: after a break of the connection, or the death of the kubelet, the sandbox dials
-//! again, is sent the bundle again, and answers with its whole state. Nothing here assumes that the two share a file
-//! system, a process table or a clock.
+//! The messages, apart from those of [`crate::usage`].
 
 use std::collections::BTreeMap;
 

@@ -20,8 +20,8 @@ use super::state_lines::StateLines;
 use super::{
     ANSWER_WINDOW, CONNECTION_WINDOW, FRAME, HelloError, PING_EVERY, PING_PATIENCE, hello,
 };
-use crate::protocol::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
 use crate::usage::PodUsage;
+use crate::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
 
 /// How long a sandbox may take to begin an answer. It does nothing long before it does.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);

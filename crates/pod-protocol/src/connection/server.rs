@@ -26,9 +26,9 @@ use tokio::time::Instant;
 
 use super::lingering::Lingering;
 use super::{FRAME, MAX_STREAMS, PING_EVERY, PING_PATIENCE, hello, sessions, state_lines};
-use crate::protocol::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop};
-use crate::streams::Session;
+use crate::streams::{Frames, Words};
 use crate::usage::PodUsage;
+use crate::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop};
 
 /// How long to wait before the kubelet is dialled again, at first and at most.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ const SEND_BUFFER: usize = 64 * 1024;
     async_fn_in_trait,
     reason = "a sandbox runs on one thread; no caller needs Send futures"
 )]
-pub trait Pod: 'static {
+pub trait SandboxService: 'static {
     /// The pod as it should be, now and again. The same bundle may come many times.
     fn put_bundle(&self, bundle: Bundle);
 
@@ -73,11 +73,11 @@ pub trait Pod: 'static {
         None
     }
 
-    /// Runs a command in a container.
-    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem>;
+    /// Runs a command in a container. `client` reads what the client sends after its query.
+    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem>;
 
     /// A container's own streams.
-    async fn attach(&self, query: AttachQuery) -> Result<Session, Problem>;
+    async fn attach(&self, query: AttachQuery, client: Words) -> Result<Frames, Problem>;
 
     /// A connection to a port of the pod.
     async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem>;
@@ -110,7 +110,7 @@ pub enum Ended {
 /// `patience`. Runs within a `LocalSet`.
 ///
 /// After `done`, what the kubelet is being told is still told, the newest state above all.
-pub async fn stay_connected<P: Pod>(
+pub async fn stay_connected<P: SandboxService>(
     socket: &Path,
     hello: &Hello,
     pod: Rc<P>,
@@ -144,7 +144,7 @@ pub async fn stay_connected<P: Pod>(
 }
 
 /// One attempt: an error if nobody listens.
-async fn dial<P: Pod>(
+async fn dial<P: SandboxService>(
     socket: &Path,
     hello: &Hello,
     pod: &Rc<P>,
@@ -173,7 +173,7 @@ pub async fn serve<IO, P>(
 ) -> Ended
 where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
-    P: Pod,
+    P: SandboxService,
 {
     serve_for(io, hello, pod, done, FIRST_WORD_PATIENCE).await
 }
@@ -187,7 +187,7 @@ async fn serve_for<IO, P>(
 ) -> Ended
 where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
-    P: Pod,
+    P: SandboxService,
 {
     let mut done = pin!(done);
     let heard = Rc::new(Cell::new(false));
@@ -284,7 +284,7 @@ impl<P> Clone for Desk<P> {
     }
 }
 
-impl<P: Pod> Desk<P> {
+impl<P: SandboxService> Desk<P> {
     async fn answer(self, request: Request<Incoming>) -> Answer {
         let (head, body) = request.into_parts();
         match self.find(&head.method, head.uri.path(), body).await {

@@ -11,8 +11,8 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::client::{ConnectionError, SandboxClient};
-use crate::protocol::{AttachQuery, ExecQuery};
 use crate::streams::{Kind, Word, Words, plain};
+use crate::{AttachQuery, ExecQuery};
 
 impl SandboxClient {
     /// Runs a command in a container. `input` is frames; it goes on until it ends, or the conversation is dropped.

@@ -11,25 +11,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 use super::*;
-use crate::logs::LogDir;
-use crate::protocol::{
-    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
-};
-use crate::streams::Session;
-
-mod sessions;
+use crate::streams::{Frames, Words};
+use crate::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION};
 
 /// A pod that remembers what it was told.
 struct Told {
     calls: RefCell<Vec<String>>,
     state: watch::Sender<PodState>,
-    logs: Option<LogDir>,
 }
 
 impl Told {
@@ -37,15 +31,6 @@ impl Told {
         Rc::new(Self {
             calls: RefCell::default(),
             state: watch::Sender::new(state(0)),
-            logs: None,
-        })
-    }
-
-    fn with_logs(logs: LogDir) -> Rc<Self> {
-        Rc::new(Self {
-            calls: RefCell::default(),
-            state: watch::Sender::new(state(0)),
-            logs: Some(logs),
         })
     }
 
@@ -54,7 +39,7 @@ impl Told {
     }
 }
 
-impl Pod for Told {
+impl SandboxService for Told {
     fn put_bundle(&self, bundle: Bundle) {
         self.note(format!("bundle for {}", bundle.node.name));
     }
@@ -76,9 +61,6 @@ impl Pod for Told {
     }
 
     async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
-        if let Some(logs) = &self.logs {
-            return logs.read(&query).await;
-        }
         match query.container.as_str() {
             "hello" => {
                 let lines = ["one\n", "two\n"].map(|line| Ok(Bytes::from_static(line.as_bytes())));
@@ -102,11 +84,14 @@ impl Pod for Told {
         }
     }
 
-    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem> {
-        sessions::run(query)
+    async fn exec(&self, _: ExecQuery, _: Words) -> Result<Frames, Problem> {
+        Err(Problem {
+            reason: "ExecError".to_owned(),
+            message: "executable file not found in $PATH".to_owned(),
+        })
     }
 
-    async fn attach(&self, _: AttachQuery) -> Result<Session, Problem> {
+    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
         Err(Problem {
             reason: "NotFound".to_owned(),
             message: "nothing to attach to".to_owned(),
@@ -406,46 +391,6 @@ async fn garbage_instead_of_http_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
-    local(async {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = LogDir::new(dir.path());
-        let writer = logs.writer("c", 0).unwrap();
-        let (mut output, input) = tokio::net::unix::pipe::pipe().unwrap();
-        tokio::task::spawn_local(writer.copy(input, None::<tokio::io::Empty>));
-
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (done, end) = oneshot::channel::<()>();
-        let serving = tokio::task::spawn_local(async move {
-            let end = async {
-                let _ = end.await;
-            };
-            serve(theirs, &hello(), Told::with_logs(logs), end).await
-        });
-        let (_, client) = accept(ours, known).await.unwrap();
-        let query = LogQuery {
-            container: "c".to_owned(),
-            follow: true,
-            ..LogQuery::default()
-        };
-        let mut log = pin!(client.logs(&query).await.unwrap());
-        output.write_all(b"first\n").await.unwrap();
-        assert_eq!(log.next().await.unwrap().unwrap(), "first\n");
-
-        // The container says much, and ends; its files are removed, and its sandbox ends.
-        let said = vec![b'x'; 3_000_000];
-        output.write_all(&said).await.unwrap();
-        drop(output);
-        done.send(()).unwrap();
-        drop(dir);
-        let rest: Vec<Bytes> = log.try_collect().await.unwrap();
-        assert!(rest.concat() == said);
-        assert_eq!(serving.await.unwrap(), Ended::Done);
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_sandbox_that_is_killed_breaks_its_logs() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -532,6 +477,61 @@ async fn patience_ends_without_a_kubelet() {
         let mute = dir.path().join("mute.sock");
         let _listener = UnixListener::bind(&mute).unwrap();
         assert_eq!(forsaken(&mute).await, (Parting::Forsaken, 90));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn refusals_have_their_words() {
+    local(async {
+        let client = connected(&Told::new()).await;
+        let refused = client
+            .exec(&ExecQuery::default(), stream::empty())
+            .await
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains("executable file not found"),
+            "{refused}"
+        );
+        let refused = client
+            .attach(&AttachQuery::default(), stream::empty())
+            .await
+            .unwrap_err();
+        assert_eq!(refused.to_string(), "nothing to attach to");
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let refused = client
+            .port_forward(port, stream::empty())
+            .await
+            .unwrap_err();
+        assert!(refused.to_string().contains("refused"), "{refused}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_port_has_two_ways_with_an_end_each() {
+    local(async {
+        let client = connected(&Told::new()).await;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut all = Vec::new();
+            connection.read_to_end(&mut all).await.unwrap();
+            // After the client's end.
+            connection
+                .write_all(format!("{} bytes", all.len()).as_bytes())
+                .await
+                .unwrap();
+        });
+        let blocks = stream::iter(vec![Bytes::from(vec![1; 1 << 20]); 16]);
+        let mut forwarded = client.port_forward(port, blocks).await.unwrap();
+        let mut answer = String::new();
+        forwarded.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "16777216 bytes");
+        served.await.unwrap();
     })
     .await;
 }
