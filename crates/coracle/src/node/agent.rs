@@ -480,9 +480,9 @@ fn node_config(
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: streaming::idle_timeout()?,
-        members: slurm::Footprint::own().map(|job| Members {
-            variable: job.variable,
-            group: job.group,
+        members: slurm::JobProcessMarkers::of_current_job().map(|job| Members {
+            variable: job.env_variable,
+            group: job.cgroup_name,
         }),
     })
 }

@@ -27,7 +27,7 @@ mod workload;
 use std::process::ExitCode;
 
 use crate::say::say;
-use slurm::{Allocation, Place};
+use slurm::{Allocation, JobLocation};
 
 pub use self::control_plane::ControlPlane;
 pub use self::follow::dismiss;
@@ -66,19 +66,19 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let Some(allocation) = Allocation::from_process_env().map_err(Failure::from)? else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };
-    if !settings.slurm.is_empty() && allocation.place != Place::AllocatedElsewhere {
+    if !settings.slurm.is_empty() && allocation.location != JobLocation::OffNode {
         say(format_args!(
             "coracle: already inside job {}, so these Slurm options have no effect: {}",
             allocation.job_id,
             settings.slurm.join(" ")
         ));
     }
-    match allocation.place {
-        Place::AllocatedElsewhere => {
+    match allocation.location {
+        JobLocation::OffNode => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
-        Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
+        JobLocation::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
+        JobLocation::Task { .. } | JobLocation::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(Over { code, .. }) => {
                 carried::remove();

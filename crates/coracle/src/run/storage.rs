@@ -72,7 +72,7 @@ async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
         let is_over = match job(&line) {
             None => false,
             Some(job) => match slurm.job_detail(job).await {
-                Ok(job) => job.is_over(),
+                Ok(job) => job.has_ended(),
                 Err(error) => matches!(error, SlurmError::JobGone { .. }),
             },
         };

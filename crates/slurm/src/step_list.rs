@@ -1,15 +1,15 @@
-//! Which jobs have a step of some name.
+//! Jobs that have a step of a given name, from `squeue`.
 
 use std::collections::BTreeSet;
 
-/// Asks for the steps of our own running jobs.
-pub(crate) const ARGS: &[&str] = &["--me", "--steps", "--noheader", "--format=%i|%j"];
+/// Lists the steps of our own running jobs.
+pub(crate) const SQUEUE_ARGS: &[&str] = &["--me", "--steps", "--noheader", "--format=%i|%j"];
 
-/// The jobs in lines such as `12.3|coracle-node`.
+/// Parses lines such as `12.3|coracle-node`. Returns the jobs that have a step of this name, sorted.
 pub(crate) fn jobs_with_step(text: &str, name: &str) -> Vec<u32> {
     let job = |line: &str| {
         let (id, found) = line.trim().split_once('|')?;
-        // `12_3.4` is a step of a task of an array, whose own number isn't told here; it can be named by the user.
+        // Skips `12_3.4`, a step of an array task: squeue does not print the task's own job id here. The user can name that job.
         (found == name).then(|| id.split('.').next()?.parse().ok())?
     };
     let jobs: BTreeSet<u32> = text.lines().filter_map(job).collect();
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_found_by_their_steps() {
+    fn finds_jobs_by_step_name() {
         let text = "12.0|bash\n12.1|coracle-node\n12.2|coracle-node\n7.1|coracle-node\n9.1|x|coracle-node\nodd\n8_1.2|coracle-node\n";
         assert_eq!(jobs_with_step(text, "coracle-node"), [7, 12]);
     }

@@ -1,4 +1,4 @@
-//! One step of a running job that starts one process on each of the given nodes.
+//! A step of a running job that runs one process on each of the given nodes.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -7,26 +7,26 @@ use crate::Slurm;
 use crate::hostlist;
 use crate::invocation::{Invocation, removed_for_steps};
 
-/// A step for agents: it takes no resources away from anyone, sees everything the job has, and outlives the loss of nodes.
+/// A step for agents: it overlaps with all other steps, sees all resources of the job, and survives the failure of nodes.
 #[derive(Debug, Clone)]
 pub struct AgentStep<'a> {
-    /// The running job.
+    /// The id of the running job.
     pub job_id: u32,
-    /// Where to start the program, once on each.
+    /// The nodes; each runs the program once.
     pub nodes: &'a [String],
-    /// The program, as an absolute path that means the same on the nodes (never `/proc/self/exe`: that would be slurmstepd).
+    /// The program, as an absolute path on the nodes. Never `/proc/self/exe`, which would be slurmstepd.
     pub program: &'a Path,
     /// Its arguments. Other users of the node can read them.
     pub args: &'a [String],
-    /// All GPUs of the job on these nodes together, to be asked for by number. Needed only where the job asked for GPUs per task
-    /// (`SLURM_GPUS_PER_TASK` is set): one agent would get one task's share. Otherwise `None`: a step sees all that the job has.
+    /// The number of GPUs of the job on all of these nodes. Needed only if the job requests GPUs per task
+    /// (`SLURM_GPUS_PER_TASK` is set), because an agent would then see the GPUs of one task. Otherwise `None`: a step sees all GPUs of the job.
     pub gpus: Option<u64>,
     /// The step's name, as `squeue -s` and `sacct` show it.
     pub name: &'a str,
 }
 
 impl AgentStep<'_> {
-    /// The `srun` command line; `env` are the names of our own environment.
+    /// The `srun` command line; `env` are the names of the variables in our environment.
     pub fn invocation<'e>(
         &self,
         slurm: &Slurm,
@@ -42,9 +42,9 @@ impl AgentStep<'_> {
         option(format!("--ntasks={count}"));
         option("--ntasks-per-node=1".into());
         option(format!("--nodelist={}", hostlist::compress(self.nodes)));
-        // Share CPUs, memory and GPUs with every other step, also with the one that we run in and that may hold them all.
+        // Share CPUs, memory and GPUs with every other step, including the current one, which may hold them all.
         option("--overlap".into());
-        // All of the job's memory on the node, and all of its CPUs: an agent serves whatever runs there.
+        // All of the job's memory and CPUs on the node: the agent's pods use them.
         option("--mem=0".into());
         if let Some(gpus) = self.gpus.filter(|&gpus| gpus > 0) {
             option(format!("--gpus={gpus}"));
@@ -52,12 +52,12 @@ impl AgentStep<'_> {
         option("--cpu-bind=none".into());
         option("--mpi=none".into());
         option("--export=ALL".into());
-        // One agent that fails, ends early or loses its node must not take the others with it.
+        // An agent that fails or ends early, or a failed node, must not end the other agents.
         option("--kill-on-bad-exit=0".into());
         option("--wait=0".into());
         option("--no-kill".into());
-        // What the leader writes to srun's standard input reaches every agent: that is how secrets travel, and not by arguments.
-        // (No --unbuffered: it would make stdout a terminal. Whole lines are passed on at once without it.)
+        // The leader writes secrets to srun's standard input, which reaches every agent; arguments would be public.
+        // No --unbuffered: it would make stdout a terminal, and srun forwards whole lines at once anyway.
         option("--input=all".into());
         // A home directory may be missing on the node.
         option("--chdir=/".into());
@@ -84,14 +84,12 @@ pub(crate) mod tests {
             scontrol: at("scontrol"),
             squeue: at("squeue"),
             sinfo: at("sinfo"),
-            sbatch: at("sbatch"),
             scancel: at("scancel"),
-            sbcast: at("sbcast"),
         }
     }
 
     #[test]
-    fn one_process_per_node() {
+    fn agent_step_runs_one_task_per_node() {
         let nodes = hostlist::expand("node[1-2]").unwrap();
         let args = ["internal".to_owned(), "agent".to_owned()];
         let program = Path::new("/home/user1/bin/coracle");
@@ -143,7 +141,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_users_options_come_last_and_win() {
+    fn submission_puts_user_options_last() {
         let options = ["-N4".to_owned(), "--job-name=mine".to_owned()];
         let args = ["run".to_owned(), "app.yaml".to_owned()];
         let mut submission = crate::Submission {

@@ -1,4 +1,4 @@
-//! One step of a running job for one process on one node, with a share of the job's resources that is its own.
+//! A step of a running job that runs one process on one node with resources of its own (`srun --exact`).
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -7,35 +7,35 @@ use std::time::Duration;
 use crate::Slurm;
 use crate::invocation::{Invocation, removed_for_steps};
 
-/// A step that holds what it asks for until it ends: other steps of the job don't get it, and Slurm enforces and accounts it as
+/// A step that holds the requested resources until it ends: other steps of the job cannot use them. Slurm enforces and accounts them as
 /// the site has configured.
 ///
-/// Steps that were started with `--overlap` ([`AgentStep`](crate::AgentStep) is one) hold nothing, so this one fits beside
-/// them. A step without it (`srun -N2 program` as the job's first) holds all of the job, and this one is refused.
+/// Steps with `--overlap`, such as [`AgentStep`](crate::AgentStep), hold no resources, so this step can run beside
+/// them. A step without it (`srun -N2 program` as the job's first) holds all resources of the job, and Slurm rejects this one.
 #[derive(Debug, Clone)]
-pub struct ShareStep<'a> {
-    /// The running job.
+pub struct ExactStep<'a> {
+    /// The id of the running job.
     pub job_id: u32,
-    /// Where to start the program.
+    /// The node that runs the program.
     pub node: &'a str,
-    /// CPUs; a step has at least one.
+    /// CPUs; at least one is requested.
     pub cpus: u64,
-    /// Memory; `None` for as much as the job has, shared with others of whom none is said.
+    /// Memory; `None` for all of the job's memory, shared with other steps that request `None`.
     pub memory_mb: Option<u64>,
     /// Generic resources by name, such as `gpu`.
     pub gres: &'a [(String, u64)],
-    /// The program, as an absolute path that means the same on the node.
+    /// The program, as an absolute path on the node.
     pub program: &'a Path,
     /// Its arguments. Other users of the node can read them.
     pub args: &'a [String],
     /// The step's name, as `squeue -s` and `sacct` show it.
     pub name: &'a str,
-    /// How long to wait for others to end their steps before it is refused.
-    pub patience: Duration,
+    /// How long Slurm waits for other steps to free the resources before it rejects this one (`--immediate`).
+    pub resource_timeout: Duration,
 }
 
-impl ShareStep<'_> {
-    /// The `srun` command line; `env` are the names of our own environment.
+impl ExactStep<'_> {
+    /// The `srun` command line; `env` are the names of the variables in our environment.
     pub fn invocation<'e>(
         &self,
         slurm: &Slurm,
@@ -47,18 +47,18 @@ impl ShareStep<'_> {
             "--nodes=1".into(),
             "--ntasks=1".into(),
             format!("--nodelist={}", self.node),
-            // Without it a step takes all CPUs of the node, whatever it asks for.
+            // Without this a step holds all CPUs of the node, whatever it requests.
             "--exact".into(),
             format!("--cpus-per-task={}", self.cpus.max(1)),
-            // Zero is all of the job's memory, of which nothing is taken away from others.
+            // Zero: all of the job's memory, without reserving any.
             format!("--mem={}", self.memory_mb.unwrap_or(0)),
-            // A step that doesn't say takes all that the job has.
+            // Without this a step holds all generic resources of the job.
             format!("--gres={}", self.gres()),
-            // A second is the least that it knows.
-            format!("--immediate={}", self.patience.as_secs().max(1)),
+            // One second is the minimum.
+            format!("--immediate={}", self.resource_timeout.as_secs().max(1)),
             "--mpi=none".into(),
             "--export=ALL".into(),
-            // Whoever writes to srun's standard input speaks to the program: that is how secrets travel, and not by arguments.
+            // Forward standard input to the program: it carries secrets, since arguments would be public.
             "--input=all".into(),
             "--kill-on-bad-exit=0".into(),
             "--chdir=/".into(),
@@ -77,16 +77,16 @@ impl ShareStep<'_> {
     }
 
     fn gres(&self) -> String {
-        let wanted: Vec<_> = self
+        let requested: Vec<_> = self
             .gres
             .iter()
             .filter(|(_, count)| *count > 0)
             .map(|(name, count)| format!("{name}:{count}"))
             .collect();
-        if wanted.is_empty() {
+        if requested.is_empty() {
             "none".to_owned()
         } else {
-            wanted.join(",")
+            requested.join(",")
         }
     }
 }
@@ -94,12 +94,12 @@ impl ShareStep<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::tests::slurm;
+    use crate::agent_step::tests::slurm;
 
     #[test]
-    fn it_asks_for_its_share_and_no_more() {
+    fn step_requests_exactly_its_resources() {
         let args = ["internal".to_owned(), "sandbox".to_owned()];
-        let mut step = ShareStep {
+        let mut step = ExactStep {
             job_id: 12,
             node: "node2",
             cpus: 2,
@@ -108,11 +108,11 @@ mod tests {
             program: Path::new("/proc/77/exe"),
             args: &args,
             name: "default/web-0",
-            patience: Duration::from_secs(5),
+            resource_timeout: Duration::from_secs(5),
         };
         let env = ["HOME", "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_OVERLAP"];
-        let asked = step.invocation(&slurm(), env);
-        insta::assert_snapshot!(asked.display().replace(" --", "\n  --"), @r"
+        let invocation = step.invocation(&slurm(), env);
+        insta::assert_snapshot!(invocation.display().replace(" --", "\n  --"), @r"
         /usr/bin/srun
           --jobid=12
           --job-name=default/web-0
@@ -131,12 +131,12 @@ mod tests {
           --chdir=/
           --quiet /proc/77/exe internal sandbox
         ");
-        assert_eq!(asked.env_remove, ["SLURM_NTASKS", "SLURM_OVERLAP"]);
+        assert_eq!(invocation.env_remove, ["SLURM_NTASKS", "SLURM_OVERLAP"]);
 
         (step.cpus, step.memory_mb, step.gres) = (0, None, &[]);
-        step.patience = Duration::ZERO;
-        let least = step.invocation(&slurm(), env).display();
-        let words = " --exact --cpus-per-task=1 --mem=0 --gres=none --immediate=1 ";
-        assert!(least.contains(words), "{least}");
+        step.resource_timeout = Duration::ZERO;
+        let minimal = step.invocation(&slurm(), env).display();
+        let options = " --exact --cpus-per-task=1 --mem=0 --gres=none --immediate=1 ";
+        assert!(minimal.contains(options), "{minimal}");
     }
 }

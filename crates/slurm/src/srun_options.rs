@@ -1,13 +1,13 @@
-//! Which of `srun`'s options are followed by a value in a word of its own.
+//! Which of `srun`'s options take the next argument as their value.
 //!
-//! Needed only to find the first word that is no option. Options that a newer Slurm adds can always be
-//! written as `--name=value`.
+//! This is needed only to find the first argument that is not an option. Users can write unknown options of a newer Slurm
+//! as `--name=value`.
 
-/// Letters whose value follows: `-N 2` (and `-N2`, which is one word).
+/// Short options with a value: `-N 2`. (`-N2` is one argument.)
 const SHORT_WITH_VALUE: &str = "ABbcCdDeFGiJLmMnNopPqrRStTwWx";
 
-/// Long options without a value.
-const LONG_ALONE: [&str; 36] = [
+/// Long options without a separate value.
+const LONG_WITHOUT_VALUE: [&str; 36] = [
     "contiguous",
     "disable-status",
     "exact",
@@ -46,10 +46,10 @@ const LONG_ALONE: [&str; 36] = [
     "x11",
 ];
 
-/// Whether the word after `option` is its value.
+/// Whether the argument after `option` is its value.
 pub fn takes_value(option: &str) -> bool {
     if let Some(long) = option.strip_prefix("--") {
-        return !long.contains('=') && !LONG_ALONE.contains(&long);
+        return !long.contains('=') && !LONG_WITHOUT_VALUE.contains(&long);
     }
     let mut letters = option.chars().skip(1);
     match (letters.next(), letters.next()) {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_srun_reads_them() {
+    fn matches_sruns_option_parsing() {
         for option in [
             "-N",
             "-p",
