@@ -1,4 +1,4 @@
-//! The cluster, as this API asks for it: summaries of kubelets, and the labels of what they tell of.
+//! Reads from the cluster: stats summaries of kubelets, and metadata of nodes and pods.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use kubelet_api::stats::summary::StatsSummary;
 
-/// A kubelet that takes longer is left out.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// Time limit for the summary of one kubelet.
+const SUMMARY_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What is asked of the cluster: the seam at which tests stand in for it.
-pub(crate) trait Source: Send + Sync + 'static {
-    /// The newest figures of all nodes that answer.
+/// What the handlers read from the cluster. Tests have their own implementation.
+pub(crate) trait ClusterSource: Send + Sync + 'static {
+    /// The stats summaries of all kubelets that respond in time.
     fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>>;
 
-    /// The names and labels of nodes, chosen as the API server understands it.
-    fn nodes(&self, chosen: Chosen) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>>;
+    /// The metadata of the selected nodes.
+    fn nodes(&self, selectors: Selectors) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>>;
 
-    /// The same of pods, of one namespace or of all.
+    /// The metadata of the selected pods, in one namespace or in all.
     fn pods(
         &self,
         namespace: Option<String>,
-        chosen: Chosen,
+        selectors: Selectors,
     ) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>>;
 }
 
-/// Which objects.
+/// Label and field selectors, in the API server's syntax.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub(crate) struct Selectors {
     pub labels: Option<String>,
     pub fields: Option<String>,
 }
 
-impl From<Chosen> for ListParams {
-    fn from(chosen: Chosen) -> Self {
+impl From<Selectors> for ListParams {
+    fn from(selectors: Selectors) -> Self {
         Self {
-            label_selector: chosen.labels,
-            field_selector: chosen.fields,
+            label_selector: selectors.labels,
+            field_selector: selectors.fields,
             ..Self::default()
         }
     }
@@ -68,39 +68,39 @@ impl Kubelets {
     }
 }
 
-impl Source for Kubelets {
+impl ClusterSource for Kubelets {
     fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>> {
         async move {
-            let nodes = match self.nodes(Chosen::default()).await {
+            let nodes = match self.nodes(Selectors::default()).await {
                 Ok(nodes) => nodes,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot list nodes to ask what they use");
+                    tracing::warn!(%error, "cannot list nodes");
                     return Vec::new();
                 }
             };
             let names = nodes.into_iter().filter_map(|node| node.name);
-            let asked = names.map(|name| async move {
-                match tokio::time::timeout(PATIENCE, self.summary(&name)).await {
+            let requests = names.map(|name| async move {
+                match tokio::time::timeout(SUMMARY_TIMEOUT, self.summary(&name)).await {
                     Ok(Ok(summary)) => Some(summary),
                     Ok(Err(error)) => {
-                        tracing::debug!(node = name, %error, "a kubelet does not tell what it uses");
+                        tracing::debug!(node = name, %error, "cannot read stats summary of kubelet");
                         None
                     }
                     Err(_) => {
-                        tracing::debug!(node = name, "a kubelet takes too long");
+                        tracing::debug!(node = name, "stats summary of kubelet timed out");
                         None
                     }
                 }
             });
-            join_all(asked).await.into_iter().flatten().collect()
+            join_all(requests).await.into_iter().flatten().collect()
         }
         .boxed()
     }
 
-    fn nodes(&self, chosen: Chosen) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
+    fn nodes(&self, selectors: Selectors) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
         async move {
             let nodes: Api<Node> = Api::all(self.client.clone());
-            let list = nodes.list_metadata(&chosen.into()).await?;
+            let list = nodes.list_metadata(&selectors.into()).await?;
             Ok(list.items.into_iter().map(|node| node.metadata).collect())
         }
         .boxed()
@@ -109,14 +109,14 @@ impl Source for Kubelets {
     fn pods(
         &self,
         namespace: Option<String>,
-        chosen: Chosen,
+        selectors: Selectors,
     ) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
         async move {
             let pods: Api<Pod> = match namespace {
                 Some(namespace) => Api::namespaced(self.client.clone(), &namespace),
                 None => Api::all(self.client.clone()),
             };
-            let list = pods.list_metadata(&chosen.into()).await?;
+            let list = pods.list_metadata(&selectors.into()).await?;
             Ok(list.items.into_iter().map(|pod| pod.metadata).collect())
         }
         .boxed()

@@ -1,4 +1,4 @@
-//! The resources `nodes` and `pods`.
+//! The router, and the handlers of the resources `nodes` and `pods`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +12,13 @@ use axum::routing::get;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
+use crate::cluster_source::{ClusterSource, Selectors};
 use crate::discovery;
-use crate::kubelets::{Chosen, Source};
-use crate::rates::{PodUsage, Usage};
-use crate::usage::Usages;
+use crate::rates::{PodMetrics, ResourceUsage};
+use crate::usage_cache::UsageCache;
 use crate::{GROUP, VERSION};
 
-/// Every endpoint.
-pub(crate) fn router<S: Source>(usages: Arc<Usages<S>>) -> Router {
+pub(crate) fn router<S: ClusterSource>(cache: Arc<UsageCache<S>>) -> Router {
     let below = |path: &str| format!("/apis/{GROUP}/{VERSION}{path}");
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
@@ -45,97 +44,109 @@ pub(crate) fn router<S: Source>(usages: Arc<Usages<S>>) -> Router {
                 "the server could not find the requested resource",
             )
         })
-        .with_state(usages)
+        .with_state(cache)
 }
 
-type Known<S> = State<Arc<Usages<S>>>;
+type CacheState<S> = State<Arc<UsageCache<S>>>;
 
-async fn list_nodes<S: Source>(State(usages): Known<S>, RawQuery(query): RawQuery) -> Response {
-    let found = usages.source().nodes(chosen(query)).await;
+async fn list_nodes<S: ClusterSource>(
+    State(cache): CacheState<S>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let found = cache.source().nodes(parse_selectors(query)).await;
     match found {
         Ok(nodes) => {
-            let now = usages.now().await;
+            let usage = cache.usage().await;
             let items = nodes.iter().filter_map(|meta| {
-                let usage = now.nodes.get(meta.name.as_deref()?)?;
-                Some(node(meta, usage))
+                let node_usage = usage.nodes.get(meta.name.as_deref()?)?;
+                Some(node(meta, node_usage))
             });
             list("NodeMetricsList", items.collect())
         }
-        Err(error) => refused(error),
+        Err(error) => error_response(error),
     }
 }
 
-async fn get_node<S: Source>(State(usages): Known<S>, Path(name): Path<String>) -> Response {
-    match usages.source().nodes(named(&name)).await {
+async fn get_node<S: ClusterSource>(
+    State(cache): CacheState<S>,
+    Path(name): Path<String>,
+) -> Response {
+    match cache.source().nodes(select_name(&name)).await {
         Ok(nodes) => {
-            let now = usages.now().await;
-            let usage = now.nodes.get(&name);
-            match nodes.first().zip(usage) {
-                Some((meta, usage)) => Json(node(meta, usage)).into_response(),
-                None => missing("nodes", &name),
+            let usage = cache.usage().await;
+            let node_usage = usage.nodes.get(&name);
+            match nodes.first().zip(node_usage) {
+                Some((meta, node_usage)) => Json(node(meta, node_usage)).into_response(),
+                None => not_found("nodes", &name),
             }
         }
-        Err(error) => refused(error),
+        Err(error) => error_response(error),
     }
 }
 
-async fn list_pods<S: Source>(State(usages): Known<S>, RawQuery(query): RawQuery) -> Response {
-    pods(&usages, None, chosen(query)).await
+async fn list_pods<S: ClusterSource>(
+    State(cache): CacheState<S>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    pods(&cache, None, parse_selectors(query)).await
 }
 
-async fn list_namespace<S: Source>(
-    State(usages): Known<S>,
+async fn list_namespace<S: ClusterSource>(
+    State(cache): CacheState<S>,
     Path(namespace): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    pods(&usages, Some(namespace), chosen(query)).await
+    pods(&cache, Some(namespace), parse_selectors(query)).await
 }
 
-async fn get_pod<S: Source>(
-    State(usages): Known<S>,
+async fn get_pod<S: ClusterSource>(
+    State(cache): CacheState<S>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
-    match find_pods(&usages, Some(namespace), named(&name)).await {
+    match find_pods(&cache, Some(namespace), select_name(&name)).await {
         Ok(found) => match found.into_iter().next() {
             Some(found) => Json(found).into_response(),
-            None => missing("pods", &name),
+            None => not_found("pods", &name),
         },
-        Err(error) => refused(error),
+        Err(error) => error_response(error),
     }
 }
 
-async fn pods<S: Source>(
-    usages: &Usages<S>,
+async fn pods<S: ClusterSource>(
+    cache: &UsageCache<S>,
     namespace: Option<String>,
-    chosen: Chosen,
+    selectors: Selectors,
 ) -> Response {
-    match find_pods(usages, namespace, chosen).await {
+    match find_pods(cache, namespace, selectors).await {
         Ok(items) => list("PodMetricsList", items),
-        Err(error) => refused(error),
+        Err(error) => error_response(error),
     }
 }
 
-async fn find_pods<S: Source>(
-    usages: &Usages<S>,
+async fn find_pods<S: ClusterSource>(
+    cache: &UsageCache<S>,
     namespace: Option<String>,
-    chosen: Chosen,
+    selectors: Selectors,
 ) -> kube::Result<Vec<Value>> {
-    let found = usages.source().pods(namespace, chosen).await?;
+    let found = cache.source().pods(namespace, selectors).await?;
     if found.is_empty() {
-        // Nobody needs to be asked.
+        // No need to query the kubelets.
         return Ok(Vec::new());
     }
-    let now = usages.now().await;
-    let by_uid: HashMap<&str, &PodUsage> =
-        now.pods.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
+    let usage = cache.usage().await;
+    let by_uid: HashMap<&str, &PodMetrics> = usage
+        .pods
+        .iter()
+        .map(|pod| (pod.uid.as_str(), pod))
+        .collect();
     let items = found.iter().filter_map(|meta| {
-        let usage = by_uid.get(meta.uid.as_deref()?)?;
-        Some(pod(meta, usage))
+        let pod_usage = by_uid.get(meta.uid.as_deref()?)?;
+        Some(pod(meta, pod_usage))
     });
     Ok(items.collect())
 }
 
-fn node(meta: &ObjectMeta, usage: &Usage) -> Value {
+fn node(meta: &ObjectMeta, usage: &ResourceUsage) -> Value {
     json!({
         "kind": "NodeMetrics",
         "apiVersion": format!("{GROUP}/{VERSION}"),
@@ -146,9 +157,9 @@ fn node(meta: &ObjectMeta, usage: &Usage) -> Value {
     })
 }
 
-fn pod(meta: &ObjectMeta, pod: &PodUsage) -> Value {
-    // Containers are measured at one time, but the shortest window is the one that holds for all.
-    let of_pod = pod
+fn pod(meta: &ObjectMeta, pod: &PodMetrics) -> Value {
+    // Containers are sampled together. The shortest window is the one that all of them cover.
+    let shortest = pod
         .containers
         .iter()
         .map(|(_, usage)| usage)
@@ -161,14 +172,14 @@ fn pod(meta: &ObjectMeta, pod: &PodUsage) -> Value {
     json!({
         "kind": "PodMetrics",
         "apiVersion": format!("{GROUP}/{VERSION}"),
-        "metadata": of_pod.map(|usage| metadata(meta, usage)),
-        "timestamp": of_pod.map(|usage| Time(usage.at)),
-        "window": of_pod.map(window),
+        "metadata": shortest.map(|usage| metadata(meta, usage)),
+        "timestamp": shortest.map(|usage| Time(usage.at)),
+        "window": shortest.map(window),
         "containers": containers,
     })
 }
 
-fn metadata(meta: &ObjectMeta, usage: &Usage) -> ObjectMeta {
+fn metadata(meta: &ObjectMeta, usage: &ResourceUsage) -> ObjectMeta {
     ObjectMeta {
         name: meta.name.clone(),
         namespace: meta.namespace.clone(),
@@ -178,15 +189,15 @@ fn metadata(meta: &ObjectMeta, usage: &Usage) -> ObjectMeta {
     }
 }
 
-fn amounts(usage: &Usage) -> Value {
+fn amounts(usage: &ResourceUsage) -> Value {
     json!({
         "cpu": format!("{}n", usage.nano_cores),
         "memory": format!("{}Ki", usage.memory / 1024),
     })
 }
 
-/// As Go writes durations.
-fn window(usage: &Usage) -> String {
+/// Formats the window as a Go duration.
+fn window(usage: &ResourceUsage) -> String {
     format!("{:.3}s", usage.window)
 }
 
@@ -196,42 +207,42 @@ fn list(kind: &str, items: Vec<Value>) -> Response {
         .into_response()
 }
 
-/// The objects that a request chooses.
-fn chosen(query: Option<String>) -> Chosen {
-    let mut chosen = Chosen::default();
+/// Reads the selectors of a list request.
+fn parse_selectors(query: Option<String>) -> Selectors {
+    let mut selectors = Selectors::default();
     let query = query.unwrap_or_default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let value = (!value.is_empty()).then(|| value.into_owned());
         match &*name {
-            "labelSelector" => chosen.labels = value,
-            "fieldSelector" => chosen.fields = value,
+            "labelSelector" => selectors.labels = value,
+            "fieldSelector" => selectors.fields = value,
             _ => {}
         }
     }
-    chosen
+    selectors
 }
 
-fn named(name: &str) -> Chosen {
-    Chosen {
+fn select_name(name: &str) -> Selectors {
+    Selectors {
         labels: None,
         fields: Some(format!("metadata.name={name}")),
     }
 }
 
-/// What the API server said, such as that a selector makes no sense.
-fn refused(error: kube::Error) -> Response {
+/// Passes on an error of the API server, such as an invalid selector.
+fn error_response(error: kube::Error) -> Response {
     match error {
-        kube::Error::Api(said) => {
-            let code = StatusCode::from_u16(said.code).unwrap_or(StatusCode::BAD_GATEWAY);
-            status(code, &said.message)
+        kube::Error::Api(api) => {
+            let code = StatusCode::from_u16(api.code).unwrap_or(StatusCode::BAD_GATEWAY);
+            status(code, &api.message)
         }
         other => status(StatusCode::SERVICE_UNAVAILABLE, &other.to_string()),
     }
 }
 
-fn missing(resource: &str, name: &str) -> Response {
-    let words = format!("{resource}.{GROUP} {name:?} not found");
-    status(StatusCode::NOT_FOUND, &words)
+fn not_found(resource: &str, name: &str) -> Response {
+    let message = format!("{resource}.{GROUP} {name:?} not found");
+    status(StatusCode::NOT_FOUND, &message)
 }
 
 fn status(code: StatusCode, message: &str) -> Response {
@@ -262,16 +273,16 @@ mod tests {
     use super::*;
     use crate::rates::tests::at;
 
-    /// One node with one pod that uses half a processor; each look is ten seconds after the one before.
+    /// One node with one pod that uses half a CPU. Each sample is ten seconds after the previous one.
     #[derive(Default)]
     struct Cluster {
-        looks: AtomicI64,
+        samples: AtomicI64,
     }
 
-    impl Source for Cluster {
+    impl ClusterSource for Cluster {
         fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>> {
-            let look = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
-            let (time, used) = (at(10 * look), look * 5_000_000_000);
+            let sample = self.samples.fetch_add(1, Ordering::Relaxed) + 1;
+            let (time, used) = (at(10 * sample), sample * 5_000_000_000);
             let cpu = json!({"time": time, "usageCoreNanoSeconds": used});
             let memory = json!({"time": time, "usageBytes": 4096, "workingSetBytes": 2048, "rssBytes": 1024,
                 "pageFaults": 0, "majorPageFaults": 0});
@@ -287,7 +298,7 @@ mod tests {
             async move { vec![summary] }.boxed()
         }
 
-        fn nodes(&self, _: Chosen) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
+        fn nodes(&self, _: Selectors) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
             let meta = json!({"name": "node1", "labels": {"a": "b"}});
             async move { Ok(vec![serde_json::from_value(meta).unwrap()]) }.boxed()
         }
@@ -295,10 +306,10 @@ mod tests {
         fn pods(
             &self,
             namespace: Option<String>,
-            chosen: Chosen,
+            selectors: Selectors,
         ) -> BoxFuture<'_, kube::Result<Vec<ObjectMeta>>> {
             let fits = namespace.is_none_or(|namespace| namespace == "default")
-                && chosen.labels.is_none_or(|labels| labels == "app=web");
+                && selectors.labels.is_none_or(|labels| labels == "app=web");
             let meta = json!({"name": "web", "namespace": "default", "uid": "u1", "labels": {"app": "web"}});
             let found = fits.then(|| serde_json::from_value(meta).unwrap());
             async move { Ok(found.into_iter().collect()) }.boxed()
@@ -306,50 +317,50 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lists_and_single_objects_are_told() {
-        let usages = Arc::new(Usages::new(Cluster::default()));
-        let router = router(usages.clone());
-        let ask = async |path: &str| {
+    async fn serves_lists_and_single_objects() {
+        let cache = Arc::new(UsageCache::new(Cluster::default()));
+        let router = router(cache.clone());
+        let get = async |path: &str| {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
-            let answer = router.clone().oneshot(request).await.unwrap();
-            let code = answer.status();
-            let text = answer.into_body().collect().await.unwrap().to_bytes();
+            let response = router.clone().oneshot(request).await.unwrap();
+            let code = response.status();
+            let text = response.into_body().collect().await.unwrap().to_bytes();
             (code, serde_json::from_slice::<Value>(&text).unwrap())
         };
         let base = "/apis/metrics.k8s.io/v1beta1";
-        let (_, resources) = ask(base).await;
+        let (_, resources) = get(base).await;
         assert_eq!(resources["resources"][1]["kind"], "PodMetrics");
-        let (_, nodes) = ask(&format!("{base}/nodes")).await;
+        let (_, nodes) = get(&format!("{base}/nodes")).await;
         insta::assert_json_snapshot!(nodes["items"][0]);
-        let (_, pods) = ask(&format!(
+        let (_, pods) = get(&format!(
             "{base}/namespaces/default/pods?labelSelector=app%3Dweb"
         ))
         .await;
         insta::assert_json_snapshot!(pods["items"][0]);
-        let (_, none) = ask(&format!("{base}/pods?labelSelector=app%3Dother")).await;
+        let (_, none) = get(&format!("{base}/pods?labelSelector=app%3Dother")).await;
         assert_eq!(none["items"], json!([]));
-        let (code, pod) = ask(&format!("{base}/namespaces/default/pods/web")).await;
+        let (code, pod) = get(&format!("{base}/namespaces/default/pods/web")).await;
         assert_eq!((code, &pod["kind"]), (StatusCode::OK, &json!("PodMetrics")));
-        let (code, missing) = ask(&format!("{base}/namespaces/other/pods/web")).await;
+        let (code, missing) = get(&format!("{base}/namespaces/other/pods/web")).await;
         assert_eq!(
             (code, &missing["reason"]),
             (StatusCode::NOT_FOUND, &json!("NotFound"))
         );
         assert_eq!(
-            usages.source().looks.load(Ordering::Relaxed),
+            cache.source().samples.load(Ordering::Relaxed),
             2,
-            "asked once"
+            "one pair of samples"
         );
 
         tokio::time::advance(std::time::Duration::from_secs(20)).await;
-        ask(&format!("{base}/nodes")).await;
-        assert_eq!(usages.source().looks.load(Ordering::Relaxed), 3);
+        get(&format!("{base}/nodes")).await;
+        assert_eq!(cache.source().samples.load(Ordering::Relaxed), 3);
         tokio::time::advance(std::time::Duration::from_secs(3600)).await;
-        ask(&format!("{base}/nodes")).await;
+        get(&format!("{base}/nodes")).await;
         assert_eq!(
-            usages.source().looks.load(Ordering::Relaxed),
+            cache.source().samples.load(Ordering::Relaxed),
             5,
-            "two fresh looks"
+            "a new pair of samples"
         );
     }
 }
