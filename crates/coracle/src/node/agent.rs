@@ -87,7 +87,7 @@ pub async fn run(
     let launcher = Arc::new(Launchers {
         place: place.clone(),
         hub: hub.clone(),
-        store: images::Store::default_path()
+        store: images::ImageStore::default_path()
             .context("neither XDG_DATA_HOME nor HOME says where images are")?,
         groups,
         images: ImageList::default(),
