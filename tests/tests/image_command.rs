@@ -133,8 +133,8 @@ fn what_makes_no_sense_is_told() {
     let mount =
         format!("mkdir {full} && mount --no-mtab -t tmpfs -o size=300k,mode=1777 full {full}");
     lab.root("login", &mount).succeeded();
-    let no_image = "neither one of `docker save` nor an OCI image layout";
-    let unreadable = "the archive can't be read";
+    let no_image = "neither from `docker save` nor an OCI image layout";
+    let unreadable = "cannot read the archive";
     let expected: &[(&str, i32, &[&str])] = &[
         (
             "load -i absent.tar",
@@ -180,7 +180,7 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i text",
             74,
-            &["can't load text", "this is no tar archive"],
+            &["can't load text", "not a tar archive"],
         ),
         (
             "load -i app.tar --name team/App:1",
@@ -190,13 +190,13 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i two.tar --name team/app:2",
             64,
-            &["the archive has 2 images, and a name was given for one"],
+            &["the archive has 2 images, but one name was given"],
         ),
         (
             "load -i app.tar --store full/store",
             73,
             &[
-                "there is no room left in",
+                "no space left in",
                 "full/store",
                 "hint: make room with `coracle image prune`",
             ],
@@ -204,13 +204,13 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i app.tar --store text/store",
             74,
-            &["can't make the directory", "text/store"],
+            &["cannot create directory", "text/store"],
         ),
         (
             "load -i app.tar --store closed/store",
             73,
             &[
-                "can't make the directory",
+                "cannot create directory",
                 "closed/store",
                 "Permission denied",
             ],
@@ -221,7 +221,7 @@ fn what_makes_no_sense_is_told() {
             "pull login:5999/team/app:1",
             74,
             &[
-                "can't connect to login:5999",
+                "cannot connect to login:5999",
                 "Connection refused",
                 "hint: ",
             ],
@@ -261,7 +261,7 @@ fn what_makes_no_sense_is_told() {
         (
             "save team/app:1 > /dev/full",
             73,
-            &["can't write the archive", "No space left"],
+            &["cannot write the archive", "No space left"],
         ),
         (
             "save team/app:1 --format oci-dir",
@@ -341,7 +341,8 @@ fn what_makes_no_sense_is_told() {
     );
     let script = format!("XDG_CONFIG_HOME={broken} coracle image pull team/app:1");
     let said = [
-        "coracle/registries.toml is not a configuration of registries",
+        "cannot parse",
+        "coracle/registries.toml",
         "unknown field `mirror`",
         "line 2",
     ];

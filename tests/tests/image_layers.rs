@@ -8,12 +8,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "above",
         "touch x && tar --absolute-names --transform='s,^x,srv/../../../tmp/escaped,' --create x",
-        "leads out of the layer",
+        "leaves the layer",
     ),
     (
         "linked",
         "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,/etc/shadow,' --create a b",
-        "it is a hard link to /etc/shadow, which isn't a file of this layer",
+        "it is a hard link to /etc/shadow, which is not a file of this layer",
     ),
     (
         "circle",
@@ -23,22 +23,22 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "hidden",
         "touch .wh... && tar --create .wh...",
-        "it hides a name that no file has",
+        "it is a whiteout of an invalid name",
     ),
     (
         "header",
         r#"perl -e '$s = 3 << 20; $h = pack("a100a8a8a8a12a12a8a1a100a8a247", "././\@LongLink", "0000644", "0000000", "0000000", sprintf("%011o", $s), "00000000000", " " x 8, "L", "", "ustar  ", ""); substr($h, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $h)); print $h, "x" x $s;'"#,
-        "an extension header is 3145728 bytes large",
+        "an extension header has 3145728 bytes",
     ),
     (
         "bomb",
         "truncate --size=24M zeros && tar --create zeros",
-        "the image is larger than is allowed: its layers hold more bytes than may be unpacked",
+        "the image is too large: its layers have more bytes than the limit",
     ),
     (
         "crowd",
         "seq 1500 | xargs touch && tar --create .",
-        "the image is larger than is allowed: it has more files than may be unpacked",
+        "the image is too large: it has more files than the limit",
     ),
 ];
 

@@ -50,7 +50,7 @@ fn registries_are_treated_as_configured() {
     let pull = format!("pull {app}");
     image(&lab, &pull).run().ended_with(74).says(&[
         "login:5000",
-        "hint: if this registry has no TLS, say `insecure = true`",
+        "hint: if this registry has no TLS, set `insecure = true`",
     ]);
     lab.registries(&format!("[registry.\"{REGISTRY}\"]\ninsecure = true\n"));
     image(&lab, &pull).run().ended_with(74).says(&[
@@ -171,7 +171,7 @@ fn registries_are_treated_as_configured() {
         .run()
         .succeeded()
         .says(&[
-            "a mirror can't be used",
+            "skipping a mirror",
             "login:5999",
             "pulled docker.io/library/tool:1",
         ])

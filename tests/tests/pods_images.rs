@@ -157,17 +157,17 @@ fn hostile_images_are_refused_at_the_pod() {
         (
             "climbing",
             "touch x && tar --absolute-names --transform='s,^x,../../escaped,' --create x",
-            "leads out of the layer",
+            "leaves the layer",
         ),
         (
             "linking",
             "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,../../../../etc/passwd,' --create a b",
-            "the name it links to leads out of the layer",
+            "the target's name leaves the layer",
         ),
         (
             "rubbish",
             "echo this is no archive",
-            "the layer can't be read",
+            "cannot read the layer",
         ),
     ];
     for (name, layer, _) in &hostile {

@@ -557,9 +557,9 @@ fn step_failed(failure: StepFailure) -> Failure {
     match failure {
         StepFailure::Agent { node, problem } => not_started(&node, &problem),
         StepFailure::Step {
-            error: SlurmError::NodeDown { node, words },
+            error: SlurmError::NodeDown { node, message },
             ..
-        } => not_started(&node, &words),
+        } => not_started(&node, &message),
         StepFailure::Step { nodes, error } => {
             let nodes = nodes.join(", ");
             Failure::new(

@@ -9,10 +9,13 @@ use bytes::BytesMut;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 
-use crate::streams::{Event, Protocol};
+use crate::streams::{StreamEvent, StreamProtocol};
 
 /// Tries as many cases as any other property has, and more while there is time.
-pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) -> TestCaseResult) {
+pub(crate) fn run_for_fuzz_seconds<S: Strategy>(
+    strategy: &S,
+    check: impl Fn(S::Value) -> TestCaseResult,
+) {
     let seconds = std::env::var("FUZZ_SECONDS").ok();
     let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(0);
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -33,31 +36,31 @@ pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) ->
 
 /// What came of a session.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct FuzzOutcome {
     /// Data that came in pieces is put together.
-    pub events: Vec<Event>,
+    pub events: Vec<StreamEvent>,
     pub output: Vec<u8>,
     pub failed: bool,
 }
 
 /// A server that is spoken to, in pieces of given sizes, over and over.
-pub(crate) struct Session<'a> {
+pub(crate) struct FuzzSession<'a> {
     pieces: std::iter::Cycle<std::slice::Iter<'a, usize>>,
     input: BytesMut,
-    outcome: Outcome,
+    outcome: FuzzOutcome,
 }
 
-impl<'a> Session<'a> {
+impl<'a> FuzzSession<'a> {
     pub fn in_pieces(pieces: &'a [usize]) -> Self {
         Self {
             pieces: pieces.iter().cycle(),
             input: BytesMut::new(),
-            outcome: Outcome::default(),
+            outcome: FuzzOutcome::default(),
         }
     }
 
     /// The client says this. False if the server can't go on.
-    pub fn send(&mut self, server: &mut (impl Protocol + ?Sized), sent: &[u8]) -> bool {
+    pub fn send(&mut self, server: &mut (impl StreamProtocol + ?Sized), sent: &[u8]) -> bool {
         let mut rest = sent;
         while !rest.is_empty() && !self.outcome.failed {
             let piece = self.pieces.next().copied().unwrap_or(usize::MAX);
@@ -71,11 +74,11 @@ impl<'a> Session<'a> {
     }
 
     /// The client reads what the server has for it.
-    pub fn read(&mut self, server: &mut (impl Protocol + ?Sized)) {
+    pub fn read(&mut self, server: &mut (impl StreamProtocol + ?Sized)) {
         self.outcome.output.extend(server.output().split());
     }
 
-    pub fn end(mut self, server: &mut (impl Protocol + ?Sized)) -> Outcome {
+    pub fn end(mut self, server: &mut (impl StreamProtocol + ?Sized)) -> FuzzOutcome {
         self.read(server);
         self.outcome.events = put_together(self.outcome.events);
         self.outcome
@@ -83,15 +86,15 @@ impl<'a> Session<'a> {
 }
 
 /// Pieces of data that follow each other are one.
-fn put_together(events: Vec<Event>) -> Vec<Event> {
-    let mut whole: Vec<Event> = Vec::new();
+fn put_together(events: Vec<StreamEvent>) -> Vec<StreamEvent> {
+    let mut whole: Vec<StreamEvent> = Vec::new();
     for event in events {
         if let (
-            Some(Event::Data {
+            Some(StreamEvent::Data {
                 stream: before,
                 bytes: begun,
             }),
-            Event::Data { stream, bytes },
+            StreamEvent::Data { stream, bytes },
         ) = (whole.last_mut(), &event)
             && before == stream
         {

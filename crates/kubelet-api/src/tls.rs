@@ -25,7 +25,7 @@ pub struct ServerIdentity {
 impl ServerIdentity {
     /// A TLS configuration that turns away every client with a certificate that is not of `client_ca_pem`, and every
     /// client with none unless it may show a token instead.
-    pub(crate) fn tls_config(&self, takes_tokens: bool) -> Result<ServerConfig, ApiError> {
+    pub(crate) fn tls_config(&self, accepts_tokens: bool) -> Result<ServerConfig, ApiError> {
         // The provider is named here and not taken from the process, which may not have chosen one yet.
         let provider = Arc::new(aws_lc_rs::default_provider());
 
@@ -35,7 +35,7 @@ impl ServerIdentity {
         }
         let mut verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        if takes_tokens {
+        if accepts_tokens {
             verifier = verifier.allow_unauthenticated();
         }
         let verifier = verifier.build().map_err(ApiError::ClientCa)?;

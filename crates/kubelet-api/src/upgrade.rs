@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::websocket::{Accepted, BadHandshake};
+use crate::websocket::{AcceptedUpgrade, HandshakeError};
 
 const PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
@@ -19,26 +19,26 @@ const SPDY: &str = "SPDY/3.1";
 
 /// Why a request doesn't become what it wants to be: upstream's status codes and words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoUpgrade {
+pub(crate) enum UpgradeError {
     #[error("Upgrade request required")]
     Plain,
-    #[error("unable to upgrade: header X-Stream-Protocol-Version does not exist in request")]
+    #[error("unable to upgrade: header X-Stream-StreamProtocol-Version does not exist in request")]
     NoProtocol,
     #[error(
         "unable to upgrade: unable to negotiate protocol: client supports [{client}], server accepts [{server}]"
     )]
     Protocol { client: String, server: String },
     #[error("unable to upgrade websocket connection: {0}")]
-    WebSocket(#[from] BadHandshake),
+    WebSocket(#[from] HandshakeError),
     #[error("unable to upgrade: unable to hijack response")]
     Impossible,
 }
 
-impl IntoResponse for NoUpgrade {
+impl IntoResponse for UpgradeError {
     fn into_response(self) -> Response {
         let code = match &self {
             Self::Plain | Self::NoProtocol => StatusCode::BAD_REQUEST,
-            Self::Protocol { .. } | Self::WebSocket(BadHandshake::Protocol { .. }) => {
+            Self::Protocol { .. } | Self::WebSocket(HandshakeError::Protocol { .. }) => {
                 StatusCode::FORBIDDEN
             }
             Self::WebSocket(_) => StatusCode::BAD_REQUEST,
@@ -60,14 +60,14 @@ impl IntoResponse for NoUpgrade {
 pub(crate) fn accept_spdy<T: Copy>(
     headers: &HeaderMap,
     supported: &[(&'static str, T)],
-) -> Result<Accepted<T>, NoUpgrade> {
+) -> Result<AcceptedUpgrade<T>, UpgradeError> {
     let holds = |name, part: &str| {
         let mut values = headers.get_all(name).iter();
         let lower = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).to_lowercase();
         values.any(|value| lower(value).contains(part))
     };
     if !holds(header::CONNECTION, "upgrade") || !holds(header::UPGRADE, "spdy/3.1") {
-        return Err(NoUpgrade::Plain);
+        return Err(UpgradeError::Plain);
     }
     let values = headers.get_all(PROTOCOL).iter();
     let client: Vec<_> = values
@@ -77,12 +77,12 @@ pub(crate) fn accept_spdy<T: Copy>(
         .filter(|protocol| !protocol.is_empty())
         .collect();
     if client.is_empty() {
-        return Err(NoUpgrade::NoProtocol);
+        return Err(UpgradeError::NoProtocol);
     }
     let both = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, meaning)) = client.iter().find_map(both) else {
+    let Some((name, protocol)) = client.iter().find_map(both) else {
         let server: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(NoUpgrade::Protocol {
+        return Err(UpgradeError::Protocol {
             client: client.join(" "),
             server: server.join(" "),
         });
@@ -91,18 +91,18 @@ pub(crate) fn accept_spdy<T: Copy>(
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static(SPDY));
     headers.insert(PROTOCOL, HeaderValue::from_static(name));
-    let meaning = *meaning;
-    Ok(Accepted { meaning, headers })
+    let protocol = *protocol;
+    Ok(AcceptedUpgrade { protocol, headers })
 }
 
 /// Where the tasks of upgraded connections live: the server waits for them when it ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Upgrades {
+pub(crate) struct UpgradedConnections {
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
 
-impl Upgrades {
+impl UpgradedConnections {
     pub(crate) fn new(shutdown: CancellationToken) -> Self {
         let tasks = TaskTracker::new();
         Self { tasks, shutdown }
@@ -167,10 +167,10 @@ mod tests {
     fn the_protocol_that_the_client_likes_best_is_taken() {
         let both = request(&["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"]);
         let accepted = accept_spdy(&both, SUPPORTED).unwrap();
-        assert_eq!(accepted.meaning, 4);
+        assert_eq!(accepted.protocol, 4);
         assert_eq!(accepted.headers[PROTOCOL], "v4.channel.k8s.io");
         let listed = request(&["channel.k8s.io, v4.channel.k8s.io"]);
-        assert_eq!(accept_spdy(&listed, SUPPORTED).unwrap().meaning, 1);
+        assert_eq!(accept_spdy(&listed, SUPPORTED).unwrap().protocol, 1);
     }
 
     #[test]
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn what_wants_no_upgrade_is_refused() {
         let refused = |headers: &HeaderMap| accept_spdy(headers, SUPPORTED).unwrap_err();
-        assert_eq!(refused(&HeaderMap::new()), NoUpgrade::Plain);
-        assert_eq!(refused(&request(&[])), NoUpgrade::NoProtocol);
-        assert_eq!(refused(&request(&[" "])), NoUpgrade::NoProtocol);
+        assert_eq!(refused(&HeaderMap::new()), UpgradeError::Plain);
+        assert_eq!(refused(&request(&[])), UpgradeError::NoProtocol);
+        assert_eq!(refused(&request(&[" "])), UpgradeError::NoProtocol);
     }
 }

@@ -15,8 +15,9 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    Access, AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, NoLogs, NoSession,
-    PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, Session, serve,
+    AccessPolicy, AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError,
+    LogOptions, PodSource, PortConnection, STREAM_IDLE_TIMEOUT, ServerIdentity, SessionError,
+    serve,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -50,7 +51,11 @@ impl PodSource for OnePod {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(
+        &self,
+        uid: &str,
+        options: LogOptions,
+    ) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
         let uid = uid.to_owned();
         async move {
             if options.previous {
@@ -72,31 +77,43 @@ impl PodSource for OnePod {
         .boxed()
     }
 
-    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn exec(
+        &self,
+        _: &str,
+        _: ExecOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         no_streams()
     }
 
-    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn attach(
+        &self,
+        _: &str,
+        _: AttachOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         no_streams()
     }
 
-    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
+    fn port_forward(
+        &self,
+        _: &str,
+        _: u16,
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
         no_streams()
     }
 }
 
-fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, NoSession>> {
-    async { Err(NoSession::internal("this pod only writes")) }.boxed()
+fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, SessionError>> {
+    async { Err(SessionError::internal("this pod only writes")) }.boxed()
 }
 
 /// How many logs of the silent container are being followed.
 static FOLLOWED: AtomicUsize = AtomicUsize::new(0);
 
 /// A log that is counted while somebody follows it.
-struct Counted(LogBytes);
+struct Counted(LogByteStream);
 
 impl Counted {
-    fn new(log: LogBytes) -> Self {
+    fn new(log: LogByteStream) -> Self {
         FOLLOWED.fetch_add(1, Ordering::SeqCst);
         Self(log)
     }
@@ -121,7 +138,7 @@ struct Kubelet(Server);
 
 impl Kubelet {
     async fn start() -> Self {
-        let access = Access::only([API_SERVER_CLIENT.to_owned()]);
+        let access = AccessPolicy::for_common_names([API_SERVER_CLIENT.to_owned()]);
         Self(Server::of(OnePod, access).await)
     }
 
@@ -335,7 +352,7 @@ async fn a_broken_identity_is_named() {
     let refused = serve(
         listener,
         identity,
-        Access::only([]),
+        AccessPolicy::for_common_names([]),
         Arc::new(OnePod),
         STREAM_IDLE_TIMEOUT,
         CancellationToken::new(),

@@ -12,8 +12,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes, LogOptions,
-    NoJudgement, NoLogs, NoSession, PodSource, Question, Session, User,
+    AccessPolicy, AccessRequest, AttachOptions, AuthenticatedUser, ContainerSession, DelegatedAuth,
+    DelegatedAuthError, ExecOptions, LogByteStream, LogError, LogOptions, PodSource,
+    PortConnection, SessionError, SessionExit,
 };
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, duplex};
@@ -41,20 +42,24 @@ impl PodSource for Echo {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
         async { Err("no logs here".into()) }.boxed()
     }
 
-    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn exec(
+        &self,
+        _: &str,
+        _: ExecOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         async {
             let (stdin, mut input) = duplex(4096);
             let (stdout, mut output) = duplex(4096);
             let exit = async move {
                 tokio::io::copy(&mut input, &mut output).await.unwrap();
                 drop(output);
-                Exit::Code(0)
+                SessionExit::Code(0)
             };
-            Ok(Session {
+            Ok(ContainerSession {
                 stdin: Some(Box::pin(stdin)),
                 stdout: Some(Box::pin(stdout)),
                 stderr: None,
@@ -65,35 +70,49 @@ impl PodSource for Echo {
         .boxed()
     }
 
-    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
-        async { Err(NoSession::internal("nobody to attach to")) }.boxed()
+    fn attach(
+        &self,
+        _: &str,
+        _: AttachOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
+        async { Err(SessionError::internal("nobody to attach to")) }.boxed()
     }
 
-    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
-        async { Err(NoSession::internal("connection refused")) }.boxed()
+    fn port_forward(
+        &self,
+        _: &str,
+        _: u16,
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
+        async { Err(SessionError::internal("connection refused")) }.boxed()
     }
 }
 
 /// Knows the token `reader`, whose owner may read the node's health and nothing else, and `admin`, whose owner may do anything.
 struct Rbac;
 
-impl Authority for Rbac {
-    fn authenticate(&self, token: &str) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
+impl DelegatedAuth for Rbac {
+    fn authenticate(
+        &self,
+        token: &str,
+    ) -> BoxFuture<'static, Result<Option<AuthenticatedUser>, DelegatedAuthError>> {
         let name = match token {
             "reader" => Some("system:serviceaccount:monitoring:reader"),
             "admin" => Some("system:admin"),
             _ => None,
         };
-        let user = name.map(|name| User {
+        let user = name.map(|name| AuthenticatedUser {
             name: name.to_owned(),
-            ..User::default()
+            ..AuthenticatedUser::default()
         });
         async { Ok(user) }.boxed()
     }
 
-    fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
-        let allowed = question.verb == "get" && question.subresource == "healthz"
-            || question.user.name == "system:admin";
+    fn authorize(
+        &self,
+        request_to_review: &AccessRequest,
+    ) -> BoxFuture<'static, Result<bool, DelegatedAuthError>> {
+        let allowed = request_to_review.verb == "get" && request_to_review.subresource == "healthz"
+            || request_to_review.user.name == "system:admin";
         async move { Ok(allowed) }.boxed()
     }
 }
@@ -103,7 +122,8 @@ struct Kubelet(Server);
 
 impl Kubelet {
     async fn start() -> Self {
-        let access = Access::only([API_SERVER_CLIENT.to_owned()]).or_as_judged_by(Arc::new(Rbac));
+        let access = AccessPolicy::for_common_names([API_SERVER_CLIENT.to_owned()])
+            .with_delegated_auth(Arc::new(Rbac));
         Self(Server::of(Echo, access).await)
     }
 
@@ -155,7 +175,7 @@ const ECHO: &str = "/exec/default/hello/main?command=cat&input=1&output=1";
 #[tokio::test]
 async fn a_websocket_carries_a_session() {
     let server = Kubelet::start().await;
-    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n");
+    let headers = format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: v5.channel.k8s.io\r\n");
     let (head, mut stream) = server.upgrade("GET", ECHO, &headers).await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
     assert!(
@@ -190,7 +210,7 @@ async fn a_websocket_carries_a_session() {
 #[tokio::test]
 async fn spdy_is_agreed_upon() {
     let server = Kubelet::start().await;
-    let headers = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
+    let headers = format!("{SPDY}X-Stream-StreamProtocol-Version: v4.channel.k8s.io\r\n");
     for path in [
         ECHO,
         "/exec/default/hello/1234/main?command=cat&input=1&output=1",
@@ -209,12 +229,13 @@ async fn spdy_is_agreed_upon() {
         stream.read_exact(&mut ping).await.unwrap();
         assert_eq!(ping, *b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01");
     }
-    let headers = format!("{SPDY}X-Stream-Protocol-Version: portforward.k8s.io\r\n");
+    let headers = format!("{SPDY}X-Stream-StreamProtocol-Version: portforward.k8s.io\r\n");
     let (head, _) = server
         .upgrade("POST", "/portForward/default/hello", &headers)
         .await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
-    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: SPDY/3.1+portforward.k8s.io\r\n");
+    let headers =
+        format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: SPDY/3.1+portforward.k8s.io\r\n");
     let (head, _) = server
         .upgrade("GET", "/portForward/default/hello/1234", &headers)
         .await;
@@ -227,9 +248,9 @@ async fn spdy_is_agreed_upon() {
 #[tokio::test]
 async fn what_can_not_be_is_refused_before_the_upgrade() {
     let server = Kubelet::start().await;
-    let v4 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
-    let v9 = format!("{SPDY}X-Stream-Protocol-Version: v9.channel.k8s.io\r\n");
-    let w9 = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v9.channel.k8s.io\r\n");
+    let v4 = format!("{SPDY}X-Stream-StreamProtocol-Version: v4.channel.k8s.io\r\n");
+    let v9 = format!("{SPDY}X-Stream-StreamProtocol-Version: v9.channel.k8s.io\r\n");
+    let w9 = format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: v9.channel.k8s.io\r\n");
     for (method, path, headers, code, words) in [
         (
             "POST",
@@ -279,7 +300,7 @@ async fn what_can_not_be_is_refused_before_the_upgrade() {
             ECHO,
             SPDY,
             400,
-            "unable to upgrade: header X-Stream-Protocol-Version does not exist in request",
+            "unable to upgrade: header X-Stream-StreamProtocol-Version does not exist in request",
         ),
         (
             "POST",
@@ -366,7 +387,7 @@ async fn the_end_of_the_server_is_the_end_of_sessions() {
 async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
     let server = Kubelet::start().await;
     let headers = format!(
-        "{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
+        "{WEBSOCKET}Sec-WebSocket-StreamProtocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
     );
     let stream = server.0.connect(None).await.unwrap();
     let (answer, mut session) = head(stream, "GET", ECHO, &headers).await;

@@ -9,7 +9,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
-use kubelet_api::{Authority, NoJudgement, Question, User};
+use kubelet_api::{AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
 
 use crate::api::call;
 
@@ -27,8 +27,11 @@ impl ApiAuthority {
     }
 }
 
-impl Authority for ApiAuthority {
-    fn authenticate(&self, token: &str) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
+impl DelegatedAuth for ApiAuthority {
+    fn authenticate(
+        &self,
+        token: &str,
+    ) -> BoxFuture<'static, Result<Option<AuthenticatedUser>, DelegatedAuthError>> {
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -44,7 +47,10 @@ impl Authority for ApiAuthority {
         .boxed()
     }
 
-    fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
+    fn authorize(
+        &self,
+        question: &AccessRequest,
+    ) -> BoxFuture<'static, Result<bool, DelegatedAuthError>> {
         let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let review = access_review(question, &self.node);
         async move {
@@ -56,7 +62,7 @@ impl Authority for ApiAuthority {
 }
 
 /// Whom the API server knows by a token, if anybody.
-fn user(review: TokenReview) -> Option<User> {
+fn user(review: TokenReview) -> Option<AuthenticatedUser> {
     let status = review.status?;
     if status.authenticated != Some(true) {
         return None;
@@ -68,7 +74,7 @@ fn user(review: TokenReview) -> Option<User> {
         extra,
     } = status.user?;
     let name = username.filter(|name| !name.is_empty())?;
-    Some(User {
+    Some(AuthenticatedUser {
         name,
         uid: uid.unwrap_or_default(),
         groups: groups.unwrap_or_default(),
@@ -76,8 +82,8 @@ fn user(review: TokenReview) -> Option<User> {
     })
 }
 
-fn access_review(question: &Question, node: &str) -> SubjectAccessReview {
-    let Question {
+fn access_review(question: &AccessRequest, node: &str) -> SubjectAccessReview {
+    let AccessRequest {
         user,
         verb,
         subresource,
@@ -128,10 +134,10 @@ mod tests {
 
     #[test]
     fn the_question_is_about_this_node() {
-        let question = Question {
-            user: User {
+        let question = AccessRequest {
+            user: AuthenticatedUser {
                 name: "me".to_owned(),
-                ..User::default()
+                ..AuthenticatedUser::default()
             },
             verb: "get",
             subresource: "stats",

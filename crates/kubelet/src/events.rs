@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use sandbox::protocol::PodEvent;
+use pod_protocol::PodEvent;
 use serde_json::json;
 use tokio::sync::mpsc;
 

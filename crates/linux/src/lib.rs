@@ -15,6 +15,7 @@ pub mod elf;
 pub mod fresh;
 pub mod keyring;
 pub mod kin;
+pub mod monotonic;
 pub mod mount;
 pub mod mounted;
 pub mod namespace;

@@ -290,7 +290,7 @@ impl<'a> Patience<'a> {
         let pause = FIRST_PAUSE * (1 << (self.failures - 1));
         note(&format!(
             "{}; trying again in {:.1} s",
-            images::causes(&*source),
+            images::error_chain(&*source),
             pause.as_secs_f64()
         ));
         tokio::time::sleep(pause).await;

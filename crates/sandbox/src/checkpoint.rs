@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus};
 use rustix::fs::OFlags;
 
-use crate::protocol::PodState;
+use pod_protocol::PodState;
 
 /// The file, in the pod's directory.
 pub const NAME: &str = "checkpoint";

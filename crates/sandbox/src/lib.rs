@@ -9,13 +9,11 @@
 //! Start reading at [`protocol`] and [`seams`].
 
 pub mod checkpoint;
-pub mod connection;
 mod id;
 pub mod inner;
 pub mod life;
 pub mod logs;
 pub mod probe;
-pub mod protocol;
 pub mod runtime;
 pub mod seams;
 pub mod streams;

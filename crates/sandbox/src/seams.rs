@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::protocol::{ContainerInput, Problem};
+use pod_protocol::{ContainerInput, Problem};
 
 /// A pod's containers, as the life of the pod handles them. All on one thread, so futures need not be `Send`.
 #[allow(

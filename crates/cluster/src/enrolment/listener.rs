@@ -368,8 +368,8 @@ fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String
     let Some([certificate, ..]) = connection.peer_certificates() else {
         return Ok(None);
     };
-    let peer = kubelet_api::peer_of(certificate).context("its certificate has no common name")?;
-    Ok(Some(peer.common_name))
+    let name = kubelet_api::certificate_common_name(certificate);
+    Ok(Some(name.context("its certificate has no common name")?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

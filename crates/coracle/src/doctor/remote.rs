@@ -116,7 +116,9 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, args: &[String]) -
     let mut invocation = submission.invocation(slurm, []);
     // From inside a job too, a new job is meant and not a step: the job must not be seen.
     let describes_a_job = |name: &String| {
-        name.starts_with("SLURM_JOB") || name == "SLURM_NODELIST" || !slurm::is_kept_in_steps(name)
+        name.starts_with("SLURM_JOB")
+            || name == "SLURM_NODELIST"
+            || !slurm::is_inherited_by_steps(name)
     };
     invocation.env_remove = std::env::vars_os()
         .map(|(name, _)| name.to_string_lossy().into_owned())
@@ -161,9 +163,7 @@ mod tests {
             scontrol: at("scontrol"),
             squeue: at("squeue"),
             sinfo: at("sinfo"),
-            sbatch: at("sbatch"),
             scancel: at("scancel"),
-            sbcast: at("sbcast"),
         };
         let args = ["doctor".to_owned(), "--json".to_owned()];
         let invocation = invocation(&slurm, "gpu", Path::new("/c/coracle"), &args);

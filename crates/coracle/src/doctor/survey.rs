@@ -52,7 +52,7 @@ pub struct SlurmAnswers {
     /// Whether all commands are there.
     pub commands: Result<PathBuf, SlurmError>,
     /// The version of the commands.
-    pub version: Option<Result<slurm::Version, SlurmError>>,
+    pub version: Option<Result<slurm::SlurmVersion, SlurmError>>,
     /// Whether a controller answers.
     pub controller: Option<Result<(), SlurmError>>,
     /// The partitions, where the controller answers.

@@ -1,7 +1,7 @@
 //! How large an image may be: few compressed bytes can become many.
 
 use anyhow::{Context, bail};
-use images::Limits;
+use images::ImageLimits;
 
 use super::amount;
 
@@ -9,12 +9,12 @@ use super::amount;
 const VARIABLE: &str = "CORACLE_IMAGE_LIMITS";
 
 /// The user's own limits, or ours.
-pub fn from_environment() -> anyhow::Result<Limits> {
+pub fn from_environment() -> anyhow::Result<ImageLimits> {
     parse(&std::env::var(VARIABLE).unwrap_or_default())
 }
 
-fn parse(text: &str) -> anyhow::Result<Limits> {
-    let mut limits = Limits::default();
+fn parse(text: &str) -> anyhow::Result<ImageLimits> {
+    let mut limits = ImageLimits::default();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         let malformed = || format!("{VARIABLE}: {part:?} is not like bytes=128G or files=8000000");
@@ -36,11 +36,11 @@ mod tests {
 
     #[test]
     fn limits_are_read() {
-        assert_eq!(parse("").unwrap(), Limits::default());
+        assert_eq!(parse("").unwrap(), ImageLimits::default());
         let both = parse("bytes=2M,files=7").unwrap();
         assert_eq!((both.bytes, both.entries), (2 << 20, 7));
         let one = parse("files=7").unwrap();
-        assert_eq!(one.bytes, Limits::default().bytes);
+        assert_eq!(one.bytes, ImageLimits::default().bytes);
         for bad in ["bytes", "bytes=many", "files=-1", "files=2K", "size=1"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use images::{Store, Summary};
+use images::{ImageStore, ImageSummary};
 use indicatif::HumanBytes;
 
 /// Lists the store on standard output.
-pub fn ls(store: &Store, json: bool) -> anyhow::Result<()> {
+pub fn ls(store: &ImageStore, json: bool) -> anyhow::Result<()> {
     let all = store.list()?;
     let text = match json {
         true => format!("{}\n", serde_json::to_string_pretty(&all)?),
@@ -21,7 +21,7 @@ pub fn ls(store: &Store, json: bool) -> anyhow::Result<()> {
     }
 }
 
-fn table(all: &[Summary], now: SystemTime) -> String {
+fn table(all: &[ImageSummary], now: SystemTime) -> String {
     let mut rows = vec![["IMAGE", "DIGEST", "SIZE", "USED"].map(str::to_owned)];
     for image in all {
         let size = match image.complete {
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000_000);
-        let row = |name: &str, size, used, complete| Summary {
+        let row = |name: &str, size, used, complete| ImageSummary {
             reference: name.to_owned(),
             digest: images::Digest::from_hex(&"ab".repeat(32)).unwrap(),
             size,

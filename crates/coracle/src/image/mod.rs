@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
-use images::archive::{self, Format, LoadError, Loaded, SaveError};
-use images::registry::ConfigError;
+use images::archive::{self, ArchiveFormat, LoadError, LoadedImage, SaveError};
+use images::registry::RegistryConfigError;
 use images::{
-    ImageError, Prune, PullPolicy, PullRequest, Reference, ReferenceError, RegistryConfig, Store,
-    StoreError,
+    ImageError, ImageStore, ImageStoreError, PruneOptions, PullPolicy, PullRequest, Reference,
+    ReferenceError, RegistryConfig,
 };
 use indicatif::HumanBytes;
 
@@ -189,7 +189,7 @@ pub async fn run(command: ImageCommand) -> anyhow::Result<()> {
 /// What the user can do about an error, if it is one of images.
 pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
     let hint = match store_error(cause) {
-        Some(StoreError::NoRoom { .. }) => {
+        Some(ImageStoreError::OutOfSpace { .. }) => {
             Some("make room with `coracle image prune`, or name another place with `--store DIR`")
         }
         _ if matches!(cause.downcast_ref(), Some(SaveError::Unknown(_))) => {
@@ -197,7 +197,7 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
         }
         _ if matches!(
             cause.downcast_ref(),
-            Some(LoadError::Empty | LoadError::NoArchive(_) | LoadError::NoImage(_))
+            Some(LoadError::Empty | LoadError::NotTar(_) | LoadError::NoImage(_))
         ) =>
         {
             Some(
@@ -213,16 +213,16 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
 /// How the program ends on an error of images.
 pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     match store_error(cause) {
-        Some(StoreError::NoRoom { .. }) => return Some(FailureCode::CannotWrite),
-        Some(StoreError::Io { source, .. }) => {
+        Some(ImageStoreError::OutOfSpace { .. }) => return Some(FailureCode::CannotWrite),
+        Some(ImageStoreError::Io { source, .. }) => {
             return exit::code_of_io(source).or(Some(FailureCode::NoImage));
         }
         Some(_) => return Some(FailureCode::NoImage),
         None => {}
     }
     let usage = cause.is::<ReferenceError>()
-        || matches!(cause.downcast_ref(), Some(ImageError::Name(_)))
-        || matches!(cause.downcast_ref(), Some(LoadError::Names(_)));
+        || matches!(cause.downcast_ref(), Some(ImageError::InvalidName(_)))
+        || matches!(cause.downcast_ref(), Some(LoadError::AmbiguousName(_)));
     if usage {
         return Some(FailureCode::Usage);
     }
@@ -232,12 +232,12 @@ pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     let ours = cause.is::<ImageError>()
         || cause.is::<LoadError>()
         || cause.is::<SaveError>()
-        || cause.is::<ConfigError>();
+        || cause.is::<RegistryConfigError>();
     ours.then_some(FailureCode::NoImage)
 }
 
 /// The store's failure that an error is, or that it passes on as its own.
-fn store_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a StoreError> {
+fn store_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ImageStoreError> {
     let loading = match cause.downcast_ref() {
         Some(LoadError::Store(error)) => Some(error),
         _ => None,
@@ -246,21 +246,21 @@ fn store_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a StoreError> {
         Some(SaveError::Store(error)) => Some(error),
         _ => None,
     };
-    let own = cause.downcast_ref::<StoreError>();
+    let own = cause.downcast_ref::<ImageStoreError>();
     let image = cause.downcast_ref().and_then(ImageError::store);
     own.or(loading).or(saving).or(image)
 }
 
 impl StoreArgs {
-    fn open(&self) -> anyhow::Result<Store> {
-        let dir = self.store.clone().or_else(Store::default_path).ok_or_else(|| {
+    fn open(&self) -> anyhow::Result<ImageStore> {
+        let dir = self.store.clone().or_else(ImageStore::default_path).ok_or_else(|| {
             Failure::new(
                 FailureCode::Usage,
                 "there is no place for images: neither XDG_DATA_HOME nor HOME is set to an absolute path",
             )
             .hint("name one with `--store DIR`")
         })?;
-        Ok(Store::open(&dir)?)
+        Ok(ImageStore::open(&dir)?)
     }
 }
 
@@ -317,7 +317,7 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
             .with_context(|| format!("can't load {shown}"))
     })
     .await?;
-    for Loaded { reference, digest } in loaded {
+    for LoadedImage { reference, digest } in loaded {
         match reference {
             Some(reference) => {
                 say(format_args!("loaded {reference}"));
@@ -350,13 +350,13 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
     let references = parse(&args.images)?;
     blocking(move || {
         let format = match args.format {
-            SaveFormat::Docker => Format::Docker,
-            SaveFormat::Oci => Format::Oci,
-            SaveFormat::OciDir => Format::OciDirectory,
+            SaveFormat::Docker => ArchiveFormat::Docker,
+            SaveFormat::Oci => ArchiveFormat::Oci,
+            SaveFormat::OciDir => ArchiveFormat::OciDirectory,
         };
         let (to_stdout, out) = (args.output == Path::new("-"), &args.output);
         match (to_stdout, format) {
-            (true, Format::OciDirectory) => {
+            (true, ArchiveFormat::OciDirectory) => {
                 let message = "a directory can't be written to standard output";
                 Err(Failure::new(FailureCode::Usage, message)
                     .hint("name it with `-o DIR`")
@@ -372,7 +372,7 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
                 let to = Passing::new(io::stdout().lock(), "standard output", None);
                 Ok(archive::save(&store, &references, format, to, out)?)
             }
-            (false, Format::OciDirectory) => {
+            (false, ArchiveFormat::OciDirectory) => {
                 archive::save(&store, &references, format, io::sink(), out)
                     .map_err(|error| not_saved(out, error))
             }
@@ -384,9 +384,9 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
 
 /// The file appears when it is complete.
 fn save_file(
-    store: &Store,
+    store: &ImageStore,
     references: &[Reference],
-    format: Format,
+    format: ArchiveFormat,
     path: &Path,
 ) -> anyhow::Result<()> {
     // What a link leads to is written, not the link.
@@ -434,14 +434,14 @@ async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let mut unknown = Vec::new();
     for reference in parse(&args.images)? {
-        let gone = store.forget(&reference)?;
+        let gone = store.remove(&reference)?;
         match gone.is_empty() {
             true => unknown.push(reference.to_string()),
             false => say(format_args!("removed {}", removed(&reference, &gone))),
         }
     }
     if unknown.len() < args.images.len() {
-        let gone = store.prune(&Prune::default()).await?;
+        let gone = store.prune(&PruneOptions::default()).await?;
         say(format_args!("freed {}", HumanBytes(gone.bytes)));
     }
     match unknown.is_empty() {
@@ -463,7 +463,7 @@ fn removed(reference: &Reference, gone: &[Reference]) -> String {
 async fn prune(args: &PruneArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let gone = store
-        .prune(&Prune {
+        .prune(&PruneOptions {
             older_than: args.older_than,
             keep_bytes: args.keep_bytes,
             dry_run: args.dry_run,

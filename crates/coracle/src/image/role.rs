@@ -6,8 +6,8 @@ use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use images::protocol::{Command, Line};
-use images::{Event, ImageError, Layers, Progress, RegistryConfig, Store};
+use images::protocol::{PullCommand, PullOutput};
+use images::{ImageError, ImageStore, Layers, PullEvent, PullProgress, RegistryConfig};
 
 use super::limits;
 use crate::exit;
@@ -16,23 +16,23 @@ use crate::exit;
 pub async fn main() -> anyhow::Result<ExitCode> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let command: Command = serde_json::from_str(&line).context("the request is malformed")?;
+    let command: PullCommand = serde_json::from_str(&line).context("the request is malformed")?;
     drop(line);
     let (last, code) = match pull(&command).await {
-        Ok(image) => (Line::Done(Box::new(image)), 0),
+        Ok(image) => (PullOutput::Done(Box::new(image)), 0),
         Err(failed) => (failed, 1),
     };
     write(&last)?;
     Ok(exit::code(code))
 }
 
-async fn pull(command: &Command) -> Result<images::Image, Line> {
-    let failed = |reason: &str, error: &(dyn std::error::Error + 'static)| Line::Failed {
+async fn pull(command: &PullCommand) -> Result<images::LocalImage, PullOutput> {
+    let failed = |reason: &str, error: &(dyn std::error::Error + 'static)| PullOutput::Failed {
         reason: reason.to_owned(),
-        message: images::causes(error),
+        message: images::error_chain(error),
     };
     let here = |error: &(dyn std::error::Error + 'static)| failed("ErrImagePull", error);
-    let store = Store::open(&command.store).map_err(|error| here(&error))?;
+    let store = ImageStore::open(&command.store).map_err(|error| here(&error))?;
     let layers = Layers::open(&command.layers).map_err(|error| here(&error))?;
     let config = RegistryConfig::from_environment().map_err(|error| here(&error))?;
     let limits = limits::from_environment().map_err(|error| here(error.as_ref()))?;
@@ -45,16 +45,16 @@ async fn pull(command: &Command) -> Result<images::Image, Line> {
 /// Progress as lines.
 struct Lines;
 
-impl Progress for Lines {
-    fn event(&self, event: Event) {
-        if write(&Line::Progress(event)).is_err() {
+impl PullProgress for Lines {
+    fn event(&self, event: PullEvent) {
+        if write(&PullOutput::Progress(event)).is_err() {
             // Whoever wanted the image is gone. What was downloaded stays for the next.
             std::process::exit(1);
         }
     }
 }
 
-fn write(line: &Line) -> io::Result<()> {
+fn write(line: &PullOutput) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     let mut out = io::stdout().lock();

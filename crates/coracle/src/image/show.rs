@@ -4,7 +4,7 @@ use console::say;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use images::{Digest, Event, Progress};
+use images::{Digest, PullEvent, PullProgress};
 
 use console::{DownloadProgress, FileProgress};
 
@@ -30,10 +30,10 @@ fn name(blob: &Digest) -> String {
     blob.hex()[..12].to_owned()
 }
 
-impl Progress for Bars {
-    fn event(&self, event: Event) {
+impl PullProgress for Bars {
+    fn event(&self, event: PullEvent) {
         let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Event::Waiting { blob } | Event::Begin { blob, .. } = &event {
+        if let PullEvent::Waiting { blob } | PullEvent::Begin { blob, .. } = &event {
             let new = || self.all.file(&name(blob));
             blobs.entry(*blob).or_insert_with(new);
         }
@@ -41,20 +41,20 @@ impl Progress for Bars {
             blobs.get_mut(&blob).map(change);
         };
         match event {
-            Event::Waiting { blob } => {
+            PullEvent::Waiting { blob } => {
                 with(blob, &|bar| {
                     bar.note("another coracle downloads it; waiting")
                 });
             }
-            Event::Begin { blob, at, total } => with(blob, &|bar| bar.begin(at, Some(total))),
-            Event::Advance { blob, at } => with(blob, &|bar| bar.advance(at)),
-            Event::Downloaded { blob, size } => {
+            PullEvent::Begin { blob, at, total } => with(blob, &|bar| bar.begin(at, Some(total))),
+            PullEvent::Advance { blob, at } => with(blob, &|bar| bar.advance(at)),
+            PullEvent::Downloaded { blob, size } => {
                 if let Some(bar) = blobs.remove(&blob) {
                     bar.finish(size);
                 }
             }
-            Event::Unpacking { .. } | Event::Unpacked { .. } => {}
-            Event::Note { text } => match blobs.values().next() {
+            PullEvent::Unpacking { .. } | PullEvent::Unpacked { .. } => {}
+            PullEvent::Note { text } => match blobs.values().next() {
                 Some(bar) => bar.note(&text),
                 None => say(format_args!("{text}")),
             },

@@ -14,7 +14,7 @@ use cluster::enrolment::{
 use cluster::{PODS_MARK, WORKLOAD_MARK};
 use control_plane::pki::{Identity, KUBELET_CLIENT};
 use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
-use kubelet_api::{Access, ServerIdentity};
+use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -89,7 +89,7 @@ pub async fn run(
     let launcher = Arc::new(Launchers {
         place: place.clone(),
         hub: hub.clone(),
-        store: images::Store::default_path()
+        store: images::ImageStore::default_path()
             .context("neither XDG_DATA_HOME nor HOME says where images are")?,
         groups,
         images: ImageList::default(),
@@ -112,7 +112,8 @@ pub async fn run(
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
-        Access::only([KUBELET_CLIENT.to_owned()]).or_as_judged_by(Arc::new(authority)),
+        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
+            .with_delegated_auth(Arc::new(authority)),
         pods.clone(),
         config.stream_idle_timeout,
         stop.clone(),
@@ -485,9 +486,9 @@ fn node_config(
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: streaming::idle_timeout()?,
-        members: slurm::Footprint::own().map(|job| Members {
-            variable: job.variable,
-            group: job.group,
+        members: slurm::JobProcessMarkers::of_current_job().map(|job| Members {
+            variable: job.env_variable,
+            group: job.cgroup_name,
         }),
     })
 }

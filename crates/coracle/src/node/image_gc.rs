@@ -112,7 +112,7 @@ async fn free_elsewhere(layers: &Path, settings: Settings) -> anyhow::Result<Str
 pub fn free(layers: &Path, low: u64, age: Duration) -> anyhow::Result<ExitCode> {
     linux::namespace::enter_as_root(UnshareFlags::empty())?;
     let enough = || used_percent(layers).is_none_or(|used| used <= low);
-    let gone = Layers::open(layers)?.free(age, enough)?;
+    let gone = Layers::open(layers)?.prune_until(age, enough)?;
     use std::io::Write;
     writeln!(std::io::stdout(), "{gone} layers removed")?;
     Ok(ExitCode::SUCCESS)

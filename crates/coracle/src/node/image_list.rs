@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use images::{Reference, Store, Summary};
+use images::{ImageStore, ImageSummary, Reference};
 use k8s_openapi::api::core::v1::ContainerImage;
 use tokio::sync::Semaphore;
 
@@ -64,11 +64,14 @@ fn look(store: &Path, known: &Mutex<Known>) {
     if lock(known).as_ref().is_some_and(is_current) {
         return;
     }
-    let found = Store::open(store).and_then(|store| store.list());
+    let found = ImageStore::open(store).and_then(|store| store.list());
     *lock(known) = match found {
         Ok(found) => Some((changed, shown(found))),
         Err(error) => {
-            tracing::debug!(error = images::causes(&error), "cannot list the images");
+            tracing::debug!(
+                error = images::error_chain(&error),
+                "cannot list the images"
+            );
             None
         }
     };
@@ -79,7 +82,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 /// The largest first; one with several names once.
-fn shown(found: Vec<Summary>) -> Vec<ContainerImage> {
+fn shown(found: Vec<ImageSummary>) -> Vec<ContainerImage> {
     let mut by_digest: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for summary in found.into_iter().filter(|summary| summary.complete) {
         let (size, names) = by_digest.entry(summary.digest.to_string()).or_default();
@@ -112,7 +115,7 @@ mod tests {
 
     #[test]
     fn names_of_one_image_are_together() {
-        let summary = |reference: &str, digit: char, size, complete| Summary {
+        let summary = |reference: &str, digit: char, size, complete| ImageSummary {
             reference: reference.to_owned(),
             digest: format!("sha256:{}", digit.to_string().repeat(64))
                 .parse()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use linux::signal::Held;
 use rustix::process::Signal;
-use slurm::{Allocation, Place, Slurm};
+use slurm::{Allocation, JobLocation, Slurm};
 
 /// The signal that dismisses. Where Slurm signals whole process trees it also reaches the leader's
 /// and everything below it, so it must be one that does nothing to those who don't wait for it.
@@ -35,7 +35,7 @@ pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
 
 /// Dismisses the tasks that wait in the same step as this one.
 pub async fn dismiss_all(allocation: &Allocation) {
-    if let Place::Task { tasks, .. } = allocation.place
+    if let JobLocation::Task { tasks, .. } = allocation.location
         && tasks != Some(1)
         && let Some(step) = allocation.step_id
     {

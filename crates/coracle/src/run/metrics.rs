@@ -16,7 +16,7 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use metrics_api::{GROUP, Identity, Kubelets, VERSION};
+use metrics_api::{GROUP, Kubelets, MetricsServerIdentity, VERSION};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
@@ -42,7 +42,7 @@ pub async fn start(client: Client, pki: &Pki, host: IpAddr) -> anyhow::Result<Me
     let server = pki
         .cluster
         .issue(&Subject::server(NAME, names), Usage::Server)?;
-    let identity = Identity {
+    let identity = MetricsServerIdentity {
         cert_pem: server.cert_pem,
         key_pem: server.key_pem,
         client_ca_pem: pki.front_proxy.cert_pem().to_owned(),

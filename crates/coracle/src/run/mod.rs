@@ -21,7 +21,7 @@ mod workload;
 use console::{Failure, FailureCode, say};
 use std::process::ExitCode;
 
-use slurm::{Allocation, Place};
+use slurm::{Allocation, JobLocation};
 
 pub use self::follow::dismiss;
 
@@ -60,19 +60,19 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };
-    if !settings.slurm.is_empty() && allocation.place != Place::AllocatedElsewhere {
+    if !settings.slurm.is_empty() && allocation.location != JobLocation::OffNode {
         say(format_args!(
             "coracle: already inside job {}, so these Slurm options have no effect: {}",
             allocation.job_id,
             settings.slurm.join(" ")
         ));
     }
-    match allocation.place {
-        Place::AllocatedElsewhere => {
+    match allocation.location {
+        JobLocation::OffNode => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        Place::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
-        Place::Task { .. } | Place::Batch => match guard::split(Policy::End)? {
+        JobLocation::Task { procid, .. } if procid > 0 => follow::until_dismissed(&allocation),
+        JobLocation::Task { .. } | JobLocation::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(Over { code, .. }) => {
                 carry::remove();

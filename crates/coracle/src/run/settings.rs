@@ -37,7 +37,7 @@ impl Settings {
         }
         let Some(workload) = words.workload else {
             if let [.., option, value] = words.slurm.as_slice()
-                && slurm::options::takes_value(option)
+                && slurm::srun_options::takes_value(option)
             {
                 return Err(usage("no workload is given")
                     .hint(format!("{value} was taken for the value of {option}; write {option}=VALUE, or -- before the workload"))
@@ -179,7 +179,7 @@ fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
         let takes_value = if ours {
             ours_takes_value(&text)
         } else {
-            slurm::options::takes_value(&text)
+            slurm::srun_options::takes_value(&text)
         };
         let list = if ours {
             &mut words.ours

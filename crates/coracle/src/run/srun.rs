@@ -161,7 +161,7 @@ impl Srun {
         }
         if status.success()
             && !said.finished
-            && let Some(words) = slurm::lost_node(&said.words)
+            && let Some(words) = slurm::node_failure_message(&said.words)
         {
             return Err(unfinished(&words).into());
         }

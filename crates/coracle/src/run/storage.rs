@@ -24,7 +24,7 @@ pub struct Storage {
 /// Starts it, if there is a place for shared volumes at all.
 pub fn start(client: Client, slurm: Slurm, owner: Owner) -> Option<Storage> {
     // Beside the images: on the file system that all nodes see.
-    let dir = images::Store::default_path()?.with_file_name("volumes");
+    let dir = images::ImageStore::default_path()?.with_file_name("volumes");
     let provisioner = Provisioner::new(client.clone(), &dir, remove(), &owner.line());
     let serving = tokio::spawn(provisioner.run()).abort_handle();
     let sweeping = tokio::spawn(sweep(dir.clone(), slurm, owner.clone()));
@@ -72,7 +72,7 @@ async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
         let is_over = match job(&line) {
             None => false,
             Some(job) => match slurm.job_detail(job).await {
-                Ok(job) => job.is_over(),
+                Ok(job) => job.has_ended(),
                 Err(error) => matches!(error, SlurmError::JobGone { .. }),
             },
         };

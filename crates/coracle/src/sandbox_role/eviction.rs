@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use pod_protocol::Problem;
 use quantity::bytes;
-use sandbox::protocol::Problem;
 use sandbox::runtime::{Places, together};
 
 /// The resource.

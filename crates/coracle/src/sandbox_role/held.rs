@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use images::{Held, LayerError, Layers};
+use images::{LayerError, LayerHold, Layers};
 
 /// Holds layers until it is dropped: also those of an image that has been pulled anew since, under the same name, because
 /// containers that were started before still run on them.
 pub struct HeldLayers {
     dir: PathBuf,
-    held: RefCell<HashMap<PathBuf, Held>>,
+    held: RefCell<HashMap<PathBuf, LayerHold>>,
 }
 
 impl HeldLayers {
@@ -38,7 +38,7 @@ impl HeldLayers {
         let held = tokio::task::spawn_blocking(hold)
             .await
             .map_err(|error| error.to_string())?
-            .map_err(|error| images::causes(&error))?;
+            .map_err(|error| images::error_chain(&error))?;
         let held = held.into_iter().map(|(held, layer)| (layer, held));
         self.held.borrow_mut().extend(held);
         Ok(())

@@ -29,11 +29,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
+use pod_protocol::connection::{Parting, SandboxService, stay_connected};
+use pod_protocol::{Hello, PodState, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::checkpoint;
-use sandbox::connection::{Parting, Pod, stay_connected};
-use sandbox::protocol::{Hello, PodState, VERSION};
 use sandbox::runtime::{Places, Stacking};
 use serde::{Deserialize, Serialize};
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use pod_protocol::connection::{LogBytes, SandboxService};
+use pod_protocol::streams::{Frames, Words};
+use pod_protocol::usage::PodUsage;
+use pod_protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
 use sandbox::checkpoint::Checkpoint;
-use sandbox::connection::{LogBytes, Pod};
 use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
-use sandbox::protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
 use sandbox::runtime::{LinuxRuntime, Places};
-use sandbox::streams::Session;
-use sandbox::usage::PodUsage;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -247,7 +247,7 @@ async fn keep_checkpoint(checkpoint: Arc<Checkpoint>, mut state: watch::Receiver
     }
 }
 
-impl Pod for SandboxPod {
+impl SandboxService for SandboxPod {
     fn put_bundle(&self, bundle: Bundle) {
         let stage = self.stage.replace(Stage::Broken);
         let stage = match stage {
@@ -308,12 +308,14 @@ impl Pod for SandboxPod {
         Ok(log.inspect(move |_| _ = &reader).boxed())
     }
 
-    async fn exec(&self, query: ExecQuery) -> Result<Session, Problem> {
-        self.runtime()?.open_exec(query).await
+    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem> {
+        let session = self.runtime()?.open_exec(query).await?;
+        Ok(session.run(client))
     }
 
-    async fn attach(&self, query: AttachQuery) -> Result<Session, Problem> {
-        self.runtime()?.open_attach(&query)
+    async fn attach(&self, query: AttachQuery, client: Words) -> Result<Frames, Problem> {
+        let session = self.runtime()?.open_attach(&query)?;
+        Ok(session.run(client))
     }
 
     async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use images::protocol::{Command as Pull, Line};
+use images::protocol::{PullCommand, PullOutput};
 use images::{PullPolicy, PullRequest};
 use network::hub::{Attach, Place};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 use sandbox::runtime::Places;
 use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
 use serde_json::Value;
@@ -85,8 +85,8 @@ impl NodeWorld {
         done.map_err(|error| error.to_string()).flatten()
     }
 
-    async fn pull(&self, request: PullRequest) -> anyhow::Result<Line> {
-        let pull = Pull {
+    async fn pull(&self, request: PullRequest) -> anyhow::Result<PullOutput> {
+        let pull = PullCommand {
             store: self.store.clone(),
             layers: self.layers.clone(),
             request,
@@ -107,7 +107,7 @@ impl NodeWorld {
         let mut last = None;
         while let Some(line) = lines.next_line().await? {
             match serde_json::from_str(&line)? {
-                Line::Progress(_) => {}
+                PullOutput::Progress(_) => {}
                 end => last = Some(end),
             }
         }
@@ -147,9 +147,9 @@ impl World for NodeWorld {
         let mut attempts = 3;
         let image = loop {
             let image = match self.pull(request.clone()).await {
-                Ok(Line::Done(image)) => image,
-                Ok(Line::Failed { reason, message }) => return Err(wrong(&reason, message)),
-                Ok(Line::Progress(_)) => {
+                Ok(PullOutput::Done(image)) => image,
+                Ok(PullOutput::Failed { reason, message }) => return Err(wrong(&reason, message)),
+                Ok(PullOutput::Progress(_)) => {
                     return Err(wrong("ErrImagePull", "it did not end".to_owned()));
                 }
                 Err(error) => return Err(wrong("ErrImagePull", format!("{error:#}"))),

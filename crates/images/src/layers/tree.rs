@@ -1,5 +1,5 @@
-//! The directory that a layer is unpacked into. Every name is resolved by the kernel as if that
-//! directory were the root (openat2), so that no symlink in it, however made, leads out.
+//! The directory that a layer is unpacked into. The kernel resolves every path with that directory as the root
+//! (openat2 with RESOLVE_IN_ROOT), so no symlink leads out of it.
 
 use std::ffi::CString;
 use std::io;
@@ -11,42 +11,42 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// As many as the kernel follows itself.
-const MOST_LINKS: usize = 40;
+/// The kernel's own limit for symlinks in a path.
+const MAX_SYMLINKS: usize = 40;
 
-/// Tells overlayfs, mounted with `userxattr`, that a directory hides those below it.
-const OPAQUE: &str = "user.overlay.opaque";
+/// Marks an opaque directory for overlayfs mounted with `userxattr`.
+const OPAQUE_XATTR: &str = "user.overlay.opaque";
 
-/// The same marks as image archives make them, for file systems that can hold no others. overlayfs doesn't know them, but
-/// it can't use such a file system for a root anyway; fuse-overlayfs and `linux::stack` do. No file of a layer has such a name.
-const OPAQUE_FILE: &[u8] = b".wh..wh..opq";
-const WHITEOUT: &[u8] = b".wh.";
+/// OCI's marker files, for file systems without xattrs or device nodes. overlayfs ignores them, but it cannot use such a file
+/// system for a root anyway; fuse-overlayfs and `linux::stack` understand them. No file of a layer has such a name.
+const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
-/// A directory to unpack into.
+/// The root directory of a layer that is being unpacked.
 #[derive(Debug)]
-pub struct Tree {
+pub struct LayerTree {
     root: OwnedFd,
-    /// The directory that was used last: most entries lie beside the one before.
+    /// The most recently opened directory: consecutive entries are mostly in the same one.
     last: Option<(Vec<u8>, OwnedFd)>,
 }
 
-impl Tree {
+impl LayerTree {
     /// Unpacks into `root`.
-    pub fn new(root: OwnedFd) -> Tree {
-        Tree { root, last: None }
+    pub fn new(root: OwnedFd) -> LayerTree {
+        LayerTree { root, last: None }
     }
 
-    /// The directory itself.
+    /// The root directory.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
-    /// Opens the directory of these components, and makes what is missing of it.
+    /// Opens the directory at this path, and creates missing directories.
     pub fn directory(&mut self, components: &[&[u8]]) -> io::Result<BorrowedFd<'_>> {
         let path = components.join(&b"/"[..]);
         if self.last.as_ref().is_none_or(|(last, _)| *last != path) {
             let dir = match self.open_directory(&path) {
-                // Something is missing, or a whiteout stands there.
+                // A component is missing or is a whiteout.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -70,7 +70,7 @@ impl Tree {
         let path = if path.is_empty() { b"." } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        // EAGAIN: something was renamed anywhere on the machine, and the kernel wants to look again.
+        // EAGAIN: a rename anywhere on the machine raced with the lookup.
         loop {
             match openat2(&self.root, path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN) => {}
@@ -79,7 +79,7 @@ impl Tree {
         }
     }
 
-    /// Something that is not followed if it is a symlink; its directory must exist.
+    /// Stats an entry without following a symlink; `None` if it or its directory is missing.
     pub fn stat(&self, components: &[&[u8]]) -> io::Result<Option<Stat>> {
         let Some((name, parents)) = components.split_last() else {
             return Ok(Some(fstat(&self.root)?));
@@ -91,20 +91,20 @@ impl Tree {
         }
     }
 
-    /// What was opened before may have been replaced.
-    pub fn forget(&mut self) {
+    /// Drops the cached directory, which may have been replaced.
+    pub fn clear_cache(&mut self) {
         self.last = None;
     }
 
-    /// Walks through the components, and makes directories as they are missing. Symlinks are followed by
-    /// hand, since what they point to may be missing too.
+    /// Walks the components and creates missing directories. Follows symlinks itself, since their targets may be
+    /// missing too.
     fn make_directories(&self, components: &[&[u8]]) -> io::Result<OwnedFd> {
-        let mut todo: Vec<Vec<u8>> = components.iter().rev().map(|c| c.to_vec()).collect();
-        // No symlinks and no `..`: from the root to where we are.
+        let mut remaining: Vec<Vec<u8>> = components.iter().rev().map(|c| c.to_vec()).collect();
+        // The resolved path from the root to `at`, without symlinks and `..`.
         let mut done: Vec<Vec<u8>> = Vec::new();
         let mut links = 0;
         let mut at = self.open_directory(b"")?;
-        while let Some(component) = todo.pop() {
+        while let Some(component) = remaining.pop() {
             match component.as_slice() {
                 b"" | b"." => continue,
                 b".." => {
@@ -116,11 +116,11 @@ impl Tree {
             }
             let found = stat(at.as_fd(), &component)?;
             match found.as_ref().map(kind) {
-                None => make_unmentioned(at.as_fd(), &component)?,
+                None => make_implicit_directory(at.as_fd(), &component)?,
                 Some(FileType::Directory) => {}
                 Some(FileType::Symlink) => {
                     links += 1;
-                    if links > MOST_LINKS {
+                    if links > MAX_SYMLINKS {
                         return Err(Errno::LOOP.into());
                     }
                     let target = readlinkat(&at, component.as_slice(), Vec::new())?.into_bytes();
@@ -128,11 +128,11 @@ impl Tree {
                         done.clear();
                         at = self.open_directory(b"")?;
                     }
-                    todo.extend(target.split(|byte| *byte == b'/').rev().map(<[u8]>::to_vec));
+                    remaining.extend(target.split(|byte| *byte == b'/').rev().map(<[u8]>::to_vec));
                     continue;
                 }
                 Some(_) if found.as_ref().is_some_and(is_whiteout) => {
-                    make_unmentioned(at.as_fd(), &component)?;
+                    make_implicit_directory(at.as_fd(), &component)?;
                 }
                 Some(_) => return Err(Errno::NOTDIR.into()),
             }
@@ -144,14 +144,14 @@ impl Tree {
     }
 }
 
-/// Makes a directory that the archive doesn't mention itself, or only later.
-fn make_unmentioned(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+/// Creates a parent directory for which the archive has no entry, or only a later one.
+fn make_implicit_directory(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     make_directory(dir, name)?;
-    // Whatever our umask is.
+    // Regardless of the umask.
     Ok(fchmod(open(dir, name)?, Mode::from_raw_mode(0o755))?)
 }
 
-/// What is at `name`, not followed if it is a symlink.
+/// Stats `name` without following a symlink.
 pub fn stat(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Option<Stat>> {
     match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(found)),
@@ -160,94 +160,96 @@ pub fn stat(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Option<Stat>> {
     }
 }
 
-/// What kind of file it is.
+/// The file type.
 pub fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// Whether it hides what lies below it.
+/// Whether this is overlayfs's whiteout: a character device 0/0.
 pub fn is_whiteout(stat: &Stat) -> bool {
     kind(stat) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// Makes way for a new entry at `name`.
-pub fn clear(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+/// Removes `name`, recursively, to make room for a new entry.
+pub fn remove_entry(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(_) => linux::remove::tree_in(dir, &CString::new(name)?),
     }
 }
 
-/// Makes a directory, or finds one. It hides those below it if a whiteout was there.
+/// Creates a directory unless it exists. The directory becomes opaque if it replaces a whiteout.
 pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match mkdirat(dir, name, Mode::RWXU) {
         Err(Errno::EXIST) => {}
-        Ok(()) if take_mark(dir, name)? => return make_opaque(open(dir, name)?.as_fd()),
+        Ok(()) if remove_whiteout_file(dir, name)? => return set_opaque(open(dir, name)?.as_fd()),
         done => return Ok(done?),
     }
     match stat(dir, name)? {
         Some(found) if kind(&found) == FileType::Directory => Ok(()),
         found => {
-            clear(dir, name)?;
+            remove_entry(dir, name)?;
             mkdirat(dir, name, Mode::RWXU)?;
             if found.as_ref().is_some_and(is_whiteout) {
-                make_opaque(open(dir, name)?.as_fd())?;
+                set_opaque(open(dir, name)?.as_fd())?;
             }
             Ok(())
         }
     }
 }
 
-/// Opens a directory that isn't a symlink.
+/// Opens a directory; fails for a symlink.
 pub fn open(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(dir, name, flags, Mode::empty())?)
 }
 
-/// Hides `name` of the layers below. What this layer itself has there stays. Says whether it took a file to do so.
-pub fn white_out(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+/// Hides `name` of lower layers, but not this layer's own entry of that name. Returns whether it created a marker file.
+pub fn add_whiteout(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
     match stat(dir, name)? {
         Some(found) if kind(&found) == FileType::Directory => {
-            make_opaque(open(dir, name)?.as_fd())?;
+            set_opaque(open(dir, name)?.as_fd())?;
             return Ok(false);
         }
         Some(_) => return Ok(false),
         None => {}
     }
-    // Everybody may make this one device, since Linux 5.8, on file systems that know devices.
+    // Since Linux 5.8 unprivileged users may create this device, on file systems that support devices.
     match mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0) {
         Ok(()) => Ok(false),
-        Err(error) if can_not(error) => make_mark(dir, &[WHITEOUT, name].concat()).map(|()| true),
+        Err(error) if is_unsupported(error) => {
+            create_marker(dir, &[WHITEOUT_PREFIX, name].concat()).map(|()| true)
+        }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Hides the whole content that the layers below have in this directory.
-pub fn make_opaque(dir: BorrowedFd<'_>) -> io::Result<()> {
-    match fsetxattr(dir, OPAQUE, b"y", XattrFlags::empty()) {
-        Err(error) if can_not(error) => make_mark(dir, OPAQUE_FILE),
+/// Makes a directory opaque: it hides the content of the same directory in lower layers.
+pub fn set_opaque(dir: BorrowedFd<'_>) -> io::Result<()> {
+    match fsetxattr(dir, OPAQUE_XATTR, b"y", XattrFlags::empty()) {
+        Err(error) if is_unsupported(error) => create_marker(dir, OPAQUE_MARKER),
         done => Ok(done?),
     }
 }
 
-/// Takes the file away that hides `name`, where there is something new now. Says whether there was one.
-pub fn take_mark(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
-    match unlinkat(dir, [WHITEOUT, name].concat(), AtFlags::empty()) {
+/// Removes the marker file that hides `name`, which this layer now has. Returns whether there was one.
+pub fn remove_whiteout_file(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+    match unlinkat(dir, [WHITEOUT_PREFIX, name].concat(), AtFlags::empty()) {
         Ok(()) => Ok(true),
         Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether this is how a file system says that it has no such thing, rather than that it is full or broken.
-fn can_not(error: Errno) -> bool {
+/// Whether the file system lacks the feature, as opposed to being full or broken.
+fn is_unsupported(error: Errno) -> bool {
     matches!(
         error,
         Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS
     )
 }
 
-fn make_mark(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+fn create_marker(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(dir, name, flags, Mode::RUSR)?;
     Ok(())

@@ -5,11 +5,15 @@ use std::collections::HashMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::Refusal;
-use crate::seam::{LogOptions, LogStream};
+use super::ContainerLogsError;
+use crate::pod_source::{LogOptions, LogStream};
 
 /// Understands a query string; `now` is what `sinceSeconds` counts back from.
-pub(super) fn parse(container: &str, query: &str, now: Timestamp) -> Result<LogOptions, Refusal> {
+pub(super) fn parse(
+    container: &str,
+    query: &str,
+    now: Timestamp,
+) -> Result<LogOptions, ContainerLogsError> {
     let query = Query::of(query);
 
     let tail_lines = match query.get("tail") {
@@ -23,20 +27,20 @@ pub(super) fn parse(container: &str, query: &str, now: Timestamp) -> Result<LogO
     let since_time = match query.get("sinceTime") {
         None => None,
         Some("" | "null") => Some(Timestamp::MIN),
-        Some(time) => Some(time.parse().map_err(|_| Refusal::Undecodable)?),
+        Some(time) => Some(time.parse().map_err(|_| ContainerLogsError::Undecodable)?),
     };
 
     let stream = match query.get("stream") {
         None | Some("All") => LogStream::All,
         // Counting lines of one stream is what upstream has not built, so its clients don't expect it.
-        Some(_) if tail_lines.is_some() => return Err(Refusal::Invalid),
+        Some(_) if tail_lines.is_some() => return Err(ContainerLogsError::Invalid),
         Some("Stdout") => LogStream::Stdout,
         Some("Stderr") => LogStream::Stderr,
-        Some(_) => return Err(Refusal::Invalid),
+        Some(_) => return Err(ContainerLogsError::Invalid),
     };
     let since = match (since_seconds, since_time) {
-        (Some(_), Some(_)) => return Err(Refusal::Invalid),
-        (Some(seconds), None) if seconds < 1 => return Err(Refusal::Invalid),
+        (Some(_), Some(_)) => return Err(ContainerLogsError::Invalid),
+        (Some(seconds), None) if seconds < 1 => return Err(ContainerLogsError::Invalid),
         // More seconds than time has: everything.
         (Some(seconds), None) => Some(
             now.checked_sub(SignedDuration::from_secs(seconds))
@@ -79,18 +83,18 @@ impl<'a> Query<'a> {
             .is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
     }
 
-    fn number(&self, name: &str) -> Result<Option<i64>, Refusal> {
+    fn number(&self, name: &str) -> Result<Option<i64>, ContainerLogsError> {
         self.get(name).map(number).transpose()
     }
 }
 
-fn number(text: &str) -> Result<i64, Refusal> {
-    text.parse().map_err(|_| Refusal::Undecodable)
+fn number(text: &str) -> Result<i64, ContainerLogsError> {
+    text.parse().map_err(|_| ContainerLogsError::Undecodable)
 }
 
-fn at_least(least: i64, value: Option<i64>) -> Result<Option<u64>, Refusal> {
+fn at_least(least: i64, value: Option<i64>) -> Result<Option<u64>, ContainerLogsError> {
     match value {
-        Some(value) if value < least => Err(Refusal::Invalid),
+        Some(value) if value < least => Err(ContainerLogsError::Invalid),
         value => Ok(value.and_then(|value| value.try_into().ok())),
     }
 }
@@ -109,7 +113,7 @@ mod tests {
         parse("c", query, now()).unwrap()
     }
 
-    fn refused(query: &str) -> Refusal {
+    fn refused(query: &str) -> ContainerLogsError {
         parse("c", query, now()).unwrap_err()
     }
 
@@ -156,16 +160,22 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        assert_eq!(refused("tailLines=ten"), Refusal::Undecodable);
-        assert_eq!(refused("sinceTime=yesterday"), Refusal::Undecodable);
-        assert_eq!(refused("tailLines=-1"), Refusal::Invalid);
-        assert_eq!(refused("limitBytes=0"), Refusal::Invalid);
-        assert_eq!(refused("sinceSeconds=0"), Refusal::Invalid);
-        assert_eq!(refused("stream=stdout"), Refusal::Invalid);
-        assert_eq!(refused("stream=Stdout&tailLines=1"), Refusal::Invalid);
+        assert_eq!(refused("tailLines=ten"), ContainerLogsError::Undecodable);
+        assert_eq!(
+            refused("sinceTime=yesterday"),
+            ContainerLogsError::Undecodable
+        );
+        assert_eq!(refused("tailLines=-1"), ContainerLogsError::Invalid);
+        assert_eq!(refused("limitBytes=0"), ContainerLogsError::Invalid);
+        assert_eq!(refused("sinceSeconds=0"), ContainerLogsError::Invalid);
+        assert_eq!(refused("stream=stdout"), ContainerLogsError::Invalid);
+        assert_eq!(
+            refused("stream=Stdout&tailLines=1"),
+            ContainerLogsError::Invalid
+        );
         assert_eq!(
             refused("sinceSeconds=1&sinceTime=2026-11-16T10:00:00Z"),
-            Refusal::Invalid
+            ContainerLogsError::Invalid
         );
     }
 

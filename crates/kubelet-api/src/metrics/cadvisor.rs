@@ -7,28 +7,32 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use quantity::Amount;
 
-use super::text::{Text, seconds, since_1970};
+use super::exposition::{Exposition, seconds, since_1970};
 use crate::stats::summary::{
     ContainerStats, IoStats, MemoryStats, NetworkStats, PodStats, ThrottlingStats,
 };
-use crate::stats::{Machine, Measured};
+use crate::stats::{MachineInfo, MeasuredSummary};
 
 /// The time over which limits of processors hold, in microseconds.
-const PERIOD: f64 = 100_000.0;
+const CFS_PERIOD_USEC: f64 = 100_000.0;
 
-pub(super) fn render(measured: &Measured, pods: &[Arc<Pod>], machine: &Machine) -> String {
-    let mut text = Text::default();
-    of_machine(&mut text, machine);
+pub(super) fn render(
+    measured: &MeasuredSummary,
+    pods: &[Arc<Pod>],
+    machine: &MachineInfo,
+) -> String {
+    let mut text = Exposition::default();
+    add_machine(&mut text, machine);
     let known: HashMap<&str, &Pod> = pods
         .iter()
         .filter_map(|pod| Some((pod.metadata.uid.as_deref()?, &**pod)))
         .collect();
     for stats in &measured.summary.pods {
-        of_pod(&mut text, stats);
+        add_pod(&mut text, stats);
         let pod = known.get(stats.pod_ref.uid.as_str());
         for container in &stats.containers {
             let (spec, status) = pod.map_or((None, None), |pod| find(pod, &container.name));
-            of_container(&mut text, stats, container, spec, status);
+            add_container(&mut text, stats, container, spec, status);
         }
     }
     let error = f64::from(u8::from(measured.incomplete));
@@ -37,7 +41,7 @@ pub(super) fn render(measured: &Measured, pods: &[Arc<Pod>], machine: &Machine) 
     text.render()
 }
 
-fn of_machine(text: &mut Text, machine: &Machine) {
+fn add_machine(text: &mut Exposition, machine: &MachineInfo) {
     let labels = [
         ("boot_id", machine.boot_id.as_str()),
         ("machine_id", machine.machine_id.as_str()),
@@ -60,27 +64,27 @@ fn of_machine(text: &mut Text, machine: &Machine) {
 }
 
 /// The whole pod: the rows without a container's name.
-fn of_pod(text: &mut Text, pod: &PodStats) {
+fn add_pod(text: &mut Exposition, pod: &PodStats) {
     let id = format!("/pod{}", pod.pod_ref.uid);
     let labels = labels(pod, "", &id, "", "");
-    if let Some(cpu) = &pod.figures.cpu {
+    if let Some(cpu) = &pod.usage.cpu {
         let total = [("cpu", "total")];
-        cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
+        add_cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
     }
-    if let Some(memory) = &pod.figures.memory {
-        of_memory(text, &labels, memory);
+    if let Some(memory) = &pod.usage.memory {
+        add_memory(text, &labels, memory);
     }
     if let Some(processes) = &pod.process_stats {
-        of_processes(text, &labels, processes.process_count);
+        add_processes(text, &labels, processes.process_count);
     }
     if let Some(network) = &pod.network {
-        of_network(text, &labels, network);
+        add_network(text, &labels, network);
     }
-    last_seen(text, &labels, pod.figures.cpu.as_ref().map(|cpu| cpu.time));
+    add_last_seen(text, &labels, pod.usage.cpu.as_ref().map(|cpu| cpu.time));
 }
 
-fn of_container(
-    text: &mut Text,
+fn add_container(
+    text: &mut Exposition,
     pod: &PodStats,
     container: &ContainerStats,
     spec: Option<&Container>,
@@ -92,17 +96,17 @@ fn of_container(
     let id = format!("/pod{}/{name}", pod.pod_ref.uid);
     let image = status.map_or("", |status| status.image.as_str());
     let labels = labels(pod, &container.name, &id, image, name);
-    if let Some(cpu) = &container.figures.cpu {
+    if let Some(cpu) = &container.usage.cpu {
         let total = [("cpu", "total")];
-        cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
+        add_cpu_seconds(text, &with(&total, &labels), cpu.usage_core_nano_seconds);
     }
     if let Some(throttling) = &container.throttling {
-        of_throttling(text, &labels, throttling);
+        add_throttling(text, &labels, throttling);
     }
-    if let Some(memory) = &container.figures.memory {
-        of_memory(text, &labels, memory);
+    if let Some(memory) = &container.usage.memory {
+        add_memory(text, &labels, memory);
     }
-    of_processes(text, &labels, container.processes);
+    add_processes(text, &labels, container.processes);
     if let Some(root) = &container.rootfs {
         let logs = container.logs.map_or(0, |logs| logs.used_bytes);
         let labels = with(&[("device", "")], &labels);
@@ -117,20 +121,20 @@ fn of_container(
         text.gauge("container_fs_inodes_free", "Number of available Inodes")
             .now(&labels, root.inodes_free as f64);
     }
-    of_io(text, &with(&[("device", "")], &labels), &container.io);
+    add_io(text, &with(&[("device", "")], &labels), &container.io);
     let help = "Start time of the container since unix epoch in seconds.";
     text.gauge("container_start_time_seconds", help)
-        .now(&labels, since_1970(container.figures.start_time));
-    last_seen(
+        .now(&labels, since_1970(container.usage.start_time));
+    add_last_seen(
         text,
         &labels,
-        container.figures.cpu.as_ref().map(|cpu| cpu.time),
+        container.usage.cpu.as_ref().map(|cpu| cpu.time),
     );
-    of_spec(text, &labels, spec);
+    add_spec(text, &labels, spec);
 }
 
 /// What a container may use, by its spec.
-fn of_spec(text: &mut Text, labels: &[(&str, &str)], spec: Option<&Container>) {
+fn add_spec(text: &mut Exposition, labels: &[(&str, &str)], spec: Option<&Container>) {
     let resources = spec.and_then(|spec| spec.resources.as_ref());
     let limit = |name: &str| resources?.limits.as_ref()?.get(name).and_then(value);
     let request = |name: &str| resources?.requests.as_ref()?.get(name).and_then(value);
@@ -145,10 +149,10 @@ fn of_spec(text: &mut Text, labels: &[(&str, &str)], spec: Option<&Container>) {
     text.gauge("container_spec_cpu_shares", "CPU share of the container.")
         .now(labels, shares);
     text.gauge("container_spec_cpu_period", "CPU period of the container.")
-        .now(labels, PERIOD);
+        .now(labels, CFS_PERIOD_USEC);
     if let Some(cpus) = limit("cpu") {
         text.gauge("container_spec_cpu_quota", "CPU quota of the container.")
-            .now(labels, (cpus * PERIOD).round());
+            .now(labels, (cpus * CFS_PERIOD_USEC).round());
     }
 }
 
@@ -156,13 +160,13 @@ fn value(quantity: &Quantity) -> Option<f64> {
     Amount::of(quantity).map(Amount::to_f64)
 }
 
-fn cpu_seconds(text: &mut Text, labels: &[(&str, &str)], nanoseconds: u64) {
+fn add_cpu_seconds(text: &mut Exposition, labels: &[(&str, &str)], nanoseconds: u64) {
     let help = "Cumulative cpu time consumed in seconds.";
     text.counter("container_cpu_usage_seconds_total", help)
         .now(labels, seconds(nanoseconds));
 }
 
-fn of_throttling(text: &mut Text, labels: &[(&str, &str)], throttling: &ThrottlingStats) {
+fn add_throttling(text: &mut Exposition, labels: &[(&str, &str)], throttling: &ThrottlingStats) {
     let help = "Number of elapsed enforcement period intervals.";
     text.counter("container_cpu_cfs_periods_total", help)
         .now(labels, throttling.periods as f64);
@@ -175,7 +179,7 @@ fn of_throttling(text: &mut Text, labels: &[(&str, &str)], throttling: &Throttli
 }
 
 /// All disks together: `device` is empty, as for what a container takes of them.
-fn of_io(text: &mut Text, labels: &[(&str, &str)], io: &IoStats) {
+fn add_io(text: &mut Exposition, labels: &[(&str, &str)], io: &IoStats) {
     let counters = [
         (
             "container_fs_reads_total",
@@ -205,7 +209,7 @@ fn of_io(text: &mut Text, labels: &[(&str, &str)], io: &IoStats) {
     }
 }
 
-fn of_memory(text: &mut Text, labels: &[(&str, &str)], memory: &MemoryStats) {
+fn add_memory(text: &mut Exposition, labels: &[(&str, &str)], memory: &MemoryStats) {
     let help =
         "Current memory usage in bytes, including all memory regardless of when it was accessed";
     text.gauge("container_memory_usage_bytes", help)
@@ -239,13 +243,13 @@ fn of_memory(text: &mut Text, labels: &[(&str, &str)], memory: &MemoryStats) {
     }
 }
 
-fn of_processes(text: &mut Text, labels: &[(&str, &str)], count: u64) {
+fn add_processes(text: &mut Exposition, labels: &[(&str, &str)], count: u64) {
     let help = "Number of processes running inside the container.";
     text.gauge("container_processes", help)
         .now(labels, count as f64);
 }
 
-fn of_network(text: &mut Text, labels: &[(&str, &str)], network: &NetworkStats) {
+fn add_network(text: &mut Exposition, labels: &[(&str, &str)], network: &NetworkStats) {
     for interface in &network.interfaces {
         let labels = with(&[("interface", interface.name.as_str())], labels);
         let ((received, lost_in), (sent, lost_out)) = (interface.rx_packets, interface.tx_packets);
@@ -297,7 +301,7 @@ fn of_network(text: &mut Text, labels: &[(&str, &str)], network: &NetworkStats) 
     }
 }
 
-fn last_seen(text: &mut Text, labels: &[(&str, &str)], time: Option<jiff::Timestamp>) {
+fn add_last_seen(text: &mut Exposition, labels: &[(&str, &str)], time: Option<jiff::Timestamp>) {
     if let Some(time) = time {
         let help = "Last time a container was seen by the exporter";
         text.gauge("container_last_seen", help)
@@ -362,7 +366,7 @@ mod tests {
             "status": {"containerStatuses": [{"name": "main", "image": "docker.io/library/i:1",
                 "imageID": "", "ready": true, "restartCount": 0, "containerID": "coracle://abc"}]},
         }));
-        let machine = Machine {
+        let machine = MachineInfo {
             node: "node1".to_owned(),
             cpus: 2,
             memory_bytes: 1 << 30,
@@ -373,7 +377,7 @@ mod tests {
             kernel_version: "5.14".to_owned(),
             os_version: "Rocky".to_owned(),
         };
-        let mut measured = Measured {
+        let mut measured = MeasuredSummary {
             summary: example(),
             incomplete: false,
         };
@@ -389,7 +393,7 @@ mod tests {
             writes: None,
             written_bytes: Some(8192),
         };
-        if let Some(memory) = &mut container.figures.memory {
+        if let Some(memory) = &mut container.usage.memory {
             memory.swap_bytes = Some(512);
         }
         insta::assert_snapshot!(render(&measured, &[Arc::new(pod.unwrap())], &machine));

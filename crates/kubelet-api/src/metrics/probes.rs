@@ -1,11 +1,11 @@
 //! `GET /metrics/probes`: what containers have answered to their probes, under upstream's name.
 
-use super::text::Text;
-use crate::stats::Measured;
+use super::exposition::Exposition;
+use crate::stats::MeasuredSummary;
 
-pub(super) fn render(measured: &Measured) -> String {
+pub(super) fn render(measured: &MeasuredSummary) -> String {
     let help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.";
-    let mut text = Text::default();
+    let mut text = Exposition::default();
     for pod in &measured.summary.pods {
         for probe in &pod.probes {
             let labels = [
@@ -38,7 +38,7 @@ mod tests {
             result: "successful".to_owned(),
             count: 12,
         }];
-        let measured = Measured {
+        let measured = MeasuredSummary {
             summary,
             incomplete: false,
         };

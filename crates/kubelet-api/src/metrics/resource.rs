@@ -1,19 +1,19 @@
 //! `GET /metrics/resource`: what autoscalers want to know, under upstream's names.
 
-use super::text::{Text, seconds, since_1970};
-use crate::stats::Measured;
+use super::exposition::{Exposition, seconds, since_1970};
+use crate::stats::MeasuredSummary;
 use crate::stats::summary::{CpuStats, MemoryStats};
 
-pub(super) fn render(measured: &Measured) -> String {
-    let mut text = Text::default();
+pub(super) fn render(measured: &MeasuredSummary) -> String {
+    let mut text = Exposition::default();
     let node = &measured.summary.node;
-    if let Some(cpu) = &node.figures.cpu {
+    if let Some(cpu) = &node.usage.cpu {
         let help = "[STABLE] Cumulative cpu time consumed by the node in core-seconds";
-        used(&mut text, "node_cpu_usage_seconds_total", help, &[], cpu);
+        add_cpu_time(&mut text, "node_cpu_usage_seconds_total", help, &[], cpu);
     }
-    if let Some(memory) = &node.figures.memory {
+    if let Some(memory) = &node.usage.memory {
         let help = "[STABLE] Current working set of the node in bytes";
-        working_set(
+        add_working_set(
             &mut text,
             "node_memory_working_set_bytes",
             help,
@@ -31,27 +31,27 @@ pub(super) fn render(measured: &Measured) -> String {
             ];
             let help = "[STABLE] Start time of the container since unix epoch in seconds";
             text.gauge("container_start_time_seconds", help)
-                .now(&labels, since_1970(container.figures.start_time));
-            if let Some(cpu) = &container.figures.cpu {
+                .now(&labels, since_1970(container.usage.start_time));
+            if let Some(cpu) = &container.usage.cpu {
                 let help = "[STABLE] Cumulative cpu time consumed by the container in core-seconds";
                 let name = "container_cpu_usage_seconds_total";
-                used(&mut text, name, help, &labels, cpu);
+                add_cpu_time(&mut text, name, help, &labels, cpu);
             }
-            if let Some(memory) = &container.figures.memory {
+            if let Some(memory) = &container.usage.memory {
                 let help = "[STABLE] Current working set of the container in bytes";
                 let name = "container_memory_working_set_bytes";
-                working_set(&mut text, name, help, &labels, memory);
+                add_working_set(&mut text, name, help, &labels, memory);
             }
         }
         let labels = [("namespace", namespace), ("pod", name)];
-        if let Some(cpu) = &pod.figures.cpu {
+        if let Some(cpu) = &pod.usage.cpu {
             let help = "[STABLE] Cumulative cpu time consumed by the pod in core-seconds";
-            used(&mut text, "pod_cpu_usage_seconds_total", help, &labels, cpu);
+            add_cpu_time(&mut text, "pod_cpu_usage_seconds_total", help, &labels, cpu);
         }
-        if let Some(memory) = &pod.figures.memory {
+        if let Some(memory) = &pod.usage.memory {
             let help = "[STABLE] Current working set of the pod in bytes";
             let name = "pod_memory_working_set_bytes";
-            working_set(&mut text, name, help, &labels, memory);
+            add_working_set(&mut text, name, help, &labels, memory);
         }
     }
     let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
@@ -62,8 +62,8 @@ pub(super) fn render(measured: &Measured) -> String {
     text.render()
 }
 
-fn used(
-    text: &mut Text,
+fn add_cpu_time(
+    text: &mut Exposition,
     name: &'static str,
     help: &'static str,
     labels: &[(&str, &str)],
@@ -73,8 +73,8 @@ fn used(
     text.counter(name, help).at(labels, value, cpu.time);
 }
 
-fn working_set(
-    text: &mut Text,
+fn add_working_set(
+    text: &mut Exposition,
     name: &'static str,
     help: &'static str,
     labels: &[(&str, &str)],
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn names_and_labels_are_upstreams() {
-        let measured = Measured {
+        let measured = MeasuredSummary {
             summary: example(),
             incomplete: false,
         };

@@ -10,8 +10,8 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::seam::PodSource;
-use crate::stats::{NodeSource, node_of};
+use crate::pod_source::PodSource;
+use crate::stats::{NodeSource, node_or_unavailable};
 
 /// The service whose log there is.
 const SERVICE: &str = "kubelet";
@@ -23,7 +23,7 @@ pub(crate) async fn list(
     State(source): State<Arc<dyn PodSource>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer(&*source, "", &query.unwrap_or_default())
+    respond(&*source, "", &query.unwrap_or_default())
 }
 
 /// `GET /logs/PATH`
@@ -32,34 +32,34 @@ pub(crate) async fn file(
     Path(path): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer(&*source, &path, &query.unwrap_or_default())
+    respond(&*source, &path, &query.unwrap_or_default())
 }
 
-fn answer(source: &dyn PodSource, path: &str, query: &str) -> Response {
-    let node = match node_of(source) {
+fn respond(source: &dyn PodSource, path: &str, query: &str) -> Response {
+    let node = match node_or_unavailable(source) {
         Ok(node) => node,
-        Err(answer) => return *answer,
+        Err(respond) => return *respond,
     };
     match query::parse(query) {
-        Err(refusal) if refusal.unreadable => said(StatusCode::BAD_REQUEST, refusal.words),
-        Err(refusal) => said(StatusCode::NOT_ACCEPTABLE, refusal.words),
-        Ok(Some(_)) if !path.is_empty() => said(
+        Err(refusal) if refusal.unreadable => plain_error(StatusCode::BAD_REQUEST, refusal.words),
+        Err(refusal) => plain_error(StatusCode::NOT_ACCEPTABLE, refusal.words),
+        Ok(Some(_)) if !path.is_empty() => plain_error(
             StatusCode::NOT_ACCEPTABLE,
             "path not allowed in query mode".to_owned(),
         ),
-        Ok(Some(query)) => queried(&*node, &query),
-        Ok(None) => shown(&*node, path),
+        Ok(Some(query)) => run_query(&*node, &query),
+        Ok(None) => serve_file(&*node, path),
     }
 }
 
-fn queried(node: &dyn NodeSource, query: &query::Query) -> Response {
+fn run_query(node: &dyn NodeSource, query: &query::NodeLogsQuery) -> Response {
     if let Some(path) = query.files.first() {
-        return shown(node, path.trim_start_matches('/'));
+        return serve_file(node, path.trim_start_matches('/'));
     }
     let mut text = String::new();
     for service in &query.services {
         if service != SERVICE {
-            // As upstream, an answer with a line that says so: other services may have logs.
+            // As upstream, an respond with a line that says so: other services may have logs.
             text.push_str(&format!(
                 "\nno log of {service:?} on this node: there is one of {SERVICE:?}\n"
             ));
@@ -70,7 +70,7 @@ fn queried(node: &dyn NodeSource, query: &query::Query) -> Response {
     plain(text)
 }
 
-fn shown(node: &dyn NodeSource, path: &str) -> Response {
+fn serve_file(node: &dyn NodeSource, path: &str) -> Response {
     match path {
         "" => {
             let list = format!("<pre>\n<a href=\"{FILE}\">{FILE}</a>\n</pre>\n");
@@ -81,7 +81,7 @@ fn shown(node: &dyn NodeSource, path: &str) -> Response {
             let lines = node.log().into_iter().map(|line| line.text + "\n");
             plain(lines.collect())
         }
-        _ => said(StatusCode::NOT_FOUND, "404 page not found".to_owned()),
+        _ => plain_error(StatusCode::NOT_FOUND, "404 page not found".to_owned()),
     }
 }
 
@@ -90,6 +90,6 @@ fn plain(text: String) -> Response {
     (kind, text).into_response()
 }
 
-fn said(code: StatusCode, words: String) -> Response {
+fn plain_error(code: StatusCode, words: String) -> Response {
     (code, words + "\n").into_response()
 }

@@ -6,22 +6,22 @@ use regex::Regex;
 use crate::stats::LogLine;
 
 /// The most lines that can be asked for, as upstream.
-const MOST_LINES: i64 = 100_000;
+const MAX_LINES: i64 = 100_000;
 /// The most services that can be asked for, as upstream.
-const MOST_SERVICES: usize = 4;
+const MAX_SERVICES: usize = 4;
 /// No pattern needs more memory.
-const PATTERN_BYTES: usize = 1 << 20;
+const MAX_PATTERN_SIZE: usize = 1 << 20;
 
 /// Why a query is refused, and whether that is because it can't be read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct NodeLogsError {
     pub unreadable: bool,
     pub words: String,
 }
 
 /// A query that makes sense.
 #[derive(Debug, Default)]
-pub(super) struct Query {
+pub(super) struct NodeLogsQuery {
     pub services: Vec<String>,
     pub files: Vec<String>,
     since: Option<Timestamp>,
@@ -33,12 +33,12 @@ pub(super) struct Query {
 }
 
 /// Reads the query of a request; `None` if there is none, so that a file or the list of them is meant.
-pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
-    let mut query = Query::default();
+pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> {
+    let mut query = NodeLogsQuery::default();
     let (mut asked, mut any) = (false, false);
     let mut queries = Vec::new();
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {
-        let bad = |what: &str| Refusal {
+        let bad = |what: &str| NodeLogsError {
             unreadable: true,
             words: format!("{name}: Invalid value: {value:?}: {what}"),
         };
@@ -61,9 +61,9 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
             }
             ("tailLines", value) => {
                 let lines: i64 = value.parse().map_err(|_| bad("it is no number"))?;
-                if !(0..=MOST_LINES).contains(&lines) {
+                if !(0..=MAX_LINES).contains(&lines) {
                     let words = format!(
-                        "{name}: Invalid value: {lines}: must be between 0 and {MOST_LINES}, inclusive"
+                        "{name}: Invalid value: {lines}: must be between 0 and {MAX_LINES}, inclusive"
                     );
                     return Err(refusal(words));
                 }
@@ -80,7 +80,7 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
             }
             ("pattern", value) => {
                 let pattern = regex::RegexBuilder::new(value)
-                    .size_limit(PATTERN_BYTES)
+                    .size_limit(MAX_PATTERN_SIZE)
                     .build();
                 let pattern = pattern.map_err(|error| {
                     refusal(format!("pattern: Invalid value: {value:?}: {error}"))
@@ -97,7 +97,7 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
             "query: Invalid value: [{}]: may not be empty",
             queries.join(", ")
         );
-        return Err(Refusal {
+        return Err(NodeLogsError {
             unreadable: true,
             words,
         });
@@ -109,8 +109,8 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
     Ok(Some(query))
 }
 
-impl Query {
-    fn check(&self, nothing: bool) -> Result<(), Refusal> {
+impl NodeLogsQuery {
+    fn check(&self, nothing: bool) -> Result<(), NodeLogsError> {
         let problem = if nothing {
             "query: Required value: cannot be empty with options".to_owned()
         } else if !self.files.is_empty() && !self.services.is_empty() {
@@ -119,9 +119,9 @@ impl Query {
             "query: Invalid value: cannot specify more than one file".to_owned()
         } else if !self.files.is_empty() && self.has_options() {
             "query: Invalid value: cannot specify file with options".to_owned()
-        } else if self.services.len() > MOST_SERVICES {
+        } else if self.services.len() > MAX_SERVICES {
             let count = self.services.len();
-            format!("query: Too many: {count}: must have at most {MOST_SERVICES} items")
+            format!("query: Too many: {count}: must have at most {MAX_SERVICES} items")
         } else if matches!((self.since, self.until), (Some(since), Some(until)) if since > until) {
             "untilTime: Invalid value: must be after `sinceTime`".to_owned()
         } else {
@@ -171,8 +171,8 @@ impl Query {
     }
 }
 
-fn refusal(words: String) -> Refusal {
-    Refusal {
+fn refusal(words: String) -> NodeLogsError {
+    NodeLogsError {
         unreadable: false,
         words,
     }

@@ -20,13 +20,13 @@ use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::lookup::find_pod;
-use crate::remotecommand::until_either_ends;
-use crate::routes::Api;
-use crate::seam::PodSource;
-use crate::spdy::Connection;
-use crate::streams::{Driver, Limits, Protocol};
-use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::pod_lookup::find_pod;
+use crate::pod_source::PodSource;
+use crate::remotecommand::run_until_either_ends;
+use crate::routes::ApiState;
+use crate::spdy::SpdyConnection;
+use crate::streams::{StreamDriver, StreamProtocol, StreamTimeouts};
+use crate::upgrade::{UpgradeError, accept_spdy};
 use crate::websocket::{Channels, Encoding, Tunnel, accept, is_websocket, requested_protocols};
 
 const SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
@@ -35,7 +35,7 @@ const TUNNEL_PREFIX: &str = "SPDY/3.1+";
 
 /// The pod that a path names.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct PodPath {
     namespace: String,
     pod: String,
     uid: Option<String>,
@@ -43,12 +43,12 @@ pub(crate) struct Target {
 
 /// The pod to which connections are made.
 #[derive(Clone, Debug)]
-struct Pod {
+struct TargetPod {
     name: String,
     uid: String,
 }
 
-impl Pod {
+impl TargetPod {
     /// What a client reads of a connection that could not be made, or broke.
     fn failure(&self, port: u16, words: &str) -> String {
         let Self { name, uid } = self;
@@ -58,9 +58,9 @@ impl Pod {
 
 /// Why a request is answered with an error; the words are upstream's.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum PortForwardError {
     #[error(transparent)]
-    BadPorts(#[from] ports::BadPorts),
+    PortQueryError(#[from] ports::PortQueryError),
     #[error("pod does not exist")]
     NoPod,
     #[error("pod not found")]
@@ -68,14 +68,14 @@ enum Refusal {
     #[error("pod not found ({0:?})")]
     NotRunning(String),
     #[error(transparent)]
-    NoUpgrade(#[from] NoUpgrade),
+    UpgradeError(#[from] UpgradeError),
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for PortForwardError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::NoUpgrade(refusal) => return refusal.into_response(),
-            Self::BadPorts(_) => StatusCode::BAD_REQUEST,
+            Self::UpgradeError(refusal) => return refusal.into_response(),
+            Self::PortQueryError(_) => StatusCode::BAD_REQUEST,
             Self::NoPod | Self::OtherPod => StatusCode::NOT_FOUND,
             Self::NotRunning(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -85,14 +85,18 @@ impl IntoResponse for Refusal {
 
 /// The endpoint.
 pub(crate) async fn port_forward(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<PodPath>,
     request: Request,
 ) -> Response {
-    answer(&api, &target, request).unwrap_or_else(IntoResponse::into_response)
+    handle(&api, &target, request).unwrap_or_else(IntoResponse::into_response)
 }
 
-fn answer(api: &Api, target: &Target, mut request: Request) -> Result<Response, Refusal> {
+fn handle(
+    api: &ApiState,
+    target: &PodPath,
+    mut request: Request,
+) -> Result<Response, PortForwardError> {
     let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
     let (method, headers) = (request.method(), request.headers());
     let websocket = is_websocket(headers);
@@ -109,35 +113,36 @@ fn answer(api: &Api, target: &Target, mut request: Request) -> Result<Response, 
 
     let (limits, pods) = (api.limits, Arc::clone(&api.pods));
     if tunnel {
-        let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(NoUpgrade::from)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+        let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(UpgradeError::from)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
         let serve = move |io| async move {
-            serve_spdy(io, Tunnel::new(Connection::new()), limits, pod, pods).await;
+            serve_spdy(io, Tunnel::new(SpdyConnection::new()), limits, pod, pods).await;
         };
         return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
     }
     if websocket {
-        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-        let encoding = accepted.meaning;
+        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(UpgradeError::from)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+        let encoding = accepted.protocol;
         let serve = move |io| async move {
             serve_channels(io, encoding, limits, ports, pod, pods).await;
         };
         return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
     }
     let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
-    let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+    let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
     let serve = move |io| async move {
-        serve_spdy(io, Connection::new(), limits, pod, pods).await;
+        serve_spdy(io, SpdyConnection::new(), limits, pod, pods).await;
     };
     Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
 }
 
-fn find(api: &Api, target: &Target) -> Result<Pod, Refusal> {
-    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+fn find(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwardError> {
+    let pod =
+        find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(PortForwardError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     if target.uid.as_ref().is_some_and(|wanted| *wanted != uid) {
-        return Err(Refusal::OtherPod);
+        return Err(PortForwardError::OtherPod);
     }
     let phase = pod
         .status
@@ -145,36 +150,36 @@ fn find(api: &Api, target: &Target) -> Result<Pod, Refusal> {
         .and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         let full_name = format!("{}_{}", target.pod, target.namespace);
-        return Err(Refusal::NotRunning(full_name));
+        return Err(PortForwardError::NotRunning(full_name));
     }
     let name = target.pod.clone();
-    Ok(Pod { name, uid })
+    Ok(TargetPod { name, uid })
 }
 
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
-    protocol: impl Protocol,
-    limits: Limits,
-    pod: Pod,
+    protocol: impl StreamProtocol,
+    limits: StreamTimeouts,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(protocol, limits);
+    let (mut driver, commands) = StreamDriver::new(protocol, limits);
     let opened = driver.opened();
     let session = spdy::run(opened, commands, pod, pods);
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
 async fn serve_channels(
     io: impl AsyncRead + AsyncWrite + Send,
     encoding: Encoding,
-    limits: Limits,
+    limits: StreamTimeouts,
     ports: Vec<u16>,
-    pod: Pod,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(Channels::new(encoding), limits);
+    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), limits);
     let channels = websocket::channels(&mut driver, &commands, &ports);
     drop(commands);
     let session = websocket::run(channels, pod, &*pods);
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }

@@ -8,39 +8,39 @@ use crate::streams::{Headers, StreamId};
 
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum StreamType {
     Data,
     Error,
 }
 
 /// What the headers of a stream say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Label {
+pub(super) struct StreamLabel {
     pub(super) port: u16,
-    pub(super) purpose: Purpose,
+    pub(super) stream_type: StreamType,
     pub(super) request: String,
 }
 
-impl Label {
+impl StreamLabel {
     /// Nothing if the headers don't say what must be said.
     pub(super) fn read(stream: StreamId, headers: &Headers) -> Option<Self> {
         let port = ports::number(headers.get("port")?).ok()?;
-        let purpose = match headers.get("streamType")? {
-            "data" => Purpose::Data,
-            "error" => Purpose::Error,
+        let stream_type = match headers.get("streamType")? {
+            "data" => StreamType::Data,
+            "error" => StreamType::Error,
             _ => return None,
         };
         let request = match headers.get("requestID") {
             Some(request) if !request.is_empty() => request.to_owned(),
             // Clients of the first days name no request: they open the error stream, and then the data stream.
-            _ => match purpose {
-                Purpose::Error => stream.to_string(),
-                Purpose::Data => stream.saturating_sub(2).to_string(),
+            _ => match stream_type {
+                StreamType::Error => stream.to_string(),
+                StreamType::Data => stream.saturating_sub(2).to_string(),
             },
         };
         Some(Self {
             port,
-            purpose,
+            stream_type,
             request,
         })
     }
@@ -48,54 +48,54 @@ impl Label {
 
 /// Streams that wait for their other half.
 #[derive(Debug)]
-pub(super) struct Pairs<S> {
-    waiting: HashMap<String, (Label, S)>,
+pub(super) struct StreamPairs<S> {
+    waiting: HashMap<String, (StreamLabel, S)>,
 }
 
 /// What becomes of a new stream.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Added<S> {
+pub(super) enum PairOutcome<S> {
     /// It waits for its other half.
-    Waits,
+    Waiting,
     /// It has found it.
     Pair { port: u16, data: S, error: S },
     /// There is one of its kind already.
-    Twice(S),
+    Duplicate(S),
 }
 
-impl<S> Pairs<S> {
+impl<S> StreamPairs<S> {
     pub(super) fn new() -> Self {
         let waiting = HashMap::new();
         Self { waiting }
     }
 
-    pub(super) fn add(&mut self, label: Label, stream: S) -> Added<S> {
+    pub(super) fn add(&mut self, label: StreamLabel, stream: S) -> PairOutcome<S> {
         let Some((other, waiting)) = self.waiting.remove(&label.request) else {
             self.waiting.insert(label.request.clone(), (label, stream));
-            return Added::Waits;
+            return PairOutcome::Waiting;
         };
-        match (other.purpose, label.purpose) {
-            (Purpose::Error, Purpose::Data) => Added::Pair {
+        match (other.stream_type, label.stream_type) {
+            (StreamType::Error, StreamType::Data) => PairOutcome::Pair {
                 port: label.port,
                 data: stream,
                 error: waiting,
             },
-            (Purpose::Data, Purpose::Error) => Added::Pair {
+            (StreamType::Data, StreamType::Error) => PairOutcome::Pair {
                 port: other.port,
                 data: waiting,
                 error: stream,
             },
             _ => {
                 self.waiting.insert(label.request, (other, waiting));
-                Added::Twice(stream)
+                PairOutcome::Duplicate(stream)
             }
         }
     }
 
     /// Gives up on a request, if it still waits.
-    pub(super) fn give_up(&mut self, request: &str) -> Option<(Purpose, S)> {
+    pub(super) fn expire(&mut self, request: &str) -> Option<(StreamType, S)> {
         let (label, stream) = self.waiting.remove(request)?;
-        Some((label.purpose, stream))
+        Some((label.stream_type, stream))
     }
 }
 
@@ -103,15 +103,15 @@ impl<S> Pairs<S> {
 mod tests {
     use super::*;
 
-    fn label(stream: StreamId, headers: &[(&str, &str)]) -> Option<Label> {
+    fn label(stream: StreamId, headers: &[(&str, &str)]) -> Option<StreamLabel> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        Label::read(stream, &Headers::new(headers.iter().map(owned).collect()))
+        StreamLabel::read(stream, &Headers::new(headers.iter().map(owned).collect()))
     }
 
-    fn of(stream: StreamId, purpose: &str, request: &str) -> Label {
+    fn of(stream: StreamId, stream_type: &str, request: &str) -> StreamLabel {
         let headers = [
             ("port", "80"),
-            ("streamtype", purpose),
+            ("streamtype", stream_type),
             ("requestid", request),
         ];
         label(stream, &headers).unwrap()
@@ -119,25 +119,25 @@ mod tests {
 
     #[test]
     fn halves_find_each_other_in_any_order() {
-        let mut pairs = Pairs::new();
-        assert_eq!(pairs.add(of(1, "error", "0"), 1), Added::Waits);
-        assert_eq!(pairs.add(of(3, "data", "1"), 3), Added::Waits);
-        let found = |data, error| Added::Pair {
+        let mut pairs = StreamPairs::new();
+        assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
+        assert_eq!(pairs.add(of(3, "data", "1"), 3), PairOutcome::Waiting);
+        let found = |data, error| PairOutcome::Pair {
             port: 80,
             data,
             error,
         };
         assert_eq!(pairs.add(of(5, "error", "1"), 5), found(3, 5));
         assert_eq!(pairs.add(of(7, "data", "0"), 7), found(7, 1));
-        assert_eq!(pairs.give_up("0"), None);
+        assert_eq!(pairs.expire("0"), None);
     }
 
     #[test]
     fn a_request_has_one_stream_of_each_kind() {
-        let mut pairs = Pairs::new();
-        assert_eq!(pairs.add(of(1, "error", "0"), 1), Added::Waits);
-        assert_eq!(pairs.add(of(3, "error", "0"), 3), Added::Twice(3));
-        assert_eq!(pairs.give_up("0"), Some((Purpose::Error, 1)));
+        let mut pairs = StreamPairs::new();
+        assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
+        assert_eq!(pairs.add(of(3, "error", "0"), 3), PairOutcome::Duplicate(3));
+        assert_eq!(pairs.expire("0"), Some((StreamType::Error, 1)));
     }
 
     #[test]

@@ -5,22 +5,22 @@ use std::io;
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::streams::{Incoming, Outgoing};
+use crate::streams::{IncomingStream, OutgoingStream};
 
 /// How much is read from a pod at once.
-const READ: usize = 64 * 1024;
+const READ_SIZE: usize = 64 * 1024;
 /// A smaller rest of a buffer is not worth a read.
-const LEAST_READ: usize = 4 * 1024;
+const MIN_READ_SIZE: usize = 4 * 1024;
 
 /// Until the pod sends no more. An error means that the pod's end of the connection broke.
 pub(super) async fn to_client(
     mut pod: impl AsyncRead + Unpin,
-    client: &Outgoing,
+    client: &OutgoingStream,
 ) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
-        if buffer.capacity() < LEAST_READ {
-            buffer.reserve(READ);
+        if buffer.capacity() < MIN_READ_SIZE {
+            buffer.reserve(READ_SIZE);
         }
         if pod.read_buf(&mut buffer).await? == 0 {
             return Ok(());
@@ -32,7 +32,7 @@ pub(super) async fn to_client(
 }
 
 /// Until the client sends no more, or the pod takes no more, which is its own affair.
-pub(super) async fn to_pod(client: &mut Incoming, mut pod: impl AsyncWrite + Unpin) {
+pub(super) async fn to_pod(client: &mut IncomingStream, mut pod: impl AsyncWrite + Unpin) {
     while let Some(bytes) = client.next().await {
         let written = async {
             pod.write_all(&bytes).await?;

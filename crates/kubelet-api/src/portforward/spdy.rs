@@ -10,28 +10,30 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::Pod;
-use super::pairs::{Added, Label, Pairs, Purpose};
+use super::TargetPod;
+use super::pairs::{PairOutcome, StreamLabel, StreamPairs, StreamType};
 use super::relay::{to_client, to_pod};
-use crate::seam::PodSource;
-use crate::streams::{Commands, Gone, Incoming, Opened, Outgoing};
+use crate::pod_source::PodSource;
+use crate::streams::{
+    CommandSender, ConnectionClosed, IncomingStream, OpenedStream, OutgoingStream,
+};
 
 /// How long a stream may wait for its other half.
-const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Stream {
-    incoming: Incoming,
-    outgoing: Outgoing,
+    incoming: IncomingStream,
+    outgoing: OutgoingStream,
 }
 
 /// Forwards until the connection ends.
 pub(super) async fn run(
-    mut opened: mpsc::Receiver<Opened>,
-    commands: Commands,
-    pod: Pod,
+    mut opened: mpsc::Receiver<OpenedStream>,
+    commands: CommandSender,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let mut pairs = Pairs::new();
+    let mut pairs = StreamPairs::new();
     let mut forwarding = JoinSet::new();
     // When to give up on which request; all wait equally long, so the first is the next.
     let mut deadlines: VecDeque<(Instant, String)> = VecDeque::new();
@@ -47,7 +49,7 @@ pub(super) async fn run(
             new = opened.recv() => {
                 let Some(new) = new else { return };
                 let outgoing = commands.outgoing(new.stream);
-                let Some(label) = Label::read(new.stream, &new.headers) else {
+                let Some(label) = StreamLabel::read(new.stream, &new.headers) else {
                     tracing::debug!(headers = ?new.headers, "a client opened a stream that is no half of a connection");
                     let _ = outgoing.reset().await;
                     continue;
@@ -58,22 +60,22 @@ pub(super) async fn run(
                 let request = label.request.clone();
                 let stream = Stream { incoming: new.incoming, outgoing };
                 match pairs.add(label, stream) {
-                    Added::Waits => {
-                        deadlines.push_back((Instant::now() + CREATION_TIMEOUT, request));
+                    PairOutcome::Waiting => {
+                        deadlines.push_back((Instant::now() + PAIR_TIMEOUT, request));
                     }
-                    Added::Twice(stream) => {
+                    PairOutcome::Duplicate(stream) => {
                         let _ = stream.outgoing.reset().await;
                     }
-                    Added::Pair { port, data, error } => {
+                    PairOutcome::Pair { port, data, error } => {
                         forwarding.spawn(forward(pod.clone(), Arc::clone(&pods), port, data, error));
                     }
                 }
             }
             () = expired => {
                 if let Some((_, request)) = deadlines.pop_front()
-                    && let Some((purpose, stream)) = pairs.give_up(&request)
+                    && let Some((stream_type, stream)) = pairs.expire(&request)
                 {
-                    give_up(purpose, &stream, &request).await;
+                    expire(stream_type, &stream, &request).await;
                 }
             }
             // Only to be rid of what is done.
@@ -82,8 +84,8 @@ pub(super) async fn run(
     }
 }
 
-async fn give_up(purpose: Purpose, stream: &Stream, request: &str) {
-    if purpose == Purpose::Error {
+async fn expire(stream_type: StreamType, stream: &Stream, request: &str) {
+    if stream_type == StreamType::Error {
         let words = format!("(request={request}) timed out waiting for streams");
         let _ = report(&stream.outgoing, words).await;
     }
@@ -91,7 +93,13 @@ async fn give_up(purpose: Purpose, stream: &Stream, request: &str) {
 }
 
 /// One forwarded connection.
-async fn forward(pod: Pod, pods: Arc<dyn PodSource>, port: u16, mut data: Stream, error: Stream) {
+async fn forward(
+    pod: TargetPod,
+    pods: Arc<dyn PodSource>,
+    port: u16,
+    mut data: Stream,
+    error: Stream,
+) {
     // A client that is gone takes the whole connection with it, so no failure here needs care.
     let _ = match connect(&pod, &*pods, port, &mut data, &error.outgoing).await {
         Ok(()) => Ok(()),
@@ -104,14 +112,14 @@ async fn forward(pod: Pod, pods: Arc<dyn PodSource>, port: u16, mut data: Stream
 }
 
 async fn connect(
-    pod: &Pod,
+    pod: &TargetPod,
     pods: &dyn PodSource,
     port: u16,
     data: &mut Stream,
-    error: &Outgoing,
+    error: &OutgoingStream,
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, port).await;
-    let connection = connected.map_err(|refusal| refusal.words)?;
+    let connection = connected.map_err(|error| error.message)?;
     let (read, write) = tokio::io::split(connection);
     let outgoing = &data.outgoing;
     let there = async {
@@ -130,7 +138,7 @@ async fn connect(
     tokio::try_join!(there, back).map(|_| ())
 }
 
-async fn report(error: &Outgoing, words: String) -> Result<(), Gone> {
+async fn report(error: &OutgoingStream, words: String) -> Result<(), ConnectionClosed> {
     error.send(Bytes::from(words)).await?;
     error.finish().await
 }

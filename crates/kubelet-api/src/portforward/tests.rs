@@ -8,12 +8,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::spdy::peer::{Client, Received};
+use crate::spdy::test_client::{Received, SpdyTestClient};
 use crate::testing::TestPods;
-use crate::websocket::peer::{client_frame, server_frame};
+use crate::websocket::test_frames::{client_frame, server_frame};
 
-fn pod() -> Pod {
-    Pod {
+fn pod() -> TargetPod {
+    TargetPod {
         name: "p".to_owned(),
         uid: "1234".to_owned(),
     }
@@ -21,7 +21,7 @@ fn pod() -> Pod {
 
 struct Forwarder {
     io: DuplexStream,
-    client: Client,
+    client: SpdyTestClient,
     received: Vec<Received>,
     pods: Arc<TestPods>,
     server: JoinHandle<()>,
@@ -31,17 +31,17 @@ impl Forwarder {
     fn start() -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
-        let limits = Limits::default();
+        let limits = StreamTimeouts::default();
         let server = serve_spdy(
             served,
-            Connection::new(),
+            SpdyConnection::new(),
             limits,
             pod(),
             Arc::clone(&pods) as _,
         );
         Self {
             io,
-            client: Client::new(),
+            client: SpdyTestClient::new(),
             received: Vec::new(),
             pods,
             server: tokio::spawn(server),
@@ -200,7 +200,7 @@ async fn streams_that_say_nothing_useful_are_reset() {
 async fn channels_begin_with_their_ports() {
     let (mut io, served) = duplex(16 * 1024);
     let pods = Arc::new(TestPods::default());
-    let (limits, ports) = (Limits::default(), vec![80, 9]);
+    let (limits, ports) = (StreamTimeouts::default(), vec![80, 9]);
     let server = serve_channels(served, Encoding::Binary, limits, ports, pod(), pods);
     let server = tokio::spawn(server);
     let mut bytes = Vec::new();

@@ -5,10 +5,10 @@ use std::future::pending;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::Pod;
+use super::TargetPod;
 use super::relay::{to_client, to_pod};
-use crate::seam::PodSource;
-use crate::streams::{Commands, Driver, Incoming, Outgoing};
+use crate::pod_source::PodSource;
+use crate::streams::{CommandSender, IncomingStream, OutgoingStream, StreamDriver};
 use crate::websocket::{Channels, Encoding};
 
 /// A client that names no protocol speaks the newest one in binary.
@@ -21,14 +21,14 @@ pub(super) const PROTOCOLS: &[(&str, Encoding)] = &[
 /// The channels of a port.
 pub(super) struct PortChannels {
     port: u16,
-    incoming: Incoming,
-    data: Outgoing,
-    error: Outgoing,
+    incoming: IncomingStream,
+    data: OutgoingStream,
+    error: OutgoingStream,
 }
 
 pub(super) fn channels(
-    driver: &mut Driver<Channels>,
-    commands: &Commands,
+    driver: &mut StreamDriver<Channels>,
+    commands: &CommandSender,
     ports: &[u16],
 ) -> Vec<PortChannels> {
     let numbered = ports.iter().zip((0..).step_by(2));
@@ -43,7 +43,7 @@ pub(super) fn channels(
 }
 
 /// Forwards until all pods' ends are closed, or the client is gone.
-pub(super) async fn run(channels: Vec<PortChannels>, pod: Pod, pods: &dyn PodSource) {
+pub(super) async fn run(channels: Vec<PortChannels>, pod: TargetPod, pods: &dyn PodSource) {
     // Each channel begins with its port, before anything of any other.
     for channel in &channels {
         let port = Bytes::copy_from_slice(&channel.port.to_le_bytes());
@@ -62,7 +62,7 @@ pub(super) async fn run(channels: Vec<PortChannels>, pod: Pod, pods: &dyn PodSou
     .await;
 }
 
-async fn forward(mut channels: PortChannels, pod: &Pod, pods: &dyn PodSource) {
+async fn forward(mut channels: PortChannels, pod: &TargetPod, pods: &dyn PodSource) {
     let port = channels.port;
     if let Err(words) = connect(&mut channels, pod, pods).await {
         tracing::debug!(port, pod = pod.name, error = words, "forwarding failed");
@@ -73,11 +73,11 @@ async fn forward(mut channels: PortChannels, pod: &Pod, pods: &dyn PodSource) {
 
 async fn connect(
     channels: &mut PortChannels,
-    pod: &Pod,
+    pod: &TargetPod,
     pods: &dyn PodSource,
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, channels.port).await;
-    let connection = connected.map_err(|refusal| refusal.words)?;
+    let connection = connected.map_err(|error| error.message)?;
     let (read, write) = tokio::io::split(connection);
     let back = async {
         to_pod(&mut channels.incoming, write).await;

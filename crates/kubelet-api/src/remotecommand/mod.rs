@@ -25,26 +25,28 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::options::Options;
+use self::options::RemoteCommandOptions;
 pub(crate) use self::run::run;
-use crate::lookup::{find_pod, has_terminal, is_running};
-use crate::routes::Api;
-use crate::seam::{AttachOptions, ExecOptions, NoSession, PodSource, Session, Streams};
-use crate::spdy::Connection;
-use crate::streams::{Driver, Ended, Limits};
-use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::pod_lookup::{find_pod, has_tty, is_running};
+use crate::pod_source::{
+    AttachOptions, ContainerSession, ExecOptions, PodSource, RequestedStreams, SessionError,
+};
+use crate::routes::ApiState;
+use crate::spdy::SpdyConnection;
+use crate::streams::{ConnectionEnd, StreamDriver, StreamTimeouts};
+use crate::upgrade::{UpgradeError, accept_spdy};
 use crate::websocket::{accept, is_websocket};
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RemoteCommandKind {
     Exec,
     Attach,
 }
 
 /// The container that a path names.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct ContainerPath {
     namespace: String,
     pod: String,
     uid: Option<String>,
@@ -53,9 +55,9 @@ pub(crate) struct Target {
 
 /// Why a request is answered with an error; the words are upstream's.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum RemoteCommandError {
     #[error(transparent)]
-    NoStreams(#[from] options::NoStreams),
+    NoStreamRequested(#[from] options::NoStreamRequested),
     #[error("pod does not exist")]
     NoPod,
     #[error("container not found ({container:?})")]
@@ -71,14 +73,14 @@ enum Refusal {
     #[error("you must specify at least one command for the container")]
     NoCommand,
     #[error(transparent)]
-    NoUpgrade(#[from] NoUpgrade),
+    UpgradeError(#[from] UpgradeError),
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for RemoteCommandError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::NoUpgrade(refusal) => return refusal.into_response(),
-            Self::NoStreams(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
+            Self::UpgradeError(refusal) => return refusal.into_response(),
+            Self::NoStreamRequested(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
             Self::NoPod => StatusCode::NOT_FOUND,
             Self::NotRunning { .. } | Self::NotAttachable { .. } | Self::TerminalAndStderr => {
                 StatusCode::INTERNAL_SERVER_ERROR
@@ -90,59 +92,74 @@ impl IntoResponse for Refusal {
 
 /// The endpoint `/exec`.
 pub(crate) async fn exec(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     request: Request,
 ) -> Response {
-    answer(Kind::Exec, &api, target, request)
+    handle(RemoteCommandKind::Exec, &api, target, request)
 }
 
 /// The endpoint `/attach`.
 pub(crate) async fn attach(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     request: Request,
 ) -> Response {
-    answer(Kind::Attach, &api, target, request)
+    handle(RemoteCommandKind::Attach, &api, target, request)
 }
 
-fn answer(kind: Kind, api: &Api, target: Target, request: Request) -> Response {
-    let agreed = agree(kind, api, target, &request);
-    agreed
+fn handle(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: ContainerPath,
+    request: Request,
+) -> Response {
+    let checked = check_request(kind, api, target, &request);
+    checked
         .and_then(|session| session.upgrade(api, request))
         .unwrap_or_else(IntoResponse::into_response)
 }
 
 /// Checks everything that can be checked before the connection is upgraded.
-fn agree(kind: Kind, api: &Api, target: Target, request: &Request) -> Result<Agreed, Refusal> {
+fn check_request(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: ContainerPath,
+    request: &Request,
+) -> Result<CheckedRequest, RemoteCommandError> {
     let options = options::parse(request.uri().query().unwrap_or_default())?;
     let (pod, uid) = find(kind, api, &target)?;
-    if kind == Kind::Exec && options.command.is_empty() {
-        return Err(Refusal::NoCommand);
+    if kind == RemoteCommandKind::Exec && options.command.is_empty() {
+        return Err(RemoteCommandError::NoCommand);
     }
-    let has_terminal = has_terminal(&pod, &target.container);
-    if kind == Kind::Attach && has_terminal && options.streams.stderr {
-        return Err(Refusal::TerminalAndStderr);
+    let has_tty = has_tty(&pod, &target.container);
+    if kind == RemoteCommandKind::Attach && has_tty && options.streams.stderr {
+        return Err(RemoteCommandError::TerminalAndStderr);
     }
-    Ok(Agreed {
+    Ok(CheckedRequest {
         kind,
         uid,
-        has_terminal,
+        has_tty,
         container: target.container,
         options,
     })
 }
 
 /// The pod and its uid, if the container that a path names runs.
-fn find(kind: Kind, api: &Api, target: &Target) -> Result<(Arc<Pod>, String), Refusal> {
-    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+fn find(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: &ContainerPath,
+) -> Result<(Arc<Pod>, String), RemoteCommandError> {
+    let pod =
+        find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(RemoteCommandError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let other_pod = target.uid.as_ref().is_some_and(|wanted| *wanted != uid);
     if other_pod || !is_running(&pod, &target.container) {
         let container = target.container.clone();
         return Err(match kind {
-            Kind::Exec => Refusal::NotRunning { container },
-            Kind::Attach => Refusal::NotAttachable {
+            RemoteCommandKind::Exec => RemoteCommandError::NotRunning { container },
+            RemoteCommandKind::Attach => RemoteCommandError::NotAttachable {
                 container,
                 pod: target.pod.clone(),
                 namespace: target.namespace.clone(),
@@ -153,24 +170,24 @@ fn find(kind: Kind, api: &Api, target: &Target) -> Result<(Arc<Pod>, String), Re
 }
 
 /// A session that nothing speaks against.
-struct Agreed {
-    kind: Kind,
+struct CheckedRequest {
+    kind: RemoteCommandKind,
     uid: String,
     container: String,
-    has_terminal: bool,
-    options: Options,
+    has_tty: bool,
+    options: RemoteCommandOptions,
 }
 
-impl Agreed {
-    fn upgrade(self, api: &Api, mut request: Request) -> Result<Response, Refusal> {
+impl CheckedRequest {
+    fn upgrade(self, api: &ApiState, mut request: Request) -> Result<Response, RemoteCommandError> {
         let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
         let headers = request.headers();
         let wanted = self.options.streams;
         if is_websocket(headers) {
-            let accepted =
-                accept(request.method(), headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
-            let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-            let (version, limits) = (accepted.meaning, api.limits);
+            let accepted = accept(request.method(), headers, websocket::PROTOCOLS)
+                .map_err(UpgradeError::from)?;
+            let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+            let (version, limits) = (accepted.protocol, api.limits);
             let pods = Arc::clone(&api.pods);
             let serve = move |io| async move {
                 serve_websocket(io, limits, wanted, version, self, pods).await;
@@ -178,8 +195,8 @@ impl Agreed {
             return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
         }
         let accepted = accept_spdy(headers, spdy::PROTOCOLS)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-        let (version, limits) = (accepted.meaning, api.limits);
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+        let (version, limits) = (accepted.protocol, api.limits);
         let pods = Arc::clone(&api.pods);
         let serve = move |io| async move {
             serve_spdy(io, limits, wanted, version, self, pods).await;
@@ -188,10 +205,13 @@ impl Agreed {
     }
 
     /// Asks the kubelet for the session.
-    fn start(self, pods: &dyn PodSource) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn start(
+        self,
+        pods: &dyn PodSource,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let (container, streams) = (self.container, self.options.streams);
         match self.kind {
-            Kind::Exec => {
+            RemoteCommandKind::Exec => {
                 let command = self.options.command;
                 let options = ExecOptions {
                     container,
@@ -200,10 +220,10 @@ impl Agreed {
                 };
                 pods.exec(&self.uid, options)
             }
-            Kind::Attach => {
+            RemoteCommandKind::Attach => {
                 // Whether there is a terminal is not the client's choice.
-                let tty = self.has_terminal;
-                let streams = Streams { tty, ..streams };
+                let tty = self.has_tty;
+                let streams = RequestedStreams { tty, ..streams };
                 pods.attach(&self.uid, AttachOptions { container, streams })
             }
         }
@@ -212,51 +232,51 @@ impl Agreed {
 
 async fn serve_websocket(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: Limits,
-    wanted: Streams,
-    version: websocket::Version,
-    agreed: Agreed,
+    limits: StreamTimeouts,
+    wanted: RequestedStreams,
+    version: websocket::ChannelVersion,
+    checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(websocket::protocol(version), limits);
+    let (mut driver, commands) = StreamDriver::new(websocket::protocol(version), limits);
     let client = websocket::streams(&mut driver, &commands, wanted, version);
     drop(commands);
-    let kind = agreed.kind;
+    let kind = checked.kind;
     let session = async {
-        if websocket::greet(&client).await.is_ok() {
-            session::run(kind, client, agreed.start(&*pods)).await;
+        if websocket::send_initial_message(&client).await.is_ok() {
+            session::run(kind, client, checked.start(&*pods)).await;
         }
     };
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: Limits,
-    wanted: Streams,
-    version: spdy::Version,
-    agreed: Agreed,
+    limits: StreamTimeouts,
+    wanted: RequestedStreams,
+    version: spdy::SpdyVersion,
+    checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(Connection::new(), limits);
+    let (mut driver, commands) = StreamDriver::new(SpdyConnection::new(), limits);
     let opened = driver.opened();
-    let kind = agreed.kind;
+    let kind = checked.kind;
     let session = async {
         match spdy::streams(opened, &commands, wanted, version).await {
             Ok(client) => {
-                session::run(kind, client, agreed.start(&*pods)).await;
+                session::run(kind, client, checked.start(&*pods)).await;
             }
             Err(error) => tracing::debug!(%error, "a session has no streams"),
         }
         drop(commands);
     };
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
 /// Runs a session on its connection. A connection that ends takes the session with it; a session that ends drops its
 /// commands, and so the connection ends in order.
-pub(crate) async fn until_either_ends(
-    connection: impl Future<Output = Ended>,
+pub(crate) async fn run_until_either_ends(
+    connection: impl Future<Output = ConnectionEnd>,
     session: impl Future<Output = ()>,
 ) {
     let mut connection = std::pin::pin!(connection);

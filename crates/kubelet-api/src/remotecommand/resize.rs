@@ -3,14 +3,14 @@
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::seam::TerminalSize;
-use crate::streams::Incoming;
+use crate::pod_source::TerminalSize;
+use crate::streams::IncomingStream;
 
 /// An object that is larger than this is none.
 const MAX_OBJECT: usize = 4 * 1024;
 
 /// Hands on the sizes that the client sends, until it sends something else.
-pub(super) async fn forward(mut incoming: Incoming, sizes: mpsc::Sender<TerminalSize>) {
+pub(super) async fn forward(mut incoming: IncomingStream, sizes: mpsc::Sender<TerminalSize>) {
     let mut text = Vec::new();
     while let Some(bytes) = incoming.next().await {
         text.extend_from_slice(&bytes);

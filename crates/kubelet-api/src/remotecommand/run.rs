@@ -1,4 +1,4 @@
-//! `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=WORDS`: a command's output in one answer, for callers without streams.
+//! `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=WORDS`: a command's output in one handle, for callers without streams.
 //!
 //! Nothing of Kubernetes asks for it any more, but upstream's kubelets have it still, and so do the tools that are written for them.
 
@@ -7,18 +7,18 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::io::AsyncReadExt;
 
-use super::{Kind, Refusal, Target, find};
-use crate::routes::Api;
-use crate::seam::{ByteReader, ExecOptions, Exit, Streams};
+use super::{ContainerPath, RemoteCommandError, RemoteCommandKind, find};
+use crate::pod_source::{ByteReader, ExecOptions, RequestedStreams, SessionExit};
+use crate::routes::ApiState;
 
 /// More of an output is read and thrown away, as runtimes do for upstream's kubelets.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
-const READ: usize = 32 * 1024;
+const READ_SIZE: usize = 32 * 1024;
 
 /// The endpoint.
 pub(crate) async fn run(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = query.unwrap_or_default();
@@ -26,45 +26,45 @@ pub(crate) async fn run(
     let command = values.find(|(name, _)| name == "cmd");
     let command = command.map(|(_, value)| value).unwrap_or_default();
     if command.is_empty() {
-        return Refusal::NoCommand.into_response();
+        return RemoteCommandError::NoCommand.into_response();
     }
     // It knows no quotes, and never did.
     let command = command.split(' ').map(str::to_owned).collect();
-    match find(Kind::Exec, &api, &target) {
+    match find(RemoteCommandKind::Exec, &api, &target) {
         Ok((_, uid)) => output(&api, &uid, target.container, command).await,
-        Err(refusal) => refusal.into_response(),
+        Err(error) => error.into_response(),
     }
 }
 
-async fn output(api: &Api, uid: &str, container: String, command: Vec<String>) -> Response {
+async fn output(api: &ApiState, uid: &str, container: String, command: Vec<String>) -> Response {
     let failed = |words: String| (StatusCode::INTERNAL_SERVER_ERROR, words).into_response();
     let name = command.join(" ");
     let options = ExecOptions {
         container,
         command,
-        streams: Streams {
+        streams: RequestedStreams {
             stdout: true,
             stderr: true,
-            ..Streams::default()
+            ..RequestedStreams::default()
         },
     };
     let session = match api.pods.exec(uid, options).await {
         Ok(session) => session,
-        Err(refusal) => return failed(refusal.words),
+        Err(error) => return failed(error.message),
     };
     let (exit, mut output, errors) =
         tokio::join!(session.exit, all(session.stdout), all(session.stderr));
     match exit {
-        Exit::Code(0) => {
+        SessionExit::Code(0) => {
             output.extend(errors);
             // Upstream's type of whatever the command wrote.
             ([(header::CONTENT_TYPE, "application/json")], output).into_response()
         }
-        Exit::Code(code) => {
+        SessionExit::Code(code) => {
             let errors = String::from_utf8_lossy(&errors);
             failed(format!("command '{name}' exited with {code}: {errors}"))
         }
-        Exit::Failed(words) => failed(words),
+        SessionExit::Failed(words) => failed(words),
     }
 }
 
@@ -72,7 +72,7 @@ async fn output(api: &Api, uid: &str, container: String, command: Vec<String>) -
 async fn all(from: Option<ByteReader>) -> Vec<u8> {
     let mut kept = Vec::new();
     let Some(mut from) = from else { return kept };
-    let mut block = Vec::with_capacity(READ);
+    let mut block = Vec::with_capacity(READ_SIZE);
     // An output that breaks has ended.
     while let Ok(1..) = from.read_buf(&mut block).await {
         let room = MAX_OUTPUT - kept.len();
@@ -90,25 +90,25 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::streams::Limits;
+    use crate::streams::StreamTimeouts;
     use crate::testing::TestPods;
-    use crate::upgrade::Upgrades;
+    use crate::upgrade::UpgradedConnections;
 
     async fn asked(container: &str, query: &str) -> (u16, Vec<u8>) {
-        let api = Api {
+        let api = ApiState {
             pods: Arc::new(TestPods::default()),
-            limits: Limits::default(),
-            upgrades: Upgrades::new(CancellationToken::new()),
+            limits: StreamTimeouts::default(),
+            upgrades: UpgradedConnections::new(CancellationToken::new()),
         };
-        let target = Target {
+        let target = ContainerPath {
             namespace: "default".to_owned(),
             pod: "p".to_owned(),
             uid: None,
             container: container.to_owned(),
         };
-        let answer = run(State(api), Path(target), RawQuery(Some(query.to_owned()))).await;
-        let code = answer.status().as_u16();
-        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        let handle = run(State(api), Path(target), RawQuery(Some(query.to_owned()))).await;
+        let code = handle.status().as_u16();
+        let body = to_bytes(handle.into_body(), usize::MAX).await.unwrap();
         (code, body.to_vec())
     }
 

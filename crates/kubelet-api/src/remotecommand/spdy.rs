@@ -6,35 +6,37 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::session::ClientStreams;
-use super::status::Format;
-use crate::seam::Streams;
-use crate::streams::{Commands, Gone, Incoming, Opened, Outgoing};
+use super::status::ErrorFormat;
+use crate::pod_source::RequestedStreams;
+use crate::streams::{
+    CommandSender, ConnectionClosed, IncomingStream, OpenedStream, OutgoingStream,
+};
 
 /// How long a client may take to open its streams.
-pub(super) const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const STREAM_CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The versions of the protocol, by what they have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(super) struct SpdyVersion {
     resize: bool,
-    format: Format,
+    format: ErrorFormat,
 }
 
-const V1_2: Version = Version {
+const V1_2: SpdyVersion = SpdyVersion {
     resize: false,
-    format: Format::Words,
+    format: ErrorFormat::Text,
 };
-const V3: Version = Version {
+const V3: SpdyVersion = SpdyVersion {
     resize: true,
-    format: Format::Words,
+    format: ErrorFormat::Text,
 };
-const V4: Version = Version {
+const V4: SpdyVersion = SpdyVersion {
     resize: true,
-    format: Format::Json,
+    format: ErrorFormat::Json,
 };
 
 /// In upstream's order.
-pub(super) const PROTOCOLS: &[(&str, Version)] = &[
+pub(super) const PROTOCOLS: &[(&str, SpdyVersion)] = &[
     ("v4.channel.k8s.io", V4),
     ("v3.channel.k8s.io", V3),
     ("v2.channel.k8s.io", V1_2),
@@ -43,33 +45,33 @@ pub(super) const PROTOCOLS: &[(&str, Version)] = &[
 
 /// Why a client's streams never came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoStreams {
+pub(super) enum StreamSetupError {
     #[error("timed out waiting for client to create streams")]
     TimedOut,
     #[error(transparent)]
-    Gone(#[from] Gone),
+    ConnectionClosed(#[from] ConnectionClosed),
 }
 
 /// Waits for all streams that the client has announced.
 pub(super) async fn streams(
-    opened: mpsc::Receiver<Opened>,
-    commands: &Commands,
-    wanted: Streams,
-    version: Version,
-) -> Result<ClientStreams, NoStreams> {
+    opened: mpsc::Receiver<OpenedStream>,
+    commands: &CommandSender,
+    wanted: RequestedStreams,
+    version: SpdyVersion,
+) -> Result<ClientStreams, StreamSetupError> {
     let collecting = collect(opened, commands, wanted, version);
-    timeout(CREATION_TIMEOUT, collecting)
+    timeout(STREAM_CREATION_TIMEOUT, collecting)
         .await
-        .map_err(|_| NoStreams::TimedOut)?
-        .map_err(NoStreams::from)
+        .map_err(|_| StreamSetupError::TimedOut)?
+        .map_err(StreamSetupError::from)
 }
 
 async fn collect(
-    mut opened: mpsc::Receiver<Opened>,
-    commands: &Commands,
-    wanted: Streams,
-    version: Version,
-) -> Result<ClientStreams, Gone> {
+    mut opened: mpsc::Receiver<OpenedStream>,
+    commands: &CommandSender,
+    wanted: RequestedStreams,
+    version: SpdyVersion,
+) -> Result<ClientStreams, ConnectionClosed> {
     let mut stdin = Slot::of(wanted.stdin);
     let mut stdout = Slot::of(wanted.stdout);
     let mut stderr = Slot::of(wanted.stderr);
@@ -80,7 +82,7 @@ async fn collect(
         if slots.iter().all(|slot| !matches!(slot, Slot::Empty)) {
             break;
         }
-        let new = opened.recv().await.ok_or(Gone)?;
+        let new = opened.recv().await.ok_or(ConnectionClosed)?;
         let outgoing = commands.outgoing(new.stream);
         let slot = match new.headers.get("streamType") {
             Some("stdin") => &mut stdin,
@@ -107,7 +109,7 @@ async fn collect(
         stderr: stderr.outgoing(),
         resize: resize.incoming(),
         // Always wanted, so the slot is full.
-        error: error.outgoing().ok_or(Gone)?,
+        error: error.outgoing().ok_or(ConnectionClosed)?,
         format: version.format,
     })
 }
@@ -116,7 +118,7 @@ async fn collect(
 enum Slot {
     Unwanted,
     Empty,
-    Full(Incoming, Outgoing),
+    Full(IncomingStream, OutgoingStream),
 }
 
 impl Slot {
@@ -124,14 +126,14 @@ impl Slot {
         if wanted { Self::Empty } else { Self::Unwanted }
     }
 
-    fn incoming(self) -> Option<Incoming> {
+    fn incoming(self) -> Option<IncomingStream> {
         match self {
             Self::Full(incoming, _) => Some(incoming),
             _ => None,
         }
     }
 
-    fn outgoing(self) -> Option<Outgoing> {
+    fn outgoing(self) -> Option<OutgoingStream> {
         match self {
             Self::Full(_, outgoing) => Some(outgoing),
             _ => None,

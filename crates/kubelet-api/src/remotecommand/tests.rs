@@ -11,30 +11,30 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::spdy::peer::{Client, Received};
+use crate::spdy::test_client::{Received, SpdyTestClient};
 use crate::testing::TestPods;
 use crate::websocket;
 
-const ALL: Streams = Streams {
+const ALL: RequestedStreams = RequestedStreams {
     stdin: true,
     stdout: true,
     stderr: true,
     tty: false,
 };
-const TERMINAL: Streams = Streams {
+const TERMINAL: RequestedStreams = RequestedStreams {
     stdin: true,
     stdout: true,
     stderr: false,
     tty: true,
 };
 
-fn agreed(kind: Kind, command: &[&str], streams: Streams) -> Agreed {
-    Agreed {
+fn checked(kind: RemoteCommandKind, command: &[&str], streams: RequestedStreams) -> CheckedRequest {
+    CheckedRequest {
         kind,
         uid: "1234".to_owned(),
         container: "c".to_owned(),
-        has_terminal: streams.tty,
-        options: Options {
+        has_tty: streams.tty,
+        options: RemoteCommandOptions {
             streams,
             command: command.iter().map(|word| (*word).to_owned()).collect(),
         },
@@ -56,32 +56,37 @@ fn status(outputs: &Outputs) -> Value {
 /// A client over SPDY, with one stream for each purpose.
 struct Spdy {
     io: DuplexStream,
-    client: Client,
+    client: SpdyTestClient,
     streams: HashMap<&'static str, u32>,
     pods: Arc<TestPods>,
     server: JoinHandle<()>,
 }
 
 impl Spdy {
-    async fn start(protocol: &str, command: &[&str], wanted: Streams) -> Self {
-        Self::start_kind(Kind::Exec, protocol, command, wanted).await
+    async fn start(protocol: &str, command: &[&str], wanted: RequestedStreams) -> Self {
+        Self::start_kind(RemoteCommandKind::Exec, protocol, command, wanted).await
     }
 
-    async fn start_kind(kind: Kind, protocol: &str, command: &[&str], wanted: Streams) -> Self {
+    async fn start_kind(
+        kind: RemoteCommandKind,
+        protocol: &str,
+        command: &[&str],
+        wanted: RequestedStreams,
+    ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
         let version = version(spdy::PROTOCOLS, protocol);
         let server = tokio::spawn(serve_spdy(
             served,
-            Limits::default(),
+            StreamTimeouts::default(),
             wanted,
             version,
-            agreed(kind, command, wanted),
+            checked(kind, command, wanted),
             Arc::clone(&pods) as _,
         ));
         let mut this = Self {
             io,
-            client: Client::new(),
+            client: SpdyTestClient::new(),
             streams: HashMap::new(),
             pods,
             server,
@@ -189,11 +194,11 @@ async fn a_client_that_goes_while_its_input_waits_is_noticed() {
         .data(client.streams["stdin"], &[0; 1 << 20], false);
     let sent = timeout(Duration::from_secs(1), client.io.write_all(&flood)).await;
     assert!(sent.is_err(), "nobody reads it");
-    // It hears from us, and nothing that it would have to answer: that would not be read either.
+    // It hears from us, and nothing that it would have to handle: that would not be read either.
     let mut heard = Vec::new();
     let ping = loop {
         assert_ne!(client.io.read_buf(&mut heard).await.unwrap(), 0);
-        let received = Client::new().receive(&heard);
+        let received = SpdyTestClient::new().receive(&heard);
         if let Some(Received::Ping(id)) = received.last() {
             break *id;
         }
@@ -288,17 +293,24 @@ async fn a_client_that_vanishes_ends_its_session() {
 async fn a_client_without_streams_is_given_up() {
     let (io, served) = duplex(1024);
     let pods = Arc::new(TestPods::default());
-    let agreed = agreed(Kind::Exec, &["cat"], ALL);
+    let checked = checked(RemoteCommandKind::Exec, &["cat"], ALL);
     let version = version(spdy::PROTOCOLS, "v4.channel.k8s.io");
     let started = tokio::time::Instant::now();
-    let server = serve_spdy(served, Limits::default(), ALL, version, agreed, pods);
+    let server = serve_spdy(
+        served,
+        StreamTimeouts::default(),
+        ALL,
+        version,
+        checked,
+        pods,
+    );
     let server = tokio::spawn(server);
     let mut io = io;
     let mut bytes = Vec::new();
     io.read_to_end(&mut bytes).await.unwrap();
     assert_eq!(
         started.elapsed().as_secs(),
-        spdy::CREATION_TIMEOUT.as_secs()
+        spdy::STREAM_CREATION_TIMEOUT.as_secs()
     );
     drop(io);
     server.await.unwrap();
@@ -321,27 +333,32 @@ struct WebSocket {
 }
 
 impl WebSocket {
-    fn start(protocol: &str, command: &[&str], wanted: Streams) -> Self {
-        Self::start_kind(Kind::Exec, protocol, command, wanted)
+    fn start(protocol: &str, command: &[&str], wanted: RequestedStreams) -> Self {
+        Self::start_kind(RemoteCommandKind::Exec, protocol, command, wanted)
     }
 
-    fn start_kind(kind: Kind, protocol: &str, command: &[&str], wanted: Streams) -> Self {
+    fn start_kind(
+        kind: RemoteCommandKind,
+        protocol: &str,
+        command: &[&str],
+        wanted: RequestedStreams,
+    ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
         let version = version(super::websocket::PROTOCOLS, protocol);
         let server = tokio::spawn(serve_websocket(
             served,
-            Limits::default(),
+            StreamTimeouts::default(),
             wanted,
             version,
-            agreed(kind, command, wanted),
+            checked(kind, command, wanted),
             Arc::clone(&pods) as _,
         ));
         Self { io, pods, server }
     }
 
     async fn send(&mut self, first: u8, payload: &[u8]) {
-        let frame = websocket::peer::client_frame(first, payload);
+        let frame = websocket::test_frames::client_frame(first, payload);
         self.io.write_all(&frame).await.unwrap();
     }
 
@@ -352,7 +369,7 @@ impl WebSocket {
         read.await.unwrap().unwrap();
         let (mut rest, mut frames) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
-            let (first, payload) = websocket::peer::server_frame(rest).unwrap();
+            let (first, payload) = websocket::test_frames::server_frame(rest).unwrap();
             let header = match payload.len() {
                 0..=125 => 2,
                 126..=0xffff => 4,
@@ -440,7 +457,8 @@ async fn a_terminal_in_a_websocket_gets_its_size() {
 
 #[tokio::test]
 async fn attach_is_a_session_without_exit_code() {
-    let mut client = WebSocket::start_kind(Kind::Attach, "v5.channel.k8s.io", &[], ALL);
+    let mut client =
+        WebSocket::start_kind(RemoteCommandKind::Attach, "v5.channel.k8s.io", &[], ALL);
     client.send(0x82, b"\x00hello").await;
     client.send(0x82, &[255, 0]).await;
     let channels = client.channels().await;
@@ -455,7 +473,7 @@ async fn a_client_whose_input_waits_hears_that_we_live() {
     let client = WebSocket::start("v5.channel.k8s.io", &["sleep"], ALL);
     let mut message = vec![0];
     message.resize(10_000_000, b'x');
-    let frame = websocket::peer::client_frame(0x82, &message);
+    let frame = websocket::test_frames::client_frame(0x82, &message);
     let (mut read, mut write) = tokio::io::split(client.io);
     let sending = tokio::spawn(async move { write.write_all(&frame).await });
     let mut greeting = [0; 3];

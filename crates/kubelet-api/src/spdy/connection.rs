@@ -7,23 +7,23 @@ use bytes::{Bytes, BytesMut};
 use super::SpdyError;
 use super::flow::{Window, Windows};
 use super::frame::{self, Frame, GoAwayStatus, Parser, ResetStatus};
-use super::headers::{Reader, Writer};
-use crate::streams::{Command, Event, Protocol, ProtocolError, StreamId};
+use super::headers::{HeaderReader, HeaderWriter};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
 /// How many streams a client may have open. A forwarded connection has two.
 const MAX_STREAMS: usize = 1024;
 /// How much may wait to be written in answer to what a client sends without reading.
-const MAX_ANSWERS: usize = 1 << 20;
+const MAX_PENDING_REPLIES: usize = 1 << 20;
 
 /// The answer to a ping that no client sends, for they count from 1, so that it is ignored. A ping of our own would be answered, and
 /// clients that can't write their answer don't read either: a process that writes before it reads would wait for ever.
-const NO_PING: u32 = u32::MAX;
+const UNUSED_PING_ID: u32 = u32::MAX;
 
 /// A connection with a client.
-pub(crate) struct Connection {
+pub(crate) struct SpdyConnection {
     parser: Parser,
-    reader: Reader,
-    writer: Writer,
+    reader: HeaderReader,
+    writer: HeaderWriter,
     windows: Windows,
     streams: HashMap<StreamId, Stream>,
     last_stream: StreamId,
@@ -46,12 +46,12 @@ struct Pending {
     fin: bool,
 }
 
-impl Connection {
+impl SpdyConnection {
     pub(crate) fn new() -> Self {
         Self {
             parser: Parser::default(),
-            reader: Reader::new(),
-            writer: Writer::new(),
+            reader: HeaderReader::new(),
+            writer: HeaderWriter::new(),
             windows: Windows::new(),
             streams: HashMap::new(),
             last_stream: 0,
@@ -60,17 +60,21 @@ impl Connection {
         }
     }
 
-    fn frames(&mut self, input: &mut BytesMut, events: &mut Vec<Event>) -> Result<(), SpdyError> {
+    fn frames(
+        &mut self,
+        input: &mut BytesMut,
+        events: &mut Vec<StreamEvent>,
+    ) -> Result<(), SpdyError> {
         while let Some(frame) = self.parser.next(input)? {
             self.frame(frame, events)?;
-            if self.output.len() > MAX_ANSWERS {
+            if self.output.len() > MAX_PENDING_REPLIES {
                 return Err(SpdyError::Flood);
             }
         }
         Ok(())
     }
 
-    fn frame(&mut self, frame: Frame, events: &mut Vec<Event>) -> Result<(), SpdyError> {
+    fn frame(&mut self, frame: Frame, events: &mut Vec<StreamEvent>) -> Result<(), SpdyError> {
         match frame {
             Frame::SynStream { stream, fin, block } => self.open(stream, fin, &block, events)?,
             Frame::Data { stream, fin, bytes } => self.data(stream, fin, bytes, events),
@@ -82,12 +86,12 @@ impl Connection {
             Frame::Reset { stream } => {
                 if self.streams.remove(&stream).is_some() {
                     self.pending.retain(|pending| pending.stream != stream);
-                    events.push(Event::Reset(stream));
+                    events.push(StreamEvent::Reset(stream));
                 }
             }
             // Even ids would be those of our own pings, and we send none.
             Frame::Ping(id) if id % 2 == 1 => frame::ping(&mut self.output, id),
-            Frame::GoAway => events.push(Event::Closed),
+            Frame::GoAway => events.push(StreamEvent::Closed),
             Frame::Settings {
                 initial_window: Some(initial),
             } => {
@@ -106,7 +110,7 @@ impl Connection {
         stream: StreamId,
         fin: bool,
         block: &[u8],
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), SpdyError> {
         let headers = self.reader.read(block)?;
         if stream.is_multiple_of(2) || stream <= self.last_stream {
@@ -125,27 +129,27 @@ impl Connection {
             sends: true,
         };
         self.streams.insert(stream, opened);
-        events.push(Event::Opened { stream, headers });
+        events.push(StreamEvent::Opened { stream, headers });
         self.data(stream, fin, Bytes::new(), events);
         Ok(())
     }
 
-    fn data(&mut self, id: StreamId, fin: bool, bytes: Bytes, events: &mut Vec<Event>) {
+    fn data(&mut self, id: StreamId, fin: bool, bytes: Bytes, events: &mut Vec<StreamEvent>) {
         let open = self.streams.get_mut(&id).filter(|stream| stream.receives);
         let Some(stream) = open else {
             // Was on its way when we reset the stream, or was never opened; either way nobody will take it.
-            self.taken(id, bytes.len());
+            self.consumed(id, bytes.len());
             return;
         };
         if fin {
             stream.receives = false;
         }
         if !bytes.is_empty() {
-            events.push(Event::Data { stream: id, bytes });
+            events.push(StreamEvent::Data { stream: id, bytes });
         }
         if fin {
-            events.push(Event::Finished(id));
-            self.forget_if_over(id);
+            events.push(StreamEvent::Finished(id));
+            self.remove_if_closed(id);
         }
     }
 
@@ -164,9 +168,9 @@ impl Connection {
         Ok(())
     }
 
-    fn taken(&mut self, id: StreamId, bytes: usize) {
+    fn consumed(&mut self, id: StreamId, bytes: usize) {
         let stream = self.streams.get_mut(&id).map(|stream| &mut stream.window);
-        let (connection, stream) = self.windows.taken(stream, bytes);
+        let (connection, stream) = self.windows.consumed(stream, bytes);
         for (id, delta) in [(0, connection), (id, stream)] {
             if let Some(delta) = delta {
                 frame::window_update(&mut self.output, id, delta);
@@ -204,11 +208,11 @@ impl Connection {
             if whole {
                 self.pending.pop_front();
             }
-            self.forget_if_over(id);
+            self.remove_if_closed(id);
         }
     }
 
-    fn forget_if_over(&mut self, id: StreamId) {
+    fn remove_if_closed(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get(&id)
             && !stream.receives
             && !stream.sends
@@ -224,11 +228,11 @@ impl Connection {
     }
 }
 
-impl Protocol for Connection {
+impl StreamProtocol for SpdyConnection {
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         self.frames(input, events).map_err(|error| {
             self.output.clear();
@@ -238,24 +242,24 @@ impl Protocol for Connection {
         })
     }
 
-    fn apply(&mut self, command: Command) {
+    fn apply(&mut self, command: StreamCommand) {
         match command {
-            Command::Accept(id) => {
+            StreamCommand::Accept(id) => {
                 if self.streams.contains_key(&id) {
                     let block = self.writer.write(&[]);
                     frame::syn_reply(&mut self.output, id, &block);
                 }
             }
             // An empty frame would say nothing.
-            Command::Data(_, bytes) if bytes.is_empty() => {}
-            Command::Data(id, bytes) => self.send(id, bytes, false),
-            Command::Finish(id) => self.send(id, Bytes::new(), true),
-            Command::Reset(id) => self.reset(id),
+            StreamCommand::Data(_, bytes) if bytes.is_empty() => {}
+            StreamCommand::Data(id, bytes) => self.send(id, bytes, false),
+            StreamCommand::Finish(id) => self.send(id, Bytes::new(), true),
+            StreamCommand::Reset(id) => self.reset(id),
         }
     }
 
-    fn taken(&mut self, stream: StreamId, bytes: usize) {
-        self.taken(stream, bytes);
+    fn consumed(&mut self, stream: StreamId, bytes: usize) {
+        self.consumed(stream, bytes);
     }
 
     fn is_ready(&self) -> bool {
@@ -263,7 +267,7 @@ impl Protocol for Connection {
     }
 
     fn keep_alive(&mut self) {
-        frame::ping(&mut self.output, NO_PING);
+        frame::ping(&mut self.output, UNUSED_PING_ID);
     }
 
     fn close(&mut self) {

@@ -1,4 +1,4 @@
-//! Windows: how much may be sent before the other end has taken what was sent before.
+//! Windows: how much may be sent before the other end has consumed what was sent before.
 //!
 //! SPDY/3.1 demands them, and no client of Kubernetes has them: spdystream neither sends nor heeds window updates, so whoever
 //! waits for one waits for ever, and whoever sends them fills its queues. So they are kept from the start, but only count once the
@@ -7,40 +7,40 @@
 use super::SpdyError;
 
 /// The window of a connection and of a stream, if nobody says otherwise.
-const INITIAL: i64 = 64 * 1024;
+const INITIAL_WINDOW: i64 = 64 * 1024;
 const MAX: i64 = 0x7fff_ffff;
-/// How much is taken before the other end hears of it.
-const UPDATE_AFTER: u32 = 32 * 1024;
+/// How much is consumed before the other end hears of it.
+const UPDATE_THRESHOLD: u32 = 32 * 1024;
 
 /// The windows of a connection.
 #[derive(Debug)]
 pub(super) struct Windows {
-    counted: bool,
+    enforced: bool,
     initial: i64,
     connection: Window,
 }
 
-/// What may still be sent, and what was taken but not yet told.
+/// What may still be sent, and what was consumed but not yet told.
 #[derive(Debug)]
 pub(super) struct Window {
     send: i64,
-    taken: u32,
+    consumed: u32,
 }
 
 impl Window {
     fn new(send: i64) -> Self {
-        Self { send, taken: 0 }
+        Self { send, consumed: 0 }
     }
 
     fn take(&mut self, bytes: usize) -> Option<u32> {
-        self.taken = self.taken.saturating_add(bytes as u32);
-        (self.taken >= UPDATE_AFTER).then(|| std::mem::take(&mut self.taken))
+        self.consumed = self.consumed.saturating_add(bytes as u32);
+        (self.consumed >= UPDATE_THRESHOLD).then(|| std::mem::take(&mut self.consumed))
     }
 
-    fn widen(&mut self, delta: u32) -> Result<(), TooWide> {
+    fn widen(&mut self, delta: u32) -> Result<(), WindowOverflow> {
         self.send += i64::from(delta);
         if self.send > MAX {
-            Err(TooWide)
+            Err(WindowOverflow)
         } else {
             Ok(())
         }
@@ -49,10 +49,10 @@ impl Window {
 
 /// A window was made wider than there are numbers for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooWide;
+pub(super) struct WindowOverflow;
 
-impl From<TooWide> for SpdyError {
-    fn from(_: TooWide) -> Self {
+impl From<WindowOverflow> for SpdyError {
+    fn from(_: WindowOverflow) -> Self {
         Self::Flood
     }
 }
@@ -60,9 +60,9 @@ impl From<TooWide> for SpdyError {
 impl Windows {
     pub(super) fn new() -> Self {
         Self {
-            counted: false,
-            initial: INITIAL,
-            connection: Window::new(INITIAL),
+            enforced: false,
+            initial: INITIAL_WINDOW,
+            connection: Window::new(INITIAL_WINDOW),
         }
     }
 
@@ -73,7 +73,7 @@ impl Windows {
 
     /// How many bytes may be sent on a stream now.
     pub(super) fn room(&self, stream: &Window) -> usize {
-        if !self.counted {
+        if !self.enforced {
             return usize::MAX;
         }
         let room = self.connection.send.min(stream.send).max(0);
@@ -85,15 +85,15 @@ impl Windows {
         stream.send -= bytes as i64;
     }
 
-    /// Bytes were taken: what to tell the other end of the connection's window and of the stream's.
-    pub(super) fn taken(
+    /// Bytes were consumed: what to tell the other end of the connection's window and of the stream's.
+    pub(super) fn consumed(
         &mut self,
         stream: Option<&mut Window>,
         bytes: usize,
     ) -> (Option<u32>, Option<u32>) {
         let connection = self.connection.take(bytes);
         let stream = stream.and_then(|stream| stream.take(bytes));
-        if self.counted {
+        if self.enforced {
             (connection, stream)
         } else {
             (None, None)
@@ -106,7 +106,7 @@ impl Windows {
         initial: u32,
         streams: impl Iterator<Item = &'a mut Window>,
     ) {
-        self.counted = true;
+        self.enforced = true;
         let change = i64::from(initial) - self.initial;
         self.initial = i64::from(initial);
         for stream in streams {
@@ -114,13 +114,17 @@ impl Windows {
         }
     }
 
-    pub(super) fn widen_connection(&mut self, delta: u32) -> Result<(), TooWide> {
-        self.counted = true;
+    pub(super) fn widen_connection(&mut self, delta: u32) -> Result<(), WindowOverflow> {
+        self.enforced = true;
         self.connection.widen(delta)
     }
 
-    pub(super) fn widen_stream(&mut self, stream: &mut Window, delta: u32) -> Result<(), TooWide> {
-        self.counted = true;
+    pub(super) fn widen_stream(
+        &mut self,
+        stream: &mut Window,
+        delta: u32,
+    ) -> Result<(), WindowOverflow> {
+        self.enforced = true;
         stream.widen(delta)
     }
 }
@@ -135,7 +139,7 @@ mod tests {
         let mut stream = windows.open();
         windows.sent(&mut stream, 10 << 20);
         assert_eq!(windows.room(&stream), usize::MAX);
-        assert_eq!(windows.taken(Some(&mut stream), 10 << 20), (None, None));
+        assert_eq!(windows.consumed(Some(&mut stream), 10 << 20), (None, None));
     }
 
     #[test]
@@ -150,9 +154,9 @@ mod tests {
         assert_eq!(windows.room(&stream), 64 * 1024 - 1000);
         windows.widen_connection(1 << 20).unwrap();
         assert_eq!(windows.room(&stream), 100_000);
-        assert_eq!(windows.taken(Some(&mut stream), 1000), (None, None));
+        assert_eq!(windows.consumed(Some(&mut stream), 1000), (None, None));
         let told = Some(41_000);
-        assert_eq!(windows.taken(Some(&mut stream), 40_000), (told, told));
+        assert_eq!(windows.consumed(Some(&mut stream), 40_000), (told, told));
     }
 
     #[test]
@@ -161,7 +165,7 @@ mod tests {
         let mut stream = windows.open();
         assert_eq!(
             windows.widen_stream(&mut stream, u32::MAX >> 1),
-            Err(TooWide)
+            Err(WindowOverflow)
         );
     }
 }

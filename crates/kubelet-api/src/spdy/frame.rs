@@ -89,7 +89,7 @@ struct OpenData {
 }
 
 impl Parser {
-    /// The next frame, or the next part of a data frame, if `input` has one; it is taken off `input`.
+    /// The next frame, or the next part of a data frame, if `input` has one; it is consumed off `input`.
     pub(super) fn next(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, SpdyError> {
         if let Some(data) = &mut self.data {
             if input.is_empty() {

@@ -8,13 +8,13 @@ use super::dictionary::DICTIONARY;
 use crate::streams::Headers;
 
 /// What a block may hold once decompressed. A client of Kubernetes sends about a hundred bytes.
-const MAX_BLOCK: usize = 64 * 1024;
+const MAX_BLOCK_SIZE: usize = 64 * 1024;
 const MAX_HEADERS: u32 = 128;
 
 /// Reads the blocks of one direction, in their order; a block that is skipped spoils all that follow.
-pub(super) struct Reader(Decompress);
+pub(super) struct HeaderReader(Decompress);
 
-impl Reader {
+impl HeaderReader {
     pub(super) fn new() -> Self {
         Self(Decompress::new(true))
     }
@@ -34,7 +34,7 @@ impl Reader {
             let written = (self.0.total_out() - written) as usize;
             block = block.get(read..).unwrap_or_default();
             plain.extend_from_slice(room.get(..written).unwrap_or_default());
-            if plain.len() > MAX_BLOCK {
+            if plain.len() > MAX_BLOCK_SIZE {
                 return Err(SpdyError::HeadersTooLarge);
             }
             match done {
@@ -81,9 +81,9 @@ fn parse(mut plain: Bytes) -> Result<Headers, SpdyError> {
 }
 
 /// Writes the blocks of one direction, in their order.
-pub(super) struct Writer(Compress);
+pub(super) struct HeaderWriter(Compress);
 
-impl Writer {
+impl HeaderWriter {
     pub(super) fn new() -> Self {
         let mut compress = Compress::new(Compression::fast(), true);
         // It is refused only after something was compressed.
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn blocks_come_back_in_order() {
-        let (mut writer, mut reader) = (Writer::new(), Reader::new());
+        let (mut writer, mut reader) = (HeaderWriter::new(), HeaderReader::new());
         for kind in ["error", "stdin", "stdout"] {
             let block = writer.write(&[("streamtype", kind), ("port", "80")]);
             let headers = reader.read(&block).unwrap();
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_block_that_grows_without_end_is_refused() {
-        let (mut writer, mut reader) = (Writer::new(), Reader::new());
+        let (mut writer, mut reader) = (HeaderWriter::new(), HeaderReader::new());
         let zeros = "0".repeat(4 << 20);
         let mut block = Vec::with_capacity(1 << 20);
         let plain = [&1_u32.to_be_bytes()[..], zeros.as_bytes()].concat();
@@ -140,14 +140,17 @@ mod tests {
     #[test]
     fn what_is_no_block_is_refused() {
         assert_eq!(
-            Reader::new().read(b"hello").err(),
+            HeaderReader::new().read(b"hello").err(),
             Some(SpdyError::Compression)
         );
-        assert_eq!(Reader::new().read(b"").err(), Some(SpdyError::Headers));
-        let mut writer = Writer::new();
+        assert_eq!(
+            HeaderReader::new().read(b"").err(),
+            Some(SpdyError::Headers)
+        );
+        let mut writer = HeaderWriter::new();
         let block = writer.write(&[("a", "b")]);
         let cut = &block[..block.len() - 6];
-        assert!(Reader::new().read(cut).is_err());
+        assert!(HeaderReader::new().read(cut).is_err());
     }
 
     #[test]

@@ -1,24 +1,24 @@
 //! SPDY/3.1, the server's side: what carries streams for clients older than WebSockets, and `kubectl port-forward` to this day.
 //!
-//! Sans-IO: [`Connection`] turns bytes into events and commands into bytes. `frame.rs` cuts frames, `headers.rs` has the
+//! Sans-IO: [`SpdyConnection`] turns bytes into events and commands into bytes. `frame.rs` cuts frames, `headers.rs` has the
 //! compressed header blocks, `flow.rs` the windows, `connection.rs` puts them together.
 //!
 //! Every client of Kubernetes uses one library, spdystream, and so its dialect is what counts here: it knows no windows, and it
 //! gives up when it sees a frame that it doesn't know.
 
 mod connection;
+#[cfg(test)]
+mod connection_tests;
 mod dictionary;
 mod flow;
 mod frame;
-#[cfg(test)]
-mod fuzz;
 mod headers;
 #[cfg(test)]
-pub(crate) mod peer;
+mod session_fuzz;
 #[cfg(test)]
-mod sessions;
+pub(crate) mod test_client;
 
-pub(crate) use connection::Connection;
+pub(crate) use connection::SpdyConnection;
 
 /// What a client did that SPDY doesn't allow; the connection can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,16 +11,16 @@ use axum::response::{IntoResponse, Response};
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 
-use self::summary::Summary;
-use crate::seam::PodSource;
+use self::summary::StatsSummary;
+use crate::pod_source::PodSource;
 
 /// Where this API learns what the node and its pods use, and what the agent says of itself.
 pub trait NodeSource: Send + Sync {
     /// What the node and its pods use now.
-    fn measure(&self) -> BoxFuture<'static, Measured>;
+    fn measure(&self) -> BoxFuture<'static, MeasuredSummary>;
 
     /// What the node has.
-    fn machine(&self) -> Machine;
+    fn machine(&self) -> MachineInfo;
 
     /// How this kubelet is configured, as upstream's `KubeletConfiguration`.
     fn configuration(&self) -> serde_json::Value;
@@ -32,18 +32,18 @@ pub trait NodeSource: Send + Sync {
     fn log(&self) -> Vec<LogLine>;
 }
 
-/// Figures, and whether all could be had.
+/// UsageStats, and whether all could be had.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct MeasuredSummary {
     /// The figures.
-    pub summary: Summary,
+    pub summary: StatsSummary,
     /// The sandbox of a pod that runs did not answer.
     pub incomplete: bool,
 }
 
 /// What a node has: the job's share of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Its Node's name.
     pub node: String,
     /// Processors.
@@ -74,7 +74,9 @@ pub struct LogLine {
 }
 
 /// The node of a source, or the answer that there is none.
-pub(crate) fn node_of(source: &dyn PodSource) -> Result<Arc<dyn NodeSource>, Box<Response>> {
+pub(crate) fn node_or_unavailable(
+    source: &dyn PodSource,
+) -> Result<Arc<dyn NodeSource>, Box<Response>> {
     source.node().ok_or_else(|| {
         let words = "this node is not measured\n";
         Box::new((StatusCode::SERVICE_UNAVAILABLE, words).into_response())
@@ -86,7 +88,7 @@ pub(crate) async fn summary(
     State(source): State<Arc<dyn PodSource>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let node = match node_of(&*source) {
+    let node = match node_or_unavailable(&*source) {
         Ok(node) => node,
         Err(answer) => return *answer,
     };
@@ -116,8 +118,8 @@ pub(crate) mod tests {
         "2026-11-15T10:00:00.5Z".parse().unwrap()
     }
 
-    fn figures(cpu_ns: u64, bytes: u64) -> Figures {
-        Figures {
+    fn usage(cpu_ns: u64, bytes: u64) -> UsageStats {
+        UsageStats {
             start_time: at(),
             cpu: Some(CpuStats {
                 time: at(),
@@ -149,10 +151,10 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn example() -> Summary {
+    pub(crate) fn example() -> StatsSummary {
         let container = ContainerStats {
             name: "main".to_owned(),
-            figures: figures(1_500_000_000, 4096),
+            usage: usage(1_500_000_000, 4096),
             rootfs: Some(fs(100)),
             logs: Some(fs(10)),
             processes: 3,
@@ -168,11 +170,11 @@ pub(crate) mod tests {
             rx_packets: (5, 6),
             tx_packets: (7, 8),
         };
-        Summary {
+        StatsSummary {
             node: NodeStats {
                 node_name: "node1".to_owned(),
                 system_containers: Vec::new(),
-                figures: figures(9_000_000_000, 1 << 20),
+                usage: usage(9_000_000_000, 1 << 20),
                 network: None,
                 fs: Some(fs(500)),
                 runtime: None,
@@ -184,7 +186,7 @@ pub(crate) mod tests {
                     namespace: "default".to_owned(),
                     uid: "u1".to_owned(),
                 },
-                figures: figures(2_000_000_000, 8192),
+                usage: usage(2_000_000_000, 8192),
                 containers: vec![container],
                 network: Some(NetworkStats {
                     time: at(),
@@ -214,11 +216,11 @@ pub(crate) mod tests {
     #[test]
     fn a_summary_is_read_back_and_can_be_cut() {
         let text = serde_json::to_string(&example()).unwrap();
-        let mut read: Summary = serde_json::from_str(&text).unwrap();
+        let mut read: StatsSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(read.pods[0].containers[0].processes, 0);
         read = read.only_cpu_and_memory();
         assert!(read.pods[0].network.is_none() && read.pods[0].containers[0].rootfs.is_none());
-        assert_eq!(read.pods[0].figures, example().pods[0].figures);
+        assert_eq!(read.pods[0].usage, example().pods[0].usage);
         assert!(is_true("true") && is_true("1") && !is_true("no"));
     }
 }

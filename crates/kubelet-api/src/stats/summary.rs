@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A node and its pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct StatsSummary {
     /// The node.
     pub node: NodeStats,
     /// Its pods.
@@ -26,7 +26,7 @@ pub struct NodeStats {
     pub system_containers: Vec<ContainerStats>,
     /// What it uses.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub usage: UsageStats,
     /// The host's network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
@@ -44,7 +44,7 @@ pub struct NodeStats {
 /// What is said of nodes, pods and containers alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Figures {
+pub struct UsageStats {
     /// Since when it is measured.
     pub start_time: Timestamp,
     /// Processors.
@@ -84,7 +84,7 @@ pub struct PodStats {
     pub pod_ref: PodReference,
     /// What it uses.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub usage: UsageStats,
     /// Its containers that run.
     pub containers: Vec<ContainerStats>,
     /// Its network, if it is its own.
@@ -151,7 +151,7 @@ pub struct ContainerStats {
     pub name: String,
     /// What it uses.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub usage: UsageStats,
     /// What it changed in its image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<FsStats>,
@@ -308,7 +308,7 @@ pub struct FsStats {
     pub inodes_used: u64,
 }
 
-impl Summary {
+impl StatsSummary {
     /// The same with processors and memory alone.
     pub fn only_cpu_and_memory(mut self) -> Self {
         let node = &mut self.node;

@@ -1,4 +1,4 @@
-//! Gives a [`Protocol`] a socket: one loop reads, one writes, and neither waits for the other.
+//! Gives a [`StreamProtocol`] a socket: one loop reads, one writes, and neither waits for the other.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -15,25 +15,26 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Command, Commands, Event, Headers, Incoming, Opened, Protocol, ProtocolError, StreamId,
+    CommandSender, Headers, IncomingStream, OpenedStream, ProtocolError, StreamCommand,
+    StreamEvent, StreamId, StreamProtocol,
 };
 
 /// How much is read at once.
-const READ: usize = 64 * 1024;
+const READ_SIZE: usize = 64 * 1024;
 /// A smaller rest of a buffer is not worth a system call.
-const LEAST_READ: usize = 4 * 1024;
+const MIN_READ_SIZE: usize = 4 * 1024;
 /// How much is written at once.
-const WRITE: usize = 64 * 1024;
-/// How many pieces of at most [`READ`] bytes a stream holds that nobody takes.
-const INCOMING: usize = 4;
+const WRITE_SIZE: usize = 64 * 1024;
+/// How many pieces of at most [`READ_SIZE`] bytes a stream holds that nobody takes.
+const INCOMING_QUEUE: usize = 4;
 /// How many commands wait for the socket.
-const COMMANDS: usize = 1;
+const COMMAND_QUEUE: usize = 1;
 /// How many streams wait for somebody to accept them.
-const OPENED: usize = 16;
+const OPENED_QUEUE: usize = 16;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct StreamTimeouts {
     /// How long a connection may be silent in both directions.
     pub(crate) idle: Duration,
     /// How often a client hears from us that waits for us to read.
@@ -45,7 +46,7 @@ pub(crate) struct Limits {
     pub(crate) linger: Duration,
 }
 
-impl Default for Limits {
+impl Default for StreamTimeouts {
     fn default() -> Self {
         Self {
             idle: crate::STREAM_IDLE_TIMEOUT,
@@ -59,8 +60,8 @@ impl Default for Limits {
 
 /// How a connection ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
-    /// All [`Commands`] were dropped, and everything was written.
+pub(crate) enum ConnectionEnd {
+    /// All [`CommandSender`] were dropped, and everything was written.
     #[error("everything is said")]
     Done,
     #[error("the client closed it")]
@@ -74,17 +75,17 @@ pub(crate) enum Ended {
 }
 
 /// A connection, before it runs.
-pub(crate) struct Driver<P> {
+pub(crate) struct StreamDriver<P> {
     protocol: P,
-    limits: Limits,
-    commands: mpsc::Receiver<Command>,
+    limits: StreamTimeouts,
+    commands: mpsc::Receiver<StreamCommand>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
-    opened: Option<mpsc::Sender<Opened>>,
+    opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
-impl<P: Protocol> Driver<P> {
-    pub(crate) fn new(protocol: P, limits: Limits) -> (Self, Commands) {
-        let (sender, commands) = mpsc::channel(COMMANDS);
+impl<P: StreamProtocol> StreamDriver<P> {
+    pub(crate) fn new(protocol: P, limits: StreamTimeouts) -> (Self, CommandSender) {
+        let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let driver = Self {
             protocol,
             limits,
@@ -92,32 +93,32 @@ impl<P: Protocol> Driver<P> {
             incoming: HashMap::new(),
             opened: None,
         };
-        (driver, Commands(sender))
+        (driver, CommandSender(sender))
     }
 
     /// A stream that is open from the start. What a client sends on streams that nobody expects is thrown away.
-    pub(crate) fn expect(&mut self, stream: StreamId) -> Incoming {
-        let (sender, incoming) = mpsc::channel(INCOMING);
+    pub(crate) fn expect(&mut self, stream: StreamId) -> IncomingStream {
+        let (sender, incoming) = mpsc::channel(INCOMING_QUEUE);
         self.incoming.insert(stream, sender);
-        Incoming(incoming)
+        IncomingStream(incoming)
     }
 
     /// The streams that the client opens.
-    pub(crate) fn opened(&mut self) -> mpsc::Receiver<Opened> {
-        let (sender, opened) = mpsc::channel(OPENED);
+    pub(crate) fn opened(&mut self) -> mpsc::Receiver<OpenedStream> {
+        let (sender, opened) = mpsc::channel(OPENED_QUEUE);
         self.opened = Some(sender);
         opened
     }
 
     /// Carries bytes until the connection ends.
-    pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> Ended {
+    pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> ConnectionEnd {
         let (read, write) = tokio::io::split(io);
         let limits = self.limits;
         let shared = Shared {
             state: Mutex::new(State {
                 protocol: self.protocol,
                 last_activity: Instant::now(),
-                over: false,
+                closing: false,
             }),
             has_output: Notify::new(),
             limits,
@@ -133,18 +134,18 @@ impl<P: Protocol> Driver<P> {
 
         let ended = tokio::select! {
             ended = &mut reading => ended,
-            () = &mut idle => return Ended::Idle,
+            () = &mut idle => return ConnectionEnd::Idle,
             written = &mut writing => {
                 if let Err(error) = written {
-                    return Ended::Io(error);
+                    return ConnectionEnd::Io(error);
                 }
                 // Only to let the client read in peace.
                 let _ = timeout(limits.linger, reading).await;
-                return Ended::Done;
+                return ConnectionEnd::Done;
             }
         };
-        if !matches!(ended, Ended::Io(_)) {
-            shared.lock().over = true;
+        if !matches!(ended, ConnectionEnd::Io(_)) {
+            shared.lock().closing = true;
             shared.has_output.notify_one();
             let _ = timeout(limits.flush, writing).await;
         }
@@ -156,17 +157,17 @@ impl<P: Protocol> Driver<P> {
 struct Shared<P> {
     state: Mutex<State<P>>,
     has_output: Notify,
-    limits: Limits,
+    limits: StreamTimeouts,
 }
 
 struct State<P> {
     protocol: P,
     last_activity: Instant,
     /// The protocol has said its last words, which are only to be written.
-    over: bool,
+    closing: bool,
 }
 
-impl<P: Protocol> Shared<P> {
+impl<P: StreamProtocol> Shared<P> {
     fn lock(&self) -> MutexGuard<'_, State<P>> {
         // A panic inside of a protocol ends its connection's task, so nobody is left to see a broken state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,54 +199,54 @@ impl<P: Protocol> Shared<P> {
 struct Reader<'a, P> {
     shared: &'a Shared<P>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
-    opened: Option<mpsc::Sender<Opened>>,
+    opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
-impl<P: Protocol> Reader<'_, P> {
-    async fn run(mut self, mut io: impl AsyncRead + Unpin) -> Ended {
+impl<P: StreamProtocol> Reader<'_, P> {
+    async fn run(mut self, mut io: impl AsyncRead + Unpin) -> ConnectionEnd {
         let mut buffer = BytesMut::new();
         let mut events = Vec::new();
         loop {
-            if buffer.capacity() - buffer.len() < LEAST_READ {
-                buffer.reserve(READ);
+            if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
+                buffer.reserve(READ_SIZE);
             }
             match poll_fn(|context| fill(&mut io, &mut buffer, context)).await {
-                Ok(0) => return Ended::ByClient,
+                Ok(0) => return ConnectionEnd::ByClient,
                 Ok(_) => {}
-                Err(error) => return Ended::Io(error),
+                Err(error) => return ConnectionEnd::Io(error),
             }
             self.shared.lock().last_activity = Instant::now();
             let receive = |protocol: &mut P| protocol.receive(&mut buffer, &mut events);
             let understood = self.shared.with(receive);
             for event in events.drain(..) {
                 match event {
-                    Event::Opened { stream, headers } => self.open(stream, headers).await,
-                    Event::Data { stream, bytes } => self.deliver(stream, bytes).await,
-                    Event::Finished(stream) | Event::Reset(stream) => {
+                    StreamEvent::Opened { stream, headers } => self.open(stream, headers).await,
+                    StreamEvent::Data { stream, bytes } => self.deliver(stream, bytes).await,
+                    StreamEvent::Finished(stream) | StreamEvent::Reset(stream) => {
                         self.incoming.remove(&stream);
                     }
-                    Event::Closed => return Ended::ByClient,
+                    StreamEvent::Closed => return ConnectionEnd::ByClient,
                 }
             }
             if let Err(error) = understood {
-                return Ended::Protocol(error);
+                return ConnectionEnd::Protocol(error);
             }
         }
     }
 
     async fn open(&mut self, stream: StreamId, headers: Headers) {
-        let (sender, incoming) = mpsc::channel(INCOMING);
-        let new = Opened {
+        let (sender, incoming) = mpsc::channel(INCOMING_QUEUE);
+        let new = OpenedStream {
             stream,
             headers,
-            incoming: Incoming(incoming),
+            incoming: IncomingStream(incoming),
         };
         if let Some(opened) = &self.opened
             && opened.send(new).await.is_ok()
         {
             self.incoming.insert(stream, sender);
         } else {
-            let refuse = |protocol: &mut P| protocol.apply(Command::Reset(stream));
+            let refuse = |protocol: &mut P| protocol.apply(StreamCommand::Reset(stream));
             self.shared.with(refuse);
         }
     }
@@ -262,7 +263,8 @@ impl<P: Protocol> Reader<'_, P> {
                 Err(TrySendError::Full(bytes)) => self.wait_for_room(sender, bytes).await,
             }
         }
-        self.shared.with(|protocol| protocol.taken(stream, length));
+        self.shared
+            .with(|protocol| protocol.consumed(stream, length));
     }
 
     async fn wait_for_room(&self, sender: &mpsc::Sender<Bytes>, bytes: Bytes) {
@@ -271,7 +273,7 @@ impl<P: Protocol> Reader<'_, P> {
             tokio::select! {
                 _ = &mut sending => return,
                 () = sleep(self.shared.limits.keep_alive) => {
-                    self.shared.with(Protocol::keep_alive);
+                    self.shared.with(StreamProtocol::keep_alive);
                 }
             }
         }
@@ -289,7 +291,7 @@ fn fill(
         match pin!(io.read_buf(buffer)).poll(context) {
             Poll::Ready(Ok(read)) if read > 0 => {
                 all += read;
-                if buffer.capacity() - buffer.len() < LEAST_READ {
+                if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
                     return Poll::Ready(Ok(all));
                 }
             }
@@ -301,9 +303,9 @@ fn fill(
 }
 
 /// Writes until all who give commands are gone, and then says goodbye.
-async fn write_all<P: Protocol>(
+async fn write_all<P: StreamProtocol>(
     shared: &Shared<P>,
-    mut commands: mpsc::Receiver<Command>,
+    mut commands: mpsc::Receiver<StreamCommand>,
     mut io: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     loop {
@@ -320,7 +322,7 @@ async fn write_all<P: Protocol>(
                     }
                 }
                 // One system call for as much as waits.
-                while state.protocol.output().len() < WRITE
+                while state.protocol.output().len() < WRITE_SIZE
                     && state.protocol.is_ready()
                     && let Ok(command) = commands.try_recv()
                 {
@@ -331,7 +333,7 @@ async fn write_all<P: Protocol>(
         }
         let bytes = {
             let mut state = shared.lock();
-            last |= state.over;
+            last |= state.closing;
             let bytes = state.protocol.output().split();
             if !bytes.is_empty() {
                 state.last_activity = Instant::now();

@@ -1,10 +1,10 @@
 //! Many streams over one connection, whatever carries them.
 //!
-//! A [`Protocol`] is a state machine without IO: SPDY, channels in a WebSocket, or SPDY in a WebSocket. The [`Driver`] gives
-//! it a socket. Handlers see neither: they take bytes from an [`Incoming`] and put bytes into an [`Outgoing`].
+//! A [`Protocol`] is a state machine without IO: SPDY, channels in a WebSocket, or SPDY in a WebSocket. The [`StreamDriver`] gives
+//! it a socket. Handlers see neither: they take bytes from an [`IncomingStream`] and put bytes into an [`OutgoingStream`].
 //!
-//! Memory is bounded everywhere: an [`Incoming`] that nobody reads stops the reading of the whole connection, and an
-//! [`Outgoing`] waits while the client doesn't read.
+//! Memory is bounded everywhere: an [`IncomingStream`] that nobody reads stops the reading of the whole connection, and an
+//! [`OutgoingStream`] waits while the client doesn't read.
 
 mod driver;
 
@@ -14,14 +14,14 @@ use tokio::sync::mpsc;
 use crate::spdy::SpdyError;
 use crate::websocket::WebSocketError;
 
-pub(crate) use driver::{Driver, Ended, Limits};
+pub(crate) use driver::{ConnectionEnd, StreamDriver, StreamTimeouts};
 
 /// How a protocol numbers its streams.
 pub(crate) type StreamId = u32;
 
 /// What a client did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum StreamEvent {
     /// It wants a new stream.
     Opened { stream: StreamId, headers: Headers },
     /// It sent bytes; never none.
@@ -36,7 +36,7 @@ pub(crate) enum Event {
 
 /// What a handler wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum StreamCommand {
     /// A stream that the client opened is welcome.
     Accept(StreamId),
     /// Bytes for the client.
@@ -48,19 +48,19 @@ pub(crate) enum Command {
 }
 
 /// A protocol, without IO.
-pub(crate) trait Protocol: Send {
+pub(crate) trait StreamProtocol: Send {
     /// Takes from `input` what can be understood so far. After an error the output holds the last words.
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError>;
 
     /// Turns a command into output.
-    fn apply(&mut self, command: Command);
+    fn apply(&mut self, command: StreamCommand);
 
-    /// Somebody took bytes of an [`Event::Data`].
-    fn taken(&mut self, _stream: StreamId, _bytes: usize) {}
+    /// Somebody took bytes of an [`StreamEvent::Data`].
+    fn consumed(&mut self, _stream: StreamId, _bytes: usize) {}
 
     /// Whether commands may be given now, or the client must first make room.
     fn is_ready(&self) -> bool {
@@ -108,17 +108,17 @@ impl Headers {
 
 /// A stream that a client has opened and nobody has accepted yet.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedStream {
     pub(crate) stream: StreamId,
     pub(crate) headers: Headers,
-    pub(crate) incoming: Incoming,
+    pub(crate) incoming: IncomingStream,
 }
 
 /// What a client sends on one stream.
 #[derive(Debug)]
-pub(crate) struct Incoming(mpsc::Receiver<Bytes>);
+pub(crate) struct IncomingStream(mpsc::Receiver<Bytes>);
 
-impl Incoming {
+impl IncomingStream {
     /// The next bytes; nothing when the client has finished the stream.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         self.0.recv().await
@@ -127,16 +127,16 @@ impl Incoming {
 
 /// Where commands go. When the last of these is gone, the connection ends in order.
 #[derive(Clone, Debug)]
-pub(crate) struct Commands(mpsc::Sender<Command>);
+pub(crate) struct CommandSender(mpsc::Sender<StreamCommand>);
 
-impl Commands {
-    pub(crate) async fn send(&self, command: Command) -> Result<(), Gone> {
-        self.0.send(command).await.map_err(|_| Gone)
+impl CommandSender {
+    pub(crate) async fn send(&self, command: StreamCommand) -> Result<(), ConnectionClosed> {
+        self.0.send(command).await.map_err(|_| ConnectionClosed)
     }
 
     /// One stream's way to the client.
-    pub(crate) fn outgoing(&self, stream: StreamId) -> Outgoing {
-        Outgoing {
+    pub(crate) fn outgoing(&self, stream: StreamId) -> OutgoingStream {
+        OutgoingStream {
             stream,
             commands: self.clone(),
         }
@@ -146,30 +146,32 @@ impl Commands {
 /// The connection is gone, and with it everybody who would have read this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client is gone")]
-pub(crate) struct Gone;
+pub(crate) struct ConnectionClosed;
 
 /// What a client receives on one stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingStream {
     stream: StreamId,
-    commands: Commands,
+    commands: CommandSender,
 }
 
-impl Outgoing {
+impl OutgoingStream {
     /// Waits until there is room; what is done then is on its way.
-    pub(crate) async fn send(&self, bytes: Bytes) -> Result<(), Gone> {
-        self.commands.send(Command::Data(self.stream, bytes)).await
+    pub(crate) async fn send(&self, bytes: Bytes) -> Result<(), ConnectionClosed> {
+        self.commands
+            .send(StreamCommand::Data(self.stream, bytes))
+            .await
     }
 
-    pub(crate) async fn accept(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Accept(self.stream)).await
+    pub(crate) async fn accept(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Accept(self.stream)).await
     }
 
-    pub(crate) async fn finish(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Finish(self.stream)).await
+    pub(crate) async fn finish(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Finish(self.stream)).await
     }
 
-    pub(crate) async fn reset(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Reset(self.stream)).await
+    pub(crate) async fn reset(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Reset(self.stream)).await
     }
 }

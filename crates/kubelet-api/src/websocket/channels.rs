@@ -5,8 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
 
 use super::WebSocketError;
-use super::frame::{Framing, Kind, Piece};
-use crate::streams::{Command, Event, Protocol, ProtocolError, StreamId};
+use super::frame::{Framing, MessagePiece, MessageType};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
 /// In version 5 a message of this channel names another one that its sender is done with.
 const CLOSE_SIGNAL: u8 = 255;
@@ -60,20 +60,24 @@ impl Channels {
     fn pieces(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), WebSocketError> {
         while let Some(piece) = self.framing.next(input)? {
             match piece {
-                Piece::Begin => self.message = Message::Begins,
-                Piece::Part(bytes) => self.part(bytes.freeze(), events)?,
-                Piece::End => self.end(events)?,
-                Piece::Close => events.push(Event::Closed),
+                MessagePiece::Begin => self.message = Message::Begins,
+                MessagePiece::Part(bytes) => self.part(bytes.freeze(), events)?,
+                MessagePiece::End => self.end(events)?,
+                MessagePiece::Close => events.push(StreamEvent::Closed),
             }
         }
         Ok(())
     }
 
-    fn part(&mut self, mut bytes: Bytes, events: &mut Vec<Event>) -> Result<(), WebSocketError> {
+    fn part(
+        &mut self,
+        mut bytes: Bytes,
+        events: &mut Vec<StreamEvent>,
+    ) -> Result<(), WebSocketError> {
         if let Message::Begins = self.message {
             let first = bytes.split_to(1);
             self.message = self.begin(first[0]);
@@ -90,7 +94,7 @@ impl Channels {
                 };
                 match decoded {
                     Some(bytes) if bytes.is_empty() => {}
-                    Some(bytes) => events.push(Event::Data { stream, bytes }),
+                    Some(bytes) => events.push(StreamEvent::Data { stream, bytes }),
                     None => self.message = Message::Ignored,
                 }
             }
@@ -115,11 +119,11 @@ impl Channels {
         }
     }
 
-    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), WebSocketError> {
+    fn end(&mut self, events: &mut Vec<StreamEvent>) -> Result<(), WebSocketError> {
         if let Message::Closes(channel) = self.message {
             let closed = channel.filter(|channel| self.closable.is_some_and(|all| *channel < all));
             let channel = closed.ok_or(WebSocketError::CloseSignal)?;
-            events.push(Event::Finished(channel.into()));
+            events.push(StreamEvent::Finished(channel.into()));
         }
         self.message = Message::Begins;
         Ok(())
@@ -129,12 +133,14 @@ impl Channels {
         // There are never more than a few channels.
         let channel = stream as u8;
         match self.encoding {
-            Encoding::Binary => self.framing.message(Kind::Binary, &[&[channel], bytes]),
+            Encoding::Binary => self
+                .framing
+                .message(MessageType::Binary, &[&[channel], bytes]),
             Encoding::Base64 => {
                 let text = STANDARD.encode(bytes);
                 let digit = channel.wrapping_add(b'0');
                 self.framing
-                    .message(Kind::Text, &[&[digit], text.as_bytes()]);
+                    .message(MessageType::Text, &[&[digit], text.as_bytes()]);
             }
         }
     }
@@ -148,11 +154,11 @@ fn decode(waiting: &mut Vec<u8>, bytes: &[u8]) -> Option<Bytes> {
     STANDARD.decode(letters).ok().map(Bytes::from)
 }
 
-impl Protocol for Channels {
+impl StreamProtocol for Channels {
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         self.pieces(input, events).map_err(|error| {
             self.framing.output.clear();
@@ -161,9 +167,9 @@ impl Protocol for Channels {
         })
     }
 
-    fn apply(&mut self, command: Command) {
+    fn apply(&mut self, command: StreamCommand) {
         // Only clients can say that a channel is closed, and nobody can refuse one.
-        if let Command::Data(stream, bytes) = command {
+        if let StreamCommand::Data(stream, bytes) = command {
             self.send(stream, &bytes);
         }
     }
@@ -183,36 +189,42 @@ impl Protocol for Channels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer;
+    use super::super::test_frames;
     use super::*;
 
-    fn received(channels: &mut Channels, bytes: &[u8]) -> Result<Vec<Event>, ProtocolError> {
+    fn received(channels: &mut Channels, bytes: &[u8]) -> Result<Vec<StreamEvent>, ProtocolError> {
         let (mut input, mut events) = (BytesMut::from(bytes), Vec::new());
         channels.receive(&mut input, &mut events)?;
         Ok(events)
     }
 
-    fn data(stream: StreamId, bytes: &'static [u8]) -> Event {
+    fn data(stream: StreamId, bytes: &'static [u8]) -> StreamEvent {
         let bytes = Bytes::from_static(bytes);
-        Event::Data { stream, bytes }
+        StreamEvent::Data { stream, bytes }
     }
 
     #[test]
     fn binary_channels_go_both_ways() {
         let mut channels = Channels::new(Encoding::Binary);
-        let read = received(&mut channels, &peer::client_frame(0x82, b"\x00foo\n"));
+        let read = received(
+            &mut channels,
+            &test_frames::client_frame(0x82, b"\x00foo\n"),
+        );
         assert_eq!(read, Ok(vec![data(0, b"foo\n")]));
-        channels.apply(Command::Data(1, Bytes::from_static(b"\n")));
-        channels.apply(Command::Data(1, Bytes::new()));
+        channels.apply(StreamCommand::Data(1, Bytes::from_static(b"\n")));
+        channels.apply(StreamCommand::Data(1, Bytes::new()));
         assert_eq!(channels.output()[..], [0x82, 2, 1, 10, 0x82, 1, 1]);
     }
 
     #[test]
     fn base64_channels_go_both_ways() {
         let mut channels = Channels::new(Encoding::Base64);
-        let read = received(&mut channels, &peer::client_frame(0x81, b"0Zm9vCg=="));
+        let read = received(
+            &mut channels,
+            &test_frames::client_frame(0x81, b"0Zm9vCg=="),
+        );
         assert_eq!(read, Ok(vec![data(0, b"foo\n")]));
-        channels.apply(Command::Data(1, Bytes::from_static(b"\n")));
+        channels.apply(StreamCommand::Data(1, Bytes::from_static(b"\n")));
         assert_eq!(channels.output()[..], *b"\x81\x051Cg==");
     }
 
@@ -220,7 +232,7 @@ mod tests {
     fn base64_in_parts_is_put_together() {
         let mut channels = Channels::new(Encoding::Base64);
         let (mut input, mut read) = (BytesMut::new(), Vec::new());
-        for byte in peer::client_frame(0x81, b"0Zm9vCg==") {
+        for byte in test_frames::client_frame(0x81, b"0Zm9vCg==") {
             input.extend_from_slice(&[byte]);
             channels.receive(&mut input, &mut read).unwrap();
         }
@@ -231,8 +243,8 @@ mod tests {
     fn what_is_no_base64_is_ignored() {
         let mut channels = Channels::new(Encoding::Base64);
         let bytes = [
-            peer::client_frame(0x81, b"0%%%%"),
-            peer::client_frame(0x81, b"0Zm9v"),
+            test_frames::client_frame(0x81, b"0%%%%"),
+            test_frames::client_frame(0x81, b"0Zm9v"),
         ];
         let read = received(&mut channels, &bytes.concat());
         assert_eq!(read, Ok(vec![data(0, b"foo")]));
@@ -242,22 +254,25 @@ mod tests {
     fn an_empty_message_means_nothing() {
         let mut channels = Channels::new(Encoding::Binary);
         let bytes = [
-            peer::client_frame(0x82, b""),
-            peer::client_frame(0x82, b"\x00"),
+            test_frames::client_frame(0x82, b""),
+            test_frames::client_frame(0x82, b"\x00"),
         ];
         assert_eq!(received(&mut channels, &bytes.concat()), Ok(vec![]));
     }
 
     #[test]
     fn version_5_closes_single_channels() {
-        let close = peer::client_frame(0x82, &[255, 0]);
+        let close = test_frames::client_frame(0x82, &[255, 0]);
         let mut v5 = Channels::new(Encoding::Binary).closable(5);
-        assert_eq!(received(&mut v5, &close), Ok(vec![Event::Finished(0)]));
+        assert_eq!(
+            received(&mut v5, &close),
+            Ok(vec![StreamEvent::Finished(0)])
+        );
         let mut v4 = Channels::new(Encoding::Binary);
         assert_eq!(received(&mut v4, &close), Ok(vec![data(255, b"\0")]));
         for wrong in [&[255][..], &[255, 5], &[255, 0, 0]] {
             let mut v5 = Channels::new(Encoding::Binary).closable(5);
-            let error = received(&mut v5, &peer::client_frame(0x82, wrong)).unwrap_err();
+            let error = received(&mut v5, &test_frames::client_frame(0x82, wrong)).unwrap_err();
             assert_eq!(error, WebSocketError::CloseSignal.into());
             assert_eq!(v5.output()[..], [0x88, 2, 3, 0xea]);
         }

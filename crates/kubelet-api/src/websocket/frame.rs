@@ -6,7 +6,7 @@ use super::WebSocketError;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
-const OPERATION: u8 = 0x0f;
+const OPCODE: u8 = 0x0f;
 const MASKED: u8 = 0x80;
 const LENGTH: u8 = 0x7f;
 /// Control frames are short and whole.
@@ -14,22 +14,22 @@ const MAX_CONTROL: usize = 125;
 /// The longest header: two bytes, eight of length, four of mask.
 const MAX_HEADER: usize = 14;
 /// How much may wait to be written in answer to what a client sends without reading.
-pub(super) const MAX_ANSWERS: usize = 1 << 20;
+pub(super) const MAX_PENDING_REPLIES: usize = 1 << 20;
 /// "Normal closure" and "protocol error".
-const NORMAL: u16 = 1000;
-const PROTOCOL_ERROR: u16 = 1002;
+const CLOSE_NORMAL: u16 = 1000;
+const CLOSE_PROTOCOL_ERROR: u16 = 1002;
 
 /// What a message holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MessageType {
     Text = 1,
     Binary = 2,
 }
 
 /// What a client sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum MessagePiece {
     /// A message begins.
     Begin,
     /// A part of a message, never empty.
@@ -66,7 +66,7 @@ enum Control {
 
 struct Header {
     fin: bool,
-    operation: u8,
+    opcode: u8,
     length: u64,
     mask: [u8; 4],
     /// How many bytes the header itself has.
@@ -74,8 +74,11 @@ struct Header {
 }
 
 impl Framing {
-    /// The next piece, if `input` has one; it is taken off `input`. Pings are answered on the way.
-    pub(super) fn next(&mut self, input: &mut BytesMut) -> Result<Option<Piece>, WebSocketError> {
+    /// The next piece, if `input` has one; it is consumed off `input`. Pings are answered on the way.
+    pub(super) fn next(
+        &mut self,
+        input: &mut BytesMut,
+    ) -> Result<Option<MessagePiece>, WebSocketError> {
         loop {
             if self.closed {
                 input.clear();
@@ -83,27 +86,27 @@ impl Framing {
             }
             if let Some(payload) = &mut self.payload {
                 if payload.left > 0 {
-                    return Ok(payload.part(input).map(Piece::Part));
+                    return Ok(payload.part(input).map(MessagePiece::Part));
                 }
                 let fin = payload.fin;
                 self.payload = None;
                 if fin {
                     self.in_message = false;
-                    return Ok(Some(Piece::End));
+                    return Ok(Some(MessagePiece::End));
                 }
             }
             let Some(header) = Header::parse(input)? else {
                 return Ok(None);
             };
-            if header.operation & 8 != 0 {
+            if header.opcode & 8 != 0 {
                 match self.control(&header, input)? {
                     None => return Ok(None),
                     Some(Control::Answered) => continue,
-                    Some(Control::Close) => return Ok(Some(Piece::Close)),
+                    Some(Control::Close) => return Ok(Some(MessagePiece::Close)),
                 }
             }
             input.advance(header.size);
-            let begins = header.operation != 0;
+            let begins = header.opcode != 0;
             if begins == self.in_message {
                 return Err(WebSocketError::Continuation);
             }
@@ -114,7 +117,7 @@ impl Framing {
                 fin: header.fin,
             });
             if begins {
-                return Ok(Some(Piece::Begin));
+                return Ok(Some(MessagePiece::Begin));
             }
         }
     }
@@ -135,22 +138,22 @@ impl Framing {
         input.advance(header.size);
         let mut payload = input.split_to(length);
         unmask(&mut payload, header.mask);
-        match header.operation {
+        match header.opcode {
             8 => {
-                self.close_with(NORMAL);
+                self.close_with(CLOSE_NORMAL);
                 return Ok(Some(Control::Close));
             }
             9 => self.write(10, &[&payload]),
             _ => {}
         }
-        if self.output.len() > MAX_ANSWERS {
+        if self.output.len() > MAX_PENDING_REPLIES {
             return Err(WebSocketError::Flood);
         }
         Ok(Some(Control::Answered))
     }
 
     /// Writes a message of one frame.
-    pub(super) fn message(&mut self, kind: Kind, parts: &[&[u8]]) {
+    pub(super) fn message(&mut self, kind: MessageType, parts: &[&[u8]]) {
         if !self.closed {
             self.write(kind as u8, parts);
         }
@@ -165,12 +168,12 @@ impl Framing {
 
     /// Says goodbye.
     pub(super) fn close(&mut self) {
-        self.close_with(NORMAL);
+        self.close_with(CLOSE_NORMAL);
     }
 
     /// Says goodbye to a client that broke the protocol.
     pub(super) fn fail(&mut self) {
-        self.close_with(PROTOCOL_ERROR);
+        self.close_with(CLOSE_PROTOCOL_ERROR);
     }
 
     fn close_with(&mut self, code: u16) {
@@ -180,10 +183,10 @@ impl Framing {
         }
     }
 
-    fn write(&mut self, operation: u8, parts: &[&[u8]]) {
+    fn write(&mut self, opcode: u8, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.output.reserve(MAX_HEADER + length);
-        self.output.put_u8(FIN | operation);
+        self.output.put_u8(FIN | opcode);
         match length {
             0..=125 => self.output.put_u8(length as u8),
             126..=0xffff => {
@@ -221,12 +224,12 @@ impl Header {
         let &[first, second, ref rest @ ..] = input else {
             return Ok(None);
         };
-        let operation = first & OPERATION;
+        let opcode = first & OPCODE;
         if first & RESERVED != 0 {
             return Err(WebSocketError::Reserved);
         }
-        if !matches!(operation, 0..=2 | 8..=10) {
-            return Err(WebSocketError::Operation(operation));
+        if !matches!(opcode, 0..=2 | 8..=10) {
+            return Err(WebSocketError::Opcode(opcode));
         }
         if second & MASKED == 0 {
             return Err(WebSocketError::NotMasked);
@@ -250,7 +253,7 @@ impl Header {
         };
         Ok(Some(Self {
             fin: first & FIN != 0,
-            operation,
+            opcode,
             length,
             mask,
             size: input.len() - rest.len(),
@@ -274,10 +277,10 @@ pub(super) fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer;
+    use super::super::test_frames;
     use super::*;
 
-    fn pieces(framing: &mut Framing, bytes: &[u8]) -> Result<Vec<Piece>, WebSocketError> {
+    fn pieces(framing: &mut Framing, bytes: &[u8]) -> Result<Vec<MessagePiece>, WebSocketError> {
         let (mut input, mut pieces) = (BytesMut::from(bytes), Vec::new());
         while let Some(piece) = framing.next(&mut input)? {
             pieces.push(piece);
@@ -285,8 +288,8 @@ mod tests {
         Ok(pieces)
     }
 
-    fn part(bytes: &'static [u8]) -> Piece {
-        Piece::Part(BytesMut::from(bytes))
+    fn part(bytes: &'static [u8]) -> MessagePiece {
+        MessagePiece::Part(BytesMut::from(bytes))
     }
 
     #[test]
@@ -295,7 +298,10 @@ mod tests {
             0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
         ];
         let read = pieces(&mut Framing::default(), &hello);
-        assert_eq!(read, Ok(vec![Piece::Begin, part(b"Hello"), Piece::End]));
+        assert_eq!(
+            read,
+            Ok(vec![MessagePiece::Begin, part(b"Hello"), MessagePiece::End])
+        );
     }
 
     #[test]
@@ -303,19 +309,22 @@ mod tests {
         for length in [0, 1, 125, 126, 127, 65535, 65536, 70000] {
             let bytes = vec![7; length];
             let mut framing = Framing::default();
-            framing.message(Kind::Binary, &[&bytes[..length / 2], &bytes[length / 2..]]);
-            let (header, written) = peer::server_frame(&framing.output).unwrap();
+            framing.message(
+                MessageType::Binary,
+                &[&bytes[..length / 2], &bytes[length / 2..]],
+            );
+            let (header, written) = test_frames::server_frame(&framing.output).unwrap();
             assert_eq!(header, 0x82);
             assert_eq!(written, bytes);
 
-            let read = pieces(&mut framing, &peer::client_frame(0x82, &bytes)).unwrap();
+            let read = pieces(&mut framing, &test_frames::client_frame(0x82, &bytes)).unwrap();
             let expected = if length == 0 {
-                vec![Piece::Begin, Piece::End]
+                vec![MessagePiece::Begin, MessagePiece::End]
             } else {
                 vec![
-                    Piece::Begin,
-                    Piece::Part(BytesMut::from(&bytes[..])),
-                    Piece::End,
+                    MessagePiece::Begin,
+                    MessagePiece::Part(BytesMut::from(&bytes[..])),
+                    MessagePiece::End,
                 ]
             };
             assert_eq!(read, expected);
@@ -325,15 +334,20 @@ mod tests {
     #[test]
     fn pings_between_the_parts_of_a_message_are_answered() {
         let bytes = [
-            peer::client_frame(0x02, b"one"),
-            peer::client_frame(0x89, b"alive?"),
-            peer::client_frame(0x80, b"two"),
+            test_frames::client_frame(0x02, b"one"),
+            test_frames::client_frame(0x89, b"alive?"),
+            test_frames::client_frame(0x80, b"two"),
         ];
         let mut framing = Framing::default();
         let read = pieces(&mut framing, &bytes.concat());
         assert_eq!(
             read,
-            Ok(vec![Piece::Begin, part(b"one"), part(b"two"), Piece::End])
+            Ok(vec![
+                MessagePiece::Begin,
+                part(b"one"),
+                part(b"two"),
+                MessagePiece::End
+            ])
         );
         assert_eq!(framing.output[..], *b"\x8a\x06alive?");
     }
@@ -341,17 +355,17 @@ mod tests {
     #[test]
     fn a_close_is_answered_and_the_last_thing() {
         let bytes = [
-            peer::client_frame(0x88, &[3, 0xe8]),
-            peer::client_frame(0x82, b"late"),
+            test_frames::client_frame(0x88, &[3, 0xe8]),
+            test_frames::client_frame(0x82, b"late"),
         ];
         let mut framing = Framing::default();
         assert_eq!(
             pieces(&mut framing, &bytes.concat()),
-            Ok(vec![Piece::Close])
+            Ok(vec![MessagePiece::Close])
         );
         assert_eq!(framing.output[..], [0x88, 2, 3, 0xe8]);
         framing.close();
-        framing.message(Kind::Binary, &[b"late"]);
+        framing.message(MessageType::Binary, &[b"late"]);
         assert_eq!(framing.output.len(), 4);
     }
 
@@ -359,25 +373,29 @@ mod tests {
     fn what_nobody_may_send_is_refused() {
         let refused = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
         assert_eq!(refused(&[0xc2, 0x80]), WebSocketError::Reserved);
-        assert_eq!(refused(&[0x83, 0x80]), WebSocketError::Operation(3));
+        assert_eq!(refused(&[0x83, 0x80]), WebSocketError::Opcode(3));
         assert_eq!(refused(&[0x82, 0x00]), WebSocketError::NotMasked);
         assert_eq!(
-            refused(&peer::client_frame(0x09, b"")),
+            refused(&test_frames::client_frame(0x09, b"")),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&peer::client_frame(0x89, &[0; 126])),
+            refused(&test_frames::client_frame(0x89, &[0; 126])),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&peer::client_frame(0x80, b"")),
+            refused(&test_frames::client_frame(0x80, b"")),
             WebSocketError::Continuation
         );
-        let twice = [peer::client_frame(0x02, b""), peer::client_frame(0x82, b"")].concat();
+        let twice = [
+            test_frames::client_frame(0x02, b""),
+            test_frames::client_frame(0x82, b""),
+        ]
+        .concat();
         assert_eq!(refused(&twice), WebSocketError::Continuation);
         let long = [0x82, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(refused(&long), WebSocketError::Length);
-        let pings = peer::client_frame(0x89, &[0; 125]).repeat(10_000);
+        let pings = test_frames::client_frame(0x89, &[0; 125]).repeat(10_000);
         assert_eq!(refused(&pings), WebSocketError::Flood);
     }
 }

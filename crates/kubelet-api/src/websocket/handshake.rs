@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 /// Proves that the answer comes from somebody who knows WebSockets.
-const SEAL: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+const ACCEPT_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// Whether a request wants to become a WebSocket, as upstream judges it.
 pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
@@ -37,16 +37,16 @@ pub(crate) fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
 
 /// What was agreed upon.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Accepted<T> {
+pub(crate) struct AcceptedUpgrade<T> {
     /// What the protocol means to the caller.
-    pub(crate) meaning: T,
+    pub(crate) protocol: T,
     /// The headers of the answer.
     pub(crate) headers: HeaderMap,
 }
 
 /// Why a request can't become a WebSocket.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadHandshake {
+pub(crate) enum HandshakeError {
     #[error("the request of a WebSocket is a GET")]
     Method,
     #[error("only version 13 of WebSockets is known here")]
@@ -65,27 +65,27 @@ pub(crate) fn accept<T: Copy>(
     method: &Method,
     headers: &HeaderMap,
     supported: &[(&'static str, T)],
-) -> Result<Accepted<T>, BadHandshake> {
+) -> Result<AcceptedUpgrade<T>, HandshakeError> {
     if method != Method::GET {
-        return Err(BadHandshake::Method);
+        return Err(HandshakeError::Method);
     }
     let version = headers.get(header::SEC_WEBSOCKET_VERSION);
     if version.is_none_or(|version| version != "13") {
-        return Err(BadHandshake::Version);
+        return Err(HandshakeError::Version);
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY);
     let key = key.and_then(|key| key.to_str().ok());
     let key = key.filter(|key| STANDARD.decode(key).is_ok_and(|bytes| bytes.len() == 16));
-    let seal = seal(key.ok_or(BadHandshake::Key)?);
+    let accept_key = accept_key(key.ok_or(HandshakeError::Key)?);
 
     let mut requested = requested_protocols(headers);
     if requested.is_empty() {
         requested.push("");
     }
-    let both = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, meaning)) = requested.iter().find_map(both) else {
+    let match_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
+    let Some((name, protocol)) = requested.iter().find_map(match_supported) else {
         let supported: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(BadHandshake::Protocol {
+        return Err(HandshakeError::Protocol {
             requested: requested.join(" "),
             supported: supported.join(" "),
         });
@@ -94,19 +94,22 @@ pub(crate) fn accept<T: Copy>(
     let mut headers = HeaderMap::new();
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(header::SEC_WEBSOCKET_ACCEPT, seal);
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept_key);
     if !name.is_empty() {
         headers.insert(
             header::SEC_WEBSOCKET_PROTOCOL,
             HeaderValue::from_static(name),
         );
     }
-    let meaning = *meaning;
-    Ok(Accepted { meaning, headers })
+    let protocol = *protocol;
+    Ok(AcceptedUpgrade { protocol, headers })
 }
 
-fn seal(key: &str) -> HeaderValue {
-    let sum = digest(&SHA1_FOR_LEGACY_USE_ONLY, [key, SEAL].concat().as_bytes());
+fn accept_key(key: &str) -> HeaderValue {
+    let sum = digest(
+        &SHA1_FOR_LEGACY_USE_ONLY,
+        [key, ACCEPT_GUID].concat().as_bytes(),
+    );
     let text = STANDARD.encode(sum);
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
@@ -139,9 +142,9 @@ mod tests {
         let headers = request(&[]);
         assert!(is_websocket(&headers));
         let accepted = accept(&Method::GET, &headers, SUPPORTED).unwrap();
-        assert_eq!(accepted.meaning, 0);
-        let seal = &accepted.headers[header::SEC_WEBSOCKET_ACCEPT];
-        assert_eq!(seal, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(accepted.protocol, 0);
+        let accept_key = &accepted.headers[header::SEC_WEBSOCKET_ACCEPT];
+        assert_eq!(accept_key, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         assert!(
             !accepted
                 .headers
@@ -152,7 +155,7 @@ mod tests {
     #[test]
     fn the_protocol_that_the_client_likes_best_is_taken() {
         let meant = |protocols: &[&'static str]| {
-            accept(&Method::GET, &request(protocols), SUPPORTED).map(|accepted| accepted.meaning)
+            accept(&Method::GET, &request(protocols), SUPPORTED).map(|accepted| accepted.protocol)
         };
         assert_eq!(meant(&["v5.channel.k8s.io,v4.channel.k8s.io"]), Ok(5));
         assert_eq!(meant(&["v4.channel.k8s.io", "v5.channel.k8s.io"]), Ok(4));
@@ -168,11 +171,11 @@ mod tests {
     fn what_is_no_handshake_is_refused() {
         let mut headers = request(&[]);
         let error = |method, headers: &HeaderMap| accept(&method, headers, SUPPORTED).unwrap_err();
-        assert_eq!(error(Method::POST, &headers), BadHandshake::Method);
+        assert_eq!(error(Method::POST, &headers), HandshakeError::Method);
         headers.insert(header::SEC_WEBSOCKET_KEY, HeaderValue::from_static("short"));
-        assert_eq!(error(Method::GET, &headers), BadHandshake::Key);
+        assert_eq!(error(Method::GET, &headers), HandshakeError::Key);
         headers.remove(header::SEC_WEBSOCKET_VERSION);
-        assert_eq!(error(Method::GET, &headers), BadHandshake::Version);
+        assert_eq!(error(Method::GET, &headers), HandshakeError::Version);
         headers.remove(header::CONNECTION);
         assert!(!is_websocket(&headers));
     }

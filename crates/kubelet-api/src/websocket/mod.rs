@@ -6,18 +6,20 @@
 //! `handshake.rs` answers the request, `frame.rs` cuts and writes frames, `channels.rs` and `tunnel.rs` are what they carry.
 
 mod channels;
-mod frame;
 #[cfg(test)]
-mod fuzz;
+mod connection_tests;
+mod frame;
 mod handshake;
 #[cfg(test)]
-pub(crate) mod peer;
+mod session_fuzz;
 #[cfg(test)]
-mod sessions;
+pub(crate) mod test_frames;
 mod tunnel;
 
 pub(crate) use channels::{Channels, Encoding};
-pub(crate) use handshake::{Accepted, BadHandshake, accept, is_websocket, requested_protocols};
+pub(crate) use handshake::{
+    AcceptedUpgrade, HandshakeError, accept, is_websocket, requested_protocols,
+};
 pub(crate) use tunnel::Tunnel;
 
 /// What a client did that WebSocket doesn't allow; the connection can't go on.
@@ -25,8 +27,8 @@ pub(crate) use tunnel::Tunnel;
 pub(crate) enum WebSocketError {
     #[error("a frame with bits that were not agreed upon")]
     Reserved,
-    #[error("a frame with the unknown operation {0}")]
-    Operation(u8),
+    #[error("a frame with the unknown opcode {0}")]
+    Opcode(u8),
     #[error("a frame of a client that is not masked")]
     NotMasked,
     #[error("a control frame that is too long or in parts")]

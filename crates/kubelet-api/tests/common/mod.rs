@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kubelet_api::{Access, ApiError, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, serve};
+use kubelet_api::{AccessPolicy, ApiError, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, serve};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -31,7 +31,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn of(pods: impl PodSource + 'static, access: Access) -> Self {
+    pub async fn of(pods: impl PodSource + 'static, access: AccessPolicy) -> Self {
         let ca = Ca::new("test CA");
         let (cert_chain_pem, key_pem) =
             ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);

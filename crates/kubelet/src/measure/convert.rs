@@ -3,10 +3,11 @@
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
-    ContainerStats, CpuStats, Figures, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
-    PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, ThrottlingStats, VolumeStats,
+    ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
+    PodReference, PodStats, ProbeStats, ProcessStats, PvcReference, ThrottlingStats, UsageStats,
+    VolumeStats,
 };
-use sandbox::usage::{
+use pod_protocol::usage::{
     ContainerUsage, DiskUsage, InterfaceUsage, MemoryUsage, PodUsage, ProbeCount,
 };
 
@@ -28,7 +29,7 @@ pub(super) fn pod(pod: &Pod, usage: &PodUsage, rates: &mut Round<'_>) -> PodStat
         .map(|container| of_container(pod, container, usage.at, rates))
         .collect();
     PodStats {
-        figures: figures(
+        usage: usage_stats(
             &uid,
             usage.cpu_ns,
             memory(&usage.memory, None, usage.at),
@@ -69,7 +70,7 @@ fn of_container(
     let limit = find(pod, &usage.name).and_then(memory_limit);
     ContainerStats {
         name: usage.name.clone(),
-        figures: figures(
+        usage: usage_stats(
             &usage.id,
             usage.cpu_ns,
             memory(&usage.memory, limit, at),
@@ -94,14 +95,14 @@ fn of_container(
 }
 
 /// Processors and memory of `what`, which has used so many nanoseconds since it began.
-pub(super) fn figures(
+pub(super) fn usage_stats(
     what: &str,
     cpu_ns: u64,
     memory: MemoryStats,
     started: Timestamp,
     rates: &mut Round<'_>,
-) -> Figures {
-    Figures {
+) -> UsageStats {
+    UsageStats {
         start_time: started,
         cpu: Some(CpuStats {
             time: memory.time,
@@ -222,7 +223,7 @@ fn memory_limit(container: &Container) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use sandbox::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
+    use pod_protocol::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
     use serde_json::json;
 
     use super::super::rates::Rates;

@@ -14,9 +14,9 @@ use std::time::Duration;
 use futures::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kubelet_api::stats::summary::{PodStats, Summary};
-use kubelet_api::stats::{LogLine, Machine, Measured, NodeSource};
-use sandbox::usage::PodUsage;
+use kubelet_api::stats::summary::{PodStats, StatsSummary};
+use kubelet_api::stats::{LogLine, MachineInfo, MeasuredSummary, NodeSource};
+use pod_protocol::usage::PodUsage;
 
 use self::node::NodeMeter;
 use self::rates::Rates;
@@ -50,14 +50,14 @@ impl Meter {
 }
 
 impl NodeSource for Meter {
-    fn measure(&self) -> BoxFuture<'static, Measured> {
+    fn measure(&self) -> BoxFuture<'static, MeasuredSummary> {
         let inner = Arc::clone(&self.0);
         Box::pin(async move { inner.measure().await })
     }
 
-    fn machine(&self) -> Machine {
+    fn machine(&self) -> MachineInfo {
         let Inner { config, facts, .. } = &*self.0;
-        Machine {
+        MachineInfo {
             node: config.name.clone(),
             cpus: config.capacity.cpus,
             memory_bytes: config.capacity.memory_bytes,
@@ -85,7 +85,7 @@ impl NodeSource for Meter {
 }
 
 impl Inner {
-    async fn measure(self: Arc<Self>) -> Measured {
+    async fn measure(self: Arc<Self>) -> MeasuredSummary {
         let sandboxes = self.pods.upgrade().map(|pods| pods.sandboxes());
         let asked = sandboxes
             .unwrap_or_default()
@@ -114,18 +114,18 @@ impl Inner {
         // Looking at all processes blocks.
         let summary = tokio::task::spawn_blocking(move || inner.sum_up(&measured)).await;
         match summary {
-            Ok(summary) => Measured {
+            Ok(summary) => MeasuredSummary {
                 summary,
                 incomplete,
             },
-            Err(_) => Measured {
+            Err(_) => MeasuredSummary {
                 summary: self.sum_up(&[]),
                 incomplete: true,
             },
         }
     }
 
-    fn sum_up(&self, measured: &[(Arc<Pod>, PodUsage)]) -> Summary {
+    fn sum_up(&self, measured: &[(Arc<Pod>, PodUsage)]) -> StatsSummary {
         let now = Timestamp::now();
         let mut rates = self.rates.begin();
         let pods: Vec<PodStats> = measured
@@ -133,7 +133,7 @@ impl Inner {
             .map(|(pod, usage)| convert::pod(pod, usage, &mut rates))
             .collect();
         let node = self.node.measure(&self.config, &pods, now, &mut rates);
-        Summary { node, pods }
+        StatsSummary { node, pods }
     }
 }
 

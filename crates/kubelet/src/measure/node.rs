@@ -13,8 +13,9 @@ use kubelet_api::stats::summary::{
     PodStats, RlimitStats, RuntimeStats,
 };
 use linux::cgroup::Group;
+use linux::monotonic::MonotonicSum;
 use linux::usage::{Memory, Sample, Table};
-use sandbox::usage::{Counter, MemoryUsage};
+use pod_protocol::usage::MemoryUsage;
 
 use super::convert;
 use super::rates::Round;
@@ -29,7 +30,7 @@ pub(super) struct NodeMeter {
     mark: Option<String>,
     /// Their control group, if there is one.
     group: Option<Group>,
-    cpu: Mutex<Counter>,
+    cpu: Mutex<MonotonicSum>,
 }
 
 impl NodeMeter {
@@ -77,7 +78,7 @@ impl NodeMeter {
             }
             other => {
                 let (cpu, mut memory) = self.processes();
-                add(&mut memory, of_pods.figures.memory.as_ref());
+                add(&mut memory, of_pods.usage.memory.as_ref());
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
@@ -87,7 +88,7 @@ impl NodeMeter {
                 .into_iter()
                 .flatten()
                 .collect(),
-            figures: convert::figures(
+            usage: convert::usage_stats(
                 "node",
                 used.saturating_sub(self.before),
                 convert::memory(&memory, Some(config.capacity.memory_bytes), now),
@@ -172,16 +173,16 @@ fn above_us(name: &str) -> Option<Group> {
 /// All pods together, as the system container `pods`.
 fn sum_of_pods(pods: &[PodStats], now: Timestamp, rates: &mut Round<'_>) -> ContainerStats {
     // Pods are older than an agent that replaces another.
-    let began = pods.iter().map(|pod| pod.figures.start_time).min();
-    let cpu = pods.iter().filter_map(|pod| pod.figures.cpu.as_ref());
+    let began = pods.iter().map(|pod| pod.usage.start_time).min();
+    let cpu = pods.iter().filter_map(|pod| pod.usage.cpu.as_ref());
     let used = cpu.map(|cpu| cpu.usage_core_nano_seconds).sum();
     let mut memory = MemoryUsage::default();
     for pod in pods {
-        add(&mut memory, pod.figures.memory.as_ref());
+        add(&mut memory, pod.usage.memory.as_ref());
     }
     ContainerStats {
         name: "pods".to_owned(),
-        figures: convert::figures(
+        usage: convert::usage_stats(
             "pods",
             used,
             convert::memory(&memory, None, now),
@@ -225,7 +226,7 @@ fn kubelet(now: Timestamp, rates: &mut Round<'_>) -> Option<ContainerStats> {
     let used = u64::try_from(sample.cpu.as_nanos()).unwrap_or(u64::MAX);
     Some(ContainerStats {
         name: "kubelet".to_owned(),
-        figures: convert::figures(
+        usage: convert::usage_stats(
             "kubelet",
             used,
             convert::memory(&memory, None, now),
@@ -312,8 +313,8 @@ mod tests {
         meter.before = 0;
         let rates = super::super::rates::Rates::default();
         let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
-        assert!(node.figures.cpu.unwrap().usage_core_nano_seconds > 0);
-        let memory = node.figures.memory.unwrap();
+        assert!(node.usage.cpu.unwrap().usage_core_nano_seconds > 0);
+        let memory = node.usage.memory.unwrap();
         assert!(memory.working_set_bytes > 0 && memory.available_bytes.unwrap() > 0);
         assert!(node.fs.unwrap().capacity_bytes > 0);
         assert!(node.rlimit.unwrap().curproc > 0);
@@ -333,7 +334,7 @@ mod tests {
         meter.before += DAY;
         let rates = super::super::rates::Rates::default();
         let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
-        let used = node.figures.cpu.unwrap().usage_core_nano_seconds;
+        let used = node.usage.cpu.unwrap().usage_core_nano_seconds;
         assert!(used < 3_600_000_000_000, "{used}");
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use sandbox::protocol::Bundle;
+use pod_protocol::Bundle;
 use serde_json::json;
 use tokio::sync::watch;
 

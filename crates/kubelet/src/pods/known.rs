@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -11,13 +10,13 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kubelet_api::stats::{LogLine, NodeSource};
 use kubelet_api::{
-    AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, LogStream, NoLogs, NoSession,
-    PodSource, Session,
+    AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, LogStream,
+    PodSource, PortConnection, SessionError,
 };
-use sandbox::connection::{ConnectionError, SandboxClient};
-use sandbox::logs::LogDir;
-use sandbox::protocol::LogQuery;
+use pod_protocol::LogQuery;
+use pod_protocol::connection::{ConnectionError, SandboxClient};
 
+use super::launch::Launcher;
 use super::spec::{is_final, phase};
 use super::streams;
 
@@ -25,8 +24,8 @@ use super::streams;
 #[derive(Default)]
 pub struct KnownPods {
     pods: Mutex<HashMap<String, Entry>>,
-    /// Has a directory for each pod, by uid, in which its logs are.
-    dir: OnceLock<PathBuf>,
+    /// Reads the logs of pods whose sandbox has exited.
+    launcher: OnceLock<Arc<dyn Launcher>>,
     /// Measures the node.
     node: OnceLock<Arc<dyn NodeSource>>,
     /// What this process has logged.
@@ -65,9 +64,9 @@ impl KnownPods {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The logs of pods whose sandbox is gone are in this directory, by uid.
-    pub(crate) fn find_logs_in(&self, dir: PathBuf) {
-        let _ = self.dir.set(dir);
+    /// Sets the launcher that reads the logs of pods whose sandbox has exited.
+    pub(crate) fn read_logs_with(&self, launcher: Arc<dyn Launcher>) {
+        let _ = self.launcher.set(launcher);
     }
 
     /// Where the log of this process is to be had.
@@ -153,18 +152,18 @@ impl KnownPods {
     }
 
     /// A pod's sandbox, if it can be asked.
-    fn reach(&self, uid: &str) -> Result<SandboxClient, NoSession> {
+    fn reach(&self, uid: &str) -> Result<SandboxClient, SessionError> {
         let pods = self.lock();
         let entry = pods.get(uid);
-        let entry = entry.ok_or_else(|| NoSession::not_found("pod does not exist"))?;
+        let entry = entry.ok_or_else(|| SessionError::not_found("pod does not exist"))?;
         let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
         sandbox.ok_or_else(|| {
             let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
             match phase(&entry.pod) {
-                over if is_final(over) => NoSession::not_found(format!(
+                over if is_final(over) => SessionError::not_found(format!(
                     "pod {name:?} is over ({over}): nothing of it runs"
                 )),
-                _ => NoSession::internal(format!("pod {name:?} has no sandbox that runs")),
+                _ => SessionError::internal(format!("pod {name:?} has no sandbox that runs")),
             }
         })
     }
@@ -207,17 +206,23 @@ impl PodSource for KnownPods {
             .collect()
     }
 
-    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(
+        &self,
+        uid: &str,
+        options: LogOptions,
+    ) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
-        let left = entry.and_then(|_| Some(self.dir.get()?.join(uid).join("logs")));
-        let query = query(options);
+        let launcher = entry.and_then(|_| self.launcher.get().cloned());
+        let (uid, query) = (uid.to_owned(), query(options));
         Box::pin(async move {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
                     Ok(log) => {
-                        return Ok::<LogBytes, NoLogs>(log.map_err(io::Error::other).boxed());
+                        return Ok::<LogByteStream, LogError>(
+                            log.map_err(io::Error::other).boxed(),
+                        );
                     }
                     // Its pod is over, and it went in just this moment.
                     Err(ConnectionError::Lost { .. }) => {}
@@ -225,10 +230,11 @@ impl PodSource for KnownPods {
                 }
             }
             // Nothing is written to them any more.
-            let left = left
-                .filter(|dir| dir.exists())
-                .ok_or("the pod's sandbox is gone, and its logs with it")?;
-            let log = LogDir::new(left).read(&query).await;
+            let log = match launcher {
+                Some(launcher) => launcher.logs(&uid, query).await,
+                None => None,
+            };
+            let log = log.ok_or("the pod's sandbox is gone, and its logs with it")?;
             Ok(log.map_err(|problem| problem.message)?)
         })
     }
@@ -237,7 +243,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         options: ExecOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::exec(found?, options).await })
     }
@@ -246,7 +252,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         options: AttachOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::attach(found?, options).await })
     }
@@ -255,7 +261,7 @@ impl PodSource for KnownPods {
         &self,
         uid: &str,
         port: u16,
-    ) -> BoxFuture<'static, Result<Connection, NoSession>> {
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
         let found = self.reach(uid);
         Box::pin(async move { streams::port_forward(found?, port).await })
     }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
-use sandbox::protocol::PodState;
+use pod_protocol::connection::LogBytes;
+use pod_protocol::{LogQuery, PodState, Problem};
 use sha2::{Digest, Sha256};
 
 /// Starts sandboxes: by a fork on this node, as a step, or as a job.
@@ -20,6 +21,15 @@ pub trait Launcher: Send + Sync {
 
     /// How a pod stood when its sandbox last wrote that down, for a sandbox that is gone; `None` if it never did.
     fn checkpoint(&self, _uid: &str) -> BoxFuture<'_, Option<PodState>> {
+        Box::pin(std::future::ready(None))
+    }
+
+    /// Reads a log of a pod whose sandbox has exited; `None` if its log files are gone.
+    fn logs(
+        &self,
+        _uid: &str,
+        _query: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
         Box::pin(std::future::ready(None))
     }
 

@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
@@ -96,7 +96,7 @@ impl Pods {
         let _followed = self.known.follow();
         let (dialled, sandboxes) = mpsc::unbounded_channel();
         let key = self.config.node_key.clone();
-        self.known.find_logs_in(self.config.node_dir.join("pods"));
+        self.known.read_logs_with(Arc::clone(&self.launcher));
         let host_ips = one_per_family(&self.config.internal_ips);
         let resolver = Arc::new(Resolver::new(self.client.clone(), &self.config));
         let shared = Arc::new(Shared {

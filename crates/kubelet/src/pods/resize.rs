@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
 /// The change can't be had on this node, ever.
 const INFEASIBLE: &str = "Infeasible";

@@ -13,11 +13,11 @@ use hyper::body::{Body as HttpBody, Frame};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::client::Body;
-use sandbox::connection::{LogBytes, accept, serve};
-use sandbox::protocol::{
+use pod_protocol::connection::{LogBytes, accept, serve};
+use pod_protocol::streams::{Frames, Words};
+use pod_protocol::{
     AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
 };
-use sandbox::streams::Session;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -480,7 +480,7 @@ impl Sandbox {
 
 struct Serving(Arc<Sandbox>);
 
-impl sandbox::connection::Pod for Serving {
+impl pod_protocol::connection::SandboxService for Serving {
     fn put_bundle(&self, bundle: Bundle) {
         self.0.bundles.lock().unwrap().push(bundle);
         self.0.changed.notify_waiters();
@@ -509,11 +509,11 @@ impl sandbox::connection::Pod for Serving {
         Ok(Box::pin(futures::stream::empty()))
     }
 
-    async fn exec(&self, _: ExecQuery) -> Result<Session, Problem> {
+    async fn exec(&self, _: ExecQuery, _: Words) -> Result<Frames, Problem> {
         Err(refused())
     }
 
-    async fn attach(&self, _: AttachQuery) -> Result<Session, Problem> {
+    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
         Err(refused())
     }
 

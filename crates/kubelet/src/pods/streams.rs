@@ -15,11 +15,12 @@ use bytes::{Buf, Bytes};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use kubelet_api::{
-    AttachOptions, Connection, ExecOptions, Exit, NoSession, Session, Streams, TerminalSize,
+    AttachOptions, ContainerSession, ExecOptions, PortConnection, RequestedStreams, SessionError,
+    SessionExit, TerminalSize,
 };
-use sandbox::connection::{ConnectionError, Conversation, SandboxClient};
-use sandbox::protocol::{AttachQuery, ExecQuery};
-use sandbox::streams::{BLOCK, Ending, Kind, Size, Word, plain};
+use pod_protocol::connection::{ConnectionError, Conversation, SandboxClient};
+use pod_protocol::streams::{BLOCK, Ending, Kind, Size, Word, plain};
+use pod_protocol::{AttachQuery, ExecQuery};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::PollSender;
@@ -31,8 +32,8 @@ const SIZES: usize = 4;
 pub(super) async fn exec(
     sandbox: SandboxClient,
     options: ExecOptions,
-) -> Result<Session, NoSession> {
-    let Streams {
+) -> Result<ContainerSession, SessionError> {
+    let RequestedStreams {
         stdin,
         stdout,
         stderr,
@@ -55,8 +56,8 @@ pub(super) async fn exec(
 pub(super) async fn attach(
     sandbox: SandboxClient,
     options: AttachOptions,
-) -> Result<Session, NoSession> {
-    let Streams {
+) -> Result<ContainerSession, SessionError> {
+    let RequestedStreams {
         stdin,
         stdout,
         stderr,
@@ -77,7 +78,7 @@ pub(super) async fn attach(
 pub(super) async fn port_forward(
     sandbox: SandboxClient,
     port: u16,
-) -> Result<Connection, NoSession> {
+) -> Result<PortConnection, SessionError> {
     let (sender, pieces) = mpsc::channel(1);
     let from = sandbox.port_forward(port, received(pieces)).await;
     let from = from.map_err(refused)?;
@@ -103,13 +104,13 @@ impl Ends {
         (Self { stdin, resize }, frames.boxed())
     }
 
-    fn session(self, conversation: Conversation, stdout: bool, stderr: bool) -> Session {
+    fn session(self, conversation: Conversation, stdout: bool, stderr: bool) -> ContainerSession {
         let (output, stdout) = channel(stdout, 1);
         let (errors, stderr) = channel(stderr, 1);
         let (tell, told) = oneshot::channel();
         tokio::spawn(pump(conversation, output, errors, tell));
         let frame = |bytes: &[u8]| plain(Kind::Input, bytes);
-        Session {
+        ContainerSession {
             stdin: self
                 .stdin
                 .map(|sender| Box::pin(PieceWriter::new(sender, frame)) as _),
@@ -118,7 +119,7 @@ impl Ends {
             resize: self.resize,
             exit: Box::pin(async move {
                 told.await
-                    .unwrap_or_else(|_| Exit::Failed("the session was given up".to_owned()))
+                    .unwrap_or_else(|_| SessionExit::Failed("the session was given up".to_owned()))
             }),
         }
     }
@@ -150,7 +151,7 @@ async fn pump(
     mut conversation: Conversation,
     output: Option<mpsc::Sender<Bytes>>,
     errors: Option<mpsc::Sender<Bytes>>,
-    mut tell: oneshot::Sender<Exit>,
+    mut tell: oneshot::Sender<SessionExit>,
 ) {
     let exit = loop {
         let word = tokio::select! {
@@ -161,11 +162,13 @@ async fn pump(
         let (bytes, reader) = match word {
             Ok(Some(Word::Output(bytes))) => (bytes, &output),
             Ok(Some(Word::Errors(bytes))) => (bytes, &errors),
-            Ok(Some(Word::Ended(Ending::Code(code)))) => break Exit::Code(code),
-            Ok(Some(Word::Ended(Ending::Failed(why)))) => break Exit::Failed(why),
-            Ok(Some(_)) => break Exit::Failed("the pod's sandbox says nonsense".to_owned()),
-            Ok(None) => break Exit::Failed("the pod's sandbox has ended".to_owned()),
-            Err(error) => break Exit::Failed(format!("the pod's sandbox was lost: {error}")),
+            Ok(Some(Word::Ended(Ending::Code(code)))) => break SessionExit::Code(code),
+            Ok(Some(Word::Ended(Ending::Failed(why)))) => break SessionExit::Failed(why),
+            Ok(Some(_)) => break SessionExit::Failed("the pod's sandbox says nonsense".to_owned()),
+            Ok(None) => break SessionExit::Failed("the pod's sandbox has ended".to_owned()),
+            Err(error) => {
+                break SessionExit::Failed(format!("the pod's sandbox was lost: {error}"));
+            }
         };
         // A reader that was dropped does not want it.
         if let Some(reader) = reader {
@@ -175,15 +178,15 @@ async fn pump(
     let _ = tell.send(exit);
 }
 
-fn refused(error: ConnectionError) -> NoSession {
+fn refused(error: ConnectionError) -> SessionError {
     if let ConnectionError::Refused { problem, .. } = &error {
         return match problem.reason.as_str() {
-            "NotFound" => NoSession::not_found(&problem.message),
-            "BadRequest" => NoSession::bad_request(&problem.message),
-            _ => NoSession::internal(&problem.message),
+            "NotFound" => SessionError::not_found(&problem.message),
+            "BadRequest" => SessionError::bad_request(&problem.message),
+            _ => SessionError::internal(&problem.message),
         };
     }
-    NoSession::because_of(&error)
+    SessionError::from_error(&error)
 }
 
 /// Makes pieces of what is written.

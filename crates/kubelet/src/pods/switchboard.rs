@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandbox::connection::{HelloError, SandboxClient, accept};
-use sandbox::protocol::Hello;
+use pod_protocol::Hello;
+use pod_protocol::connection::{HelloError, SandboxClient, accept};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;

@@ -42,7 +42,7 @@ use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Client;
-use sandbox::protocol::{Bundle, ContainerInput, NodeFacts, Problem};
+use pod_protocol::{Bundle, ContainerInput, NodeFacts, Problem};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use volumes::content::{Inputs, TrustBundles};

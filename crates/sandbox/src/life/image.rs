@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::back_off::go_duration;
 use super::run::Reporter;
-use crate::protocol::Problem;
 use crate::seams::{ImageRequest, PodImage, Runtime};
+use pod_protocol::Problem;
 
 /// Makes sure that a container's image is there, and before it those that it mounts as volumes. An error names the image.
 pub async fn ensure_all<R: Runtime>(

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::protocol::PodEvent;
+use pod_protocol::PodEvent;
 
 /// So many are kept for a kubelet that is away.
 const KEPT: usize = 64;

@@ -36,8 +36,8 @@ use std::rc::Rc;
 use tokio::sync::{mpsc, watch};
 
 use crate::probe::worker::{Which, Word};
-use crate::protocol::{Bundle, PodState, Problem, Stop};
 use crate::seams::{PodNetwork, Runtime};
+use pod_protocol::{Bundle, PodState, Problem, Stop};
 
 pub(crate) use back_off::go_duration;
 pub(crate) use image::default_policy;

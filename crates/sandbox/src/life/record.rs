@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::back_off::BackOff;
 use super::restart::{self, RestartPolicy};
-use crate::protocol::Problem;
 use crate::seams::PodImage;
+use pod_protocol::Problem;
 
 /// Which part a container plays in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use super::hooks::{self, Place};
 use super::record::Kill;
 use super::status::full_id;
 use super::{Message, image};
-use crate::protocol::{ContainerInput, Problem};
 use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
+use pod_protocol::{ContainerInput, Problem};
 
 /// A container gets at least so long between its stop signal and SIGKILL.
 const SHORTEST_GRACE: Duration = Duration::from_secs(2);

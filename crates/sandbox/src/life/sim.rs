@@ -15,10 +15,10 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{LifeHandle, start};
-use crate::protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 use crate::seams::{
     ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
 };
+use pod_protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 
 /// What a container does when it is started.
 #[derive(Clone, Debug)]

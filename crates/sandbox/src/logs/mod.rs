@@ -35,9 +35,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::watch;
 
-use crate::connection::LogBytes;
-use crate::protocol::{LogQuery, Problem};
 use place::{Place, Progress};
+use pod_protocol::connection::LogBytes;
+use pod_protocol::{LogQuery, Problem};
 use reader::Reading;
 use select::Wanted;
 use writer::LogFile;

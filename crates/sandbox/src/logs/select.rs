@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::record::{self, Output, Record};
-use crate::protocol::{LogQuery, Problem};
+use pod_protocol::{LogQuery, Problem};
 
 /// How long a line of a log file may be before it is none of ours: a record, its header, and then some.
 const LONGEST_LINE: usize = 64 * 1024;

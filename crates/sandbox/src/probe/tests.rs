@@ -15,10 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Outcome, Subject, check};
-use crate::protocol::Problem;
 use crate::seams::{
     ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
 };
+use pod_protocol::Problem;
 
 /// A pod whose network is this machine's.
 struct Here;

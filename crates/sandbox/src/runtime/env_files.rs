@@ -10,8 +10,8 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{EnvVar, FileKeySelector};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use crate::protocol::Problem;
 use crate::seams::Volume;
+use pod_protocol::Problem;
 
 /// No honest file is longer.
 const MAX_FILE: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
-use crate::protocol::NodeFacts;
+use pod_protocol::NodeFacts;
 
 /// As many names, and characters of them, as a resolver takes.
 const MAX_SEARCHES: usize = 32;

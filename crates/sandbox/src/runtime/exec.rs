@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 use super::inside::Inside;
 use super::{LinuxRuntime, output};
 use crate::inner::message::Request;
-use crate::protocol::Problem;
 use crate::seams::{ExecResult, World};
+use pod_protocol::Problem;
 
 impl<W: World> LinuxRuntime<W> {
     pub(super) fn send_signal(&self, id: &str, signal: i32) {

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::{LinuxRuntime, volumes};
-use crate::protocol::{Bundle, Problem};
 use crate::seams::{Volume, World};
+use pod_protocol::{Bundle, Problem};
 
 impl<W: World> LinuxRuntime<W> {
     /// Makes the volumes but those that are images, which only those containers wait for that mount them.

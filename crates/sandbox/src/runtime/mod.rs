@@ -64,12 +64,12 @@ pub use self::stacking::Stacking;
 use self::streams::Attachable;
 use crate::inner::message::ProcessPlan;
 use crate::logs::LogDir;
-use crate::protocol::{Bundle, Problem};
 use crate::seams::{
     Attachment, ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
     Volume, World,
 };
 use crate::usage::Meter;
+use pod_protocol::{Bundle, Problem};
 
 /// The directories of a pod.
 #[derive(Clone, Debug)]

@@ -12,9 +12,9 @@ use tokio::net::unix::pipe;
 
 use super::inside::Inside;
 use crate::inner::message::Request;
-use crate::protocol::Problem;
 use crate::seams::ExecResult;
 use crate::terminal::TerminalOutput;
+use pod_protocol::Problem;
 
 /// So much of a command's output is kept.
 const MAX_OUTPUT: u64 = 10 << 10;

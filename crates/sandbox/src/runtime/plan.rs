@@ -11,8 +11,8 @@ use crate::inner::message::{
     Access, ContainerPlan, ImageVolume, MountPlan, MountSource, ProcessPlan, Processes,
     Propagation, RootKind, RootPlan,
 };
-use crate::protocol::Problem;
 use crate::seams::{StartRequest, Volume};
+use pod_protocol::Problem;
 
 /// Device files that every container has.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{oneshot, watch};
 
 use super::inside::End;
-use crate::streams::{BLOCK, Ending, Frames, Kind, frame};
+use pod_protocol::streams::{BLOCK, Ending, Frames, Kind, frame};
 
 /// A command that has ended may have left others behind which hold its streams and say nothing. What it said itself is in
 /// the pipe by then, so that a silence of this length is the end.
@@ -160,7 +160,7 @@ mod tests {
 
     use super::super::output::Pipes;
     use super::*;
-    use crate::streams::{Decoder, Word};
+    use pod_protocol::streams::{Decoder, Word};
 
     /// A process of the host, as if it ran in a container.
     struct Started {

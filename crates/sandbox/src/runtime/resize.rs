@@ -126,7 +126,7 @@ mod tests {
             runtime.containers.borrow_mut().insert("1".to_owned(), one);
             let max =
                 |group: &Group| std::fs::read_to_string(group.path().join("memory.max")).unwrap();
-            let given = |bundle: &crate::protocol::Bundle| {
+            let given = |bundle: &pod_protocol::Bundle| {
                 let spec = bundle.pod.spec.clone().unwrap();
                 let resources = spec.containers[0].resources.clone().unwrap();
                 resources.limits.unwrap()["memory"].0.clone()

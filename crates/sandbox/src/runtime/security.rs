@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
 
 use crate::inner::message::{Seccomp, UserPlan};
-use crate::protocol::Problem;
 use crate::seams::ImageDefaults;
+use pod_protocol::Problem;
 
 /// What containers of other runtimes have when nothing is said.
 const DEFAULT_CAPABILITIES: &[&str] = &[

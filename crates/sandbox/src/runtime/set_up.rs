@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use super::{Addresses, HostPorts, LinuxRuntime, etc, groups, host_ports};
 use crate::inner::message::{NetworkSetUp, PodSetUp, Request};
-use crate::protocol::{Bundle, Problem};
 use crate::seams::{Attachment, PodNetwork, World};
+use pod_protocol::{Bundle, Problem};
 
 impl<W: World> LinuxRuntime<W> {
     pub(super) async fn set_up(&self) -> Result<PodNetwork, Problem> {

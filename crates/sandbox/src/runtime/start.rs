@@ -19,8 +19,8 @@ use super::{
     remains, streams, sub_paths,
 };
 use crate::inner::message::{ContainerPlan, Identity, Processes, Request};
-use crate::protocol::Problem;
 use crate::seams::{StartRequest, Started, World};
+use pod_protocol::Problem;
 
 impl<W: World> LinuxRuntime<W> {
     pub(super) async fn start_container(&self, request: &StartRequest) -> Result<Started, Problem> {

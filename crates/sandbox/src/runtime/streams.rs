@@ -19,9 +19,10 @@ use super::taps::{Tapped, Taps, Tee};
 use super::{LinuxRuntime, Running, env};
 use crate::inner::message::Request;
 use crate::logs::LogWriter;
-use crate::protocol::{AttachQuery, ExecQuery, Problem};
 use crate::seams::{Runtime, World};
-use crate::streams::{Ending, Frames, Input, Kind, Session, SharedInput, Stdin};
+use crate::streams::{Input, Session, SharedInput, Stdin};
+use pod_protocol::streams::{Ending, Frames, Kind};
+use pod_protocol::{AttachQuery, ExecQuery, Problem};
 
 /// How clients reach a container's own streams.
 pub struct Attachable {

@@ -3,7 +3,7 @@
 //! The container's own process finds them again, in a volume that others may have changed meanwhile.
 
 use crate::inner::message::{MountPlan, MountSource};
-use crate::protocol::Problem;
+use pod_protocol::Problem;
 
 /// The same mounts, if all is well with them.
 pub(super) async fn checked(

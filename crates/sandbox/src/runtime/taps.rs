@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
-use crate::streams::{Kind, plain};
+use pod_protocol::streams::{Kind, plain};
 
 /// How much a client may be behind.
 const RING: usize = 1024 * 1024;

@@ -13,8 +13,8 @@ use linux::packet;
 use super::{LinuxRuntime, Places, Stacking};
 use crate::inner::message::{News, Request};
 use crate::logs::LogDir;
-use crate::protocol::{Bundle, NodeFacts, Problem};
 use crate::seams::{Attachment, ImageRequest, PodImage, Volume, World};
+use pod_protocol::{Bundle, NodeFacts, Problem};
 
 /// A world that notes what it is asked for.
 #[derive(Clone, Default)]

@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::Volume as VolumeSpec;
 
 use super::{LinuxRuntime, Volume, World};
-use crate::usage::{PodUsage, Subject, VolumeSubject};
+use crate::usage::{Subject, VolumeSubject};
+use pod_protocol::usage::PodUsage;
 
 impl<W: World> LinuxRuntime<W> {
     /// What the pod uses now, if that can be found out.

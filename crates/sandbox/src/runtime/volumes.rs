@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::life::default_policy;
-use crate::protocol::Problem;
 use crate::seams::ImageRequest;
+use pod_protocol::Problem;
 
 /// The image that a volume is, if it is one.
 pub fn image(spec: &PodSpec, name: &str) -> Option<ImageRequest> {

@@ -5,16 +5,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::LocalBoxStream;
+use futures::{StreamExt, stream};
+use pod_protocol::streams::{Frames, Size, Word, Words};
 use tokio::sync::mpsc;
 
-use super::frames::{Size, Word};
 use super::input::Input;
-use super::words::Words;
-
-/// What a session says, as frames; the last one is how it ended.
-pub type Frames = LocalBoxStream<'static, Bytes>;
 
 /// A process or container, as a client is connected to it.
 pub struct Session {
@@ -29,11 +24,18 @@ pub struct Session {
     pub lingers: bool,
 }
 
-/// Runs a session to its end. The frames to be sent come out of what is returned; dropping that is the client's end.
-pub fn run(session: Session, words: Words) -> mpsc::Receiver<Bytes> {
-    let (tell, told) = mpsc::channel(1);
-    tokio::task::spawn_local(converse(session, words, tell));
-    told
+impl Session {
+    /// Runs to the session's end, and passes on what the client sends. Returns the frames for the client; dropping them
+    /// means that the client is gone.
+    pub fn run(self, client: Words) -> Frames {
+        let (tell, told) = mpsc::channel(1);
+        tokio::task::spawn_local(converse(self, client, tell));
+        stream::unfold(told, |mut told| async move {
+            let frame = told.recv().await?;
+            Some((frame, told))
+        })
+        .boxed_local()
+    }
 }
 
 async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {

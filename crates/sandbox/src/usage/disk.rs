@@ -8,10 +8,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use linux::walk::{Extent, Unreadable};
+use pod_protocol::usage::{DiskUsage, FileSystem};
 use rustix::fs::FileType;
 use tokio::sync::watch;
-
-use super::{DiskUsage, FileSystem};
 
 /// A directory is not walked again sooner.
 const FRESH: Duration = Duration::from_secs(60);

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::{Group, Usage};
-
-use super::disk::Disk;
-use super::processes::{Counter, PodProcesses, Together};
-use super::{
+use linux::monotonic::MonotonicSum;
+use pod_protocol::usage::{
     ContainerUsage, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount, ThrottlingUsage,
     TrafficUsage, VolumeUsage,
 };
+
+use super::disk::Disk;
+use super::processes::{PodProcesses, Together};
 
 /// A container to measure.
 #[derive(Clone, Debug)]
@@ -56,9 +57,9 @@ pub struct Meter {
     /// Whoever looks at processes has it, also while nobody waits for that any more.
     looking: Arc<tokio::sync::Mutex<()>>,
     /// By container id, and one for the pod under the empty name.
-    cpu: RefCell<HashMap<String, Counter>>,
+    cpu: RefCell<HashMap<String, MonotonicSum>>,
     /// Bytes from disks and to them, by container id.
-    disk_bytes: RefCell<HashMap<String, (Counter, Counter)>>,
+    disk_bytes: RefCell<HashMap<String, (MonotonicSum, MonotonicSum)>>,
     /// By container, kind and result.
     probes: RefCell<BTreeMap<(String, &'static str, &'static str), u64>>,
 }

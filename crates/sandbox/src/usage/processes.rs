@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use linux::usage::{DiskBytes, Memory, Table};
-
-use super::MemoryUsage;
+use pod_protocol::usage::MemoryUsage;
 
 /// The pod's processes at one moment.
 pub(super) struct PodProcesses {
@@ -87,32 +86,11 @@ fn mount_namespace(pid: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()
 }
 
-/// A sum over processes becomes less when one of them ends that nobody waits for. What was used stays used.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counter {
-    last: u64,
-    lost: u64,
-}
-
-impl Counter {
-    /// Takes note of the newest sum; all that was ever used.
-    pub fn note(&mut self, sum: u64) -> u64 {
-        self.lost += self.last.saturating_sub(sum);
-        self.last = sum;
-        self.lost.saturating_add(sum)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use linux::monotonic::MonotonicSum;
 
-    #[test]
-    fn a_counter_never_goes_back() {
-        let mut counter = Counter::default();
-        let shown = [10, 15, 5, 7, 0, 1].map(|sum| counter.note(sum));
-        assert_eq!(shown, [10, 15, 15, 17, 17, 18]);
-    }
+    use super::*;
 
     #[test]
     fn work_is_seen_also_when_it_has_ended() {
@@ -125,7 +103,7 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = shell.id() as i32;
-        let mut counter = Counter::default();
+        let mut counter = MonotonicSum::default();
         let (mut used, mut last) = (0, Together::default());
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while used < 50_000_000 && std::time::Instant::now() < end {

@@ -1,6 +1,6 @@
 //! Slurm, as far as this host sees it.
 
-use slurm::{SlurmError, Version};
+use slurm::{PartitionState, SlurmError, SlurmVersion};
 
 use super::Topic;
 use crate::doctor::report::Finding;
@@ -28,11 +28,13 @@ fn commands(survey: &Survey) -> Finding {
         Err(error) => return topic.missing(words(error), hint(error)),
     };
     match &survey.slurm.version {
-        Some(Ok(version)) if *version >= Version::OLDEST => topic.ok(format!("{version} ({srun})")),
+        Some(Ok(version)) if *version >= SlurmVersion::OLDEST => {
+            topic.ok(format!("{version} ({srun})"))
+        }
         Some(Ok(version)) => topic.degraded(
             format!(
                 "{version} ({srun}) is older than {}, the oldest that is tested",
-                Version::OLDEST
+                SlurmVersion::OLDEST
             ),
             None,
         ),
@@ -74,7 +76,7 @@ fn partitions(survey: &Survey) -> Finding {
             "{} of {} nodes idle",
             partition.nodes_idle, partition.nodes_total
         );
-        let state = if partition.state == "up" {
+        let state = if partition.state == PartitionState::Up {
             String::new()
         } else {
             format!(", {}", partition.state)
@@ -86,7 +88,10 @@ fn partitions(survey: &Survey) -> Finding {
         found.push(format!("{} more", all.len() - found.len()));
     }
     let found = found.join(", ");
-    if all.iter().any(|partition| partition.state == "up") {
+    if all
+        .iter()
+        .any(|partition| partition.state == PartitionState::Up)
+    {
         topic.ok(found)
     } else {
         topic.missing(

@@ -74,7 +74,7 @@ fn good() -> Survey {
         wanted_stacking: None,
         slurm: SlurmAnswers {
             commands: Ok("/usr/bin/srun".into()),
-            version: Some(Ok(slurm::Version::new(26, 5))),
+            version: Some(Ok(slurm::SlurmVersion::new(26, 5))),
             controller: Some(Ok(())),
             partitions: slurm::parse_partitions(
                 "main*|up|infinite|1/1/0/2\nlong|down|1:00|0/0/4/4\n",

@@ -13,8 +13,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
 use kubelet::{Handle, Launch, LaunchError, Launcher, Process, Way};
+use pod_protocol::connection::LogBytes;
+use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::checkpoint;
-use sandbox::protocol::PodState;
+use sandbox::logs::LogDir;
 use sandbox::runtime::Stacking;
 use tokio::sync::OnceCell;
 
@@ -79,6 +81,17 @@ impl Launcher for Launchers {
                 tracing::warn!(dir = %dir.display(), %error, "ignoring the pod's checkpoint");
                 None
             })
+        }
+        .boxed()
+    }
+
+    fn logs(&self, uid: &str, query: LogQuery) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
+        let dir = self.place.dir.join("pods").join(uid).join("logs");
+        async move {
+            if !dir.exists() {
+                return None;
+            }
+            Some(LogDir::new(dir).read(&query).await)
         }
         .boxed()
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use kubelet::{Launch, Needs, Process};
 use rustix::process::Pid;
-use slurm::{ShareStep, Slurm};
+use slurm::{ExactStep, Slurm};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::task::JoinHandle;
@@ -77,9 +77,9 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
     // What else is found by its environment: a sandbox hides that.
     args.push(format!("{PODS_MARK}={}", node.mark));
     args.push(node_mark(&node.place));
-    args.extend(slurm::Footprint::own().map(|job| job.variable));
+    args.extend(slurm::JobProcessMarkers::of_current_job().map(|job| job.env_variable));
     let gres = gres(&launch.needs.extended);
-    let step = ShareStep {
+    let step = ExactStep {
         job_id: node.job,
         node: &node.node,
         cpus: launch.needs.cpu_millis.div_ceil(1000),
@@ -89,7 +89,7 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
         program: &PathBuf::from(format!("/proc/{}/exe", std::process::id())),
         args: &args,
         name: &format!("{}/{}", launch.namespace, launch.name),
-        patience: BUSY_PATIENCE,
+        resource_timeout: BUSY_PATIENCE,
     };
     let names: Vec<String> = std::env::vars_os()
         .map(|(name, _)| name.to_string_lossy().into_owned())

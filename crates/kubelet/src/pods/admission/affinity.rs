@@ -1,7 +1,7 @@
 //! Whether this is a node that the pod asks for.
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
 use super::{NODE_AFFINITY, Space, predicate};
 

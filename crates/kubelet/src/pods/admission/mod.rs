@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, ContainerPort, Pod, PodSpec, Taint, Toleration,
 };
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
 pub(crate) use self::resources::{needs, requested};
 use super::launch::{LAUNCHER_ANNOTATION, Way};

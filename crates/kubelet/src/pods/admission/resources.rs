@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use pod_protocol::Problem;
 use quantity::Amount;
-use sandbox::protocol::Problem;
 
 use super::{Space, problem};
 use crate::pods::launch::Needs;

@@ -1,7 +1,7 @@
 //! Which kernel parameters a pod may set: those that are its namespaces' own and harm nobody else.
 
 use k8s_openapi::api::core::v1::PodSpec;
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
 use super::problem;
 

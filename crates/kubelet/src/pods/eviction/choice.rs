@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_protocol::Problem;
+use pod_protocol::usage::{ContainerUsage, PodUsage};
 use quantity::Amount;
-use sandbox::protocol::Problem;
-use sandbox::usage::{ContainerUsage, PodUsage};
 
 use crate::pods::admission::requested;
 use crate::pods::spec::{
@@ -73,7 +73,7 @@ fn excess(candidate: &Candidate, resource: Resource) -> u64 {
 }
 
 fn used_by(container: &ContainerUsage, resource: Resource) -> u64 {
-    let disk = |part: &Option<sandbox::usage::DiskUsage>| part.map_or(0, |part| part.used);
+    let disk = |part: &Option<pod_protocol::usage::DiskUsage>| part.map_or(0, |part| part.used);
     match resource {
         Resource::Memory => container.memory.working_set,
         Resource::Disk => disk(&container.root) + disk(&container.logs),

@@ -122,7 +122,7 @@ fn the_end_is_quick_when_pods_are() {
         let stop = world
             .until(|_| sandbox.stops.lock().unwrap().first().cloned())
             .await;
-        sandbox.say(sandbox::protocol::PodState {
+        sandbox.say(pod_protocol::PodState {
             finished: true,
             failure: stop.failure,
             ..Default::default()
@@ -163,7 +163,7 @@ fn a_sandbox_of_no_pod_that_can_not_be_asked_is_killed() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         std::fs::create_dir_all(&dir).unwrap();
         let orphan = world.sandboxes.start();
-        orphan.say(sandbox::protocol::PodState {
+        orphan.say(pod_protocol::PodState {
             containers: vec![Default::default()],
             ..Default::default()
         });
@@ -209,7 +209,7 @@ fn a_pod_that_runs_is_told_what_can_be_had_and_a_new_one_waits_for_all() {
         inherited["status"] = json!({ "phase": "Running", "startTime": "2026-01-01T00:00:00Z" });
         let mut world = World::with(inherited);
         let sandbox = world.sandboxes.start();
-        sandbox.say(sandbox::protocol::PodState {
+        sandbox.say(pod_protocol::PodState {
             containers: vec![Default::default()],
             ..Default::default()
         });

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::{PodState, Problem};
+use pod_protocol::{PodState, Problem};
 use serde_json::{Value, json};
 
 pub(crate) use containers::{lost, recall};

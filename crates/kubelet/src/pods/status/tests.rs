@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::{PodState, Problem};
+use pod_protocol::{PodState, Problem};
 use serde_json::{Value, json};
 
 use super::*;

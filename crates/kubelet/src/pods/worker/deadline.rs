@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 use tokio::time::Instant;
 
 use super::Worker;

@@ -22,8 +22,8 @@ use std::time::Duration;
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use sandbox::connection::SandboxClient;
-use sandbox::protocol::{PodState, Problem, Stop};
+use pod_protocol::connection::SandboxClient;
+use pod_protocol::{PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 

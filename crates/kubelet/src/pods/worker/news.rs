@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::PodState;
+use pod_protocol::PodState;
 
 use super::{Alarm, Link, Seen, Worker, has_begun};
 use crate::pods::launch::Handle;

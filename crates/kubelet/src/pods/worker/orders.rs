@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
-use sandbox::connection::ConnectionError;
-use sandbox::protocol::{Problem, Stop};
+use pod_protocol::connection::ConnectionError;
+use pod_protocol::{Problem, Stop};
 use tokio::time::Instant;
 
 use super::{Alarm, Worker};

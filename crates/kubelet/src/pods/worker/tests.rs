@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::PodEvent;
+use pod_protocol::PodEvent;
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, LocalSet};
 

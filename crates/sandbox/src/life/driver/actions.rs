@@ -10,8 +10,8 @@ use super::super::record::{Kill, Kind, Run, Stage};
 use super::super::run::{self, Order, Reporter};
 use super::{Driver, Handles};
 use crate::probe::worker::Which;
-use crate::protocol::Problem;
 use crate::seams::Runtime;
+use pod_protocol::Problem;
 
 impl<R: Runtime> Driver<R> {
     pub(super) fn carry_out(&mut self, action: Action) {

@@ -11,8 +11,8 @@ use super::super::record::{Kind, Record, as_container};
 use super::super::restart::RestartPolicy;
 use super::Driver;
 use super::up::Up;
-use crate::protocol::{Bundle, Problem};
 use crate::seams::Runtime;
+use pod_protocol::{Bundle, Problem};
 
 impl<R: Runtime> Driver<R> {
     pub(super) fn take_bundle(&mut self, bundle: Bundle) {

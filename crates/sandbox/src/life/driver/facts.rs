@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::super::record::{Ended, Kill, PullFailure, Stage};
 use super::super::run::Fact;
 use super::Driver;
-use crate::protocol::Problem;
 use crate::seams::Runtime;
+use pod_protocol::Problem;
 
 /// How long a container that could not be made waits for its next try.
 const RETRY: Duration = Duration::from_secs(10);

@@ -22,8 +22,8 @@ use super::record::{Kill, Kind, Record};
 use super::restart::RestartPolicy;
 use super::status::{self, Around};
 use crate::probe::worker::Which;
-use crate::protocol::{Bundle, PodState, Problem, Stop};
 use crate::seams::{PodNetwork, Runtime};
+use pod_protocol::{Bundle, PodState, Problem, Stop};
 use up::Up;
 
 /// A bound on plans that follow each other without anything happening between them; never reached.

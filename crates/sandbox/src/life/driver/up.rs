@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::super::Message;
 use super::Driver;
-use crate::protocol::Problem;
 use crate::seams::{PodNetwork, Runtime};
+use pod_protocol::Problem;
 
 /// The shortest and the longest wait before the next try.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

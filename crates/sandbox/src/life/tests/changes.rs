@@ -3,8 +3,8 @@
 use serde_json::{from_value, json};
 
 use crate::life::sim::{Script, Sim, World, bundle, with_problem};
-use crate::protocol::{Problem, Stop};
 use Script::{Ends, Obeys};
+use pod_protocol::{Problem, Stop};
 
 life! {
     async fn another_image_restarts_a_container_whatever_its_policy() {

@@ -1,0 +1,372 @@
+//! Sessions and logs over a real connection, with pods that are simpler than real ones.
+
+use std::future::pending;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use pod_protocol::connection::{
+    Conversation, Ended, LogBytes, SandboxClient, SandboxService, accept, serve,
+};
+use pod_protocol::streams::{BLOCK, Ending, Frames, Kind, Size, Word, Words, plain};
+use pod_protocol::{
+    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::LocalSet;
+
+use super::{Input, Session};
+use crate::logs::LogDir;
+
+/// A pod that runs the commands of [`run`].
+struct TestPod {
+    state: watch::Sender<PodState>,
+    logs: Option<LogDir>,
+}
+
+impl TestPod {
+    fn new(logs: Option<LogDir>) -> Rc<Self> {
+        Rc::new(Self {
+            state: watch::Sender::default(),
+            logs,
+        })
+    }
+}
+
+impl SandboxService for TestPod {
+    fn put_bundle(&self, _: Bundle) {}
+
+    fn stop(&self, _: Stop) {}
+
+    fn dismiss(&self) {}
+
+    fn retire(&self) {}
+
+    fn state(&self) -> watch::Receiver<PodState> {
+        self.state.subscribe()
+    }
+
+    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+        let logs = self.logs.as_ref().ok_or_else(not_found)?;
+        logs.read(&query).await
+    }
+
+    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem> {
+        Ok(run(query)?.run(client))
+    }
+
+    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
+        Err(not_found())
+    }
+
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+        Err(not_found())
+    }
+}
+
+fn not_found() -> Problem {
+    Problem {
+        reason: "NotFound".to_owned(),
+        message: "not found".to_owned(),
+    }
+}
+
+fn hello() -> Hello {
+    Hello {
+        version: VERSION,
+        token: String::new(),
+        uid: "1234".to_owned(),
+    }
+}
+
+fn known(hello: &Hello) -> Option<String> {
+    Some(hello.uid.clone())
+}
+
+/// A client of a pod that is served until the test ends.
+async fn connected() -> SandboxClient {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let pod = TestPod::new(None);
+    tokio::task::spawn_local(async move { serve(theirs, &hello(), pod, pending()).await });
+    accept(ours, known).await.unwrap().1
+}
+
+async fn local<T>(test: impl Future<Output = T>) -> T {
+    LocalSet::new().run_until(test).await
+}
+
+/// How often the endless command has said something.
+static SAID: AtomicUsize = AtomicUsize::new(0);
+
+/// What a command is here.
+fn run(query: ExecQuery) -> Result<Session, Problem> {
+    let word = query.command.first().map(String::as_str);
+    let session = |input, frames| Session {
+        input,
+        frames,
+        terminal: None,
+        lingers: false,
+    };
+    match word {
+        // Says what it hears, and ends with its input.
+        Some("cat") => {
+            let (to, from) = pipe::pipe().unwrap();
+            let frames = stream::unfold(Some(from), |from| async move {
+                let mut from = from?;
+                let mut block = vec![0; BLOCK];
+                match from.read(&mut block).await.unwrap() {
+                    0 => Some((Ending::Code(7).frame(), None)),
+                    read => Some((plain(Kind::Output, &block[..read]), Some(from))),
+                }
+            });
+            Ok(session(Some(Input::Own(to)), frames.boxed_local()))
+        }
+        // Never reads.
+        Some("deaf") => {
+            let (to, from) = pipe::pipe().unwrap();
+            let frames = stream::once(async move {
+                let _held = from;
+                pending::<Bytes>().await
+            });
+            Ok(session(Some(Input::Own(to)), frames.boxed_local()))
+        }
+        Some("endless") => {
+            let frames = stream::repeat_with(|| {
+                SAID.fetch_add(1, Ordering::Relaxed);
+                plain(Kind::Errors, &[b'x'; BLOCK])
+            });
+            Ok(session(None, frames.boxed_local()))
+        }
+        // Tells of the end of its client.
+        Some("left") => {
+            let guard = Guard(query.command[1].clone());
+            let frames = stream::once(async move {
+                let _guard = guard;
+                pending::<Bytes>().await
+            });
+            let said = stream::iter([plain(Kind::Output, b"here")]);
+            Ok(session(None, said.chain(frames).boxed_local()))
+        }
+        _ => Err(not_found()),
+    }
+}
+
+/// Writes a file when it is dropped.
+struct Guard(String);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        std::fs::write(&self.0, "").unwrap();
+    }
+}
+
+fn query(words: &[&str]) -> ExecQuery {
+    ExecQuery {
+        command: words.iter().map(|word| (*word).to_owned()).collect(),
+        ..ExecQuery::default()
+    }
+}
+
+fn input(room: usize) -> (mpsc::Sender<Bytes>, impl Stream<Item = Bytes>) {
+    let (sender, receiver) = mpsc::channel(room);
+    let stream = stream::unfold(receiver, |mut receiver| async move {
+        let bytes: Bytes = receiver.recv().await?;
+        Some((bytes, receiver))
+    });
+    (sender, stream)
+}
+
+/// What is said on either channel, and the end.
+async fn all(mut conversation: Conversation) -> io::Result<(Vec<u8>, Option<Ending>)> {
+    let mut output = Vec::new();
+    while let Some(word) = conversation.next().await? {
+        match word {
+            Word::Output(bytes) | Word::Errors(bytes) => output.extend_from_slice(&bytes),
+            Word::Ended(ending) => return Ok((output, Some(ending))),
+            other => panic!("{other:?}"),
+        }
+    }
+    Ok((output, None))
+}
+
+#[tokio::test]
+async fn a_command_hears_its_input_and_its_end() {
+    local(async {
+        let client = connected().await;
+        let (sender, stream) = input(8);
+        let conversation = client.exec(&query(&["cat"]), stream).await.unwrap();
+        for word in ["one ", "two"] {
+            sender
+                .send(plain(Kind::Input, word.as_bytes()))
+                .await
+                .unwrap();
+        }
+        let size = Size {
+            columns: 80,
+            rows: 24,
+        };
+        sender.send(size.frame()).await.unwrap();
+        sender.send(plain(Kind::InputEnd, &[])).await.unwrap();
+        // The sender is still there: the end of the input is not the end of the client.
+        let (output, ending) = all(conversation).await.unwrap();
+        assert_eq!(output, b"one two");
+        assert_eq!(ending, Some(Ending::Code(7)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_streams_go_both_ways_at_once() {
+    local(async {
+        let client = connected().await;
+        let blocks: Vec<Bytes> = (0..512_u32)
+            .map(|serial| {
+                let bytes: Vec<u8> = (0..BLOCK as u32)
+                    .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(serial) >> 13) as u8)
+                    .collect();
+                bytes.into()
+            })
+            .collect();
+        let frames: Vec<Bytes> = blocks
+            .iter()
+            .map(|block| plain(Kind::Input, block))
+            .collect();
+        // Its end is the end of the body.
+        let conversation = client.exec(&query(&["cat"]), stream::iter(frames)).await;
+        let (output, ending) = all(conversation.unwrap()).await.unwrap();
+        assert!(
+            output == blocks.concat(),
+            "{} bytes came back",
+            output.len()
+        );
+        assert_eq!(ending, Some(Ending::Code(7)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn who_does_not_read_holds_up_only_what_he_asked() {
+    local(async {
+        let client = connected().await;
+        let held = client
+            .exec(&query(&["endless"]), stream::empty())
+            .await
+            .unwrap();
+        let mut deaf = Vec::new();
+        for _ in 0..20 {
+            let frame = plain(Kind::Input, &[0; BLOCK]);
+            let frames = stream::repeat(frame);
+            deaf.push(client.exec(&query(&["deaf"]), frames).await.unwrap());
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let said = SAID.load(Ordering::Relaxed);
+        assert!(said * BLOCK < 1 << 20, "{said} blocks wait");
+        client.dismiss().await.unwrap();
+        let (output, _) = {
+            let conversation = client.exec(&query(&["cat"]), stream::empty()).await;
+            all(conversation.unwrap()).await.unwrap()
+        };
+        assert_eq!(output, b"");
+        drop((held, deaf));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_gone_is_noticed() {
+    local(async {
+        let client = connected().await;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("left");
+        let words = ["left", file.to_str().unwrap()];
+        let (sender, stream) = input(1);
+        let mut conversation = client.exec(&query(&words), stream).await.unwrap();
+        assert!(matches!(
+            conversation.next().await.unwrap(),
+            Some(Word::Output(_))
+        ));
+        assert!(!file.exists());
+        drop((conversation, sender));
+        let noticed = async {
+            while !file.exists() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), noticed)
+            .await
+            .unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hundreds_of_commands_at_once() {
+    local(async {
+        let client = connected().await;
+        let words = query(&["cat"]);
+        let one = async |serial: usize| {
+            let (sender, stream) = input(1);
+            let conversation = client.exec(&words, stream).await.unwrap();
+            // All are open at once.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let text = serial.to_string();
+            sender
+                .send(plain(Kind::Input, text.as_bytes()))
+                .await
+                .unwrap();
+            drop(sender);
+            let (output, _) = all(conversation).await.unwrap();
+            assert_eq!(output, text.as_bytes());
+        };
+        join_all((0..300).map(one)).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
+    local(async {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = LogDir::new(dir.path());
+        let writer = logs.writer("c", 0).unwrap();
+        let (mut output, input) = tokio::net::unix::pipe::pipe().unwrap();
+        tokio::task::spawn_local(writer.copy(input, None::<tokio::io::Empty>));
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (done, end) = oneshot::channel::<()>();
+        let serving = tokio::task::spawn_local(async move {
+            let end = async {
+                let _ = end.await;
+            };
+            serve(theirs, &hello(), TestPod::new(Some(logs)), end).await
+        });
+        let (_, client) = accept(ours, known).await.unwrap();
+        let query = LogQuery {
+            container: "c".to_owned(),
+            follow: true,
+            ..LogQuery::default()
+        };
+        let mut log = pin!(client.logs(&query).await.unwrap());
+        output.write_all(b"first\n").await.unwrap();
+        assert_eq!(log.next().await.unwrap().unwrap(), "first\n");
+
+        // The container says much, and ends; its files are removed, and its sandbox ends.
+        let said = vec![b'x'; 3_000_000];
+        output.write_all(&said).await.unwrap();
+        drop(output);
+        done.send(()).unwrap();
+        drop(dir);
+        let rest: Vec<Bytes> = log.try_collect().await.unwrap();
+        assert!(rest.concat() == said);
+        assert_eq!(serving.await.unwrap(), Ended::Done);
+    })
+    .await;
+}
