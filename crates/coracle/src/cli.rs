@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::doctor::DoctorArgs;
-use crate::image::ImageCommand;
-use crate::kubernetes::KubernetesCommand;
-use crate::logs::LogsArgs;
+use crate::commands::doctor::DoctorArgs;
+use crate::commands::image::ImageCommand;
+use crate::commands::kubernetes::KubernetesCommand;
+use crate::commands::logs::LogsArgs;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]

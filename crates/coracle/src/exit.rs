@@ -39,8 +39,8 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<FailureCode> {
     let failure = cause.downcast_ref::<Failure>().map(Failure::code);
     failure
-        .or_else(|| crate::kubernetes::code_of(cause))
-        .or_else(|| crate::image::code_of(cause))
+        .or_else(|| crate::commands::kubernetes::code_of(cause))
+        .or_else(|| crate::commands::image::code_of(cause))
         .or_else(|| cause.downcast_ref().and_then(code_of_io))
 }
 
@@ -85,8 +85,8 @@ fn hint_of(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         .downcast_ref::<slurm::SlurmError>()
         .and_then(slurm::SlurmError::hint)
         .map(str::to_owned)
-        .or_else(|| crate::kubernetes::hint_of(cause))
-        .or_else(|| crate::image::hint_of(cause))
+        .or_else(|| crate::commands::kubernetes::hint_of(cause))
+        .or_else(|| crate::commands::image::hint_of(cause))
 }
 
 #[cfg(test)]

@@ -6,20 +6,17 @@
 //! shows the processes.
 
 mod cli;
-mod control_plane_role;
-mod doctor;
+mod commands;
 mod exit;
 mod guard;
-mod hub_role;
-mod image;
-mod janitor_role;
-mod kubernetes;
 mod log;
-mod logs;
-mod node;
-mod receive_role;
-mod run;
-mod sandbox_role;
+mod node_dir;
+mod pod_lock;
+mod probe;
+mod roles;
+mod rootfs;
+mod settings;
+mod waiting_tasks;
 
 use console::FailureCode;
 use std::process::ExitCode;
@@ -28,6 +25,8 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::cli::{Cli, Command, InternalCommand};
+use crate::commands::{doctor, image, kubernetes, logs, run};
+use crate::roles::{control_plane, hub, janitor, node, pull, receive, sandbox};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -49,19 +48,19 @@ fn main() -> ExitCode {
         }
         Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
         Command::Logs(args) => block_on(logs::run(args)),
-        Command::Internal(InternalCommand::ImagePull) => block_on(image::role::main()),
-        Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
+        Command::Internal(InternalCommand::ImagePull) => block_on(pull::main()),
+        Command::Internal(InternalCommand::ControlPlane) => control_plane::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
-        Command::Internal(InternalCommand::Hub { .. }) => hub_role::main(),
-        Command::Internal(InternalCommand::Janitor) => janitor_role::main(),
-        Command::Internal(InternalCommand::Sandbox { .. }) => sandbox_role::main(),
-        Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
+        Command::Internal(InternalCommand::Hub { .. }) => hub::main(),
+        Command::Internal(InternalCommand::Janitor) => janitor::main(),
+        Command::Internal(InternalCommand::Sandbox { .. }) => sandbox::main(),
+        Command::Internal(InternalCommand::Remove { dir }) => node_dir::remove(&dir)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
         Command::Internal(InternalCommand::FreeLayers { dir, low, age }) => {
             node::image_gc::free(&dir, low, Duration::from_secs(age))
         }
-        Command::Internal(InternalCommand::Receive { dir }) => receive_role::main(&dir),
+        Command::Internal(InternalCommand::Receive { dir }) => receive::main(&dir),
         Command::Internal(InternalCommand::Probe { name }) => {
             Ok(exit::code(linux::probe::main(&name)))
         }

@@ -1,0 +1,66 @@
+//! What the pod network is made of.
+
+use super::{Topic, answer, needs_user_namespaces};
+use crate::commands::doctor::report::Finding;
+use crate::commands::doctor::survey::Survey;
+
+pub fn findings(survey: &Survey) -> Vec<Finding> {
+    vec![links(survey), nftables(survey), tun(survey)]
+}
+
+fn links(survey: &Survey) -> Finding {
+    let topic = Topic {
+        id: "bridge-and-veth",
+        area: "network",
+        title: "bridge and veth",
+        with_it: "pods of one node talk to each other at kernel speed",
+        without_it: "no pod network: only pods with hostNetwork can run",
+    };
+    match answer(survey, "bridge") {
+        Ok(words) => topic.ok(words),
+        Err(words) => topic.missing(words, modules(survey, "bridge and veth")),
+    }
+}
+
+fn nftables(survey: &Survey) -> Finding {
+    let topic = Topic {
+        id: "nftables",
+        area: "network",
+        title: "nftables",
+        with_it: "services (ClusterIP, NodePort) and network policies are kernel rules",
+        without_it: "no services: pods reach each other by their own addresses only",
+    };
+    match answer(survey, "nftables") {
+        Ok(words) => topic.ok(words),
+        Err(words) => topic.missing(words, modules(survey, "nf_tables and nft_chain_nat")),
+    }
+}
+
+fn tun(survey: &Survey) -> Finding {
+    let topic = Topic {
+        id: "tun",
+        area: "network",
+        title: "TUN device",
+        with_it: "packets travel between nodes, 64 KiB at a time",
+        without_it: "pods reach pods of their own node only",
+    };
+    match answer(survey, "tun") {
+        Ok(words) if words.contains("without") => {
+            topic.degraded(words, "a newer kernel sends larger packets".to_owned())
+        }
+        Ok(words) => topic.ok(words),
+        Err(words) => {
+            let next = needs_user_namespaces(survey).unwrap_or_else(|| {
+                "an administrator can load the module tun and run `chmod 0666 /dev/net/tun`, which is its usual mode".to_owned()
+            });
+            topic.missing(words, next)
+        }
+    }
+}
+
+/// Only root can load kernel modules, and a name in this file makes it happen at every start.
+fn modules(survey: &Survey, names: &str) -> String {
+    needs_user_namespaces(survey).unwrap_or_else(|| {
+        format!("an administrator can load the kernel modules {names} (names in /etc/modules-load.d/coracle.conf)")
+    })
+}

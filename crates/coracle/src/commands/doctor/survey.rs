@@ -1,0 +1,201 @@
+//! Asking: probes in processes of their own, files, and Slurm. Nothing is judged here.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use linux::probe::host::{self, Cgroup, FileSystem, Kernel};
+use linux::probe::subid::{self, Helper, Ranges};
+use slurm::{Allocation, Partition, Slurm, SlurmError};
+
+use crate::{probe, rootfs};
+
+/// The settings that decide over user namespaces, on one distribution or another.
+pub const SETTINGS: &[&str] = &[
+    "user.max_user_namespaces",
+    "kernel.unprivileged_userns_clone",
+    "kernel.apparmor_restrict_unprivileged_userns",
+];
+
+/// The probes that need no argument.
+const PROBES: &[&str] = &[
+    "user-namespace",
+    "process-namespace",
+    "subordinate-ids",
+    "fuse",
+    "tun",
+    "bridge",
+    "nftables",
+    "seccomp",
+];
+
+/// A directory and the file system under it.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    /// How it was named: a variable, or what it is.
+    pub source: &'static str,
+    /// Its path.
+    pub path: PathBuf,
+    /// What holds it; the error in words.
+    pub file_system: Result<FileSystem, String>,
+    /// Whether a file can be made in it.
+    pub writable: bool,
+}
+
+/// What Slurm answered. Errors are kept as words with their hints.
+#[derive(Debug)]
+pub struct SlurmAnswers {
+    /// Whether all commands are there.
+    pub commands: Result<PathBuf, SlurmError>,
+    /// The version of the commands.
+    pub version: Option<Result<slurm::SlurmVersion, SlurmError>>,
+    /// Whether a controller answers.
+    pub controller: Option<Result<(), SlurmError>>,
+    /// The partitions, where the controller answers.
+    pub partitions: Vec<Partition>,
+    /// The job that this process runs in.
+    pub job: Option<u32>,
+}
+
+/// Everything that was asked and answered.
+#[derive(Debug)]
+pub struct Survey {
+    /// The host's name.
+    pub host: String,
+    /// The user's name, as the host knows it.
+    pub user: String,
+    /// The running kernel.
+    pub kernel: Kernel,
+    /// What each probe said.
+    pub probes: BTreeMap<&'static str, Result<String, String>>,
+    /// The values of [`SETTINGS`] that this kernel has.
+    pub settings: BTreeMap<&'static str, String>,
+    /// Subordinate ids.
+    pub ranges: Ranges,
+    /// The program that maps user ids.
+    pub newuidmap: Helper,
+    /// The program that maps group ids.
+    pub newgidmap: Helper,
+    /// The cgroup of version 2 that we are in.
+    pub cgroup: Option<Cgroup>,
+    /// What `/proc` hides.
+    pub hidepid: Option<String>,
+    /// The home directory.
+    pub home: Option<Directory>,
+    /// The directory of this program.
+    pub program: Option<Directory>,
+    /// Candidates for local storage, best first.
+    pub scratch: Vec<Directory>,
+    /// Whether overlayfs works on the first writable one of these.
+    pub overlay_on_scratch: Option<Result<String, String>>,
+    /// fuse-overlayfs, if it is on PATH.
+    pub fuse_overlayfs: Option<PathBuf>,
+    /// What the user wants instead of the best (`CORACLE_ROOTFS`).
+    pub wanted_stacking: Option<String>,
+    /// What Slurm said.
+    pub slurm: SlurmAnswers,
+}
+
+/// Asks everything.
+pub async fn take() -> Survey {
+    let scratch = scratch_candidates();
+    let (probes, overlay_on_scratch, slurm) =
+        futures::join!(run_probes(), overlay_on(&scratch), ask_slurm());
+    let uid = rustix::process::getuid().as_raw();
+    Survey {
+        host: rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned(),
+        user: subid::user_name(uid).unwrap_or_else(|| format!("uid {uid}")),
+        kernel: host::kernel(),
+        probes,
+        settings: SETTINGS
+            .iter()
+            .filter_map(|&name| Some((name, host::sysctl(name)?)))
+            .collect(),
+        ranges: subid::lookup(uid),
+        newuidmap: subid::helper("newuidmap"),
+        newgidmap: subid::helper("newgidmap"),
+        cgroup: host::cgroup(),
+        hidepid: host::hidepid(),
+        home: std::env::var_os("HOME").map(|home| directory("HOME", home.into())),
+        program: std::env::current_exe()
+            .ok()
+            .and_then(|exe| Some(directory("this program", exe.parent()?.to_owned()))),
+        scratch,
+        overlay_on_scratch,
+        fuse_overlayfs: rootfs::fuse_overlayfs(),
+        wanted_stacking: std::env::var(rootfs::VARIABLE)
+            .ok()
+            .filter(|wanted| !wanted.is_empty()),
+        slurm,
+    }
+}
+
+/// Where local storage may be: the site's own answer first.
+fn scratch_candidates() -> Vec<Directory> {
+    let named = ["SLURM_TMPDIR", "TMPDIR"];
+    let mut found: Vec<Directory> = named
+        .into_iter()
+        .filter_map(|name| Some((name, std::env::var_os(name).filter(|v| !v.is_empty())?)))
+        .map(|(name, path)| directory(name, path.into()))
+        .collect();
+    if !found.iter().any(|dir| dir.path == Path::new("/tmp")) {
+        found.push(directory("/tmp", "/tmp".into()));
+    }
+    found
+}
+
+fn directory(source: &'static str, path: PathBuf) -> Directory {
+    let file_system = host::file_system(&path).map_err(|error| error.to_string());
+    let writable = file_system.is_ok() && host::is_writable(&path);
+    Directory {
+        source,
+        path,
+        file_system,
+        writable,
+    }
+}
+
+async fn run_probes() -> BTreeMap<&'static str, Result<String, String>> {
+    let answers = PROBES
+        .iter()
+        .map(|&name| async move { (name, probe::run(name).await) });
+    futures::future::join_all(answers)
+        .await
+        .into_iter()
+        .collect()
+}
+
+async fn overlay_on(candidates: &[Directory]) -> Option<Result<String, String>> {
+    let dir = candidates.iter().find(|dir| dir.writable)?;
+    Some(probe::overlay_in(&dir.path).await)
+}
+
+async fn ask_slurm() -> SlurmAnswers {
+    let allocation = Allocation::from_process_env().ok().flatten();
+    let mut answers = SlurmAnswers {
+        commands: Err(SlurmError::NotInstalled {
+            missing: Vec::new(),
+        }),
+        version: None,
+        controller: None,
+        partitions: Vec::new(),
+        job: allocation.map(|allocation| allocation.job_id),
+    };
+    match Slurm::find() {
+        Ok(slurm) => {
+            let (version, controller) = futures::join!(slurm.version(), slurm.ping());
+            if controller.is_ok() {
+                answers.partitions = slurm.partitions().await.unwrap_or_default();
+            }
+            answers.version = Some(version);
+            answers.controller = Some(controller);
+            answers.commands = Ok(slurm.srun);
+        }
+        Err(error) => answers.commands = Err(error),
+    }
+    answers
+}

@@ -1,0 +1,85 @@
+//! `coracle run`: a cluster for one workload.
+//!
+//! Where it is called decides what it does: outside of any job it asks Slurm for one in which it is
+//! called again ([`submit`]); in the first task of a job it leads ([`lead`]); in all other tasks of the
+//! same `srun` it only waits to be dismissed ([`waiting_tasks`]).
+
+mod addons;
+mod complaints;
+mod lead;
+mod look;
+mod manifests;
+mod metrics;
+mod send_bundle;
+mod settings;
+mod srun;
+mod storage;
+mod submit;
+mod workload;
+
+use console::{Failure, FailureCode, say};
+use std::process::ExitCode;
+
+use slurm::{Allocation, JobLocation};
+
+
+pub use self::settings::Settings;
+use self::workload::Workload;
+use crate::cli::RunArgs;
+use cluster::carry;
+
+use crate::guard::{self, Over, Policy, Side};
+use crate::settings;
+use crate::waiting_tasks;
+
+/// The command's entry.
+pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
+    if carry::is_carried() {
+        // The shell that became us holds our directory open (`look.rs`), which the workload must not inherit.
+        linux::descriptors::close_all_on_exec()?;
+    }
+    // A copy of ours doesn't stay, however early it ends.
+    run(args).inspect_err(|_| carry::remove())
+}
+
+fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let mut settings = Settings::resolve(args)?;
+    settings::check().map_err(|error| {
+        Failure::new(FailureCode::Usage, format!("{error:#}"))
+            .hint("correct the variable or unset it; `coracle run --help` lists them")
+    })?;
+    if let Some(releases) = carry::releases() {
+        settings.options.kubernetes = Some(releases);
+    }
+    if let Some((_, path)) = carry::workload() {
+        settings.workload = path.into();
+    }
+    // Looked at first, also outside: a missing file should not cost a place in the queue.
+    let workload = Workload::find(&settings.workload, &settings.args)?;
+    let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
+        return crate::block_on(submit::new_job(&settings, &workload));
+    };
+    if !settings.slurm.is_empty() && allocation.location != JobLocation::OffNode {
+        say(format_args!(
+            "coracle: already inside job {}, so these Slurm options have no effect: {}",
+            allocation.job_id,
+            settings.slurm.join(" ")
+        ));
+    }
+    match allocation.location {
+        JobLocation::OffNode => {
+            crate::block_on(submit::first_node(&settings, &workload, &allocation))
+        }
+        JobLocation::Task { procid, .. } if procid > 0 => waiting_tasks::until_dismissed(&allocation),
+        JobLocation::Task { .. } | JobLocation::Batch => match guard::split(Policy::End)? {
+            Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
+            Side::Guard(Over { code, .. }) => {
+                carry::remove();
+                crate::block_on(async {
+                    waiting_tasks::dismiss_all(&allocation).await;
+                    Ok(code)
+                })
+            }
+        },
+    }
+}

@@ -1,0 +1,153 @@
+//! `coracle internal hub`: two processes that own the user and network namespace of a node's pods.
+//!
+//! One serves, the other is its guard ([`pair`]). Whichever is killed, the other has the namespaces still and replaces it, so that
+//! pods keep their network. If both are killed at once, the agent, which holds the namespaces open, starts a new hub in them. They
+//! outlive the agent that started them, and the next one finds them at their socket. If no agent comes for a while, they remove what
+//! is left of the node and end.
+
+mod pair;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use network::hub::{Hub, Namespaces};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+
+use self::pair::Side;
+use crate::guard;
+use crate::node_dir;
+use cluster::PODS_MARK;
+
+/// Between attempts to listen after the guard was killed: the disk may be full for a while.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it looks whether there still is an agent, and how often it must have been missing in a row: for as long as pods wait
+/// for a new one, or shortly if there is no pod, for Slurm waits for us too.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+const MISSING_WITH_PODS: u32 = 20;
+const MISSING_WITHOUT: u32 = 2;
+
+/// What it is told on its standard input, which is a socket, in one packet. Beside it are the namespaces of a hub before it, if
+/// there was one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HubStart {
+    /// The node's directory.
+    pub dir: PathBuf,
+    /// Where to listen.
+    pub socket: PathBuf,
+    /// The addresses of the node's pods.
+    pub range: String,
+    /// What sandboxes carry as the value of [`PODS_MARK`].
+    pub mark: String,
+    /// How many processes the user may have before those in the hub's user namespace are refused more.
+    pub processes: Option<u64>,
+}
+
+/// The role's entry.
+pub fn main() -> anyhow::Result<ExitCode> {
+    // Slurm may signal every process of a job at once; the agent's word counts.
+    let _deaf = guard::deaf()?;
+    let (start, before) = read_start()?;
+    if let Some(limit) = start.processes {
+        linux::process_limit::lower(limit)?;
+    }
+    let range = start.range.parse().map_err(anyhow::Error::msg);
+    let set_up = range.and_then(|range| Ok(Hub::set_up(range, &start.socket, before)?));
+    let (hub, answer) = match set_up {
+        Ok(hub) => (Some(hub), "ready".to_owned()),
+        Err(error) => (None, format!("{error:#}")),
+    };
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{answer}")?;
+    out.flush()?;
+    drop(out);
+    let Some(mut hub) = hub else {
+        return Ok(ExitCode::FAILURE);
+    };
+    loop {
+        let Side::Worker { guard } = pair::split()? else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        match crate::block_on(serve(&hub, &start, guard))? {
+            End::Served => return Ok(ExitCode::SUCCESS),
+            End::Unguarded => {
+                tracing::warn!("the hub's guard was killed");
+                while let Err(error) = hub.listen_again() {
+                    tracing::warn!(%error, "the hub cannot listen");
+                    std::thread::sleep(LISTEN_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+fn read_start() -> anyhow::Result<(HubStart, Option<Namespaces>)> {
+    let message = linux::packet::receive(rustix::stdio::stdin())?;
+    let message = message.context("the agent ended before it said what to do")?;
+    anyhow::ensure!(
+        message.is_whole,
+        "no descriptors are left for the namespaces of the last hub"
+    );
+    let start =
+        serde_json::from_slice(&message.text).context("what the agent says is not understood")?;
+    Ok((start, Namespaces::from_descriptors(message.descriptors)))
+}
+
+/// Why a process serves no longer.
+enum End {
+    /// The node ends.
+    Served,
+    /// Its guard was killed.
+    Unguarded,
+}
+
+async fn serve(hub: &Hub, start: &HubStart, guard: OwnedFd) -> anyhow::Result<End> {
+    let local = tokio::task::LocalSet::new();
+    tokio::select! {
+        served = local.run_until(hub.serve()) => {
+            served?;
+            Ok(End::Served)
+        }
+        gone = crate::ended(guard) => {
+            gone?;
+            Ok(End::Unguarded)
+        }
+        () = forsaken(start) => {
+            let removed =
+                node_dir::refuse_with_pods(&start.dir).and_then(|()| linux::remove::tree(&start.dir));
+            if let Err(error) = removed {
+                tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
+            }
+            Ok(End::Served)
+        }
+    }
+}
+
+/// Returns when there has been no agent for a while.
+async fn forsaken(start: &HubStart) {
+    let socket = node_dir::kubelet_socket(&start.dir);
+    let mut missing = 0;
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if UnixStream::connect(&socket).await.is_ok() || node_dir::is_guarded(&start.dir) {
+            missing = 0;
+            continue;
+        }
+        missing += 1;
+        // Who can't look takes it that there are some.
+        let mark = format!("{PODS_MARK}={}", start.mark);
+        let pods = linux::process::is_running(&["internal", "sandbox"], &mark);
+        let patience = match pods {
+            Ok(false) => MISSING_WITHOUT,
+            _ => MISSING_WITH_PODS,
+        };
+        if missing >= patience {
+            return;
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! How the agent starts pods' sandboxes: [`fork`] as a process of its own, [`step`] as a step of the Slurm job.
+//!
+//! Either way the same `coracle internal sandbox` runs on this node, is told who it is on its standard input, joins the hub and
+//! dials the agent; and it outlives the agent, so that the next one is dialled too.
+
+mod fork;
+mod step;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::ContainerImage;
+use kubelet::{Handle, Launch, LaunchError, Launcher, Process, Way};
+use pod_protocol::connection::LogBytes;
+use pod_protocol::{LogQuery, PodState, Problem};
+use sandbox::checkpoint;
+use sandbox::logs::LogDir;
+use sandbox::runtime::Stacking;
+use tokio::sync::OnceCell;
+
+pub use self::step::end_all as end_steps;
+use super::hub::NodeHub;
+use super::image_list::ImageList;
+use crate::node_dir::{self, NodeDir};
+use crate::rootfs;
+use crate::pod_lock;
+use crate::roles::sandbox::SandboxStart;
+
+/// Starts sandboxes on this node.
+pub struct Launchers {
+    /// The node's directory.
+    pub place: NodeDir,
+    /// Its hub, whose user namespace sandboxes join.
+    pub hub: Arc<NodeHub>,
+    /// Where images are.
+    pub store: PathBuf,
+    /// Which ones there are.
+    pub images: ImageList,
+    /// The control group in which those of pods are made, if there is one.
+    pub groups: Option<PathBuf>,
+    /// How layers are stacked here, once that is known.
+    pub stacking: OnceCell<Stacking>,
+    /// For the environment of sandboxes.
+    pub mark: String,
+    /// The job, for steps of it.
+    pub job: u32,
+    /// This node, by Slurm's name for it.
+    pub node: String,
+    /// How many files a process of the job may open; we ourselves may open more.
+    pub open_files: u64,
+}
+
+impl Launcher for Launchers {
+    fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>> {
+        async move {
+            let started = match launch.way {
+                Way::Fork => fork::start(self, launch).await.map(boxed),
+                Way::Step => step::start(self, launch).await.map(boxed),
+            };
+            started.map_err(|error| LaunchError(error.into()))
+        }
+        .boxed()
+    }
+
+    fn find(&self, uid: &str) -> Option<Box<dyn Handle>> {
+        let dir = self.place.dir.join("pods").join(uid);
+        let id = pod_lock::holder(&dir)?;
+        let process = Process::with_id(id).ok()?;
+        // Had it ended, its number could be another's by now.
+        (pod_lock::holder(&dir) == Some(id)).then(|| boxed(process))
+    }
+
+    fn checkpoint(&self, uid: &str) -> BoxFuture<'_, Option<PodState>> {
+        let dir = self.place.dir.join("pods").join(uid);
+        async move {
+            let from = dir.clone();
+            let read = tokio::task::spawn_blocking(move || checkpoint::read(&from)).await;
+            let read = read.map_err(std::io::Error::other).flatten();
+            read.unwrap_or_else(|error| {
+                tracing::warn!(dir = %dir.display(), %error, "ignoring the pod's checkpoint");
+                None
+            })
+        }
+        .boxed()
+    }
+
+    fn logs(&self, uid: &str, query: LogQuery) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
+        let dir = self.place.dir.join("pods").join(uid).join("logs");
+        async move {
+            if !dir.exists() {
+                return None;
+            }
+            Some(LogDir::new(dir).read(&query).await)
+        }
+        .boxed()
+    }
+
+    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
+        // Of a sandbox that was killed; others remove their pod's group themselves.
+        if let (Some(groups), Some(uid)) = (&self.groups, dir.file_name()) {
+            let group = sandbox::runtime::pod_group(groups, &uid.to_string_lossy());
+            if let Err(error) = group.remove() {
+                tracing::warn!(group = %group.path().display(), %error, "cannot remove a control group");
+            }
+        }
+        node_dir::remove_elsewhere(dir).boxed()
+    }
+
+    fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
+        self.images.read(&self.store).boxed()
+    }
+}
+
+fn boxed(handle: impl Handle + 'static) -> Box<dyn Handle> {
+    Box::new(handle)
+}
+
+impl Launchers {
+    /// How layers are stacked here.
+    pub async fn stacking(&self) -> anyhow::Result<Stacking> {
+        let chosen = self
+            .stacking
+            .get_or_try_init(|| rootfs::choose(&self.place.dir));
+        chosen.await.cloned()
+    }
+
+    /// What a sandbox is told, as one line, once the node is ready for it.
+    async fn start_line(&self, launch: &Launch) -> anyhow::Result<String> {
+        self.hub.ready().await?;
+        let start = SandboxStart {
+            uid: launch.uid.clone(),
+            token: launch.token.clone(),
+            host_pid: launch.host_pid,
+            node_dir: self.place.dir.clone(),
+            store: self.store.clone(),
+            groups: match launch.way {
+                Way::Fork => self.groups.clone(),
+                // It divides the group of its own step.
+                Way::Step => None,
+            },
+            stacking: self.stacking().await?,
+            announces: launch.way == Way::Step,
+            open_files: self.open_files,
+            processes: self.hub.processes_of_containers().await,
+        };
+        let mut line = serde_json::to_string(&start)?;
+        line.push('\n');
+        Ok(line)
+    }
+}

@@ -1,0 +1,145 @@
+//! A process from which those are forked that pull images for the pod.
+//!
+//! They are not executed, because a program that is begun in the node's user namespace is the namespace's for the kernel:
+//! however it hides, containers with `hostPID` and `SYS_PTRACE` could look into it, and through it at the host's files. A fork
+//! of a process that was begun outside and hides is hidden too. Only a process with one thread may fork, so that this one is made
+//! before the sandbox has more.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+
+use linux::fresh::{Forked, Fresh};
+use linux::packet;
+use linux::signal::ChildEnds;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Signal, WaitOptions};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::sync::Mutex;
+
+/// The sandbox's side of it.
+pub struct Puller(Mutex<UnixStream>);
+
+/// A process that pulls one image. It is killed when this is dropped.
+pub struct Pull {
+    /// Where it reads its request.
+    pub input: Sender,
+    /// Where it writes what happens.
+    pub output: Receiver,
+    process: OwnedFd,
+}
+
+/// Forks it; the calling process must have a single thread. It ends with that one.
+pub fn fork() -> io::Result<OwnedFd> {
+    let (ours, theirs) = packet::pair()?;
+    let parent = rustix::process::getpid();
+    match linux::fresh::fork_into(Fresh::default())? {
+        Forked::Parent(..) => Ok(ours),
+        Forked::Child => {
+            drop(ours);
+            let served = linux::process::die_with_parent(Some(parent), Signal::KILL)
+                .and_then(|()| serve(&theirs));
+            std::process::exit(i32::from(served.is_err()))
+        }
+    }
+}
+
+/// Forks a process for each request, with the standard streams that come with it.
+fn serve(socket: &OwnedFd) -> io::Result<()> {
+    let ends = ChildEnds::listen()?;
+    loop {
+        let mut watched = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(&ends, PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut watched, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [asked, ended] = watched.map(|fd| !fd.revents().is_empty());
+        if ended {
+            ends.take_note();
+            while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        }
+        if !asked {
+            continue;
+        }
+        let Some(message) = packet::receive(socket)? else {
+            return Ok(());
+        };
+        let [input, output] = &message.descriptors[..] else {
+            // The sandbox waits for an answer.
+            packet::send(socket, 0, &[], &[])?;
+            continue;
+        };
+        match linux::fresh::fork_into(Fresh::default()) {
+            Ok(Forked::Child) => pull(input, output),
+            Ok(Forked::Parent(_, process)) => packet::send(socket, 0, &[], &[process.as_fd()])?,
+            Err(_) => packet::send(socket, 0, &[], &[])?,
+        }
+    }
+}
+
+/// Pulls one image, and ends.
+fn pull(input: &OwnedFd, output: &OwnedFd) -> ! {
+    let parent = rustix::process::getppid();
+    let pull = || -> anyhow::Result<ExitCode> {
+        linux::process::die_with_parent(parent, Signal::KILL)?;
+        linux::signal::hear_all()?;
+        rustix::stdio::dup2_stdin(input)?;
+        rustix::stdio::dup2_stdout(output)?;
+        crate::block_on(crate::roles::pull::main())
+    };
+    if let Err(error) = pull() {
+        tracing::warn!(error = format!("{error:#}"), "cannot pull an image");
+    }
+    std::process::exit(0)
+}
+
+impl Puller {
+    /// Speaks to the process at the other end of `socket`.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        // A stream by name only: packets keep their boundaries, and we never read it as a stream.
+        Ok(Self(Mutex::new(UnixStream::from_std(socket.into())?)))
+    }
+
+    /// Starts a process that pulls an image. `BrokenPipe` means that nobody is there to fork one.
+    pub async fn start(&self) -> io::Result<Pull> {
+        let (input, theirs_in) = pipe_to()?;
+        let (output, theirs_out) = pipe_from()?;
+        let line = self.0.lock().await;
+        let ask = || packet::send(&*line, 0, &[], &[theirs_in.as_fd(), theirs_out.as_fd()]);
+        line.async_io(Interest::WRITABLE, ask).await?;
+        let answer = line.async_io(Interest::READABLE, || packet::receive(&*line));
+        let answer = answer.await?.ok_or(io::ErrorKind::BrokenPipe)?;
+        let process = answer.descriptors.into_iter().next();
+        let process = process.ok_or_else(|| io::Error::other("it could not be forked"))?;
+        Ok(Pull {
+            input,
+            output,
+            process,
+        })
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
+    }
+}
+
+fn pipe_to() -> io::Result<(Sender, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&write, true)?;
+    Ok((Sender::from_owned_fd(write)?, read))
+}
+
+fn pipe_from() -> io::Result<(Receiver, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&read, true)?;
+    Ok((Receiver::from_owned_fd(read)?, write))
+}

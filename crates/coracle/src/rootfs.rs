@@ -1,0 +1,68 @@
+//! How this node assembles root file systems from an image's layers: overlayfs, fuse-overlayfs, or a copy.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use sandbox::runtime::Stacking;
+
+use crate::probe;
+
+/// The variable by which a user, or a test, chooses.
+pub const VARIABLE: &str = "CORACLE_ROOTFS";
+/// Looked up on PATH.
+const PROGRAM: &str = "fuse-overlayfs";
+
+/// The user's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Best,
+    Overlay,
+    Fuse,
+    Copy,
+}
+
+/// The choice from the environment.
+pub fn choice() -> anyhow::Result<Choice> {
+    match std::env::var(VARIABLE).unwrap_or_default().as_str() {
+        "" => Ok(Choice::Best),
+        "overlay" => Ok(Choice::Overlay),
+        PROGRAM => Ok(Choice::Fuse),
+        "copy" => Ok(Choice::Copy),
+        other => bail!("{VARIABLE} is {other:?}; it may be overlay, {PROGRAM} or copy"),
+    }
+}
+
+/// The user's choice, or the best that works when tried in `dir`, on the file system that will hold containers' changes.
+pub async fn choose(dir: &Path) -> anyhow::Result<Stacking> {
+    match choice()? {
+        Choice::Best => {}
+        Choice::Overlay => return Ok(Stacking::Overlay),
+        Choice::Copy => return Ok(Stacking::Copy),
+        Choice::Fuse => match fuse_overlayfs() {
+            Some(program) => return Ok(Stacking::Fuse(program)),
+            None => bail!("{VARIABLE} asks for {PROGRAM}, which is not on this node's PATH"),
+        },
+    }
+    let Err(why) = probe::overlay_in(dir).await else {
+        return Ok(Stacking::Overlay);
+    };
+    let instead = match fuse_overlayfs() {
+        Some(program) if probe::run("fuse").await.is_ok() => Stacking::Fuse(program),
+        _ => Stacking::Copy,
+    };
+    tracing::info!(why, ?instead, "overlayfs is not available for root file systems");
+    Ok(instead)
+}
+
+/// The path of fuse-overlayfs.
+pub fn fuse_overlayfs() -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(PROGRAM))
+        .find(|file| {
+            std::fs::metadata(file)
+                .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        })
+}
