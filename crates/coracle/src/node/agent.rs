@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use control_plane::pki::{Identity, KUBELET_CLIENT};
-use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
+use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -103,14 +103,15 @@ pub async fn run(
         key_pem: identity.client_key_pem.clone(),
     };
     let client = crate::client::connect(api, &identity.welcome.cluster_ca_pem, &login).await?;
-    let pods = Arc::new(KnownPods::default());
-    pods.log_with(Box::new(crate::log::remembered));
+    let pods = Arc::new(PodManager::default());
+    pods.set_agent_log(Box::new(crate::log::remembered));
     let stop = CancellationToken::new();
-    let authority = kubelet::ApiAuthority::new(client.clone(), node.clone());
+    let authority = kubelet::WebhookAuth::new(client.clone(), node.clone());
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
-        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()]).with_delegated_auth(Arc::new(authority)),
+        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
+            .with_delegated_auth(Arc::new(authority)),
         pods.clone(),
         config.stream_idle_timeout,
         stop.clone(),
@@ -451,7 +452,7 @@ fn node_config(
         internal_ips: addresses,
         hostname: super::hostname(),
         kubelet_port,
-        capacity: Capacity {
+        capacity: NodeCapacity {
             cpus: welcome.cpus,
             memory_bytes: match welcome.memory_bytes {
                 Some(bytes) => bytes,
@@ -472,17 +473,17 @@ fn node_config(
         scratch_dir,
         node_dir: place.dir.clone(),
         node_key: place.key.clone(),
-        way: match welcome.pods_as_steps {
-            true => Way::Step,
-            false => Way::Fork,
+        launcher: match welcome.pods_as_steps {
+            true => LauncherKind::Step,
+            false => LauncherKind::Fork,
         },
         pod_cidrs: vec![welcome.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: streaming::idle_timeout()?,
-        members: slurm::JobProcessMarkers::of_current_job().map(|job| Members {
-            variable: job.env_variable,
-            group: job.cgroup_name,
+        processes: slurm::JobProcessMarkers::of_current_job().map(|job| NodeProcesses {
+            environment: job.env_variable,
+            cgroup: job.cgroup_name,
         }),
     })
 }
