@@ -12,7 +12,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
-use volumes::provisioner::{REMOVE, removals};
+use volumes::provisioner::{REMOVE_VOLUMES_ANNOTATION, requested_removals};
 
 use crate::api_call::call;
 use crate::pods::Launcher;
@@ -35,7 +35,10 @@ pub(crate) async fn remove_listed(
     let directory = directory(&node_dir);
     loop {
         let current = node.borrow_and_update().clone();
-        let listed = current.as_deref().map(removals).unwrap_or_default();
+        let listed = current
+            .as_deref()
+            .map(requested_removals)
+            .unwrap_or_default();
         let mut failed = Vec::new();
         for name in &listed {
             let path = directory.join(name);
@@ -52,7 +55,7 @@ pub(crate) async fn remove_listed(
             // With the resourceVersion the patch fails if a name was added meanwhile.
             let patch = json!({ "metadata": {
                 "resourceVersion": current.metadata.resource_version,
-                "annotations": { REMOVE: value },
+                "annotations": { REMOVE_VOLUMES_ANNOTATION: value },
             }});
             let name = current.metadata.name.as_deref().unwrap_or_default();
             let parameters = PatchParams::default();

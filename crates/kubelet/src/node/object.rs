@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
-use volumes::provisioner::{REMOVE, SCRATCH};
+use volumes::provisioner::{REMOVE_VOLUMES_ANNOTATION, SCRATCH_ANNOTATION};
 
 use super::conditions::{Readiness, conditions, keep_transition_times, with_foreign};
 use super::{Pressures, SystemInfo};
@@ -58,7 +58,8 @@ pub fn node_object(
     // As with upstream's --node-labels, configured labels override detected ones.
     labels.extend(config.labels.clone());
     let scratch = local_volumes::directory(&config.node_dir);
-    let mut annotations = BTreeMap::from([(SCRATCH.to_owned(), scratch.display().to_string())]);
+    let mut annotations =
+        BTreeMap::from([(SCRATCH_ANNOTATION.to_owned(), scratch.display().to_string())]);
     annotations.extend(config.annotations.clone());
 
     Node {
@@ -175,7 +176,7 @@ fn merged(
 ) -> Option<BTreeMap<String, String>> {
     let mut all = existing.unwrap_or_default();
     // The provisioner's list of volumes to remove stays valid for the next agent.
-    all.retain(|key, _| !key.starts_with(OWN_PREFIX) || key == REMOVE);
+    all.retain(|key, _| !key.starts_with(OWN_PREFIX) || key == REMOVE_VOLUMES_ANNOTATION);
     all.extend(desired.unwrap_or_default());
     Some(all)
 }

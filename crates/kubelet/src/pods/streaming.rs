@@ -174,7 +174,9 @@ async fn copy_output(
                 break SessionExit::Failed("the pod's sandbox closed the session".to_owned());
             }
             Err(error) => {
-                break SessionExit::Failed(format!("connection to the pod's sandbox lost: {error}"));
+                break SessionExit::Failed(format!(
+                    "connection to the pod's sandbox lost: {error}"
+                ));
             }
         };
         // An error means that the client has dropped this stream.

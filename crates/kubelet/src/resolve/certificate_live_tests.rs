@@ -12,7 +12,7 @@ use kube::api::{Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use volumes::content::pem;
-use volumes::{Payload, Source};
+use volumes::{Payload, VolumeSource};
 
 use self::signer::{Held, KEY_TYPES, NAME, Signer};
 use super::live_tests::api_server::ApiServer;
@@ -57,7 +57,7 @@ async fn complete_payload(resolver: &Resolver, pod: &Arc<Pod>) -> Payload {
     };
     let resolved = tokio::time::timeout(Duration::from_secs(120), wait).await;
     match object(resolved.unwrap().bundle.volumes["v"].clone()) {
-        Source::Files(payload) => payload,
+        VolumeSource::Files(payload) => payload,
         other => panic!("{other:?}"),
     }
 }

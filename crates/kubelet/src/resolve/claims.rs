@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::{Api, Client};
 use tokio::time::Instant;
-use volumes::{HostPathKind, Ownership, Source};
+use volumes::{FsGroupPolicy, HostPathKind, VolumeSource};
 
 use super::{RETRY_INTERVAL, references};
 use crate::api_call::{ApiCallError, call_for_bound_pod};
@@ -186,7 +186,11 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
 }
 
 /// The source of a persistent volume.
-pub(super) fn claim_source(name: &str, claimed: &BoundClaim, pod: &Pod) -> Result<Source, String> {
+pub(super) fn claim_source(
+    name: &str,
+    claimed: &BoundClaim,
+    pod: &Pod,
+) -> Result<VolumeSource, String> {
     let volume = &claimed.volume;
     let Some(spec) = &volume.spec else {
         return Err(format!("PersistentVolume of volume {name:?} has no spec"));
@@ -202,7 +206,7 @@ pub(super) fn claim_source(name: &str, claimed: &BoundClaim, pod: &Pod) -> Resul
     let ownership = ownership(pod);
     if let Some(host_path) = &spec.host_path {
         if is_own {
-            return Ok(Source::Directory {
+            return Ok(VolumeSource::Directory {
                 path: PathBuf::from(&host_path.path),
                 read_only: claimed.read_only,
                 ownership,
@@ -216,7 +220,7 @@ pub(super) fn claim_source(name: &str, claimed: &BoundClaim, pod: &Pod) -> Resul
         );
     }
     if let Some(local) = &spec.local {
-        return Ok(Source::Directory {
+        return Ok(VolumeSource::Directory {
             path: PathBuf::from(&local.path),
             read_only: claimed.read_only,
             ownership,
@@ -224,10 +228,10 @@ pub(super) fn claim_source(name: &str, claimed: &BoundClaim, pod: &Pod) -> Resul
         });
     }
     if let Some(nfs) = &spec.nfs {
-        return Ok(Source::Nfs {
+        return Ok(VolumeSource::Nfs {
             server: nfs.server.clone(),
             path: nfs.path.clone(),
-            mounted_at: annotation(volumes::MOUNTED_AT).map(PathBuf::from),
+            mounted_at: annotation(volumes::MOUNTED_AT_ANNOTATION).map(PathBuf::from),
             read_only: claimed.read_only || nfs.read_only.unwrap_or(false),
         });
     }
@@ -245,25 +249,25 @@ pub(super) fn host_path_source(
     path: &str,
     kind: Option<&str>,
     read_only: bool,
-) -> Result<Source, String> {
+) -> Result<VolumeSource, String> {
     let kind = kind.unwrap_or_default();
     let kind =
         HostPathKind::from_api(kind).ok_or_else(|| format!("{kind} is an invalid volume type"))?;
-    Ok(Source::HostPath {
+    Ok(VolumeSource::HostPath {
         path: PathBuf::from(path),
         kind,
         read_only,
     })
 }
 
-fn ownership(pod: &Pod) -> Ownership {
+fn ownership(pod: &Pod) -> FsGroupPolicy {
     let context = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.security_context.as_ref());
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
     match policy {
-        Some("OnRootMismatch") => Ownership::OnRootMismatch,
-        _ => Ownership::Always,
+        Some("OnRootMismatch") => FsGroupPolicy::OnRootMismatch,
+        _ => FsGroupPolicy::Always,
     }
 }

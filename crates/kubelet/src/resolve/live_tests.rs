@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use volumes::Source;
+use volumes::VolumeSource;
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn object<K: DeserializeOwned>(value: Value) -> K {
 fn file(resolved: &ResolvedPod, volume: &str, path: &str) -> Option<String> {
     let source = resolved.bundle.volumes.get(volume)?;
     match object(source.clone()) {
-        Source::Files(payload) => {
+        VolumeSource::Files(payload) => {
             let file = payload.files.get(path)?;
             Some(String::from_utf8(file.data.clone()).unwrap())
         }
@@ -237,7 +237,7 @@ impl crate::Launcher for RemoveOnlyLauncher {
 #[tokio::test]
 async fn local_volumes_in_node_annotation_are_removed() {
     use k8s_openapi::api::core::v1::Node;
-    use volumes::provisioner::removals;
+    use volumes::provisioner::requested_removals;
 
     let Some(server) = ApiServer::start().await else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
@@ -265,7 +265,7 @@ async fn local_volumes_in_node_annotation_are_removed() {
         launcher,
     );
     let done = until("the list to be empty", async || {
-        removals(&nodes.get("node1").await.unwrap())
+        requested_removals(&nodes.get("node1").await.unwrap())
             .is_empty()
             .then_some(())
     });

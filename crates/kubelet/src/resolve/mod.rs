@@ -45,7 +45,7 @@ use kube::Client;
 use pod_protocol::{Bundle, ContainerInput, NodeFacts, Problem};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use volumes::content::{Inputs, TrustBundles};
+use volumes::content::{TrustBundles, VolumeInputs};
 
 use self::certificates::{CertificateManager, CertificateState};
 use self::claims::{BoundClaim, ClaimReader};
@@ -175,7 +175,7 @@ impl Resolver {
         self.lock().insert(uid.to_owned(), dependencies);
 
         let inputs = ResolveInputs {
-            volumes: Inputs {
+            volumes: VolumeInputs {
                 pod: Arc::clone(pod),
                 allocatable: self.allocatable.clone(),
                 config_maps: existing(&config_maps.objects),
@@ -288,7 +288,7 @@ fn unknown<K>(objects: &BTreeMap<String, ObjectState<K>>) -> BTreeMap<String, St
 #[derive(Default)]
 struct ResolveInputs {
     /// The objects that volumes use.
-    volumes: Inputs,
+    volumes: VolumeInputs,
     /// Config maps that were not received yet, and why.
     unknown_config_maps: BTreeMap<String, String>,
     /// The same for secrets.

@@ -1,6 +1,6 @@
 //! Credentials for image registries, from `imagePullSecrets`.
 //!
-//! The result is JSON in the form of `images::Credential`: this crate does not depend on `images`.
+//! The result is JSON in the form of `images::RegistryCredential`: this crate does not depend on `images`.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use volumes::content::Inputs;
+use volumes::content::VolumeInputs;
 
 /// An entry of `~/.docker/config.json`.
 #[derive(Default, Deserialize)]
@@ -29,7 +29,7 @@ struct DockerConfig {
 }
 
 /// The credentials of a pod, and warnings about secrets that cannot be read. The pull may succeed without them.
-pub(super) fn credentials(inputs: &Inputs) -> (Vec<Value>, Vec<(&'static str, String)>) {
+pub(super) fn credentials(inputs: &VolumeInputs) -> (Vec<Value>, Vec<(&'static str, String)>) {
     let (mut all, mut unreadable) = (Vec::new(), Vec::new());
     let spec = inputs.pod.spec.as_ref();
     let names = spec.and_then(|spec| spec.image_pull_secrets.as_deref());

@@ -32,7 +32,7 @@ fn inputs(spec: Value) -> ResolveInputs {
     };
     let docker = br#"{"auths":{"registry.example":{"auth":"bWU6c2VjcmV0"},"b.example/team":{"identitytoken":"t"}}}"#;
     ResolveInputs {
-        volumes: Inputs {
+        volumes: VolumeInputs {
             pod: pod(spec),
             allocatable: BTreeMap::from([
                 ("cpu".to_owned(), Quantity("4".to_owned())),
@@ -192,7 +192,7 @@ fn volumes_become_sources() {
     assert_eq!(resolved.failed_mounts, Vec::<String>::new());
     // The sandbox can decode the sources.
     for source in resolved.bundle.volumes.values() {
-        serde_json::from_value::<volumes::Source>(source.clone()).unwrap();
+        serde_json::from_value::<volumes::VolumeSource>(source.clone()).unwrap();
     }
     insta::assert_json_snapshot!(resolved.bundle.volumes);
 }

@@ -2,14 +2,17 @@
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
 use quantity::{Amount, bytes};
-use volumes::content::{ContentError, Selection, config_map, downward_api, projected, secret};
-use volumes::{Payload, Source};
+use volumes::content::{ContentError, KeySelection, config_map, downward_api, projected, secret};
+use volumes::{Payload, VolumeSource};
 
 use super::references::{ObjectReferences, nested_mount_points};
 use super::{ResolveInputs, claims};
 
 /// The source of a volume; the error is a message for an Event of reason `FailedMount`.
-pub(super) fn volume_source(volume: &Volume, inputs: &ResolveInputs) -> Result<Source, String> {
+pub(super) fn volume_source(
+    volume: &Volume,
+    inputs: &ResolveInputs,
+) -> Result<VolumeSource, String> {
     let failed = |why: &dyn std::fmt::Display| {
         format!(
             "MountVolume.SetUp failed for volume {:?} : {why}",
@@ -30,7 +33,7 @@ pub(super) fn volume_source(volume: &Volume, inputs: &ResolveInputs) -> Result<S
     }
     if let Some(files) = files(volume, inputs) {
         let payload = files.map_err(|error| failed(&error))?;
-        return Ok(Source::Files(Payload {
+        return Ok(VolumeSource::Files(Payload {
             mount_points: nested_mount_points(&inputs.volumes.pod, &volume.name),
             ..payload
         }));
@@ -47,7 +50,7 @@ pub(super) fn volume_source(volume: &Volume, inputs: &ResolveInputs) -> Result<S
         return source.map_err(|why| failed(&why));
     }
     if let Some(source) = &volume.image {
-        return Ok(Source::Image {
+        return Ok(VolumeSource::Image {
             reference: source.reference.clone().unwrap_or_default(),
             pull_policy: source
                 .pull_policy
@@ -56,7 +59,7 @@ pub(super) fn volume_source(volume: &Volume, inputs: &ResolveInputs) -> Result<S
         });
     }
     if let Some(source) = &volume.nfs {
-        return Ok(Source::Nfs {
+        return Ok(VolumeSource::Nfs {
             server: source.server.clone(),
             path: source.path.clone(),
             mounted_at: None,
@@ -74,7 +77,7 @@ pub(super) fn volume_source(volume: &Volume, inputs: &ResolveInputs) -> Result<S
 fn files(volume: &Volume, inputs: &ResolveInputs) -> Option<Result<Payload, ContentError>> {
     let objects = &inputs.volumes;
     if let Some(source) = &volume.config_map {
-        let selection = Selection {
+        let selection = KeySelection {
             name: &source.name,
             items: source.items.as_deref(),
             default_mode: source.default_mode,
@@ -85,7 +88,7 @@ fn files(volume: &Volume, inputs: &ResolveInputs) -> Option<Result<Payload, Cont
     }
     if let Some(source) = &volume.secret {
         let name = source.secret_name.as_deref().unwrap_or_default();
-        let selection = Selection {
+        let selection = KeySelection {
             name,
             items: source.items.as_deref(),
             default_mode: source.default_mode,
@@ -109,14 +112,17 @@ fn files(volume: &Volume, inputs: &ResolveInputs) -> Option<Result<Payload, Cont
     Some(projected(&volume.name, source, objects))
 }
 
-fn empty_dir(source: &EmptyDirVolumeSource, inputs: &ResolveInputs) -> Result<Source, String> {
+fn empty_dir(
+    source: &EmptyDirVolumeSource,
+    inputs: &ResolveInputs,
+) -> Result<VolumeSource, String> {
     let size_limit = source
         .size_limit
         .as_ref()
         .and_then(bytes)
         .filter(|&limit| limit > 0);
     match source.medium.as_deref().unwrap_or_default() {
-        "" => Ok(Source::EmptyDir {
+        "" => Ok(VolumeSource::EmptyDir {
             memory: false,
             size_limit,
         }),
@@ -124,7 +130,7 @@ fn empty_dir(source: &EmptyDirVolumeSource, inputs: &ResolveInputs) -> Result<So
         "Memory" => {
             let node = inputs.volumes.allocatable.get("memory").and_then(bytes);
             let pod = memory_limit(&inputs.volumes.pod);
-            Ok(Source::EmptyDir {
+            Ok(VolumeSource::EmptyDir {
                 memory: true,
                 size_limit: [size_limit, node, pod]
                     .into_iter()

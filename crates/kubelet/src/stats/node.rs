@@ -18,7 +18,7 @@ use linux::usage::{Memory, Sample, Table};
 use pod_protocol::usage::MemoryUsage;
 
 use super::cpu_rates::RatesRound;
-use super::pod::{usage_stats, memory_stats};
+use super::pod::{memory_stats, usage_stats};
 use crate::NodeConfig;
 use crate::mutex::lock;
 

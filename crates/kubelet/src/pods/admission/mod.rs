@@ -194,7 +194,7 @@ fn check_features(spec: &PodSpec) -> Result<(), Rejection> {
     if of_pod.into_iter().chain(of_containers).any(is_local) {
         return Err(Rejection::new(
             RejectionReason::AppArmor,
-            "Cannot enforce AppArmor: using profiles of the host needs root",
+            "Cannot enforce AppArmor: profiles of the host cannot be used without root",
         ));
     }
     let claims = spec.resource_claims.as_deref().unwrap_or_default();

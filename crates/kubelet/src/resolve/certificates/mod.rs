@@ -22,7 +22,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use volumes::content::Credentials;
+use volumes::content::CredentialBundle;
 
 use self::renewal::{CertificateRenewal, CertificateSpec};
 use self::request_watch::RequestWatch;
@@ -34,7 +34,7 @@ use crate::mutex::lock;
 #[derive(Default)]
 pub(super) struct PodCertificates {
     /// By volume and index of its source.
-    pub certificates: BTreeMap<(String, usize), Result<Credentials, String>>,
+    pub certificates: BTreeMap<(String, usize), Result<CredentialBundle, String>>,
     /// The state of each, with the current value marked as seen.
     pub states: Vec<watch::Receiver<CertificateState>>,
     /// Events of type `Warning`: reason and message.

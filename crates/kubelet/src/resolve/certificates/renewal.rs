@@ -22,7 +22,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use volumes::content::{Credentials, pem};
+use volumes::content::{CredentialBundle, pem};
 
 use super::super::tokens::random_u64;
 use super::private_key::{self, PrivateKey};
@@ -245,7 +245,7 @@ fn issued_certificate(
     let now = Instant::now();
     let jitter = Duration::from_millis(random_u64() % JITTER_MILLIS);
     Some(IssuedCertificate {
-        credentials: Credentials {
+        credentials: CredentialBundle {
             key: key.pem.clone(),
             chain: blocks.iter().map(encode).collect(),
         },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use volumes::content::Credentials;
+use volumes::content::CredentialBundle;
 
 /// A warning is recorded if a renewal is late by this time.
 const OVERDUE_AFTER: Duration = Duration::from_secs(600);
@@ -22,7 +22,7 @@ pub(in crate::resolve) struct CertificateState {
 /// An issued certificate.
 #[derive(Clone, Debug)]
 pub(in crate::resolve) struct IssuedCertificate {
-    pub credentials: Credentials,
+    pub credentials: CredentialBundle,
     /// When to request the next one.
     pub renew: Instant,
     pub expires: Instant,
@@ -62,7 +62,7 @@ impl CertificateState {
 
     /// The content of the volume. An issued certificate stays there even if its renewal is refused, so that a running pod keeps it
     /// and still gets updates of its other volumes.
-    pub(super) fn credentials(&self) -> Result<Credentials, String> {
+    pub(super) fn credentials(&self) -> Result<CredentialBundle, String> {
         if let Some(issued) = &self.issued {
             return Ok(issued.credentials.clone());
         }
@@ -127,7 +127,7 @@ mod tests {
     fn issued(now: Instant) -> CertificateState {
         CertificateState {
             issued: Some(IssuedCertificate {
-                credentials: Credentials {
+                credentials: CredentialBundle {
                     key: "key".to_owned(),
                     chain: "chain".to_owned(),
                 },

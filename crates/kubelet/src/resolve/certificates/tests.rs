@@ -200,7 +200,7 @@ fn condition(kind: &str, reason: &str, message: &str) -> Value {
 }
 
 /// The result for the only used source of [`pod`].
-fn credentials_of(found: &PodCertificates) -> Result<Credentials, String> {
+fn credentials_of(found: &PodCertificates) -> Result<CredentialBundle, String> {
     assert_eq!(found.certificates.len(), 1);
     found.certificates[&("v".to_owned(), 1)].clone()
 }

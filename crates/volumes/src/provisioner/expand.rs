@@ -1,4 +1,4 @@
-//! Claims that ask for more than they got.
+//! Expansion of volumes.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};
@@ -6,29 +6,29 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::decide::{self, Growth, Place};
-use super::{ProvisionError, Provisioner, place};
+use super::decide::{self, Expansion, VolumeLocation};
+use super::{ProvisionError, Provisioner, shared_dir};
 
 impl Provisioner {
-    /// Gives a claim that asks for more than it has what it asks for. Whether nothing is left to be tried again.
-    pub(super) async fn serve_growth(
+    /// Expands the volume of a claim that requests more than its capacity. Returns false if a retry is needed.
+    pub(super) async fn serve_expansion(
         &mut self,
         claim: &PersistentVolumeClaim,
         volumes: &Store<PersistentVolume>,
         nodes: &Store<Node>,
     ) -> bool {
         let volume = decide::bound_to(claim).and_then(|name| volumes.get(&ObjectRef::new(name)));
-        let Some((volume, growth)) =
-            volume.and_then(|volume| Some((volume.clone(), decide::growth(claim, &volume)?)))
+        let Some((volume, expansion)) =
+            volume.and_then(|volume| Some((volume.clone(), decide::expansion(claim, &volume)?)))
         else {
             return true;
         };
-        let grown = self.grow(claim, &volume, &growth, nodes).await;
+        let grown = self.expand(claim, &volume, &expansion, nodes).await;
         let (warning, reason, message) = match &grown {
             Ok(()) => (
                 false,
                 "VolumeResizeSuccessful",
-                format!("Resize volume succeeded: {}", growth.to.0),
+                format!("Resize volume succeeded: {}", expansion.to.0),
             ),
             Err(error) => (
                 true,
@@ -36,36 +36,36 @@ impl Provisioner {
                 format!("failed to resize volume: {error}"),
             ),
         };
-        self.say(claim, warning, reason, message).await;
+        self.record_event(claim, warning, reason, message).await;
         grown.is_ok()
     }
 
-    /// Nothing holds a volume to its size, so it grows by word alone; but not beyond what there is.
-    async fn grow(
+    /// Updates the capacity. Sizes are not enforced, but the capacity must not exceed the free space.
+    async fn expand(
         &self,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
-        growth: &Growth,
+        expansion: &Expansion,
         nodes: &Store<Node>,
     ) -> Result<(), ProvisionError> {
-        match decide::place(volume) {
-            Some(Place::Local { node }) => {
+        match decide::location(volume) {
+            Some(VolumeLocation::Local { node }) => {
                 if let Some(node) = nodes.get(&ObjectRef::new(&node)) {
-                    decide::check_node_room(claim, &node).map_err(ProvisionError::Refused)?;
+                    decide::check_node_disk(claim, &node).map_err(ProvisionError::Rejected)?;
                 }
             }
             _ => {
-                let room = place::room(&self.shared_dir)?;
-                decide::fits(growth.by, room).map_err(ProvisionError::Refused)?;
+                let space = shared_dir::disk_space(&self.shared_dir)?;
+                decide::check_available(expansion.by, space).map_err(ProvisionError::Rejected)?;
             }
         }
-        let capacity = json!({ "capacity": { "storage": growth.to } });
+        let capacity = json!({ "capacity": { "storage": expansion.to } });
         let parameters = PatchParams::default();
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({ "spec": capacity }));
         api.patch(&volume.name_any(), &parameters, &patch).await?;
         let patch = Patch::Merge(json!({ "status": capacity }));
-        self.claims_beside(claim)
+        self.claims_in_namespace_of(claim)
             .patch_status(&claim.name_any(), &parameters, &patch)
             .await?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Directories on the shared file system, which nobody can guess.
+//! Directories on the shared file system, with unguessable names.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use super::ProvisionError;
 
-/// How much a file system holds.
+/// Size and free space of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
-    /// In all, in bytes.
+pub(super) struct DiskSpace {
+    /// The size in bytes.
     pub total: u64,
-    /// What this user may still write, in bytes.
+    /// The bytes that this user may still write.
     pub available: u64,
 }
 
-/// The room on the file system of `dir`, which is made if it is missing.
-pub(super) fn room(dir: &Path) -> Result<Room, ProvisionError> {
+/// The space on the file system of `dir`. Creates `dir`, and closes it to other users.
+pub(super) fn disk_space(dir: &Path) -> Result<DiskSpace, ProvisionError> {
     let failed = |action: &'static str| {
         move |source: io::Error| ProvisionError::Io {
             action,
@@ -28,43 +28,43 @@ pub(super) fn room(dir: &Path) -> Result<Room, ProvisionError> {
         .recursive(true)
         .mode(0o700)
         .create(dir)
-        .map_err(failed("make"))?;
-    let status = std::fs::metadata(dir).map_err(failed("look at"))?;
-    // Below it anybody may write, so that containers of all users can; nobody else may get there.
+        .map_err(failed("create"))?;
+    let status = std::fs::metadata(dir).map_err(failed("stat"))?;
+    // The directories below are world-writable for containers of all ids, so other users must not reach them.
     if status.uid() != rustix::process::geteuid().as_raw() {
-        return Err(ProvisionError::Refused(format!(
+        return Err(ProvisionError::Rejected(format!(
             "{} belongs to another user",
             dir.display()
         )));
     }
     if status.mode() & 0o077 != 0 {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
-            .map_err(failed("close to others"))?;
+            .map_err(failed("set the mode of"))?;
     }
     let space = rustix::fs::statvfs(dir)
         .map_err(io::Error::from)
-        .map_err(failed("look at"))?;
-    Ok(Room {
+        .map_err(failed("stat"))?;
+    Ok(DiskSpace {
         total: space.f_blocks.saturating_mul(space.f_frsize),
         available: space.f_bavail.saturating_mul(space.f_frsize),
     })
 }
 
-/// Makes a new directory in `dir`, open to containers of every user.
-pub(super) fn make(dir: &Path) -> Result<PathBuf, ProvisionError> {
+/// Creates a directory in `dir`, writable for containers of all ids.
+pub(super) fn create(dir: &Path) -> Result<PathBuf, ProvisionError> {
     let path = dir.join(random_name()?);
     let failed = |source| ProvisionError::Io {
-        action: "make",
+        action: "create",
         path: path.clone(),
         source,
     };
     std::fs::create_dir(&path).map_err(failed)?;
-    // Whatever the umask is.
+    // Regardless of the umask.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).map_err(failed)?;
     Ok(path)
 }
 
-/// 128 random bits.
+/// A name of 128 random bits.
 pub(super) fn random_name() -> Result<String, ProvisionError> {
     let mut bytes = [0; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
@@ -82,16 +82,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_open_below_a_closed_door() {
+    fn volumes_are_writable_in_a_private_directory() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("coracle/volumes");
-        let before = room(&dir).unwrap();
+        let before = disk_space(&dir).unwrap();
         assert!(before.total >= before.available && before.available > 0);
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-        room(&dir).unwrap();
+        disk_space(&dir).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
         assert_eq!(mode(&dir), 0o700);
-        let (one, other) = (make(&dir).unwrap(), make(&dir).unwrap());
+        let (one, other) = (create(&dir).unwrap(), create(&dir).unwrap());
         assert_ne!(one, other);
         assert_eq!(mode(&one), 0o777);
         assert_eq!(one.file_name().unwrap().len(), 32);
