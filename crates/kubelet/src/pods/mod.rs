@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   API server ──watch──► sync_loop ──► worker (one per pod) ──launcher──► sandbox
-//!        ▲                    ▲           │                                   │
-//!        │                    │           └── status ──► status_manager ──► API server
-//!        │                    └── sandbox_listener ◄──── connects to kubelet.sock
-//!        └── PATCH pods/status
+//!       ▲                      ▲             │                                │
+//!       │                      │             ▼                                │
+//!       └── status_manager ◄───┼────────── status                             │
+//!                              └── sandbox_listener ◄── connects to kubelet.sock
 //! ```
 //!
 //! Decisions are pure functions (`admission`, `eviction/ranking`, `resize`, `status`). Effects are in `sync_loop`, `worker` and
@@ -50,7 +50,7 @@ pub(crate) use runtime_class::RUNTIME_HANDLER;
 pub use sandbox_process::SandboxProcess;
 pub(crate) use spec::{PodPhase, is_on_disk};
 
-use self::admission::{AdmissionContext, Rejection};
+use self::admission::{AdmissionContext, PodRejection};
 use self::spec::launcher_annotation;
 use crate::api_call::call;
 use crate::events::EventRecorder;
@@ -163,14 +163,14 @@ impl Shared {
     }
 
     /// Decides whether to admit a pod; `others` are the pods that use the node already.
-    fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Rejection> {
+    fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), PodRejection> {
         let node = self.node.borrow().clone();
         let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
         admission::admit(pod, &self.admission_context(node.as_deref(), &others))
     }
 
     /// Checks that the resources that a pod requests are free beside `others`.
-    fn check_resources(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Rejection> {
+    fn check_resources(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), PodRejection> {
         let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
         admission::check_resources(pod, &self.admission_context(None, &others))
     }

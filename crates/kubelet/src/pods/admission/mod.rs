@@ -37,7 +37,7 @@ pub(crate) struct AdmissionContext<'a> {
 
 /// Why this node does not admit a pod.
 #[derive(Debug)]
-pub(crate) struct Rejection {
+pub(crate) struct PodRejection {
     pub reason: RejectionReason,
     pub message: String,
 }
@@ -81,15 +81,15 @@ impl std::fmt::Display for RejectionReason {
     }
 }
 
-impl Rejection {
+impl PodRejection {
     pub(crate) fn new(reason: RejectionReason, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { reason, message }
     }
 }
 
-impl From<Rejection> for Problem {
-    fn from(rejection: Rejection) -> Self {
+impl From<PodRejection> for Problem {
+    fn from(rejection: PodRejection) -> Self {
         Self {
             reason: rejection.reason.to_string(),
             message: rejection.message,
@@ -98,7 +98,7 @@ impl From<Rejection> for Problem {
 }
 
 /// Decides whether to admit a pod.
-pub(crate) fn admit(pod: &Pod, context: &AdmissionContext) -> Result<(), Rejection> {
+pub(crate) fn admit(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     check_pressure(pod, spec, context)?;
     sysctls::check(spec)?;
@@ -112,7 +112,7 @@ pub(crate) fn admit(pod: &Pod, context: &AdmissionContext) -> Result<(), Rejecti
 }
 
 /// Checks that the resources that a pod requests are free.
-pub(crate) fn check_resources(pod: &Pod, context: &AdmissionContext) -> Result<(), Rejection> {
+pub(crate) fn check_resources(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
     resources::check(pod, context)
 }
 
@@ -123,13 +123,17 @@ pub(crate) fn matches_node_affinity(pod: &Pod, context: &AdmissionContext) -> bo
 }
 
 /// A failed predicate of the scheduler.
-fn predicate_failed(reason: RejectionReason, why: &str) -> Rejection {
+fn predicate_failed(reason: RejectionReason, why: &str) -> PodRejection {
     let message = format!("Predicate {reason} failed: {why}");
-    Rejection::new(reason, message)
+    PodRejection::new(reason, message)
 }
 
 /// Under pressure only critical pods are admitted; under memory pressure alone also pods with memory requests.
-fn check_pressure(pod: &Pod, spec: &PodSpec, context: &AdmissionContext) -> Result<(), Rejection> {
+fn check_pressure(
+    pod: &Pod,
+    spec: &PodSpec,
+    context: &AdmissionContext,
+) -> Result<(), PodRejection> {
     let Pressures { memory, disk, pid } = context.pressures;
     let conditions = [
         (disk, "DiskPressure"),
@@ -156,25 +160,25 @@ fn check_pressure(pod: &Pod, spec: &PodSpec, context: &AdmissionContext) -> Resu
             return Ok(());
         }
     }
-    Err(Rejection::new(
+    Err(PodRejection::new(
         RejectionReason::NodePressure,
         format!("The node had condition: [{}]. ", pressures.join(" ")),
     ))
 }
 
-fn check_os(pod: &Pod, spec: &PodSpec) -> Result<(), Rejection> {
+fn check_os(pod: &Pod, spec: &PodSpec) -> Result<(), PodRejection> {
     let label = pod.metadata.labels.as_ref();
     if label
         .and_then(|labels| labels.get("kubernetes.io/os"))
         .is_some_and(|os| os != "linux")
     {
-        return Err(Rejection::new(
+        return Err(PodRejection::new(
             RejectionReason::OsLabelMismatch,
             "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
         ));
     }
     if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
-        return Err(Rejection::new(
+        return Err(PodRejection::new(
             RejectionReason::OsFieldMismatch,
             "Failed to admit pod as the OS field doesn't match node OS",
         ));
@@ -183,7 +187,7 @@ fn check_os(pod: &Pod, spec: &PodSpec) -> Result<(), Rejection> {
 }
 
 /// Rejects features that need root, or are not implemented.
-fn check_features(spec: &PodSpec) -> Result<(), Rejection> {
+fn check_features(spec: &PodSpec) -> Result<(), PodRejection> {
     let context = spec.security_context.as_ref();
     let of_pod = context.and_then(|c| c.app_armor_profile.as_ref());
     let of_containers = containers(spec).filter_map(|container| {
@@ -192,14 +196,14 @@ fn check_features(spec: &PodSpec) -> Result<(), Rejection> {
     });
     let is_local = |profile: &AppArmorProfile| profile.type_ == "Localhost";
     if of_pod.into_iter().chain(of_containers).any(is_local) {
-        return Err(Rejection::new(
+        return Err(PodRejection::new(
             RejectionReason::AppArmor,
             "Cannot enforce AppArmor: profiles of the host cannot be used without root",
         ));
     }
     let claims = spec.resource_claims.as_deref().unwrap_or_default();
     if !claims.is_empty() {
-        return Err(Rejection::new(
+        return Err(PodRejection::new(
             RejectionReason::UnsupportedFeature,
             "dynamic resource allocation (spec.resourceClaims) is not supported on this node",
         ));
@@ -209,7 +213,7 @@ fn check_features(spec: &PodSpec) -> Result<(), Rejection> {
         !devices.unwrap_or_default().is_empty()
     });
     if devices {
-        return Err(Rejection::new(
+        return Err(PodRejection::new(
             RejectionReason::UnsupportedFeature,
             "block devices (volumeDevices) are not supported on this node: they need root",
         ));
@@ -218,9 +222,9 @@ fn check_features(spec: &PodSpec) -> Result<(), Rejection> {
 }
 
 /// Rejects a pod whose launcher annotation has an unknown value.
-fn check_launcher_annotation(pod: &Pod) -> Result<(), Rejection> {
+fn check_launcher_annotation(pod: &Pod) -> Result<(), PodRejection> {
     match launcher_annotation(pod) {
-        Some(value) if LauncherKind::parse(value).is_none() => Err(Rejection::new(
+        Some(value) if LauncherKind::parse(value).is_none() => Err(PodRejection::new(
             RejectionReason::UnknownLauncher,
             format!(
                 "unknown value {value:?} of annotation {LAUNCHER_ANNOTATION} (hint: use \"fork\" or \"step\")"
@@ -230,7 +234,7 @@ fn check_launcher_annotation(pod: &Pod) -> Result<(), Rejection> {
     }
 }
 
-fn check_host_ports(spec: &PodSpec, context: &AdmissionContext) -> Result<(), Rejection> {
+fn check_host_ports(spec: &PodSpec, context: &AdmissionContext) -> Result<(), PodRejection> {
     let used: Vec<_> = context
         .others
         .iter()
@@ -266,7 +270,7 @@ fn conflicts(one: &(&str, &str, i32), other: &(&str, &str, i32)) -> bool {
 }
 
 /// The kubelet only checks taints with the effect NoExecute.
-fn check_taints(spec: &PodSpec, context: &AdmissionContext) -> Result<(), Rejection> {
+fn check_taints(spec: &PodSpec, context: &AdmissionContext) -> Result<(), PodRejection> {
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     let mut taints = context
         .taints

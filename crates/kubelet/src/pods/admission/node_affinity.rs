@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 
-use super::{AdmissionContext, Rejection, RejectionReason, predicate_failed};
+use super::{AdmissionContext, PodRejection, RejectionReason, predicate_failed};
 
-pub(super) fn check(spec: &PodSpec, context: &AdmissionContext) -> Result<(), Rejection> {
+pub(super) fn check(spec: &PodSpec, context: &AdmissionContext) -> Result<(), PodRejection> {
     let selected = spec
         .node_selector
         .iter()

@@ -6,16 +6,16 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use quantity::Amount;
 
-use super::{AdmissionContext, Rejection, RejectionReason};
+use super::{AdmissionContext, PodRejection, RejectionReason};
 use crate::pods::PodResources;
 use crate::pods::spec::{init_containers, is_sidecar};
 
 /// Amounts by resource: CPUs in thousandths, all others in units, as in upstream.
 type Amounts = BTreeMap<String, i64>;
 
-pub(super) fn check(pod: &Pod, context: &AdmissionContext) -> Result<(), Rejection> {
+pub(super) fn check(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
     let insufficient = |resource: &str, requested: i64, used: i64, capacity: i64| {
-        Rejection::new(
+        PodRejection::new(
             RejectionReason::OutOfResource(resource.to_owned()),
             format!(
                 "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use super::{Rejection, RejectionReason};
+use super::{PodRejection, RejectionReason};
 
 /// Upstream's safe sysctls and their namespaces. All are namespaced in every kernel that Coracle supports.
 const SAFE: &[(&str, SysctlNamespace)] = &[
@@ -28,7 +28,7 @@ enum SysctlNamespace {
     Net,
 }
 
-pub(super) fn check(spec: &PodSpec) -> Result<(), Rejection> {
+pub(super) fn check(spec: &PodSpec) -> Result<(), PodRejection> {
     let sysctls = spec
         .security_context
         .as_ref()
@@ -38,7 +38,7 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Rejection> {
         let name = normalized(&sysctl.name);
         let forbidden = |why: String| {
             let message = format!("forbidden sysctl: {why}");
-            Rejection::new(RejectionReason::SysctlForbidden, message)
+            PodRejection::new(RejectionReason::SysctlForbidden, message)
         };
         let with_host = |namespace: &str| {
             forbidden(format!(

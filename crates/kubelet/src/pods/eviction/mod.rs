@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::Instant;
 
-use self::ranking::{Candidate, choose};
+use self::ranking::{EvictionCandidate, choose};
 use super::Shared;
 use super::spec::{phase, uid};
 use crate::node::pressure::{EvictionResource, Shortage, shortages};
@@ -57,7 +57,7 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
         .map(|(pod, sandbox)| async move {
             let usage = tokio::time::timeout(USAGE_TIMEOUT, sandbox?.usage()).await;
             let usage = usage.ok()?.ok()?;
-            Some(Candidate { pod, usage })
+            Some(EvictionCandidate { pod, usage })
         });
     let candidates: Vec<_> = join_all(requests).await.into_iter().flatten().collect();
     let Some((candidate, problem)) = choose(&candidates, shortage) else {

@@ -17,16 +17,16 @@ const MIN_EXCESS: u64 = 16 << 20;
 
 /// A pod and its usage.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct EvictionCandidate {
     pub pod: Arc<Pod>,
     pub usage: PodUsage,
 }
 
 /// The pod to evict: of those with the lowest priority, the one that exceeds its request most.
 pub(super) fn choose<'a>(
-    candidates: &'a [Candidate],
+    candidates: &'a [EvictionCandidate],
     shortage: &Shortage,
-) -> Option<(&'a Candidate, Problem)> {
+) -> Option<(&'a EvictionCandidate, Problem)> {
     let chosen = candidates
         .iter()
         .filter(|candidate| may_be_evicted(&candidate.pod))
@@ -45,8 +45,8 @@ fn may_be_evicted(pod: &Pod) -> bool {
 }
 
 /// The amount by which a pod exceeds its request.
-fn excess(candidate: &Candidate, resource: EvictionResource) -> u64 {
-    let Candidate { pod, usage } = candidate;
+fn excess(candidate: &EvictionCandidate, resource: EvictionResource) -> u64 {
+    let EvictionCandidate { pod, usage } = candidate;
     let used = match resource {
         EvictionResource::Memory => usage.memory.working_set,
         EvictionResource::Disk => {
@@ -81,7 +81,7 @@ fn resource_name(resource: EvictionResource) -> &'static str {
     }
 }
 
-fn message(candidate: &Candidate, shortage: &Shortage) -> String {
+fn message(candidate: &EvictionCandidate, shortage: &Shortage) -> String {
     let resource = resource_name(shortage.resource);
     let mut text = format!(
         "{NODE_PRESSURE_PREFIX}{resource}. Threshold quantity: {}, available: {}. ",
@@ -135,7 +135,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn candidate(name: &str, spec: Value, memory: u64, disk: u64) -> Candidate {
+    fn candidate(name: &str, spec: Value, memory: u64, disk: u64) -> EvictionCandidate {
         let pod =
             json!({ "metadata": { "name": name }, "spec": spec, "status": { "phase": "Running" } });
         let zero = json!({ "usage": 0, "working_set": memory * MIB, "rss": 0, "page_faults": 0, "major_page_faults": 0 });
@@ -149,7 +149,7 @@ mod tests {
             }],
             "volumes": [{ "name": "scratch", "disk": written }, { "name": "data", "disk": written }],
         });
-        Candidate {
+        EvictionCandidate {
             pod: Arc::new(serde_json::from_value(pod).unwrap()),
             usage: serde_json::from_value(usage).unwrap(),
         }
@@ -160,7 +160,7 @@ mod tests {
         json!({ "priority": priority, "containers": [{ "name": "a", "resources": requests }] })
     }
 
-    fn chosen(candidates: &[Candidate], resource: EvictionResource) -> (String, String) {
+    fn chosen(candidates: &[EvictionCandidate], resource: EvictionResource) -> (String, String) {
         let shortage = Shortage {
             resource,
             threshold: 100 * MIB,

@@ -50,7 +50,7 @@ pub(super) fn merge_statuses(
         .collect()
 }
 
-/// The current status, unless it would go back behind the previous one.
+/// The current status, unless it contradicts the previous one: a container that has terminated for good does not run again.
 fn merge_status(
     spec: &PodSpec,
     kind: ContainerKind,

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::admission::{Rejection, RejectionReason};
+use super::admission::{PodRejection, RejectionReason};
 use super::bundle::{ResolverGuard, sync_bundle};
 use super::resize::{self, Neighbors};
 use super::sandbox_listener::IncomingSandbox;
@@ -242,7 +242,7 @@ impl SyncLoop {
     fn admit(&self, pod: &Pod) -> WorkerStart {
         if self.shutdown.borrow().is_some() {
             let message = "Pod was rejected as the node is shutting down.";
-            let rejection = Rejection::new(RejectionReason::NodeShutdown, message);
+            let rejection = PodRejection::new(RejectionReason::NodeShutdown, message);
             return WorkerStart::Rejected(rejection.into());
         }
         match self.shared.admit(pod, &self.others(pod)) {

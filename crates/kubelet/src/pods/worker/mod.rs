@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   updates.rs          takes changes: pod updates, sandbox connections and states, timers
-//!   start.rs            admits or rejects the pod, launches its sandbox, sends the bundle
+//!   start.rs            rejects the pod, or launches its sandbox; sends it the bundle or a stop request
 //!   terminate.rs        stops the pod, deletes its object, ends its sandbox
 //!   active_deadline.rs  `activeDeadlineSeconds`
 //! ```
