@@ -83,11 +83,11 @@ fn refused() -> Vec<(Value, &'static str)> {
         ),
         (
             claim("fast", "fast", json!({})),
-            "StorageClass \"fast\" has the parameter \"speed\", but coracle.dev/shared knows no parameters",
+            "StorageClass \"fast\" has the parameter \"speed\", but coracle.dev/shared supports no parameters",
         ),
         (
             claim("careful", "careful", json!({})),
-            "StorageClass \"careful\" has the mount options [\"noexec\"], but coracle.dev/shared mounts nothing",
+            "StorageClass \"careful\" has the mount options [\"noexec\"], but coracle.dev/shared supports no mount options",
         ),
         (
             claim("no-class", "absent", json!({})),

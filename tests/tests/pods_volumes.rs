@@ -190,7 +190,7 @@ const FAILING: &[(&str, &str, &str)] = &[
     (
         "no-dir-for-file",
         r#"{"hostPath": {"path": "/tmp/none/file", "type": "FileOrCreate"}}"#,
-        "can't make /tmp/none/file: No such file or directory",
+        "cannot create /tmp/none/file: No such file or directory",
     ),
     (
         "huge-pages",

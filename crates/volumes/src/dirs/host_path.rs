@@ -1,4 +1,4 @@
-//! What must be at a hostPath.
+//! Checks the type of a hostPath.
 
 use std::fs::FileType;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::{VolumeError, failed};
 use crate::HostPathKind;
 
-/// Checks a path of the node, and makes what may be made.
+/// Checks a path of the node, and creates it if its type allows that.
 pub(super) fn check(path: &Path, kind: HostPathKind) -> Result<(), VolumeError> {
     use HostPathKind::{
         BlockDevice, CharDevice, Directory, DirectoryOrCreate, File, FileOrCreate, Socket,
@@ -16,7 +16,7 @@ pub(super) fn check(path: &Path, kind: HostPathKind) -> Result<(), VolumeError> 
     };
     let exists = path.exists();
     match kind {
-        // No check; a container runtime makes the directory then.
+        // No check; container runtimes create a missing directory.
         Unchecked if exists => Ok(()),
         Unchecked | DirectoryOrCreate if !exists => make_dir(path),
         FileOrCreate if !exists => make_file(path),
@@ -50,7 +50,7 @@ fn demand(
     })
 }
 
-/// As the API calls it.
+/// The API's name of a file type.
 fn name(kind: FileType) -> Option<&'static str> {
     Some(match kind {
         kind if kind.is_dir() => "Directory",
@@ -67,7 +67,7 @@ fn make_dir(path: &Path) -> Result<(), VolumeError> {
         .recursive(true)
         .mode(0o755)
         .create(path)
-        .map_err(failed("make", path))
+        .map_err(failed("create", path))
 }
 
 fn make_file(path: &Path) -> Result<(), VolumeError> {
@@ -78,7 +78,7 @@ fn make_file(path: &Path) -> Result<(), VolumeError> {
         .mode(0o644)
         .open(path)
         .map(|_| ())
-        .map_err(failed("make", path))
+        .map_err(failed("create", path))
 }
 
 #[cfg(test)]
@@ -86,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_told_from_the_others() {
+    fn each_type_accepts_only_itself() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         let socket = dir.path().join("socket");
         std::fs::write(&file, "x").unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let places = [
+        let paths = [
             ("dir", dir.path()),
             ("file", file.as_path()),
             ("socket", socket.as_path()),
@@ -101,22 +101,22 @@ mod tests {
         ];
         let kinds = ["Directory", "File", "Socket", "CharDevice", "BlockDevice"];
         let mut lines = Vec::new();
-        for (name, place) in places {
+        for (name, path) in paths {
             for kind in kinds {
-                let word = match check(place, HostPathKind::from_api(kind).unwrap()) {
+                let result = match check(path, HostPathKind::from_api(kind).unwrap()) {
                     Ok(()) => "yes".to_owned(),
                     Err(error) => error
                         .to_string()
                         .replace(&*dir.path().to_string_lossy(), "DIR"),
                 };
-                lines.push(format!("{name} as {kind}: {word}"));
+                lines.push(format!("{name} as {kind}: {result}"));
             }
         }
         insta::assert_snapshot!(lines.join("\n"));
     }
 
     #[test]
-    fn what_may_be_made_is_made() {
+    fn missing_paths_are_created_if_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let new = |name: &str| dir.path().join(name);
         check(&new("a/b"), HostPathKind::DirectoryOrCreate).unwrap();
@@ -126,7 +126,7 @@ mod tests {
         check(&new("file"), HostPathKind::Unchecked).unwrap();
         check(&new("file"), HostPathKind::FileOrCreate).unwrap();
         check(&new("file"), HostPathKind::DirectoryOrCreate).unwrap_err();
-        // As upstream, no directory is made for a file.
+        // As upstream, a file's parent directory is not created.
         check(&new("none/file"), HostPathKind::FileOrCreate).unwrap_err();
         assert!(HostPathKind::from_api("Pipe").is_none());
     }

@@ -1,15 +1,15 @@
-//! How much a volume takes.
+//! Disk usage of a volume.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use linux::walk::{Extent, Unreadable, walk};
 
-/// A container that makes entries as fast as they are counted must not keep the walk from ending.
+/// Bounds the walk, because a container may create entries as fast as they are counted.
 const MOST_ENTRIES: u64 = 10_000_000;
 
-/// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing, so this is a
-/// lower bound.
+/// The allocated bytes of all files in `dir`; hard links count once. Unreadable directories are skipped, so this is a lower
+/// bound.
 pub fn of_directory(dir: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut blocks: u64 = 0;
@@ -27,7 +27,7 @@ pub fn of_directory(dir: &Path) -> u64 {
     blocks.saturating_mul(512)
 }
 
-/// What is used of the file system that is mounted at `dir`.
+/// The used bytes of the file system that is mounted at `dir`.
 pub(super) fn of_file_system(dir: &Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(0, |status| {
         let blocks = status.f_blocks.saturating_sub(status.f_bfree);

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
 
 use linux::probe::host::{self, Cgroup, FileSystem, Kernel};
 use linux::probe::subid::{self, Helper, Ranges};

@@ -289,7 +289,7 @@ async fn pull(args: &PullArgs) -> anyhow::Result<()> {
 async fn load(args: LoadArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let name: Option<Reference> = args.name.as_deref().map(str::parse).transpose()?;
-    let limits = limits::from_environment()
+    let limits = crate::settings::image_limits::from_environment()
         .map_err(|error| Failure::new(FailureCode::Usage, format!("{error:#}")))?;
     let loaded = blocking(move || {
         let (shown, total, from) = match args.input == Path::new("-") {

@@ -29,7 +29,6 @@ use crate::cli::RunArgs;
 use cluster::carry;
 
 use crate::guard::{self, Over, Policy, Side};
-use crate::settings;
 use crate::waiting_tasks;
 
 /// The command's entry.
@@ -44,7 +43,7 @@ pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
 
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut settings = Settings::resolve(args)?;
-    settings::check().map_err(|error| {
+    crate::settings::check().map_err(|error| {
         Failure::new(FailureCode::Usage, format!("{error:#}"))
             .hint("correct the variable or unset it; `coracle run --help` lists them")
     })?;

@@ -8,7 +8,7 @@ use futures::FutureExt;
 use kube::Client;
 use slurm::{Slurm, SlurmError};
 use tokio::task::{AbortHandle, JoinHandle};
-use volumes::provisioner::{self, Provisioner, Remove};
+use volumes::provisioner::{self, Provisioner, RemoveDir};
 
 use crate::node_dir;
 
@@ -45,7 +45,7 @@ impl Storage {
         let removing = async {
             let _ = self.sweeping.await;
             // Most clusters have no volumes.
-            if provisioner::clusters(&self.dir).contains(&line) {
+            if provisioner::marked_clusters(&self.dir).contains(&line) {
                 Provisioner::new(self.client, &self.dir, remove(), &line)
                     .remove_all()
                     .await;
@@ -62,7 +62,7 @@ impl Storage {
 
 /// Removes the volumes of clusters that were killed before they could do it.
 async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
-    let mut over = provisioner::clusters(&dir);
+    let mut over = provisioner::marked_clusters(&dir);
     // Another Slurm's jobs share our home directory, perhaps, but not our numbers.
     let job = |line: &str| {
         let owner = Owner::parse(line)?;
@@ -80,7 +80,7 @@ async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
             over.remove(&line);
         }
     }
-    provisioner::sweep(&dir, &remove(), &over).await;
+    provisioner::remove_marked_volumes(&dir, &remove(), &over).await;
 }
 
 /// Whose a volume is: what is written beside it.
@@ -108,7 +108,7 @@ impl Owner {
     }
 }
 
-fn remove() -> Remove {
+fn remove() -> RemoveDir {
     Arc::new(|dir| node_dir::remove_elsewhere(dir).boxed())
 }
 

@@ -13,7 +13,7 @@ use cluster::enrolment::{
 };
 use cluster::{PODS_MARK, WORKLOAD_MARK};
 use control_plane::pki::{Identity, KUBELET_CLIENT};
-use kubelet::{Capacity, KnownPods, Members, NodeConfig, Way};
+use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -105,10 +105,10 @@ pub async fn run(
         key_pem: identity.client_key_pem.clone(),
     };
     let client = cluster::client::connect(api, &identity.response.cluster_ca_pem, &login).await?;
-    let pods = Arc::new(KnownPods::default());
-    pods.log_with(Box::new(crate::log::remembered));
+    let pods = Arc::new(PodManager::default());
+    pods.set_agent_log(Box::new(crate::log::remembered));
     let stop = CancellationToken::new();
-    let authority = kubelet::ApiAuthority::new(client.clone(), node.clone());
+    let authority = kubelet::WebhookAuth::new(client.clone(), node.clone());
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
@@ -458,7 +458,7 @@ fn node_config(
         internal_ips: addresses,
         hostname: node_dir::hostname(),
         kubelet_port,
-        capacity: Capacity {
+        capacity: NodeCapacity {
             cpus: response.cpus,
             memory_bytes: match response.memory_bytes {
                 Some(bytes) => bytes,
@@ -478,17 +478,17 @@ fn node_config(
         scratch_dir,
         node_dir: place.dir.clone(),
         node_key: place.key.clone(),
-        way: match response.pods_as_steps {
-            true => Way::Step,
-            false => Way::Fork,
+        launcher: match response.pods_as_steps {
+            true => LauncherKind::Step,
+            false => LauncherKind::Fork,
         },
         pod_cidrs: vec![response.pod_cidr.clone()],
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: stream_idle::timeout()?,
-        members: slurm::JobProcessMarkers::of_current_job().map(|job| Members {
-            variable: job.env_variable,
-            group: job.cgroup_name,
+        processes: slurm::JobProcessMarkers::of_current_job().map(|job| NodeProcesses {
+            environment: job.env_variable,
+            cgroup: job.cgroup_name,
         }),
     })
 }

@@ -19,7 +19,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use volumes::{Source, Volumes};
+use volumes::{PodVolumes, VolumeSource};
 
 use super::SandboxStart;
 use super::held::HeldLayers;
@@ -39,7 +39,7 @@ pub struct NodeWorld {
     store: PathBuf,
     layers: PathBuf,
     /// One at a time: what was begun for a pod that is to end is done before it is removed.
-    volumes: Arc<Mutex<Volumes>>,
+    volumes: Arc<Mutex<PodVolumes>>,
     /// Keeps the pod's place in the network.
     place: RefCell<Option<AbortOnDropHandle<()>>>,
     /// What becomes of it: a new interface, or none.
@@ -64,7 +64,7 @@ impl NodeWorld {
             hub: start.node_dir.join("hub.sock"),
             store: start.store.clone(),
             layers: node_dir::layers(&start.node_dir),
-            volumes: Arc::new(Mutex::new(Volumes::new(
+            volumes: Arc::new(Mutex::new(PodVolumes::new(
                 places.disk.join("volumes"),
                 places.memory.join("volumes"),
             ))),
@@ -77,7 +77,7 @@ impl NodeWorld {
     /// Does something with volumes. Large ones, and those of slow servers, take minutes, and this thread is the pod's only one.
     async fn with_volumes<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Volumes) -> Result<T, String> + Send + 'static,
+        work: impl FnOnce(&PodVolumes) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let volumes = Arc::clone(&self.volumes);
         let work = move || work(&volumes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -196,9 +196,9 @@ impl World for NodeWorld {
             reason: "FailedMount".to_owned(),
             message: format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
         };
-        let source: Source =
+        let source: VolumeSource =
             serde_json::from_value(source.clone()).map_err(|error| failed(error.to_string()))?;
-        if let Source::Image {
+        if let VolumeSource::Image {
             reference,
             pull_policy,
         } = source
@@ -211,7 +211,7 @@ impl World for NodeWorld {
             return Ok(Volume::Layers(image.layers));
         }
         let own = name.to_owned();
-        let prepare = move |volumes: &Volumes| {
+        let prepare = move |volumes: &PodVolumes| {
             let prepared = volumes.prepare(&own, &source, fs_group);
             prepared.map_err(|error| error.to_string())
         };
@@ -254,7 +254,7 @@ impl World for NodeWorld {
 
     async fn leave(&self) {
         self.place.replace(None);
-        let remove = |volumes: &Volumes| volumes.remove_all().map_err(|error| error.to_string());
+        let remove = |volumes: &PodVolumes| volumes.remove_all().map_err(|error| error.to_string());
         if let Err(error) = self.with_volumes(remove).await {
             tracing::warn!(error, "cannot remove a volume");
         }

@@ -21,7 +21,7 @@ fn put(dir: &Path, files: &[(&str, &str, u32)]) {
     write(dir, &payload(files), |_| Ok(())).unwrap();
 }
 
-/// Everything in the directory, with the name of the version made anonymous.
+/// All files in the directory, with VERSION for the name of the current version.
 fn listing(dir: &Path) -> String {
     let version = fs::read_link(dir.join(DATA)).unwrap();
     let mut lines = Vec::new();
@@ -52,7 +52,7 @@ fn collect(root: &Path, dir: &Path, lines: &mut Vec<String>) {
 }
 
 #[test]
-fn files_are_laid_out_as_upstream_does() {
+fn layout_is_that_of_upstreams_atomic_writer() {
     let dir = tempfile::tempdir().unwrap();
     put(
         dir.path(),
@@ -66,7 +66,7 @@ fn files_are_laid_out_as_upstream_does() {
 }
 
 #[test]
-fn an_update_swaps_and_removes_what_is_gone() {
+fn update_switches_version_and_removes_old_names() {
     let dir = tempfile::tempdir().unwrap();
     put(
         dir.path(),
@@ -86,7 +86,7 @@ fn an_update_swaps_and_removes_what_is_gone() {
 }
 
 #[test]
-fn the_same_again_changes_nothing_but_mends_names() {
+fn unchanged_payload_only_restores_missing_names() {
     let dir = tempfile::tempdir().unwrap();
     let files = [("a", "1", 0o644), ("b", "2", 0o644)];
     put(dir.path(), &files);
@@ -99,7 +99,7 @@ fn the_same_again_changes_nothing_but_mends_names() {
 }
 
 #[test]
-fn nothing_is_a_payload_too() {
+fn payload_may_be_empty() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), &[]);
     assert_eq!(listing(dir.path()), "..data -> VERSION\nVERSION/ 755");
@@ -109,7 +109,7 @@ fn nothing_is_a_payload_too() {
 }
 
 #[test]
-fn a_file_may_become_a_directory_and_back() {
+fn file_may_become_directory_and_back() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), &[("a", "1", 0o644)]);
     put(dir.path(), &[("a/b", "2", 0o644)]);
@@ -119,7 +119,7 @@ fn a_file_may_become_a_directory_and_back() {
 }
 
 #[test]
-fn what_a_killed_writer_left_does_no_harm() {
+fn leftovers_of_killed_writer_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("..nowhere", dir.path().join(NEW_DATA)).unwrap();
     fs::create_dir_all(dir.path().join("..2026_01_01_00_00_00.1/d")).unwrap();
@@ -127,7 +127,7 @@ fn what_a_killed_writer_left_does_no_harm() {
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "1");
     assert!(!dir.path().join(NEW_DATA).is_symlink());
     assert!(!dir.path().join("..2026_01_01_00_00_00.1").exists());
-    // A version that is gone, though the link still names it.
+    // `..data` refers to a missing version.
     fs::remove_dir_all(
         dir.path()
             .join(fs::read_link(dir.path().join(DATA)).unwrap()),
@@ -138,7 +138,7 @@ fn what_a_killed_writer_left_does_no_harm() {
 }
 
 #[test]
-fn bad_paths_leave_the_volume_alone() {
+fn invalid_paths_leave_the_volume_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), &[("a", "1", 0o644)]);
     let before = listing(dir.path());
@@ -149,7 +149,7 @@ fn bad_paths_leave_the_volume_alone() {
 }
 
 #[test]
-fn mount_points_are_made_beside_the_files() {
+fn mount_points_are_created() {
     let dir = tempfile::tempdir().unwrap();
     let mut payload = payload(&[("a", "1", 0o644)]);
     payload.mount_points.insert("nested/deep".to_owned());

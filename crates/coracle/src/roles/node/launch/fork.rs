@@ -5,7 +5,7 @@ use std::process::Stdio;
 use anyhow::Context;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use kubelet::{Handle, Launch};
+use kubelet::{LaunchRequest, SandboxHandle};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
@@ -13,7 +13,7 @@ use super::Launchers;
 use cluster::PODS_MARK;
 
 /// Starts a sandbox.
-pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Forked> {
+pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<Forked> {
     let line = node.start_line(&launch).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
@@ -34,7 +34,7 @@ pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Forked> {
 /// A sandbox that is a child of ours.
 pub struct Forked(Child);
 
-impl Handle for Forked {
+impl SandboxHandle for Forked {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
             match self.0.wait().await {

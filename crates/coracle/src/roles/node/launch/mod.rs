@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
-use kubelet::{Handle, Launch, LaunchError, Launcher, Process, Way};
+use kubelet::{LaunchError, LaunchRequest, Launcher, LauncherKind, SandboxHandle, SandboxProcess};
 use pod_protocol::connection::LogBytes;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::checkpoint;
@@ -53,21 +53,24 @@ pub struct Launchers {
 }
 
 impl Launcher for Launchers {
-    fn launch(&self, launch: Launch) -> BoxFuture<'_, Result<Box<dyn Handle>, LaunchError>> {
+    fn launch(
+        &self,
+        launch: LaunchRequest,
+    ) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>> {
         async move {
-            let started = match launch.way {
-                Way::Fork => fork::start(self, launch).await.map(boxed),
-                Way::Step => step::start(self, launch).await.map(boxed),
+            let started = match launch.launcher {
+                LauncherKind::Fork => fork::start(self, launch).await.map(boxed),
+                LauncherKind::Step => step::start(self, launch).await.map(boxed),
             };
             started.map_err(|error| LaunchError(error.into()))
         }
         .boxed()
     }
 
-    fn find(&self, uid: &str) -> Option<Box<dyn Handle>> {
+    fn find(&self, uid: &str) -> Option<Box<dyn SandboxHandle>> {
         let dir = self.place.dir.join("pods").join(uid);
         let id = pod_lock::holder(&dir)?;
-        let process = Process::with_id(id).ok()?;
+        let process = SandboxProcess::with_id(id).ok()?;
         // Had it ended, its number could be another's by now.
         (pod_lock::holder(&dir) == Some(id)).then(|| boxed(process))
     }
@@ -113,7 +116,7 @@ impl Launcher for Launchers {
     }
 }
 
-fn boxed(handle: impl Handle + 'static) -> Box<dyn Handle> {
+fn boxed(handle: impl SandboxHandle + 'static) -> Box<dyn SandboxHandle> {
     Box::new(handle)
 }
 
@@ -127,7 +130,7 @@ impl Launchers {
     }
 
     /// What a sandbox is told, as one line, once the node is ready for it.
-    async fn start_line(&self, launch: &Launch) -> anyhow::Result<String> {
+    async fn start_line(&self, launch: &LaunchRequest) -> anyhow::Result<String> {
         self.hub.ready().await?;
         let start = SandboxStart {
             uid: launch.uid.clone(),
@@ -135,13 +138,13 @@ impl Launchers {
             host_pid: launch.host_pid,
             node_dir: self.place.dir.clone(),
             store: self.store.clone(),
-            groups: match launch.way {
-                Way::Fork => self.groups.clone(),
+            groups: match launch.launcher {
+                LauncherKind::Fork => self.groups.clone(),
                 // It divides the group of its own step.
-                Way::Step => None,
+                LauncherKind::Step => None,
             },
             stacking: self.stacking().await?,
-            announces: launch.way == Way::Step,
+            announces: launch.launcher == LauncherKind::Step,
             open_files: self.open_files,
             processes: self.hub.processes_of_containers().await,
         };

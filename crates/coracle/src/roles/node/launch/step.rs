@@ -15,7 +15,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use kubelet::{Launch, Needs, Process};
+use kubelet::{LaunchRequest, PodResources, SandboxProcess};
 use rustix::process::Pid;
 use slurm::{ExactStep, Slurm};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -41,7 +41,7 @@ const LEAST_MEMORY_MB: u64 = 64;
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// Starts a sandbox and waits until it runs, or until it is known why it doesn't.
-pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Process> {
+pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<SandboxProcess> {
     let line = node.start_line(&launch).await?;
     let mut srun = spawn(node, &launch)?;
     if let Some(mut input) = srun.stdin.take() {
@@ -67,23 +67,23 @@ pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Process> 
 
 /// What a sandbox says of its start.
 enum Word {
-    Running(Process),
+    Running(SandboxProcess),
     Failed(String),
 }
 
-fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
+fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
     let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
     // What else is found by its environment: a sandbox hides that.
     args.push(format!("{PODS_MARK}={}", node.mark));
     args.push(node_mark(&node.place));
     args.extend(slurm::JobProcessMarkers::of_current_job().map(|job| job.env_variable));
-    let gres = gres(&launch.needs.extended);
+    let gres = gres(&launch.resources.extended);
     let step = ExactStep {
         job_id: node.job,
         node: &node.node,
-        cpus: launch.needs.cpu_millis.div_ceil(1000),
-        memory_mb: memory_mb(&launch.needs),
+        cpus: launch.resources.cpu_millis.div_ceil(1000),
+        memory_mb: memory_mb(&launch.resources),
         gres: &gres,
         // Our file may have been a copy that is deleted already; on this node we are its name.
         program: &PathBuf::from(format!("/proc/{}/exe", std::process::id())),
@@ -107,7 +107,7 @@ fn spawn(node: &Launchers, launch: &Launch) -> anyhow::Result<Child> {
 }
 
 /// Zero and nothing are the same to those who say what they need: no share of its own.
-fn memory_mb(needs: &Needs) -> Option<u64> {
+fn memory_mb(needs: &PodResources) -> Option<u64> {
     let bytes = Some(needs.memory_bytes).filter(|bytes| *bytes > 0)?;
     Some(bytes.div_ceil(1 << 20).max(LEAST_MEMORY_MB))
 }
@@ -137,7 +137,8 @@ async fn first_word(stdout: Option<ChildStdout>) -> anyhow::Result<Option<Word>>
         if let Some(pid) = line.strip_prefix(RUNNING) {
             let id = pid.trim().parse().unwrap_or_default();
             // It is there: it waits for nothing but us.
-            let process = Process::with_id(id).context("the sandbox can't be seen from here")?;
+            let process =
+                SandboxProcess::with_id(id).context("the sandbox can't be seen from here")?;
             return Ok(Some(Word::Running(process)));
         }
         if let Some(problem) = line.strip_prefix(FAILED) {
@@ -206,9 +207,9 @@ mod tests {
 
     #[test]
     fn what_a_pod_needs_is_asked_of_slurm_in_its_own_units() {
-        let needs = |memory_bytes| Needs {
+        let needs = |memory_bytes| PodResources {
             memory_bytes,
-            ..Needs::default()
+            ..PodResources::default()
         };
         assert_eq!(memory_mb(&needs(0)), None);
         assert_eq!(memory_mb(&needs(1)), Some(64));
