@@ -14,7 +14,6 @@ use tokio::sync::Mutex;
 use super::process_limit;
 use crate::handover::POD_MARK;
 use crate::hub_role::Start;
-use crate::sandbox_role;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
 /// site's users; every pod of the node waits for it.
@@ -60,7 +59,9 @@ impl NodeHub {
         // Perhaps one of an agent before us; and if our child has ended, its other process listens.
         if !network::hub::is_there(&self.start.socket) {
             if running.namespaces.is_none() {
-                running.namespaces = self.find_namespaces();
+                let dir = self.start.dir.clone();
+                running.namespaces =
+                    tokio::task::spawn_blocking(move || find_namespaces(&dir)).await?;
             }
             running.child = Some(self.spawn(running.namespaces.as_ref()).await?);
             running.namespaces = None;
@@ -115,17 +116,6 @@ impl NodeHub {
         Some(process_limit::of_containers(of_pods, outside))
     }
 
-    /// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.
-    fn find_namespaces(&self) -> Option<Namespaces> {
-        let pods = std::fs::read_dir(self.start.dir.join("pods")).ok()?;
-        let sandboxes = pods
-            .flatten()
-            .filter_map(|pod| sandbox_role::lock::holder(&pod.path()));
-        sandboxes
-            .filter_map(|sandbox| Namespaces::of_sandbox(sandbox).ok())
-            .next()
-    }
-
     async fn spawn(&self, before: Option<&Namespaces>) -> anyhow::Result<Child> {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
@@ -162,6 +152,13 @@ impl NodeHub {
             let _ = tokio::time::timeout(LAST_BREATH, child.wait()).await;
         }
     }
+}
+
+/// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.
+fn find_namespaces(node_dir: &Path) -> Option<Namespaces> {
+    let pods = std::fs::read_dir(node_dir.join("pods")).ok()?;
+    pods.flatten()
+        .find_map(|pod| Namespaces::of_sandbox(&pod.path()).ok())
 }
 
 /// Waits for the hub's word that it is ready, or why not.
