@@ -26,9 +26,6 @@ use tokio_util::codec::{Framed, LinesCodec};
 pub const LEADER_NAME: &str = "leader.coracle";
 /// The variable that marks the processes of a cluster's workload.
 pub const MARK: &str = "CORACLE_CLUSTER";
-/// The variable that marks hubs and sandboxes, with the same value: they end later than the workload, and in order. They have it
-/// as an argument, because nobody can read the environment of processes that hide.
-pub const POD_MARK: &str = "CORACLE_PODS_OF";
 /// No message is longer than this.
 const MAX_LINE: usize = 256 * 1024;
 /// Clocks that differ by more make certificates invalid and leases expire.
@@ -101,7 +98,7 @@ pub struct Welcome {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader, if any.
     pub job: (u32, Option<u32>),
-    /// What processes of the cluster carry in their environment, as the value of [`MARK`] or [`POD_MARK`].
+    /// What processes of the cluster carry in their environment, as the value of [`MARK`].
     pub mark: String,
     /// The addresses of this node's pods.
     pub pod_cidr: String,

@@ -20,7 +20,6 @@ use tokio::net::UnixStream;
 
 use self::pair::Side;
 use crate::guard;
-use crate::handover::POD_MARK;
 use crate::node::place;
 
 /// Between attempts to listen after the guard was killed: the disk may be full for a while.
@@ -42,8 +41,6 @@ pub struct Start {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
-    /// What sandboxes carry as the value of [`POD_MARK`].
-    pub mark: String,
     /// How many processes the user may have before those in the hub's user namespace are refused more.
     pub processes: Option<u64>,
 }
@@ -139,12 +136,9 @@ async fn forsaken(start: &Start) {
             continue;
         }
         missing += 1;
-        // Who can't look takes it that there are some.
-        let mark = format!("{POD_MARK}={}", start.mark);
-        let pods = linux::process::is_running(&["internal", "sandbox"], &mark);
-        let patience = match pods {
-            Ok(false) => MISSING_WITHOUT,
-            _ => MISSING_WITH_PODS,
+        let patience = match place::has_pods(&start.dir) {
+            false => MISSING_WITHOUT,
+            true => MISSING_WITH_PODS,
         };
         if missing >= patience {
             return;

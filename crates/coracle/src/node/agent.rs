@@ -25,7 +25,7 @@ use super::line::{Admitted, Line, Refused, Replaced, is_leader_gone, is_worth_re
 use super::place::{self, NodePlace};
 use super::streaming;
 use crate::guard::LEFT_TO_OTHERS;
-use crate::handover::{Handover, MARK, POD_MARK, ToLeader, ToNode};
+use crate::handover::{Handover, MARK, ToLeader, ToNode};
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
@@ -92,7 +92,6 @@ pub async fn run(
         groups,
         images: ImageList::default(),
         stacking: tokio::sync::OnceCell::new(),
-        mark: identity.welcome.mark.clone(),
         job: identity.welcome.job.0,
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
@@ -405,13 +404,11 @@ async fn reconnect(handover: &Handover, node: &str, kept: &Kept) -> Result<Admit
     }
 }
 
-/// Does what the leader and its guard would have done, had they not been killed together.
+/// Does what the leader and its guard would have done, had they not been killed together. Our own guard ends what is left of the node.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
-    for name in [MARK, POD_MARK] {
-        let mark = format!("{name}={}", identity.welcome.mark);
-        if let Err(error) = linux::process::kill_marked(&mark) {
-            tracing::warn!(%error, "cannot look for what the cluster has left");
-        }
+    let mark = format!("{MARK}={}", identity.welcome.mark);
+    if let Err(error) = linux::process::kill_marked(&mark) {
+        tracing::warn!(%error, "cannot look for what the cluster has left");
     }
     if let (job, Some(step)) = identity.welcome.job {
         crate::run::dismiss(job, step).await;
@@ -432,7 +429,7 @@ fn node_hub(identity: &NodeIdentity, place: &NodePlace) -> Arc<NodeHub> {
         &place.dir,
         place.hub_socket(),
         range,
-        &identity.welcome.mark,
+        place.mark_argument(),
     ))
 }
 

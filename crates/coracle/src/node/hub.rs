@@ -12,7 +12,6 @@ use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use super::process_limit;
-use crate::handover::POD_MARK;
 use crate::hub_role::Start;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
@@ -27,6 +26,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
     start: Start,
+    /// What marks its processes.
+    mark_argument: String,
     running: Mutex<Running>,
 }
 
@@ -39,14 +40,14 @@ struct Running {
 }
 
 impl NodeHub {
-    /// A hub for pods with addresses of `range`; `mark` is for its environment.
-    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark: &str) -> Self {
+    /// A hub for pods with addresses of `range`.
+    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark_argument: String) -> Self {
         Self {
+            mark_argument,
             start: Start {
                 dir: dir.to_owned(),
                 socket,
                 range: range.to_owned(),
-                mark: mark.to_owned(),
                 processes: linux::process_limit::current().map(process_limit::of_pods),
             },
             running: Mutex::default(),
@@ -120,7 +121,7 @@ impl NodeHub {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .arg(format!("{POD_MARK}={}", self.start.mark))
+            .arg(&self.mark_argument)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .process_group(0)

@@ -88,7 +88,7 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
             Ok(over.code)
         }
         Side::Guard(over) => {
-            launch::end_steps(&place);
+            launch::end_all(&place);
             place.remove();
             NodePlace::sweep();
             drop(janitor);

@@ -17,6 +17,9 @@ use sha2::{Digest, Sha256};
 
 use crate::sandbox_role::lock;
 
+/// The variable that marks a node's hub and sandboxes. They have it as an argument, because nobody can read the environment of
+/// processes that hide.
+pub const MARK: &str = "CORACLE_NODE";
 /// What the names of nodes' directories begin with.
 const PREFIX: &str = "coracle-";
 /// The file in it that says whose it is: others may share the file system.
@@ -33,7 +36,7 @@ pub struct NodePlace {
     pub dir: PathBuf,
     /// Makes the tokens of sandboxes.
     pub key: NodeKey,
-    /// Tells this node's processes from all others, and nothing to those who read it.
+    /// Tells this node's processes from all others, and nothing to those who read it: the value of [`MARK`].
     pub mark: String,
 }
 
@@ -79,6 +82,11 @@ impl NodePlace {
                 Self::remove_dir(&entry.path());
             }
         }
+    }
+
+    /// The argument that marks processes of this node.
+    pub fn mark_argument(&self) -> String {
+        format!("{MARK}={}", self.mark)
     }
 
     /// The hub's socket.
@@ -146,8 +154,16 @@ pub fn is_guarded(dir: &Path) -> bool {
     lock::is_held(dir)
 }
 
+/// Kills the sandboxes of a node, and says how many there were. They hold their locks, whether or not `/proc` shows them.
+pub fn kill_sandboxes(dir: &Path) -> usize {
+    let pods = std::fs::read_dir(dir.join("pods")).into_iter().flatten();
+    pods.flatten()
+        .filter(|pod| lock::kill_holder(&pod.path()))
+        .count()
+}
+
 /// Whether a sandbox lives. If the check fails, assume that one does.
-fn has_pods(dir: &Path) -> bool {
+pub fn has_pods(dir: &Path) -> bool {
     match std::fs::read_dir(dir.join("pods")) {
         Ok(mut pods) => pods.any(|pod| pod.map_or(true, |pod| lock::is_held(&pod.path()))),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -316,7 +332,6 @@ mod tests {
 
     #[test]
     fn a_directory_with_a_running_pod_is_not_removed() {
-        use std::io::{Read, Write};
         use std::process::{Command, Stdio};
         if let Some(dir) = std::env::var_os(DIR) {
             let _lock = lock::take(Path::new(&dir)).unwrap();
@@ -347,8 +362,9 @@ mod tests {
         );
         assert!(node.join("pods/uid").exists());
 
-        sandbox.stdin.take().unwrap().write_all(b"\n").unwrap();
-        assert!(sandbox.wait().unwrap().success());
+        assert_eq!(kill_sandboxes(&node), 1);
+        assert!(!sandbox.wait().unwrap().success());
+        assert_eq!(kill_sandboxes(&node), 0);
         remove_node(&node).unwrap();
         assert!(!node.exists());
     }

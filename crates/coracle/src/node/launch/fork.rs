@@ -10,14 +10,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use super::Launchers;
-use crate::handover::POD_MARK;
 
 /// Starts a sandbox.
 pub async fn start(node: &Launchers, launch: Launch) -> anyhow::Result<Forked> {
     let line = node.start_line(&launch).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
-        .arg(format!("{POD_MARK}={}", node.mark))
+        .arg(node.place.mark_argument())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .process_group(0)
