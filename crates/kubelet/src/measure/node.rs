@@ -1,11 +1,13 @@
 //! What the node uses: what belongs to it ([`Members`]), and nothing else of the machine.
 //!
 //! Often there is a control group for just that, and the kernel counts in it. Where there is none, processes are added up: those that
-//! carry the mark in their environment, and all that they have started.
+//! carry the mark in their environment, and all that they have started. What pods use their sandboxes tell: `/proc` may not show which
+//! processes are theirs (`hidepid`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
@@ -29,27 +31,69 @@ pub(super) struct NodeMeter {
     mark: Option<String>,
     /// Their control group, if there is one.
     group: Option<Group>,
+    /// Nanoseconds of processors, of what is no pod's.
     cpu: Mutex<Counter>,
+    pods: Mutex<PodTime>,
+}
+
+/// Nanoseconds of processors that pods have used since this agent began.
+struct PodTime {
+    used: u64,
+    /// What each pod had used in all when it was last looked at, by its uid …
+    last: HashMap<String, u64>,
+    /// … and when that was.
+    looked: Timestamp,
+}
+
+impl PodTime {
+    fn since(began: Timestamp) -> Self {
+        Self {
+            used: 0,
+            last: HashMap::new(),
+            looked: began,
+        }
+    }
+
+    /// Takes note of the newest figures; what was used until now.
+    fn note(&mut self, pods: &[PodStats], now: Timestamp) -> u64 {
+        let mut last = HashMap::new();
+        for pod in pods {
+            let used = pod.figures.cpu.as_ref();
+            let used = used.map_or(0, |cpu| cpu.usage_core_nano_seconds);
+            let uid = &pod.pod_ref.uid;
+            let before = match self.last.get(uid) {
+                Some(before) if *before <= used => *before,
+                // A new sandbox counts from 0.
+                Some(_) => 0,
+                // It is older than this agent, or its sandbox did not answer the last time.
+                None if pod.figures.start_time.as_second() < self.looked.as_second() => used,
+                None => 0,
+            };
+            self.used += used - before;
+            last.insert(uid.clone(), used);
+        }
+        self.last = last;
+        self.looked = now;
+        self.used
+    }
 }
 
 impl NodeMeter {
     pub(super) fn new(config: &NodeConfig) -> Self {
         let members = config.members.as_ref();
+        let began = Timestamp::now();
         let mut meter = Self {
-            began: Timestamp::now(),
+            began,
             before: 0,
             mark: members.map(|members| members.variable.clone()),
             group: members.and_then(|members| above_us(&members.group)),
             cpu: Mutex::default(),
+            pods: Mutex::new(PodTime::since(began)),
         };
         let counted = meter.group.as_ref().and_then(|group| group.usage().ok());
         meter.before = match counted {
             Some(usage) => usage.cpu_ns,
-            None => {
-                let table = Table::read().unwrap_or_default();
-                let members = table.tree(meter.roots(&table));
-                meter.processors(&table, &members)
-            }
+            None => meter.processes().0,
         };
         meter
     }
@@ -78,6 +122,8 @@ impl NodeMeter {
             other => {
                 let (cpu, mut memory) = self.processes();
                 add(&mut memory, of_pods.figures.memory.as_ref());
+                let mut time = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+                let cpu = cpu + time.note(pods, now);
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
@@ -104,10 +150,11 @@ impl NodeMeter {
         }
     }
 
-    /// Processors of all processes of the node, and memory of those that are no pod's: sandboxes know more of theirs.
+    /// Nanoseconds of processors and memory of all processes of the node that are no pod's: sandboxes know more of theirs.
     fn processes(&self) -> (u64, MemoryUsage) {
         let table = Table::read().unwrap_or_default();
-        let members = table.tree(self.roots(&table));
+        let agent = agent();
+        let members = table.tree(self.roots(&table, &agent));
         let sandboxes = members.iter().copied().filter(|pid| is_sandbox(*pid));
         let sandboxes: HashSet<i32> = sandboxes.collect();
         let below_sandbox = |pid: &i32| {
@@ -115,9 +162,13 @@ impl NodeMeter {
             sample.is_some_and(|sample| sandboxes.contains(&sample.parent))
         };
         let of_pods = table.tree(members.iter().copied().filter(below_sandbox));
+        let mut cpu = Duration::ZERO;
         let mut memory = MemoryUsage::default();
         for pid in members.difference(&of_pods) {
             if let Some(sample) = table.get(*pid) {
+                // Those that these have waited for were pods.
+                let alone = agent.contains(pid) || sandboxes.contains(pid);
+                cpu += if alone { sample.own_cpu } else { sample.cpu };
                 let own = Memory::of(*pid, sample);
                 memory.usage += own.all;
                 memory.working_set += own.all;
@@ -126,31 +177,31 @@ impl NodeMeter {
                 memory.major_page_faults += sample.page_faults.1;
             }
         }
-        (self.processors(&table, &members), memory)
-    }
-
-    /// Nanoseconds of processors that these have used, and those that were with them before.
-    fn processors(&self, table: &Table, members: &HashSet<i32>) -> u64 {
-        let used = u64::try_from(table.cpu(members).as_nanos()).unwrap_or(u64::MAX);
+        let used = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
         let mut counter = self.cpu.lock().unwrap_or_else(PoisonError::into_inner);
-        counter.note(used)
+        (counter.note(used), memory)
     }
 
-    /// The processes that carry the mark, and our own guard.
-    fn roots(&self, table: &Table) -> Vec<i32> {
-        let guard = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-        let ours = i32::try_from(std::process::id()).ok();
-        let mut roots: Vec<i32> = guard
-            .filter(|pid| *pid > 1)
-            .into_iter()
-            .chain(ours)
-            .collect();
+    /// The processes that carry the mark, and the agent's.
+    fn roots(&self, table: &Table, agent: &[i32]) -> Vec<i32> {
+        let mut roots = agent.to_vec();
         if let Some(mark) = &self.mark {
             let carries = |pid: &i32| linux::process::carries(*pid, mark);
             roots.extend(table.pids().filter(carries));
         }
         roots
     }
+}
+
+/// This process and its guard.
+fn agent() -> Vec<i32> {
+    let guard = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    let ours = i32::try_from(std::process::id()).ok();
+    guard
+        .filter(|pid| *pid > 1)
+        .into_iter()
+        .chain(ours)
+        .collect()
 }
 
 /// A sandbox, or the inner process that is forked from it.
@@ -335,6 +386,43 @@ mod tests {
         let node = meter.measure(&config, &[], Timestamp::now(), &mut rates.begin());
         let used = node.figures.cpu.unwrap().usage_core_nano_seconds;
         assert!(used < 3_600_000_000_000, "{used}");
+    }
+
+    #[test]
+    fn time_of_pods_is_counted_from_when_the_agent_began() {
+        let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
+        let pod = |uid: &str, started: i64, used: u64| -> PodStats {
+            let stats = serde_json::json!({
+                "podRef": {"name": uid, "namespace": "default", "uid": uid},
+                "startTime": at(started),
+                "cpu": {"time": at(started), "usageCoreNanoSeconds": used},
+                "containers": [],
+            });
+            serde_json::from_value(stats).unwrap()
+        };
+        let mut time = PodTime::since(at(10));
+        // One was there before the agent.
+        assert_eq!(
+            time.note(&[pod("old", 0, 100), pod("new", 11, 5)], at(20)),
+            5
+        );
+        assert_eq!(
+            time.note(&[pod("old", 0, 107), pod("new", 11, 6)], at(30)),
+            13
+        );
+        // It does not answer, and does again.
+        assert_eq!(time.note(&[pod("new", 11, 6)], at(40)), 13);
+        assert_eq!(
+            time.note(&[pod("old", 0, 150), pod("new", 11, 6)], at(50)),
+            13
+        );
+        // A sandbox was killed.
+        assert_eq!(
+            time.note(&[pod("old", 0, 4), pod("new", 11, 6)], at(60)),
+            17
+        );
+        // Pods that have ended have used what they have used.
+        assert_eq!(time.note(&[pod("later", 61, 3)], at(70)), 20);
     }
 
     #[test]
