@@ -5,5 +5,6 @@ mod host_processes;
 mod images;
 mod keyrings;
 mod mounts;
+mod node_proxy;
 mod own_program;
 mod second_user;
