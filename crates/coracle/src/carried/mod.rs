@@ -25,11 +25,6 @@ const WORKLOAD: &str = "workload";
 /// The last entry of a bundle: without it, the rest is not complete.
 const COMPLETE: &str = "complete";
 
-/// Our program in a directory that is complete.
-pub fn program_in(dir: &Path) -> PathBuf {
-    dir.join(PROGRAM)
-}
-
 /// The directory that a node says it has made.
 pub fn parse_dir(text: &str) -> Option<PathBuf> {
     let dir = Path::new(text);
