@@ -5,6 +5,7 @@
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
+mod back_off;
 mod bars;
 mod carried;
 mod cli;
