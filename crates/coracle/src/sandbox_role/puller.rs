@@ -5,9 +5,9 @@
 //! of a process that was begun outside and hides is hidden too. Only a process with one thread may fork, so that this one is made
 //! before the sandbox has more.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::ExitCode;
 
 use linux::fresh::{Forked, Fresh};
 use linux::packet;
@@ -18,6 +18,8 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
+
+use crate::image::pull_process;
 
 /// The sandbox's side of it.
 pub struct Puller(mpsc::UnboundedSender<Reply>);
@@ -72,7 +74,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         let Some(message) = packet::receive(socket)? else {
             return Ok(());
         };
-        let [input, output] = &message.descriptors[..] else {
+        let Ok([input, output]) = <[OwnedFd; 2]>::try_from(message.descriptors) else {
             // The sandbox waits for an answer.
             packet::send(socket, 0, &[], &[])?;
             continue;
@@ -86,14 +88,13 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// Pulls one image, and ends.
-fn pull(input: &OwnedFd, output: &OwnedFd) -> ! {
+fn pull(input: OwnedFd, output: OwnedFd) -> ! {
     let parent = rustix::process::getppid();
-    let pull = || -> anyhow::Result<ExitCode> {
+    let pull = || -> anyhow::Result<()> {
         linux::process::die_with_parent(parent, Signal::KILL)?;
         linux::signal::hear_all()?;
-        rustix::stdio::dup2_stdin(input)?;
-        rustix::stdio::dup2_stdout(output)?;
-        crate::block_on(crate::image::role::main())
+        let input = BufReader::new(File::from(input));
+        crate::block_on(pull_process::serve(input, File::from(output)))
     };
     if let Err(error) = pull() {
         tracing::warn!(error = format!("{error:#}"), "cannot pull an image");
