@@ -114,23 +114,32 @@ async fn serve(hub: &Hub, start: &Start, guard: OwnedFd) -> anyhow::Result<End> 
             gone?;
             Ok(End::Unguarded)
         }
-        () = forsaken(start) => {
-            let removed =
-                place::refuse_with_pods(&start.dir).and_then(|()| linux::remove::tree(&start.dir));
-            if let Err(error) = removed {
-                tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
-            }
-            Ok(End::Served)
+        () = remove_abandoned(start, LOOK_EVERY) => Ok(End::Served),
+    }
+}
+
+/// Removes the node's directory when there has been no agent for a while, and returns. As long as a pod runs in it, the hub is needed,
+/// and looks again later.
+async fn remove_abandoned(start: &Start, look_every: Duration) {
+    loop {
+        forsaken(start, look_every).await;
+        if let Err(error) = place::refuse_with_pods(&start.dir) {
+            tracing::warn!(dir = %start.dir.display(), %error, "the node has no agent, but its directory is in use");
+            continue;
         }
+        if let Err(error) = linux::remove::tree(&start.dir) {
+            tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
+        }
+        return;
     }
 }
 
 /// Returns when there has been no agent for a while.
-async fn forsaken(start: &Start) {
+async fn forsaken(start: &Start, look_every: Duration) {
     let socket = place::kubelet_socket(&start.dir);
     let mut missing = 0;
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(look_every).await;
         if UnixStream::connect(&socket).await.is_ok() || place::is_guarded(&start.dir) {
             missing = 0;
             continue;
@@ -143,5 +152,36 @@ async fn forsaken(start: &Start) {
         if missing >= patience {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::place::testing::LockedPod;
+
+    #[tokio::test]
+    async fn hub_serves_until_no_pod_runs() {
+        let test = "hub_role::tests::hub_serves_until_no_pod_runs";
+        if LockedPod::is_this_process() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("node");
+        let pod = LockedPod::start(test, &dir.join("pods/uid"));
+        let start = Start {
+            socket: dir.join("hub.sock"),
+            dir: dir.clone(),
+            range: String::new(),
+            processes: None,
+        };
+        let mut removed = std::pin::pin!(remove_abandoned(&start, Duration::from_millis(1)));
+        let meanwhile = Duration::from_millis(500);
+        let ended = tokio::time::timeout(meanwhile, &mut removed).await;
+        assert!(ended.is_err() && dir.join("pods/uid").exists());
+        pod.end();
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, removed).await.unwrap();
+        assert!(!dir.exists());
     }
 }

@@ -5,6 +5,7 @@
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
+mod back_off;
 mod bars;
 mod carried;
 mod cli;
@@ -55,7 +56,6 @@ fn main() -> ExitCode {
         }
         Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
         Command::Logs(args) => block_on(logs::run(args)),
-        Command::Internal(InternalCommand::ImagePull) => block_on(image::role::main()),
         Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
         Command::Internal(InternalCommand::Hub { .. }) => hub_role::main(),

@@ -1,4 +1,4 @@
-//! What goes through the pipes of `coracle internal image-pull`: one line of JSON in, many out.
+//! What goes through the pipes of a process that pulls an image for a pod: one line of JSON in, many out.
 
 use std::path::PathBuf;
 

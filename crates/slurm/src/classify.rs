@@ -139,7 +139,6 @@ fn is_slurms(line: &str) -> bool {
         "sinfo: ",
         "squeue: ",
         "scancel: ",
-        "sbcast: ",
         "slurmstepd: ",
         "slurmstepd-",
         "slurm_load_",

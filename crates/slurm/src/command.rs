@@ -33,8 +33,6 @@ pub struct Slurm {
     pub sbatch: PathBuf,
     /// Ends and signals jobs.
     pub scancel: PathBuf,
-    /// Copies files to the nodes of a job.
-    pub sbcast: PathBuf,
 }
 
 /// What a command answered.
@@ -80,7 +78,6 @@ impl Slurm {
             sinfo: locate("sinfo"),
             sbatch: locate("sbatch"),
             scancel: locate("scancel"),
-            sbcast: locate("sbcast"),
         };
         if missing.is_empty() {
             Ok(slurm)
@@ -314,14 +311,14 @@ mod tests {
         script(dir.path(), "srun", "exit 0");
         std::fs::write(dir.path().join("sinfo"), "not executable").unwrap();
         let error = Slurm::find_on(dir.path().as_os_str()).unwrap_err();
-        insta::assert_snapshot!(error, @"Slurm is not installed on this host: scontrol, squeue, sinfo, sbatch, scancel, sbcast not found on PATH");
+        insta::assert_snapshot!(error, @"Slurm is not installed on this host: scontrol, squeue, sinfo, sbatch, scancel not found on PATH");
         assert!(error.hint().is_some());
     }
 
     #[tokio::test]
     async fn answers_are_bounded_and_complaints_understood() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["squeue", "sinfo", "sbatch", "scancel", "sbcast"] {
+        for name in ["squeue", "sinfo", "sbatch", "scancel"] {
             script(dir.path(), name, "exit 0");
         }
         script(dir.path(), "srun", "yes x | head -c 20000000");

@@ -86,7 +86,6 @@ pub(crate) mod tests {
             sinfo: at("sinfo"),
             sbatch: at("sbatch"),
             scancel: at("scancel"),
-            sbcast: at("sbcast"),
         }
     }
 

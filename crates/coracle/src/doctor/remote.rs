@@ -164,7 +164,6 @@ mod tests {
             sinfo: at("sinfo"),
             sbatch: at("sbatch"),
             scancel: at("scancel"),
-            sbcast: at("sbcast"),
         };
         let args = ["doctor".to_owned(), "--json".to_owned()];
         let invocation = invocation(&slurm, "gpu", Path::new("/c/coracle"), &args);

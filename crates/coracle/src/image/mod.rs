@@ -7,7 +7,7 @@ mod amount;
 pub mod limits;
 mod list;
 mod passing;
-pub mod role;
+pub mod pull_process;
 mod show;
 
 use std::error::Error;

@@ -327,34 +327,18 @@ mod tests {
         assert_ne!(place("s", "node1"), place("s", "node2"));
         assert_ne!(place("s", "node1"), place("t", "node1"));
     }
-    /// For the process below: the directory to lock.
-    const DIR: &str = "CORACLE_TEST_PLACE";
 
     #[test]
     fn a_directory_with_a_running_pod_is_not_removed() {
-        use std::process::{Command, Stdio};
-        if let Some(dir) = std::env::var_os(DIR) {
-            let _lock = lock::take(Path::new(&dir)).unwrap();
-            eprint!("taken");
-            let _ = std::io::stdin().read(&mut [0]);
+        let test = "node::place::tests::a_directory_with_a_running_pod_is_not_removed";
+        if testing::LockedPod::is_this_process() {
             return;
         }
         let home = tempfile::tempdir().unwrap();
         let node = home.path().join("node");
         std::fs::create_dir(&node).unwrap();
         assert!(!is_in_use(&node));
-        let mut sandbox = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg("node::place::tests::a_directory_with_a_running_pod_is_not_removed")
-            .env(DIR, node.join("pods/uid"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = [0; 5];
-        let mut output = sandbox.stderr.take().unwrap();
-        output.read_exact(&mut said).unwrap();
+        let pod = testing::LockedPod::start(test, &node.join("pods/uid"));
         assert!(is_in_use(&node) && !is_guarded(&node));
         assert_eq!(
             remove_node(&node).unwrap_err().kind(),
@@ -363,9 +347,64 @@ mod tests {
         assert!(node.join("pods/uid").exists());
 
         assert_eq!(kill_sandboxes(&node), 1);
-        assert!(!sandbox.wait().unwrap().success());
+        pod.wait();
         assert_eq!(kill_sandboxes(&node), 0);
         remove_node(&node).unwrap();
         assert!(!node.exists());
+    }
+}
+
+/// For tests of what happens while a pod runs.
+#[cfg(test)]
+pub mod testing {
+    use std::io::{Read, Write};
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use super::lock;
+
+    /// For the other process: the directory to lock.
+    const DIR: &str = "CORACLE_TEST_POD";
+
+    /// Another process that holds the lock of a pod: a process does not see its own.
+    pub struct LockedPod(Child);
+
+    impl LockedPod {
+        /// Whether the calling process is the one that [`Self::start`] started. Then it has held the lock, and is to end.
+        pub fn is_this_process() -> bool {
+            let Some(dir) = std::env::var_os(DIR) else {
+                return false;
+            };
+            let _lock = lock::take(Path::new(&dir)).unwrap();
+            eprint!("taken");
+            let _ = std::io::stdin().read(&mut [0]);
+            true
+        }
+
+        /// Starts it: this program again with the test `test` alone, which must begin with [`Self::is_this_process`].
+        pub fn start(test: &str, dir: &Path) -> Self {
+            let mut process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "--nocapture", test])
+                .env(DIR, dir)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut output = process.stderr.take().unwrap();
+            output.read_exact(&mut [0; 5]).unwrap();
+            Self(process)
+        }
+
+        /// Waits for it, after another process has killed it.
+        pub fn wait(mut self) {
+            assert!(!self.0.wait().unwrap().success());
+        }
+
+        /// Ends it, and thereby releases the lock.
+        pub fn end(mut self) {
+            self.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+            assert!(self.0.wait().unwrap().success());
+        }
     }
 }
