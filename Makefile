@@ -34,7 +34,7 @@ test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, 
 	cargo nextest run --workspace --no-fail-fast
 
 .PHONY: test-all
-test-all: test ## `make test`, then 300 rounds of faults: FAULTS=n and SEED=n choose others
+test-all: test ## `make test`, then 300 faults: FAULTS=n and SEED=n choose others
 	trap lab/down EXIT; lab/up 3; \
 	CORACLE_FAULTS=$(or $(FAULTS),300) CORACLE_FAULTS_SEED=$(or $(SEED),$$RANDOM) CORACLE_FAULTS_LONGEST=30 \
 		cargo nextest run --profile long --no-capture --package e2e --test faults

@@ -41,12 +41,14 @@ remove_lock() { rm -f "$state_dir.lock"; }
 # --- options this lab was made with -------------------------------------------------------------------------------
 
 save_config() {
-  printf 'nodes=%s\nprivate_homes=%s\nproctrack=%s\n' "$nodes" "$private_homes" "$proctrack" > "$state_dir/config"
+  printf 'nodes=%s\nprivate_homes=%s\nproctrack=%s\nhidepid=%s\n' "$nodes" "$private_homes" "$proctrack" "$hidepid" \
+    > "$state_dir/config"
 }
 
-# Sets nodes, private_homes and proctrack.
+# Sets nodes, private_homes, proctrack and hidepid.
 load_config() {
   [[ -e $state_dir/config ]] || return 1
+  hidepid=no # a lab that is up may be older than the option
   # shellcheck disable=SC1091
   source "$state_dir/config"
 }

@@ -8,7 +8,7 @@ start_switch() {
 }
 
 start_host() { # HOST
-  local host=$1 disk=$state_dir/hosts/$1 home
+  local host=$1 disk=$state_dir/hosts/$1 home proc_options=nosuid,nodev,noexec
   if host_pid "$host" > /dev/null; then
     refresh_dist "$host"
     return
@@ -17,9 +17,10 @@ start_host() { # HOST
   home=$state_dir/home
   if [[ $private_homes == yes ]]; then home=$disk/home; fi
   make_homes "$home"
+  if [[ $hidepid == yes && $host != login ]]; then proc_options+=,hidepid=2; fi
 
   start_holder "$host" --net --uts --ipc --pid --mount --fork -- \
-    "$lab_dir/lib/host-init" "$host" "$disk" "$state_dir/etc" "$home" "$dist_dir" "$repo_dir"
+    "$lab_dir/lib/host-init" "$host" "$disk" "$state_dir/etc" "$home" "$dist_dir" "$repo_dir" "$proc_options"
   plug_in "$host"
   wait_for 10 "$host to start" in_host "$host" test -e /run/host-ready
 }

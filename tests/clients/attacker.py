@@ -1,6 +1,7 @@
 """What any program of a user can do to the processes, files and listeners of another one.
 
     attacker.py processes < {"pids": […]}                       tries every way into each process
+    attacker.py enumerate < {"paths": […]}                      lists all sockets of the host, and all that is below each path
     attacker.py files     < {"paths": […]}                      tries to read, write and connect to each path
     attacker.py secrets   < {"paths": […], "secrets": {…}}      looks for these values in all that can be read below each path
     attacker.py garbage HOST PORT                               sends bytes that make no sense
@@ -10,7 +11,7 @@ Prints a line for each thing that succeeded: the way, a space, and what it succe
 show that each way works for somebody.
 """
 
-import ctypes, json, os, resource, signal, socket, stat, struct, sys
+import ctypes, ipaddress, json, os, resource, signal, socket, stat, struct, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
@@ -109,6 +110,33 @@ def processes(order):
         attempt("trace", pid, lambda: trace(pid))
 
 
+def address(text):
+    """As the kernel writes it: words of the machine's byte order, in hexadecimal."""
+    words, port = text.split(":")
+    parts = [bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8)]
+    return f"{ipaddress.ip_address(b''.join(parts))} {int(port, 16)}"
+
+
+def enumerate_(order):
+    """`tcp` and `udp` are followed by address, port and owner of what can be connected to, `unix` by a name, `file` by a path."""
+    for protocol, states in [("tcp", ["0A"]), ("udp", ["07"])]:
+        for name in [protocol, protocol + "6"]:
+            with open(f"/proc/net/{name}") as table:
+                for words in map(str.split, list(table)[1:]):
+                    if words[3] in states:
+                        print(protocol, address(words[1]), words[7])
+    with open("/proc/net/unix") as table:
+        for line in list(table)[1:]:
+            words = line.rstrip("\n").split(None, 7)
+            # Listening, or taking datagrams from everybody.
+            if len(words) == 8 and (int(words[3], 16) & 0x10000 or words[4] == "0002"):
+                print("unix", words[7])
+    for path in order["paths"]:
+        for above, directories, names in os.walk(path):
+            for name in directories + names:
+                print("file", os.path.join(above, name))
+
+
 def connect(path):
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5)
@@ -203,4 +231,4 @@ command, *words = sys.argv[1:]
 if command in ("garbage", "crowd"):
     {"garbage": garbage, "crowd": crowd}[command](*words)
 else:
-    {"processes": processes, "files": files, "secrets": secrets}[command](json.load(sys.stdin))
+    {"processes": processes, "enumerate": enumerate_, "files": files, "secrets": secrets}[command](json.load(sys.stdin))

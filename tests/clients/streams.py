@@ -10,7 +10,7 @@
 
 Standard input is sent, and what came back is printed as JSON: `status` is that of HTTP, `protocol` what was agreed upon, and then
 a text for each stream. PATH is one of the API server's, or with --kubelet NODE one of that kubelet's. --token TOKEN shows that instead
-of the certificate of $KUBECONFIG; --idle sends nothing and leaves the input open.
+of the certificate of $KUBECONFIG; --idle sends nothing and leaves the input open; --get asks for SPDY/3.1 by GET and not by POST.
 
 Only the standard library is needed, and nothing here was taken from the server's code: what both understand is the protocol.
 """
@@ -39,12 +39,14 @@ def main():
     parser.add_argument("--kubelet")
     parser.add_argument("--token")
     parser.add_argument("--idle", action="store_true")
+    parser.add_argument("--get", action="store_true")
     parser.add_argument("kind", choices=["websocket", "spdy", "forward", "tunnel", "raw", "garbage"])
     parser.add_argument("words", nargs="+")
     args = parser.parse_args()
     words = args.words
     began = time.monotonic()
     connection = Connection(args.kubelet, args.token)
+    connection.spdy_method = "GET" if args.get else "POST"
     told = Told(None if args.idle else sys.stdin.buffer.read())
     if args.kind == "websocket":
         websocket(connection, words[0], words[1], told)
@@ -317,7 +319,7 @@ def spdy_upgrade(connection, subprotocol, path, told):
     headers = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("Content-Length", "0")]
     if subprotocol != "-":
         headers.append(("X-Stream-Protocol-Version", subprotocol))
-    return connection.upgrade("POST", path, headers, told)
+    return connection.upgrade(connection.spdy_method, path, headers, told)
 
 
 def spdy(connection, subprotocol, path, told):

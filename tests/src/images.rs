@@ -40,11 +40,17 @@ impl Lab {
     /// Puts [`BUSYBOX`] into the store of a user.
     #[track_caller]
     pub fn load_busybox_for(&self, user: &str) {
+        self.load_busybox_on("login", user);
+    }
+
+    /// Puts [`BUSYBOX`] into the store of a user as a host sees it, where hosts share no home.
+    #[track_caller]
+    pub fn load_busybox_on(&self, host: &str, user: &str) {
         let script = format!(
             "set -o pipefail; bash -c '{}' archive {BUSYBOX} | coracle image load --input -",
             ARCHIVE.replace('\'', r"'\''")
         );
-        self.sh(&script).user(user).run().succeeded();
+        self.sh(&script).on(host).user(user).run().succeeded();
     }
 }
 

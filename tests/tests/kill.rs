@@ -1,6 +1,6 @@
 //! `kill -9` of any process of ours: what can be mended is mended, what can't ends, and nothing is left.
 
-use e2e::{Cluster, Lab, Role, wait_until};
+use e2e::{Cluster, Lab, Role, WAITS, pod, runs, wait_until};
 use serde_json::json;
 
 /// Kills a part without which there is no cluster: it must end soon, with an error, and leave nothing.
@@ -35,14 +35,45 @@ fn the_cluster_mends(host: &str, role: Role) -> String {
     said
 }
 
+/// The same with pods on both nodes.
+#[track_caller]
+fn pods_and_cluster_end_without(role: Role) {
+    let lab = Lab::ready();
+    lab.load_busybox();
+    let mut cluster = Cluster::start(&lab);
+    let on = |node: &str| {
+        let more = json!({"nodeName": node, "restartPolicy": "Always"});
+        pod(
+            &format!("pod-{node}"),
+            more,
+            &[runs("main", WAITS, json!({}))],
+        )
+    };
+    cluster.create_running(&[on("node1"), on("node2")]);
+    lab.kill("node1", "KILL", &lab.find("node1", role));
+    let output = cluster.ends_within(45);
+    assert_ne!(output.code, 0, "{output}");
+    lab.nothing_left();
+}
+
 #[test]
 fn the_leaders_guard() {
     the_cluster_ends_without(Role::LeaderGuard);
 }
 
 #[test]
+fn the_leaders_guard_while_pods_run() {
+    pods_and_cluster_end_without(Role::LeaderGuard);
+}
+
+#[test]
 fn the_leaders_worker() {
     the_cluster_ends_without(Role::LeaderWorker);
+}
+
+#[test]
+fn the_leaders_worker_while_pods_run() {
+    pods_and_cluster_end_without(Role::LeaderWorker);
 }
 
 #[test]

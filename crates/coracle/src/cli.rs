@@ -87,8 +87,6 @@ pub enum InternalCommand {
         /// Where it goes
         dir: PathBuf,
     },
-    /// One pull of an image, for a pod
-    ImagePull,
     /// One probe of the doctor
     Probe {
         /// Which one

@@ -14,6 +14,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::back_off::BackOff;
 use linux::process::Fork;
 use linux::signal::Held;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -57,11 +58,8 @@ const SIGNALS: [Signal; 7] = [
     Signal::USR1,
     Signal::USR2,
 ];
-/// A worker that lived so long was healthy.
-const HEALTHY_AFTER: Duration = Duration::from_secs(20);
-/// The back-off after the second of several quick deaths; it doubles with each, up to the longest.
-const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
-const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+/// The waits before a worker is replaced.
+const RESTARTS: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(10));
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Holds back, until it is released, what Slurm may send to every process of a job at once: for a process that ends
@@ -81,7 +79,7 @@ pub fn deaf() -> io::Result<Held> {
 /// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.
 pub fn split(policy: Policy) -> io::Result<Side> {
     linux::process::become_subreaper()?;
-    let mut quick_deaths = 0_u32;
+    let mut restarts = RESTARTS;
     let mut told = false;
     loop {
         let held = Held::new(&SIGNALS)?;
@@ -96,14 +94,10 @@ pub fn split(policy: Policy) -> io::Result<Side> {
         };
         let began = Instant::now();
         let status = watch(worker, &held, &mut told)?;
-        if began.elapsed() > HEALTHY_AFTER {
-            quick_deaths = 0;
-        }
-        quick_deaths = quick_deaths.saturating_add(1);
         let died = status.terminating_signal().is_some();
         // However often: to give up would be the end of what the worker looks after.
         if policy == Policy::Restart && died && !told {
-            back_off(&held, back_off_after(quick_deaths), &mut told)?;
+            back_off(&held, restarts.wait_after(began.elapsed()), &mut told)?;
             if !told {
                 held.release()?;
                 continue;
@@ -120,15 +114,6 @@ pub fn split(policy: Policy) -> io::Result<Side> {
             left_to_others,
         }));
     }
-}
-
-/// How long to wait after so many quick deaths in a row.
-fn back_off_after(quick_deaths: u32) -> Duration {
-    let Some(doublings) = quick_deaths.checked_sub(2) else {
-        return Duration::ZERO;
-    };
-    let factor = 2_u32.saturating_pow(doublings);
-    FIRST_BACK_OFF.saturating_mul(factor).min(LONGEST_BACK_OFF)
 }
 
 /// Waits before a worker is started again, unless a signal asks for the end; `told` then.
@@ -175,23 +160,5 @@ fn watch(worker: Pid, held: &Held, told: &mut bool) -> io::Result<WaitStatus> {
                 let _ = rustix::process::kill_process(worker, signal);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_back_off_grows_to_its_longest() {
-        let seconds: Vec<_> = (0..12).map(|n| back_off_after(n).as_secs_f32()).collect();
-        let longest = LONGEST_BACK_OFF.as_secs_f32();
-        assert_eq!(
-            seconds,
-            [
-                0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, longest, longest, longest
-            ]
-        );
-        assert_eq!(back_off_after(u32::MAX), LONGEST_BACK_OFF);
     }
 }

@@ -5,6 +5,7 @@
 //! command line, wires the other crates together and tells the user what happens; docs/architecture.md
 //! shows the processes.
 
+mod back_off;
 mod cli;
 mod commands;
 mod exit;
@@ -26,7 +27,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command, InternalCommand};
 use crate::commands::{doctor, image, kubernetes, logs, run};
-use crate::roles::{control_plane, hub, janitor, node, pull, receive, sandbox};
+use crate::roles::{control_plane, hub, janitor, node, receive, sandbox};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -48,7 +49,6 @@ fn main() -> ExitCode {
         }
         Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
         Command::Logs(args) => block_on(logs::run(args)),
-        Command::Internal(InternalCommand::ImagePull) => block_on(pull::main()),
         Command::Internal(InternalCommand::ControlPlane) => control_plane::main(),
         Command::Internal(InternalCommand::Node) => node::main(),
         Command::Internal(InternalCommand::Hub { .. }) => hub::main(),

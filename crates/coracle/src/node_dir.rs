@@ -17,6 +17,9 @@ use sha2::{Digest, Sha256};
 
 use crate::pod_lock;
 
+/// The variable that marks a node's hub and sandboxes. They have it as an argument, because nobody can read the environment of
+/// processes that hide.
+pub const MARK: &str = "CORACLE_NODE";
 /// What the names of nodes' directories begin with.
 const PREFIX: &str = "coracle-";
 /// The file in it that says whose it is: others may share the file system.
@@ -33,7 +36,7 @@ pub struct NodeDir {
     pub dir: PathBuf,
     /// Makes the tokens of sandboxes.
     pub key: NodeKey,
-    /// Tells this node's processes from all others, and nothing to those who read it.
+    /// Tells this node's processes from all others, and nothing to those who read it: the value of [`MARK`].
     pub mark: String,
 }
 
@@ -79,6 +82,11 @@ impl NodeDir {
                 Self::remove_dir(&entry.path());
             }
         }
+    }
+
+    /// The argument that marks processes of this node.
+    pub fn mark_argument(&self) -> String {
+        format!("{MARK}={}", self.mark)
     }
 
     /// The hub's socket.
@@ -146,8 +154,16 @@ pub fn is_guarded(dir: &Path) -> bool {
     pod_lock::is_held(dir)
 }
 
+/// Kills the sandboxes of a node, and says how many there were. They hold their locks, whether or not `/proc` shows them.
+pub fn kill_sandboxes(dir: &Path) -> usize {
+    let pods = std::fs::read_dir(dir.join("pods")).into_iter().flatten();
+    pods.flatten()
+        .filter(|pod| pod_lock::kill_holder(&pod.path()))
+        .count()
+}
+
 /// Whether a sandbox lives. If the check fails, assume that one does.
-fn has_pods(dir: &Path) -> bool {
+pub fn has_pods(dir: &Path) -> bool {
     match std::fs::read_dir(dir.join("pods")) {
         Ok(mut pods) => pods.any(|pod| pod.map_or(true, |pod| pod_lock::is_held(&pod.path()))),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -319,35 +335,18 @@ mod tests {
         assert_ne!(place("s", "node1"), place("s", "node2"));
         assert_ne!(place("s", "node1"), place("t", "node1"));
     }
-    /// For the process below: the directory to lock.
-    const DIR: &str = "CORACLE_TEST_PLACE";
 
     #[test]
     fn a_directory_with_a_running_pod_is_not_removed() {
-        use std::io::{Read, Write};
-        use std::process::{Command, Stdio};
-        if let Some(dir) = std::env::var_os(DIR) {
-            let _lock = pod_lock::take(Path::new(&dir)).unwrap();
-            eprint!("taken");
-            let _ = std::io::stdin().read(&mut [0]);
+        let test = "node_dir::tests::a_directory_with_a_running_pod_is_not_removed";
+        if testing::LockedPod::is_this_process() {
             return;
         }
         let home = tempfile::tempdir().unwrap();
         let node = home.path().join("node");
         std::fs::create_dir(&node).unwrap();
         assert!(!is_in_use(&node));
-        let mut sandbox = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg("node_dir::tests::a_directory_with_a_running_pod_is_not_removed")
-            .env(DIR, node.join("pods/uid"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = [0; 5];
-        let mut output = sandbox.stderr.take().unwrap();
-        output.read_exact(&mut said).unwrap();
+        let pod = testing::LockedPod::start(test, &node.join("pods/uid"));
         assert!(is_in_use(&node) && !is_guarded(&node));
         assert_eq!(
             remove_node(&node).unwrap_err().kind(),
@@ -355,9 +354,65 @@ mod tests {
         );
         assert!(node.join("pods/uid").exists());
 
-        sandbox.stdin.take().unwrap().write_all(b"\n").unwrap();
-        assert!(sandbox.wait().unwrap().success());
+        assert_eq!(kill_sandboxes(&node), 1);
+        pod.wait();
+        assert_eq!(kill_sandboxes(&node), 0);
         remove_node(&node).unwrap();
         assert!(!node.exists());
+    }
+}
+
+/// For tests of what happens while a pod runs.
+#[cfg(test)]
+pub mod testing {
+    use std::io::{Read, Write};
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use crate::pod_lock;
+
+    /// For the other process: the directory to lock.
+    const DIR: &str = "CORACLE_TEST_POD";
+
+    /// Another process that holds the lock of a pod: a process does not see its own.
+    pub struct LockedPod(Child);
+
+    impl LockedPod {
+        /// Whether the calling process is the one that [`Self::start`] started. Then it has held the lock, and is to end.
+        pub fn is_this_process() -> bool {
+            let Some(dir) = std::env::var_os(DIR) else {
+                return false;
+            };
+            let _lock = pod_lock::take(Path::new(&dir)).unwrap();
+            eprint!("taken");
+            let _ = std::io::stdin().read(&mut [0]);
+            true
+        }
+
+        /// Starts it: this program again with the test `test` alone, which must begin with [`Self::is_this_process`].
+        pub fn start(test: &str, dir: &Path) -> Self {
+            let mut process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "--nocapture", test])
+                .env(DIR, dir)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut output = process.stderr.take().unwrap();
+            output.read_exact(&mut [0; 5]).unwrap();
+            Self(process)
+        }
+
+        /// Waits for it, after another process has killed it.
+        pub fn wait(mut self) {
+            assert!(!self.0.wait().unwrap().success());
+        }
+
+        /// Ends it, and thereby releases the lock.
+        pub fn end(mut self) {
+            self.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+            assert!(self.0.wait().unwrap().success());
+        }
     }
 }

@@ -50,7 +50,11 @@ pub async fn choose(dir: &Path) -> anyhow::Result<Stacking> {
         Some(program) if probe::run("fuse").await.is_ok() => Stacking::Fuse(program),
         _ => Stacking::Copy,
     };
-    tracing::info!(why, ?instead, "overlayfs is not available for root file systems");
+    tracing::info!(
+        why,
+        ?instead,
+        "overlayfs is not available for root file systems"
+    );
     Ok(instead)
 }
 

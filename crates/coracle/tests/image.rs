@@ -1,4 +1,4 @@
-//! `coracle image load|ls|save|rm|prune` and the role that pulls for pods, as they are run.
+//! `coracle image load|ls|save|rm|prune`, as they are run.
 
 // Clippy's exception for tests doesn't reach the helpers of an integration test.
 #![allow(clippy::unwrap_used)]
@@ -203,44 +203,4 @@ fn failures_say_what_is_wrong() {
     let output = coracle(home, &["image", "pull", "app"], b"");
     assert_eq!(output.status.code(), Some(74));
     assert!(stderr(&output).contains("registries.toml"));
-}
-
-#[test]
-fn the_role_answers_in_lines() {
-    let home = tempfile::tempdir().unwrap();
-    let home = home.path();
-    stdout(&coracle(
-        home,
-        &["image", "load"],
-        &archive("app:1", b"one"),
-    ));
-    let ask = |name: &str| {
-        let request = json!({
-            "store": home.join(".local/share/coracle/images"),
-            "layers": home.join("layers"),
-            "request": {"reference": name, "policy": "Never"},
-        });
-        let output = coracle(
-            home,
-            &["internal", "image-pull"],
-            format!("{request}\n").as_bytes(),
-        );
-        let lines = String::from_utf8(output.stdout).unwrap();
-        let lines: Vec<Value> = lines
-            .lines()
-            .map(|l| serde_json::from_str(l).unwrap())
-            .collect();
-        (output.status.code(), lines)
-    };
-    let (code, lines) = ask("app:1");
-    assert_eq!(code, Some(0));
-    assert_eq!(lines[0]["event"], "unpacking");
-    let done = lines.last().unwrap();
-    assert_eq!(done["type"], "done");
-    assert_eq!(done["config"]["cmd"][0], "/bin/app");
-    let layer = Path::new(done["layers"][0].as_str().unwrap());
-    assert_eq!(fs::read(layer.join("bin/app")).unwrap(), b"one");
-    let (code, lines) = ask("app:2");
-    assert_eq!((code, lines.len()), (Some(1), 1));
-    assert_eq!(lines[0]["reason"], "ErrImageNeverPull");
 }

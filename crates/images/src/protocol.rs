@@ -1,4 +1,4 @@
-//! Protocol of `coracle internal image-pull`: one line of JSON on stdin, many on stdout.
+//! What goes through the pipes of a process that pulls an image for a pod: one line of JSON in, many out.
 
 use std::path::PathBuf;
 

@@ -68,6 +68,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::testing::{hidden_child, in_a_child_with_hidepid};
 
     /// A shell in a namespace of its own starts three that outlive it: one in its session, one not, and one that has left for
     /// another namespace.
@@ -103,6 +104,27 @@ mod tests {
             .args(["-f", "sleep 61[.][123]"])
             .status();
         assert!(!ended.unwrap().success());
+    }
+
+    #[test]
+    fn a_container_of_a_process_that_is_not_shown_is_ended() {
+        assert!(in_a_child_with_hidepid(|| {
+            let hidden = hidden_child(|| {
+                let mut container = Command::new("unshare");
+                drop(container.args(["--mount", "sleep", "60"]).spawn().unwrap());
+            });
+            let own = Kin::of(own_namespace().unwrap()).unwrap();
+            let elsewhere = || {
+                let below = Table::read().unwrap().tree([hidden]);
+                below.into_iter().find(|pid| !own.has(*pid))
+            };
+            let end = Instant::now() + Duration::from_secs(5);
+            while elsewhere().is_none() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let container = crate::fresh::namespace_of(elsewhere().unwrap(), "mnt").unwrap();
+            Kin::of(container).unwrap().kill().unwrap() == 1
+        }));
     }
 
     #[test]

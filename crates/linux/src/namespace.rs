@@ -55,18 +55,17 @@ fn own(kind: &str) -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/self/ns/{kind}"))?.into())
 }
 
-/// The ancestor of a user namespace, or itself, whose parent is the calling process's own.
-pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
+/// How many levels a user namespace is below the calling process's own, which is at level 0. An error if it isn't below it.
+pub fn level_below_own(namespace: OwnedFd) -> io::Result<u32> {
     let own = identity(own_user_namespace()?)?;
     let mut namespace = namespace;
-    loop {
+    let mut level = 0;
+    while identity(&namespace)? != own {
         // The kernel refuses for a namespace that does not descend from ours, so that the walk ends there.
-        let parent = crate::fresh::parent_namespace(&namespace)?;
-        if identity(&parent)? == own {
-            return Ok(namespace);
-        }
-        namespace = parent;
+        namespace = crate::fresh::parent_namespace(&namespace)?;
+        level += 1;
     }
+    Ok(level)
 }
 
 /// Device and inode, by which two descriptors of one namespace are known.
@@ -323,49 +322,40 @@ mod tests {
     }
 
     #[test]
-    fn the_ancestor_below_our_namespace_is_found_from_deep_inside() {
+    fn levels_are_counted_from_deep_inside() {
         assert!(in_a_child(|| {
-            let deep = deep_namespaces();
-            let found = identity(child_of_own(deep.below).unwrap()).unwrap();
-            // The walk from a namespace that is not below ours ends with an error.
-            let own = child_of_own(own_user_namespace().unwrap());
-            found.1 == deep.first && own.is_err()
+            let level = |namespace| level_below_own(namespace).ok();
+            let outer = own_user_namespace().unwrap();
+            let levels = [
+                level(deep_namespace()),
+                level(own_user_namespace().unwrap()),
+            ];
+            enter_as_root(UnshareFlags::empty()).unwrap();
+            levels == [Some(2), Some(0)] && level(outer).is_none()
         }));
     }
 
-    struct Deep {
-        /// The inode of the first user namespace below ours.
-        first: u64,
-        /// One below that.
-        below: OwnedFd,
-    }
-
-    /// Two user namespaces, one below the other; the processes that made them are gone.
-    fn deep_namespaces() -> Deep {
+    /// A user namespace two levels below ours; the process that made it is gone.
+    fn deep_namespace() -> OwnedFd {
         let (mut told, tell) = pipe().unwrap();
         let (stay, end) = pipe().unwrap();
         let child = match crate::process::fork().unwrap() {
             Fork::Child => {
                 drop(end);
                 enter_as_root(UnshareFlags::empty()).unwrap();
-                let first = identity(own_user_namespace().unwrap()).unwrap().1;
                 enter_below(UnshareFlags::empty()).unwrap();
-                (&tell).write_all(&first.to_ne_bytes()).unwrap();
+                (&tell).write_all(b".").unwrap();
                 let _ = (&stay).read(&mut [0]);
                 std::process::exit(0)
             }
             Fork::Parent(child) => child,
         };
-        let mut first = [0; 8];
-        told.read_exact(&mut first).unwrap();
+        told.read_exact(&mut [0]).unwrap();
         let path = format!("/proc/{}/ns/user", child.as_raw_nonzero());
         let below = File::open(path).unwrap().into();
         drop(end);
         let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
-        Deep {
-            first: u64::from_ne_bytes(first),
-            below,
-        }
+        below
     }
 
     #[test]

@@ -3,8 +3,13 @@
 //! Three kernel features carry the promise that nothing is left behind, even after `kill -9`:
 //! the *parent death signal* ends a child with its parent, a *subreaper* inherits every orphan below
 //! it, and the death of a pid namespace's first process ends all others in it (see [`crate::namespace`]).
+//!
+//! Where `/proc` is mounted with `hidepid`, a user does not see processes that they may not trace: those of other users, and their own that
+//! [hide](crate::credentials::hide). What is found here by looking through `/proc` is what it shows to the caller. Only the list of its own
+//! children is complete.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -82,13 +87,17 @@ pub fn become_subreaper() -> io::Result<()> {
 }
 
 /// Kills every process below this one, children before their parents: a child may be there to act when its parent is
-/// killed, as that of `srun` is, which then kills the whole step. Orphans come back to a subreaper. Returns when none is
-/// left or `patience` is over.
+/// killed, as that of `srun` is, which then kills the whole step. Orphans come back to a subreaper, also those that `/proc` does not
+/// show. Returns when none is left or `patience` is over.
 pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     let end = Instant::now() + patience;
+    let ours = own_id();
     loop {
-        let parents = parents()?;
-        for pid in deepest_first(rustix::process::getpid().as_raw_nonzero().get(), &parents) {
+        let mut parents = parents()?;
+        // Kernels that list no children (without CONFIG_PROC_CHILDREN) leave those that `/proc` shows.
+        let own_children = children("self").unwrap_or_default();
+        parents.extend(own_children.into_iter().map(|child| (child, ours)));
+        for pid in deepest_first(ours, &parents) {
             signal_child(pid, parents[&pid], Signal::KILL);
         }
         loop {
@@ -145,13 +154,19 @@ pub fn kill_forks_of(parent: Pid) -> io::Result<()> {
 /// Sends a signal to a process if it still is the child of `parent`. One that ended meanwhile is what we want, and its number may
 /// belong to another by now.
 fn signal_child(pid: i32, parent: i32, signal: Signal) {
-    signal_if(pid, signal, || {
-        stat_of(pid).is_ok_and(|stat| parent_in_stat(&stat) == Some(parent))
-    });
+    signal_if(pid, signal, || is_child(pid, parent));
+}
+
+fn is_child(pid: i32, parent: i32) -> bool {
+    match stat_of(pid) {
+        Ok(stat) => parent_in_stat(&stat) == Some(parent),
+        // It has ended, or `/proc` does not show it.
+        Err(_) => parent == own_id() && children("self").is_ok_and(|own| own.contains(&pid)),
+    }
 }
 
 /// Kills a process if it is the one that is meant. Says whether it did.
-pub(crate) fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
+pub fn kill_if(pid: i32, is_meant: impl FnOnce() -> bool) -> bool {
     signal_if(pid, Signal::KILL, is_meant)
 }
 
@@ -185,16 +200,16 @@ fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
     found
 }
 
-/// Kills every process of this user that [`carries`] `variable` (`NAME=value`), ourselves excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
+/// Kills every visible process of this user that [`carries`] `variable` (`NAME=value`), ourselves excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
 pub fn kill_marked(variable: &str) -> io::Result<usize> {
-    let ours = rustix::process::getpid().as_raw_nonzero().get();
+    let ours = own_id();
     let others = all()?.filter(|pid| *pid != ours);
     Ok(others
         .filter(|pid| kill_if(*pid, || carries(*pid, variable)))
         .count())
 }
 
-/// Whether a process of this user runs with these arguments in a row, and [`carries`] `variable` (`NAME=value`).
+/// Whether a visible process of this user runs with these arguments in a row, and [`carries`] `variable` (`NAME=value`).
 pub fn is_running(arguments: &[&str], variable: &str) -> io::Result<bool> {
     let row: Vec<u8> = arguments
         .iter()
@@ -209,7 +224,7 @@ pub fn is_running(arguments: &[&str], variable: &str) -> io::Result<bool> {
 }
 
 /// Whether a process of this user has `variable` (`NAME=value`) in its environment, or as an argument. Of those that
-/// [hide](crate::credentials::hide) only the latter can be read.
+/// [hide](crate::credentials::hide) only the latter can be read, and with `hidepid` neither.
 pub fn carries(pid: i32, variable: &str) -> bool {
     let user = rustix::process::geteuid().as_raw();
     let is_ours = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == user);
@@ -246,6 +261,22 @@ pub fn parents() -> io::Result<HashMap<i32, i32>> {
     Ok(all()?.filter_map(with_parent).collect())
 }
 
+/// The children of all threads of a process, by its number or `self`. An error if the process can't be seen, or if the kernel lists no
+/// children.
+pub(crate) fn children(process: impl Display) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("children"))?;
+        let pids = text.split_whitespace();
+        found.extend(pids.filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Ok(found)
+}
+
+fn own_id() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
 /// Every visible process.
 pub(crate) fn all() -> io::Result<impl Iterator<Item = i32>> {
     let entries = std::fs::read_dir("/proc")?.flatten();
@@ -262,6 +293,23 @@ fn parent_in_stat(stat: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{hidden_child, in_a_child_with_hidepid};
+
+    #[test]
+    fn processes_that_proc_does_not_show_are_killed_too() {
+        assert!(in_a_child_with_hidepid(|| {
+            // The second is an orphan as soon as the first is killed.
+            let children = [
+                hidden_child(|| ()),
+                hidden_child(|| {
+                    hidden_child(|| ());
+                }),
+            ];
+            let shown = parents().unwrap();
+            assert!(children.iter().all(|child| !shown.contains_key(child)));
+            kill_all_below(Duration::from_secs(5)).is_ok()
+        }));
+    }
 
     #[test]
     fn children_come_before_their_parents() {

@@ -1,7 +1,8 @@
 //! What processes use, by what `/proc` tells everybody: for where no control group counts it.
 //!
 //! A [`Table`] is one look at all processes. Who belongs together is found by descent; what one of them has used is in its
-//! [`Sample`], and that of the children that it has waited for with it.
+//! [`Sample`], and that of the children that it has waited for with it. Where `/proc` is mounted with `hidepid`, processes that
+//! [hide](crate::credentials::hide) are in no table.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -19,6 +20,8 @@ pub struct Sample {
     pub parent: i32,
     /// Of processors, by itself and by children that it has waited for.
     pub cpu: Duration,
+    /// Of processors, by itself alone.
+    pub own_cpu: Duration,
     /// Page faults of itself and of such children, and those that had to read.
     pub page_faults: (u64, u64),
     /// Bytes that are in memory, shared ones in full.
@@ -47,8 +50,10 @@ impl Table {
         Ok(Self(found))
     }
 
-    /// Looks at `root` and all that descends from it, and at nobody else. `None` if the kernel doesn't tell of children.
+    /// Looks at `root` and all that descends from it, and at nobody else. `None` if the kernel doesn't tell of children, or doesn't
+    /// show `root`.
     pub fn below(root: i32) -> Option<Self> {
+        Sample::of(root)?;
         let mut found = HashMap::new();
         let mut next = vec![root];
         while let Some(pid) = next.pop() {
@@ -56,7 +61,7 @@ impl Table {
                 continue;
             };
             found.insert(pid, sample);
-            match children(pid) {
+            match crate::process::children(pid) {
                 Ok(children) => next.extend(children),
                 // A process that has ended meanwhile has none.
                 Err(_) if Sample::of(pid).is_none() => {}
@@ -76,7 +81,7 @@ impl Table {
         self.0.keys().copied()
     }
 
-    /// Those of `roots` that are there, and all that descend from them.
+    /// Those of `roots` that are there, and all that descend from one of them, whether or not that can be seen.
     pub fn tree(&self, roots: impl IntoIterator<Item = i32>) -> HashSet<i32> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for (&pid, sample) in &self.0 {
@@ -85,10 +90,11 @@ impl Table {
         let mut found = HashSet::new();
         let mut next: Vec<i32> = roots.into_iter().collect();
         while let Some(pid) = next.pop() {
-            if self.0.contains_key(&pid) && found.insert(pid) {
+            if found.insert(pid) {
                 next.extend(children.get(&pid).into_iter().flatten());
             }
         }
+        found.retain(|pid| self.0.contains_key(pid));
         found
     }
 
@@ -116,12 +122,14 @@ impl Sample {
         // The first field after the name is the third of proc(5).
         let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
         // Children's times are signed in the kernel's own text, and never negative.
-        let ticks: u64 = [14, 15, 16, 17].into_iter().filter_map(number).sum();
+        let time = |fields: &[usize]| {
+            let ticks: u64 = fields.iter().filter_map(|field| number(*field)).sum();
+            Duration::from_nanos(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)))
+        };
         Some(Self {
             parent: fields.get(1)?.parse().ok()?,
-            cpu: Duration::from_nanos(
-                ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)),
-            ),
+            cpu: time(&[14, 15, 16, 17]),
+            own_cpu: time(&[14, 15]),
             page_faults: (number(10)? + number(11)?, number(12)? + number(13)?),
             addresses: number(23)?,
             resident: number(24)?.saturating_mul(page),
@@ -286,19 +294,6 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
     text.lines().filter_map(parse).collect()
 }
 
-/// The children of all threads of a process.
-fn children(pid: i32) -> io::Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = std::fs::read_to_string(task?.path().join("children"))?;
-        found.extend(
-            text.split_whitespace()
-                .filter_map(|pid| pid.parse::<i32>().ok()),
-        );
-    }
-    Ok(found)
-}
-
 /// The value of a line such as `Pss:      120 kB`, in bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -315,6 +310,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::testing::{hidden_child, in_a_child_with_hidepid};
 
     #[test]
     fn fields_are_found_behind_an_awkward_name() {
@@ -325,6 +321,7 @@ mod tests {
             Sample {
                 parent: 7,
                 cpu: Duration::from_secs(2),
+                own_cpu: Duration::from_millis(1500),
                 page_faults: (30, 7),
                 resident: 25 * 4096,
                 addresses: 8_192_000,
@@ -362,6 +359,22 @@ mod tests {
         assert_eq!(below.len(), 2);
         assert!(memory.all > 100 << 10 && memory.anonymous <= memory.all);
         assert!(boot_time().unwrap() > 1_000_000_000);
+    }
+
+    #[test]
+    fn what_descends_from_a_process_that_is_not_shown_is_found() {
+        assert!(in_a_child_with_hidepid(|| {
+            let hidden = hidden_child(|| drop(Command::new("sleep").arg("60").spawn().unwrap()));
+            assert!(Table::below(hidden).is_none());
+            let below = || Table::read().unwrap().tree([hidden]);
+            // Until it is another program, the child of the hidden process hides too.
+            let end = std::time::Instant::now() + Duration::from_secs(5);
+            while below().is_empty() && std::time::Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let found = below();
+            found.len() == 1 && !found.contains(&hidden)
+        }));
     }
 
     #[test]

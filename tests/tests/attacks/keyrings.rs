@@ -1,8 +1,9 @@
 //! Containers that look for keys of their user: of the job, and of other pods.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::{Cluster, Lab, eventually, plain};
+use e2e::{Cluster, Lab, eventually, plain, pod};
 use serde_json::json;
 
 const IMAGE: &str = "coracle.test/perl:1";
@@ -31,6 +32,93 @@ my $key = syscall($keyctl, $search, $process, $kind, $word, 0); syscall($keyctl,
 my $added = syscall($add_key, $kind, $left, $secret, 11, $user); print "add: $added $!\n";
 my $found = syscall($request_key, $kind, $left, 0, 0); print "found: $found $!\n";
 "#;
+
+/// In the home directory of `user1`.
+const DIR: &str = "keyrings";
+
+/// Starts agents below a process that has a key in its session keyring, as a site's login does where it makes one for each job. The
+/// keyring's number is in a file.
+const SRUN: &str = r#"#!/bin/bash
+words=()
+for word; do
+  if [ "$word" = internal ]; then
+    program=${words[-1]} words[-1]=/usr/bin/perl
+    words+=(-e "$(cat ~/keyrings/agent.pl)" "$program")
+  fi
+  words+=("$word")
+done
+exec /usr/bin/srun "${words[@]}"
+"#;
+const AGENT: &str = r#"
+syscall($keyctl, $join, $job); syscall($add_key, $kind, $word, $secret, 11, $session) > 0 or die $!;
+open(my $file, ">", "$ENV{HOME}/keyrings/number") or die $!; print $file syscall($keyctl, $id, $session, 0); close $file;
+exec @ARGV or die $!;
+"#;
+
+/// Tells the number of its session keyring, how many keys that holds, whether the job's key is found in it, and, having linked the
+/// job's keyring by its number, whether that key is there at all.
+const OWN: &str = r#"
+$| = 1; my $room = "." x 64;
+my $own = syscall($keyctl, $id, $session, 0); my $keys = syscall($keyctl, $read, $session, $room, 64) / 4;
+my $found = syscall($keyctl, $search, $session, $kind, $word, 0); my $why = $found < 0 ? "$!" : "found";
+syscall($keyctl, $link, $ENV{KEYRING} + 0, $process); my $there = syscall($keyctl, $search, $process, $kind, $word, 0) > 0 ? "there" : "missing";
+print "session=$own keys=$keys search=$why job=$there\n";
+"#;
+
+#[test]
+fn every_container_and_command_has_a_session_keyring_of_its_own() {
+    let lab = Lab::ready();
+    lab.remove(DIR);
+    let config = json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
+    lab.load_image(IMAGE, config, LAYER);
+    lab.write(&format!("{DIR}/srun"), SRUN);
+    lab.write(&format!("{DIR}/agent.pl"), &format!("{CALLS}{AGENT}"));
+    let start = format!("chmod 700 {DIR}/srun && PATH=~/{DIR}:$PATH && srun -N1 coracle run bash");
+    let mut cluster = Cluster::hold(lab.sh(&start).start());
+    let job = lab
+        .sh(&format!("cat {DIR}/number"))
+        .run()
+        .succeeded()
+        .stdout;
+    assert!(job.parse::<i64>().is_ok_and(|number| number > 0), "{job}");
+
+    let program = format!("{CALLS}{OWN}");
+    let container = |name: &str| {
+        json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never",
+            "command": ["perl", "-e", format!("{program} sleep 1000;")],
+            "env": [{"name": "KEYRING", "value": job}]})
+    };
+    // Others can't ask for their keyring.
+    let unfiltered = json!({"securityContext": {"seccompProfile": {"type": "Unconfined"}}});
+    cluster.create_running(&[pod("p", unfiltered, &[container("a"), container("b")])]);
+    let mut said = BTreeMap::new();
+    for name in ["a", "b"] {
+        let log = eventually(Duration::from_secs(10), || {
+            Some(cluster.logs("p", name)).filter(|log| !log.is_empty())
+        });
+        said.insert(format!("container {name}"), log.unwrap_or_default());
+    }
+    let quoted = program.replace('\'', r"'\''");
+    for number in 1..=2 {
+        let command = format!("kubectl exec p --container=a -- perl -e '{quoted}'");
+        said.insert(format!("command {number}"), cluster.ask(&command));
+    }
+    let mut seen: BTreeMap<&str, &str> = BTreeMap::from([(job.as_str(), "the job")]);
+    for (who, line) in &said {
+        let own = line
+            .strip_prefix("session=")
+            .and_then(|rest| rest.split(' ').next());
+        let own = own.unwrap_or_default();
+        let rest = format!("session={own} keys=0 search=Required key not available job=there");
+        assert_eq!(line.trim(), rest, "{who}: {said:#?}");
+        let other = seen.insert(own, who);
+        assert_eq!(other, None, "{who} has the same: {said:#?}");
+    }
+    cluster.ask("kubectl delete pod p");
+    cluster.exit(0);
+    lab.remove(DIR);
+    lab.nothing_left();
+}
 
 #[test]
 fn no_pod_reaches_keys_of_its_user() {

@@ -9,7 +9,7 @@ use e2e::{Cluster, HOSTS, Lab, Process, Role, pod, runs, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-const ATTACKER: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/attacker.py";
+pub const ATTACKER: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/attacker.py";
 /// In the home directory of `user1`: what the test itself needs.
 const DIR: &str = "second-user";
 const STATE: &str = include_str!("../../../docs/state.md");
@@ -122,7 +122,7 @@ fn workload() -> Vec<Value> {
 }
 
 /// The processes of `user1` and of its subordinate ids.
-fn processes(lab: &Lab, host: &str) -> Vec<Process> {
+pub fn processes(lab: &Lab, host: &str) -> Vec<Process> {
     let is_theirs = |process: &Process| {
         let id = process.user.parse().unwrap_or(0_u32);
         process.user == "user1" || (200_000..265_536).contains(&id)
@@ -133,7 +133,7 @@ fn processes(lab: &Lab, host: &str) -> Vec<Process> {
 
 /// What the attacker's program says that succeeded: the way, and on what.
 #[track_caller]
-fn attack(
+pub fn attack(
     lab: &Lab,
     host: &str,
     user: &str,
@@ -154,7 +154,7 @@ fn attack(
         .collect()
 }
 
-fn ways(succeeded: &BTreeSet<(String, String)>) -> BTreeSet<&str> {
+pub fn ways(succeeded: &BTreeSet<(String, String)>) -> BTreeSet<&str> {
     succeeded.iter().map(|(way, _)| way.as_str()).collect()
 }
 
@@ -207,8 +207,8 @@ fn files(lab: &Lab, host: &str) -> Vec<String> {
     found.stdout.lines().map(str::to_owned).collect()
 }
 
-fn files_are_closed(lab: &Lab, host: &str) {
-    let paths = files(lab, host);
+/// What the second user can do to these paths that only their owner should be able to.
+pub fn open_files(lab: &Lab, host: &str, paths: &[String]) -> BTreeSet<(String, String)> {
     let order = json!({"paths": paths});
     let got = attack(lab, host, "user2", "files", &order);
     // Upstream's programs and start-up objects are the same for everybody.
@@ -219,11 +219,15 @@ fn files_are_closed(lab: &Lab, host: &str) {
     let is_open = |way: &str, path: &str| {
         ["read", "list"].contains(&way) && open.iter().any(|open| path.starts_with(open))
     };
-    let bad: Vec<_> = got
-        .iter()
-        .filter(|(way, path)| !is_open(way, path))
-        .collect();
+    let bad = got.into_iter().filter(|(way, path)| !is_open(way, path));
+    bad.collect()
+}
+
+fn files_are_closed(lab: &Lab, host: &str) {
+    let paths = files(lab, host);
+    let bad = open_files(lab, host, &paths);
     assert!(bad.is_empty(), "{host}: {bad:#?}");
+    let order = json!({"paths": paths});
     let possible = attack(lab, host, "user1", "files", &order);
     let mut all = BTreeSet::from(["read", "write", "list", "create", "remove"]);
     if host == "node1" || host == "node2" {
@@ -321,7 +325,7 @@ fn each_secret_can_be_found_by_root(lab: &Lab, secrets: &BTreeMap<String, String
 }
 
 /// Every Unix socket that one of these processes listens at, in whichever network namespace.
-fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
+pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let pids: Vec<String> = theirs.iter().map(|p| p.pid.to_string()).collect();
     // Once in each namespace: a socket is listed in the one in which it was made.
     let script = format!(
@@ -385,15 +389,15 @@ fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
 
 /// A port on a host's network.
 #[derive(Debug, Clone)]
-struct Listener {
-    host: &'static str,
-    port: String,
+pub struct Listener {
+    pub host: &'static str,
+    pub port: String,
     /// Which row of docs/state.md describes it.
-    kind: &'static str,
+    pub kind: &'static str,
 }
 
 /// Every TCP and UDP port of a process of `user1`.
-fn listeners(lab: &Lab) -> Vec<Listener> {
+pub fn listeners(lab: &Lab) -> Vec<Listener> {
     let mut found = Vec::new();
     for host in HOSTS {
         let theirs = processes(lab, host);
@@ -493,7 +497,7 @@ fn status(cluster: &mut Cluster, words: &str, listener: &Listener) -> String {
 }
 
 /// A whole cluster of the attacker's own, with all the keys of it.
-fn credentials_of_another_cluster_open_nothing(
+pub fn credentials_of_another_cluster_open_nothing(
     lab: &Lab,
     cluster: &mut Cluster,
     listeners: &[Listener],

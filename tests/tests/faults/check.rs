@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use e2e::{Cluster, Lab, Process};
 use serde_json::Value;
 
+use crate::fault::{Fault, NODES, Target};
 use crate::inject::{Injected, marked};
 use crate::model::{self, Restarts};
-use crate::plan::{Fault, NODES, Target};
 use crate::workload::{COMPLETIONS, DIR, exit_code};
 
 /// What the cluster may take to heal.
@@ -75,6 +75,7 @@ pub fn after(
             compare(before, now, faults)?;
         }
         rounds_pods(&pods, faults, round)?;
+        deleted_are_gone(lab, &pods, faults)?;
         job_is_complete(lab, cluster, &pods, faults, round, injected)?;
         ask_pods(cluster, &mut now, before, faults, round)?;
         Ok(now)
@@ -264,8 +265,31 @@ fn rounds_pods(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Wro
             &[own]
         };
         ended_with(pods, &format!("ends-{round}-{node}"), codes)?;
-        if model::pulls(faults, node) {
-            ended_with(pods, &format!("pull-{node}"), &[0])?;
+    }
+    for wanted in model::pulls(faults) {
+        ended_with(pods, &wanted, &[0])?;
+    }
+    Ok(())
+}
+
+/// Pods that were deleted have left no object and no process.
+fn deleted_are_gone(lab: &Lab, pods: &[Value], faults: &[Fault]) -> Result<(), Wrong> {
+    let deleted = model::deleted(faults);
+    if let Some(pod) = pods
+        .iter()
+        .find(|pod| deleted.iter().any(|gone| name(pod) == gone))
+    {
+        return Err(Yet(format!(
+            "{} is still there: {}",
+            name(pod),
+            pod["status"]
+        )));
+    }
+    for node in NODES.iter().filter(|_| !deleted.is_empty()) {
+        let all = lab.processes(node);
+        let left = marked(&all, Target::Deleted.mark());
+        if !left.is_empty() {
+            return Err(Yet(format!("{node}: of a deleted pod: {left:?}")));
         }
     }
     Ok(())

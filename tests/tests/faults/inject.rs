@@ -2,25 +2,36 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::{Cluster, Lab, Process, eventually};
+use e2e::{Cluster, Lab, Process, Role, eventually};
+use serde_json::Value;
 
-use crate::plan::{Direction, Fault, Kind, Layer, NODES, Target, Victim};
-use crate::workload::pull;
+use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
+use crate::workload;
 
 /// How long a victim may take to appear: pods of Jobs come and go.
 const POD_TIMEOUT: Duration = Duration::from_secs(20);
-/// The same for parts. The agents' srun need not be there: they outlive it.
+/// The same for parts.
 const PART_TIMEOUT: Duration = Duration::from_secs(4);
 /// What a part may take to be replaced, in the middle of a fault.
 const NEXT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a pull is begun until it is hit.
+const PULL_ATTEMPTS: usize = 3;
+/// What the agent takes to remove the layers of an image that no pod uses any more, so that the next pull unpacks them again.
+const GC_TIME: Duration = Duration::from_secs(3);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
-/// Prints the pid of a process that pulls an image, which is there for a moment only: a fork of a fork of a sandbox in the pid
-/// namespace of the host.
-const FIND_PULL: &str = r#"
-import os, time
-end = time.monotonic() + 15
+/// Sends a signal to the process that pulls the image of a pod, so many seconds after it was found, and prints its pid. It is there for a
+/// moment only: a fork of a fork of the sandbox that holds the pod's lock, in the pid namespace of the host.
+const HIT_PULL: &str = r#"
+import os, signal, sys, time
+lock, number, delay = f"/pods/{sys.argv[1]}/lock", getattr(signal, sys.argv[2]), float(sys.argv[3])
+def holds(pid):
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}").endswith(lock) for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+end = time.monotonic() + 12
 while time.monotonic() < end:
     parents = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -32,7 +43,12 @@ while time.monotonic() < end:
         if words[1:3] == ["internal", "sandbox"] and len(status["NSpid"].split()) == 1:
             parents[pid] = status["PPid"].strip()
     for pid, parent in parents.items():
-        if parent in parents and parents[parent] in parents:
+        if parent in parents and parents[parent] in parents and holds(parents[parent]):
+            time.sleep(delay)
+            try:
+                os.kill(int(pid), number)
+            except ProcessLookupError:
+                continue
             print(pid)
             raise SystemExit
 "#;
@@ -42,8 +58,8 @@ while time.monotonic() < end:
 pub struct Injected {
     /// The uids of pods of Jobs of which a process was killed.
     pub killed_work: Vec<String>,
-    /// Victims that did not exist.
-    pub missed: Vec<String>,
+    /// For each fault that hit nothing, its number and why.
+    pub missed: Vec<(usize, String)>,
 }
 
 /// How to take a fault back.
@@ -53,115 +69,325 @@ enum Undo {
     FreeDisk(&'static str, usize),
 }
 
-/// Injects the faults of a round, each at its time, and returns when all are over. `amid` runs as soon as the first has begun.
-pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], amid: impl FnOnce()) -> Injected {
-    let mut done = Injected::default();
-    let mut undos: Vec<(Duration, Undo)> = Vec::new();
-    let mut amid = Some(amid);
-    let began = Instant::now();
+/// Injects the faults of a round, each at its time, and returns when all are over. Pods are told to end as soon as the faults have
+/// begun that come at once.
+pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], round: usize) -> Injected {
+    let mut injector = Injector {
+        lab,
+        cluster,
+        round,
+        began: Instant::now(),
+        undos: Vec::new(),
+        injected: Injected::default(),
+    };
+    let mut told = false;
     for (number, fault) in faults.iter().enumerate() {
-        wait_for(began + fault.delay);
-        match begin(lab, cluster, number, fault, &mut done) {
-            Ok(undo) => undos.extend(fault.end().zip(undo)),
-            Err(missing) => done.missed.push(missing),
+        if !told && !fault.delay.is_zero() {
+            workload::tell_to_end(lab, round);
+            told = true;
         }
-        if let Some(amid) = amid.take() {
-            amid();
+        injector.take_back_until(fault.delay);
+        match injector.begin(number, fault) {
+            Ok(undo) => injector
+                .undos
+                .extend(fault.end().zip(undo).map(|(end, undo)| (end, number, undo))),
+            Err(missing) => injector.injected.missed.push((number, missing)),
         }
     }
-    undos.sort_by_key(|(end, _)| *end);
-    for (end, undo) in undos {
-        wait_for(began + end);
-        take_back(lab, &undo);
+    if !told {
+        workload::tell_to_end(lab, round);
     }
-    done
+    while let Some(end) = injector.undos.iter().map(|(end, ..)| *end).min() {
+        injector.take_back_until(end);
+    }
+    injector.injected
 }
 
-fn wait_for(time: Instant) {
-    std::thread::sleep(time.saturating_duration_since(Instant::now()));
+struct Injector<'a> {
+    lab: &'a Lab,
+    cluster: &'a mut Cluster,
+    round: usize,
+    began: Instant,
+    /// When, of which fault, and how.
+    undos: Vec<(Duration, usize, Undo)>,
+    injected: Injected,
 }
 
-fn begin(
-    lab: &Lab,
-    cluster: &mut Cluster,
-    number: usize,
-    fault: &Fault,
-    done: &mut Injected,
-) -> Result<Option<Undo>, String> {
-    match &fault.kind {
-        Kind::Kill(victim) => {
-            let (host, pid) = find(lab, cluster, *victim, done)?;
-            signal(lab, host, "KILL", pid)?;
-            Ok(None)
-        }
-        Kind::KillAgain(victim, times) => {
-            let mut last = 0;
-            for _ in 0..*times {
-                let next = eventually(NEXT_TIMEOUT, || {
-                    let (host, pid) = find(lab, cluster, *victim, done).ok()?;
-                    (pid != last).then_some((host, pid))
-                });
-                let (host, pid) = next.ok_or_else(|| format!("no next {victim}"))?;
-                last = pid;
-                signal(lab, host, "KILL", pid)?;
+impl Injector<'_> {
+    /// Begins a fault; an error if it hit nothing.
+    fn begin(&mut self, number: usize, fault: &Fault) -> Result<Option<Undo>, String> {
+        match &fault.kind {
+            Kind::Kill(victim) => {
+                self.hit(number, *victim, "KILL")?;
+                Ok(None)
             }
-            Ok(None)
+            Kind::KillAgain(victim, times) => {
+                let mut last = 0;
+                for _ in 0..*times {
+                    let next = eventually(NEXT_TIMEOUT, || {
+                        let (host, pid) = self.find(*victim).ok()?;
+                        (pid != last).then_some((host, pid))
+                    });
+                    let (host, pid) = next.ok_or_else(|| format!("no next {victim}"))?;
+                    last = pid;
+                    signal(self.lab, host, "KILL", pid)?;
+                }
+                Ok(None)
+            }
+            Kind::KillAtEnd(victim, End::Exit, after) => {
+                let (host, pid) = self.find(*victim)?;
+                let go = format!("/home/user1/{}", workload::go(self.round));
+                let script = format!(
+                    "install -o user1 /dev/null {go} && sleep {} && {}",
+                    after.as_secs_f64(),
+                    signal_command("KILL", pid)
+                );
+                match self.lab.root(host, &script).code {
+                    0 => Ok(None),
+                    _ => Err(format!("{victim} has ended")),
+                }
+            }
+            Kind::KillAtEnd(victim, End::Deletion, after) => {
+                let node = victim.node();
+                let name = workload::deleted_name(number, node);
+                self.create(&workload::deleted(number, node))?;
+                self.cluster.wait_for(&name, "condition=Ready");
+                let (host, pid) = self.find(*victim)?;
+                self.cluster
+                    .ask(&format!("kubectl delete pod {name} --wait=false"));
+                std::thread::sleep(*after);
+                signal(self.lab, host, "KILL", pid)?;
+                Ok(None)
+            }
+            Kind::Stop(victim, _) => {
+                // A process that is stopped fails nothing.
+                let killed = self.injected.killed_work.len();
+                let (host, pid) = self.hit(number, *victim, "STOP")?;
+                self.injected.killed_work.truncate(killed);
+                Ok(Some(Undo::Continue(host, pid)))
+            }
+            Kind::Cut(node, direction, _) => {
+                let script = format!(
+                    "nft 'table inet fault{number} {{ {}; }}'",
+                    chains(*direction)
+                );
+                self.lab.root(node, &script).succeeded();
+                Ok(Some(Undo::Connect(node, number)))
+            }
+            Kind::FullDisk(node, _) => {
+                let fill = format!("cat /dev/zero > /tmp/fill-{number}");
+                let filled = self.lab.sh(&fill).user("user2").on(node).run();
+                assert!(
+                    filled.stderr.contains("No space left"),
+                    "the disk of {node} is not full{filled}"
+                );
+                Ok(Some(Undo::FreeDisk(node, number)))
+            }
         }
-        Kind::Stop(victim, _) => {
-            // A process that is stopped fails nothing.
-            let (host, pid) = find(lab, cluster, *victim, &mut Injected::default())?;
-            signal(lab, host, "STOP", pid)?;
-            Ok(Some(Undo::Continue(host, pid)))
+    }
+
+    /// Sends a signal to a victim; its host and pid.
+    fn hit(
+        &mut self,
+        number: usize,
+        victim: Victim,
+        name: &str,
+    ) -> Result<(&'static str, u32), String> {
+        if let Victim::ImagePull(host, pull, after) = victim {
+            let pid = self.hit_pull(number, host, pull, after, name)?;
+            return Ok((host, pid));
         }
-        Kind::Cut(node, direction, _) => {
-            let chain = |name: &str, hook: &str, field: &str, verdict: &str| {
-                format!(
-                    "chain {name} {{ type filter hook {hook} priority 0; ip {field} {LEADER} {verdict}; }}"
-                )
+        let (host, pid) = self.find(victim)?;
+        signal(self.lab, host, name, pid)?;
+        Ok((host, pid))
+    }
+
+    /// Makes a pod whose image has to be pulled, and sends a signal to the process that does.
+    fn hit_pull(
+        &mut self,
+        number: usize,
+        host: &'static str,
+        pull: Pull,
+        after: Duration,
+        name: &str,
+    ) -> Result<u32, String> {
+        let pod = workload::pull(number, host);
+        let pod_name = workload::pull_name(number, host);
+        for attempt in 0..PULL_ATTEMPTS {
+            if attempt > 0 {
+                let delete = format!("kubectl delete pod {pod_name} --timeout=50s");
+                self.cluster.ask(&delete);
+                std::thread::sleep(GC_TIME);
+            }
+            if pull == Pull::Download {
+                workload::forget_image(self.lab, number);
+            }
+            let uid = self.create(&pod)?;
+            let seconds = after.as_secs_f64();
+            let words = format!("{uid} SIG{name} {seconds}");
+            let found = self
+                .lab
+                .root(host, &format!("/usr/bin/python3 -c '{HIT_PULL}' {words}"));
+            if let Ok(pid) = found.stdout.trim().parse() {
+                return Ok(pid);
+            }
+        }
+        Err(format!("{pod_name} pulled its image unseen"))
+    }
+
+    /// Makes a pod, also if the API server is just being replaced; its uid.
+    fn create(&mut self, pod: &Value) -> Result<String, String> {
+        let command = format!(
+            "kubectl create --validate=ignore --output=jsonpath={{.metadata.uid}} --filename=- <<'END OF OBJECT'\n{pod}\nEND OF OBJECT"
+        );
+        let mut said = String::new();
+        let created = eventually(POD_TIMEOUT, || {
+            let (code, text) = self.cluster.try_ask(&command);
+            said = text;
+            (code == 0).then_some(())
+        });
+        match created {
+            Some(()) => Ok(said),
+            None => Err(format!("cannot create a pod: {said}")),
+        }
+    }
+
+    /// The victim's host and pid.
+    fn find(&mut self, victim: Victim) -> Result<(&'static str, u32), String> {
+        let timeout = match victim {
+            Victim::Part(..) => PART_TIMEOUT,
+            _ => POD_TIMEOUT,
+        };
+        let found = eventually(timeout, || {
+            self.take_back_due();
+            self.look(victim)
+        });
+        found.ok_or_else(|| format!("no {victim}"))
+    }
+
+    fn look(&mut self, victim: Victim) -> Option<(&'static str, u32)> {
+        // The scheduler chooses the nodes of Jobs' pods, and a janitor that was killed comes again with the next agent's guard only.
+        let anywhere = match victim {
+            Victim::Part(_, role) => role == Role::Janitor,
+            Victim::Pod(_, target, _) => target == Target::Work,
+            Victim::ImagePull(..) => false,
+        };
+        let others = NODES.iter().copied();
+        let others = others.filter(|other| anywhere && *other != victim.node());
+        let mut hosts = std::iter::once(victim.node()).chain(others);
+        hosts.find_map(|host| {
+            let pid = match victim {
+                Victim::Part(_, role) => self.lab.try_find(host, "user1", role)?.pid,
+                Victim::Pod(_, target, layer) => self.of_pod(host, target, layer)?,
+                Victim::ImagePull(..) => return None,
             };
-            let to = chain("to", "output", "daddr", "drop");
-            let from = chain("from", "input", "saddr", "drop");
-            let refuse = "reject with icmp type host-unreachable";
-            let unreachable = chain("to", "output", "daddr", refuse);
-            let rules = match direction {
-                Direction::Both => format!("{to}; {from}"),
-                Direction::ToLeader => to,
-                Direction::FromLeader => from,
-                Direction::Unreachable => unreachable,
-            };
-            let script = format!("nft 'table inet fault{number} {{ {rules}; }}'");
-            lab.root(node, &script).succeeded();
-            Ok(Some(Undo::Connect(node, number)))
+            Some((host, pid))
+        })
+    }
+
+    fn of_pod(&mut self, host: &str, target: Target, layer: Layer) -> Option<u32> {
+        let all = self.lab.processes(host);
+        let process = marked(&all, target.mark()).into_iter().next()?;
+        let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
+        let inner = parent(process)?;
+        let mut sandbox = inner;
+        // Above it are the agent, or the agent's guard, and Slurm's.
+        while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
+            sandbox = above;
         }
-        Kind::FullDisk(node, _) => {
-            let fill = format!("cat /dev/zero > /tmp/fill-{number}");
-            let filled = lab.sh(&fill).user("user2").on(node).run();
-            assert!(
-                filled.stderr.contains("No space left"),
-                "the disk of {node} is not full{filled}"
+        let is_puller = |other: &&Process| {
+            other.parent == sandbox.pid && other.pid != inner.pid && is_sandbox(other)
+        };
+        let pid = match layer {
+            Layer::Process => process.pid,
+            Layer::Inner => inner.pid,
+            Layer::Puller => all.iter().find(is_puller)?.pid,
+            Layer::Sandbox => sandbox.pid,
+        };
+        if target == Target::Work {
+            let script = format!(
+                "tr '\\0' '\\n' < /proc/{}/environ | sed -n s/^POD_UID=//p",
+                process.pid
             );
-            Ok(Some(Undo::FreeDisk(node, number)))
+            let uid = self.lab.root(host, &script).stdout.trim().to_owned();
+            // It has ended meanwhile.
+            if uid.is_empty() {
+                return None;
+            }
+            self.injected.killed_work.push(uid);
+        }
+        Some(pid)
+    }
+
+    /// Waits until so long after the round's beginning, and takes faults back meanwhile.
+    fn take_back_until(&mut self, time: Duration) {
+        loop {
+            self.take_back_due();
+            let left = time.saturating_sub(self.began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            let next = self.undos.iter().map(|(end, ..)| *end).min();
+            let next = next.map(|end| end.saturating_sub(self.began.elapsed()));
+            std::thread::sleep(next.map_or(left, |next| next.min(left)));
+        }
+    }
+
+    /// Takes back those faults whose time is over.
+    fn take_back_due(&mut self) {
+        let now = self.began.elapsed();
+        let is_due = |(end, ..): &mut (Duration, usize, Undo)| *end <= now;
+        for (_, number, undo) in self.undos.extract_if(.., is_due) {
+            if let Err(missing) = take_back(self.lab, &undo) {
+                self.injected.missed.push((number, missing));
+            }
         }
     }
 }
 
-fn take_back(lab: &Lab, undo: &Undo) {
+/// Takes a fault back; an error if it turns out to have hit nothing.
+fn take_back(lab: &Lab, undo: &Undo) -> Result<(), String> {
     match undo {
         // Another fault may have killed it.
         Undo::Continue(host, pid) => drop(lab.root(host, &format!("kill -CONT {pid}"))),
         Undo::Connect(host, number) => {
-            let script = format!("nft delete table inet fault{number}");
-            lab.root(host, &script).succeeded();
+            let table = format!("table inet fault{number}");
+            let script = format!("nft list {table} && nft delete {table}");
+            let listed = lab.root(host, &script).succeeded().stdout;
+            let counts = listed.split("counter packets ").skip(1);
+            if !counts.into_iter().any(|count| !count.starts_with("0 ")) {
+                return Err(format!("no packet between {host} and the leader"));
+            }
         }
         Undo::FreeDisk(host, number) => {
             lab.root(host, &format!("rm /tmp/fill-{number}"))
                 .succeeded();
         }
     }
+    Ok(())
+}
+
+/// What drops packets, and counts them.
+fn chains(direction: Direction) -> String {
+    let chain = |name: &str, hook: &str, field: &str, verdict: &str| {
+        format!(
+            "chain {name} {{ type filter hook {hook} priority 0; ip {field} {LEADER} counter {verdict}; }}"
+        )
+    };
+    let to = chain("to", "output", "daddr", "drop");
+    let from = chain("from", "input", "saddr", "drop");
+    let refuse = "reject with icmp type host-unreachable";
+    let unreachable = chain("to", "output", "daddr", refuse);
+    match direction {
+        Direction::Both => format!("{to}; {from}"),
+        Direction::ToLeader => to,
+        Direction::FromLeader => from,
+        Direction::Unreachable => unreachable,
+    }
 }
 
 fn signal(lab: &Lab, host: &str, name: &str, pid: u32) -> Result<(), String> {
-    let output = lab.root(host, &format!("kill -{name} {pid}"));
+    let output = lab.root(host, &signal_command(name, pid));
     if output.code == 0 {
         Ok(())
     } else {
@@ -169,71 +395,9 @@ fn signal(lab: &Lab, host: &str, name: &str, pid: u32) -> Result<(), String> {
     }
 }
 
-/// The victim's host and pid.
-fn find(
-    lab: &Lab,
-    cluster: &mut Cluster,
-    victim: Victim,
-    done: &mut Injected,
-) -> Result<(&'static str, u32), String> {
-    match victim {
-        Victim::Part(host, role) => {
-            let found = eventually(PART_TIMEOUT, || lab.try_find(host, "user1", role));
-            let found = found.ok_or_else(|| format!("no {victim}"))?;
-            Ok((host, found.pid))
-        }
-        Victim::ImagePull(host) => {
-            cluster.create_objects(&[pull(host)]);
-            let found = lab.root(host, &format!("/usr/bin/python3 -c '{FIND_PULL}'"));
-            let pid = found.stdout.trim().parse();
-            Ok((host, pid.map_err(|_| format!("no {victim}"))?))
-        }
-        Victim::Pod(host, target, layer) => {
-            let found = eventually(POD_TIMEOUT, || {
-                // The scheduler chooses the nodes of Jobs' pods.
-                let others = NODES.iter().filter(|other| **other != host);
-                let others = others.filter(|_| target == Target::Work);
-                std::iter::once(&host)
-                    .chain(others)
-                    .find_map(|host| Some((*host, of_pod(lab, host, target, layer, done)?)))
-            });
-            found.ok_or_else(|| format!("no {victim}"))
-        }
-    }
-}
-
-fn of_pod(lab: &Lab, host: &str, target: Target, layer: Layer, done: &mut Injected) -> Option<u32> {
-    let all = lab.processes(host);
-    let process = marked(&all, target.mark()).into_iter().next()?;
-    let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
-    let inner = parent(process)?;
-    let mut sandbox = inner;
-    // Above it are the agent, or the agent's guard, and Slurm's.
-    while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
-        sandbox = above;
-    }
-    let is_puller = |other: &&Process| {
-        other.parent == sandbox.pid && other.pid != inner.pid && is_sandbox(other)
-    };
-    let pid = match layer {
-        Layer::Process => process.pid,
-        Layer::Inner => inner.pid,
-        Layer::Puller => all.iter().find(is_puller)?.pid,
-        Layer::Sandbox => sandbox.pid,
-    };
-    if target == Target::Work {
-        let script = format!(
-            "tr '\\0' '\\n' < /proc/{}/environ | sed -n s/^POD_UID=//p",
-            process.pid
-        );
-        let uid = lab.root(host, &script).stdout.trim().to_owned();
-        // It has ended meanwhile.
-        if uid.is_empty() {
-            return None;
-        }
-        done.killed_work.push(uid);
-    }
-    Some(pid)
+/// Fails also for a process that has ended and that its parent has not waited for.
+fn signal_command(name: &str, pid: u32) -> String {
+    format!("! grep -qs '^State:[[:space:]]*[ZX]' /proc/{pid}/status && kill -{name} {pid}")
 }
 
 fn is_sandbox(process: &Process) -> bool {

@@ -5,24 +5,28 @@
 //!   plan.rs ── rounds of faults ──► inject.rs ──► the cluster with workload.rs ──► check.rs, by the rules of model.rs
 //! ```
 //!
-//! `CORACLE_FAULTS_SEED` chooses the faults, `CORACLE_FAULTS` how many rounds there are (a round has one fault or a pair), and
-//! `CORACLE_FAULTS_LONGEST` how many seconds one of them lasts at most.
+//! `CORACLE_FAULTS_SEED` chooses the faults, `CORACLE_FAULTS` how many have to be injected, in rounds of one fault or a pair, and
+//! `CORACLE_FAULTS_LONGEST` how many seconds one of them lasts at most. A fault that finds no victim doesn't count.
 
 mod check;
+mod fault;
 mod inject;
 mod model;
 mod plan;
+mod tally;
 mod workload;
 
 use std::time::{Duration, Instant};
 
 use check::Standing;
 use e2e::{Cluster, Lab, SmallDisk};
-use plan::{Fault, NODES, Target};
+use fault::{Fault, NODES, Target};
+use inject::Injected;
+use tally::Tally;
 
 /// Of the run that is a part of `make test`: always the same, and as long as a few others.
 const SEED: u64 = 1;
-const ROUNDS: u64 = 10;
+const FAULTS: u64 = 10;
 const LONGEST_SECONDS: u64 = 4;
 
 /// Unpacked images go as soon as no pod uses them, so that there is always one to unpack.
@@ -37,32 +41,42 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn injected_faults_lose_and_double_nothing() {
     let seed = setting("CORACLE_FAULTS_SEED", SEED);
-    let count = setting("CORACLE_FAULTS", ROUNDS);
+    let wanted = setting("CORACLE_FAULTS", FAULTS);
     let longest = Duration::from_secs(setting("CORACLE_FAULTS_LONGEST", LONGEST_SECONDS));
-    println!("CORACLE_FAULTS_SEED={seed} CORACLE_FAULTS={count}");
-    let rounds = plan::rounds(seed, usize::try_from(count).expect("a number"), longest);
+    let settings = format!(
+        "CORACLE_FAULTS_SEED={seed} CORACLE_FAULTS={wanted} CORACLE_FAULTS_LONGEST={}",
+        longest.as_secs()
+    );
+    println!("{settings}");
+    let wanted = usize::try_from(wanted).expect("a number");
+    // Without faults that hit nothing, as many rounds as faults are always enough.
+    let rounds = plan::rounds(seed, longest).take(wanted + wanted / 4);
 
     let lab = Lab::ready();
-    workload::load_images(&lab);
+    let registry = workload::load_images(&lab);
     let disks = NODES.map(|node| SmallDisk::on(&lab, node, "small", "/tmp", "size=160m,mode=1777"));
     let words = ["env", IMAGE_GC, "srun", "-N3", "coracle", "run"];
     let mut cluster = Cluster::start_as(&lab, "user1", &words);
     workload::begin(&lab, &mut cluster);
 
     let mut problems = Vec::new();
-    let mut injected = 0;
+    let mut tally = Tally::default();
     let mut before = check::standing(&lab, &mut cluster).expect("the workload runs");
-    for (number, faults) in rounds.iter().enumerate() {
+    for (number, faults) in rounds.enumerate() {
+        if tally.injected() >= wanted {
+            break;
+        }
         let words: Vec<String> = faults.iter().map(Fault::to_string).collect();
         let words = format!("{}: {}", number + 1, words.join("; "));
         println!("{words}");
         let began = Instant::now();
-        match round(&lab, &mut cluster, faults, number, &before) {
-            Ok((now, missed)) => {
-                injected += faults.len() - missed.len();
-                for missing in missed {
-                    println!("  not injected: {missing}");
-                }
+        let injected = inject(&lab, &mut cluster, &faults, number);
+        for (_, missing) in &injected.missed {
+            println!("  not injected: {missing}");
+        }
+        tally.count(&faults, &injected);
+        match heal(&lab, &mut cluster, &faults, number, &before, &injected) {
+            Ok(now) => {
                 println!("  healed and checked in {:.1?}", began.elapsed());
                 before = now;
             }
@@ -72,7 +86,7 @@ fn injected_faults_lose_and_double_nothing() {
                 // The other rounds may show more, unless the cluster is broken for good.
                 workload::end_round(&lab, &mut cluster, number);
                 let now = check::standing(&lab, &mut cluster)
-                    .and_then(|now| replace_restarted(&lab, &mut cluster, now, faults));
+                    .and_then(|now| replace_restarted(&lab, &mut cluster, now, &faults));
                 match now {
                     Ok(now) => before = now,
                     Err(problem) => {
@@ -83,37 +97,41 @@ fn injected_faults_lose_and_double_nothing() {
             }
         }
     }
+    println!("{tally}");
+    assert!(problems.is_empty(), "{settings}:\n{}", problems.join("\n"));
+    let injected = tally.injected();
     assert!(
-        problems.is_empty(),
-        "CORACLE_FAULTS_SEED={seed} CORACLE_FAULTS={count} CORACLE_FAULTS_LONGEST={}:\n{}",
-        longest.as_secs(),
-        problems.join("\n")
+        injected >= wanted,
+        "{settings}: only {injected} faults were injected\n{tally}"
     );
-    println!("{injected} faults injected");
+    let never = tally.never_injected();
+    assert!(never.is_empty(), "{settings}: never injected: {never:?}");
 
     cluster.exit(0);
     drop(disks);
     workload::end(&lab);
+    drop(registry);
     lab.nothing_left();
 }
 
-/// One round; what runs after it, and the victims that did not exist.
-fn round(
+/// Starts the pods of a round, and injects its faults.
+fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], number: usize) -> Injected {
+    workload::begin_round(cluster, number);
+    inject::inject(lab, cluster, faults, number)
+}
+
+/// What runs after a round, when all is well.
+fn heal(
     lab: &Lab,
     cluster: &mut Cluster,
     faults: &[Fault],
     number: usize,
     before: &[Standing],
-) -> Result<(Vec<Standing>, Vec<String>), String> {
-    workload::begin_round(cluster, number);
-    let amid = || workload::tell_to_end(lab, number);
-    let injected = inject::inject(lab, cluster, faults, amid);
-    let now = check::after(lab, cluster, faults, number, before, &injected)?;
+    injected: &Injected,
+) -> Result<Vec<Standing>, String> {
+    let now = check::after(lab, cluster, faults, number, before, injected)?;
     workload::end_round(lab, cluster, number);
-    Ok((
-        replace_restarted(lab, cluster, now, faults)?,
-        injected.missed,
-    ))
+    replace_restarted(lab, cluster, now, faults)
 }
 
 /// Replaces pods that were restarted, so that the back-off never delays the next restart, and those that lost a part which only a new

@@ -1,6 +1,7 @@
 //! What faults may do to pods. Everything else is a defect.
 
-use crate::plan::{Fault, Kind, Layer, Target, Victim};
+use crate::fault::{End, Fault, Kind, Layer, Target, Victim};
+use crate::workload::{deleted_name, pull_name};
 
 /// How often a container may have been restarted by the faults of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,10 @@ pub fn lost_puller(faults: &[Fault], node: &str, target: Target) -> bool {
 
 fn kills(faults: &[Fault], node: &str, target: Target, layer: Layer) -> u64 {
     let is_hit = |fault: &&Fault| match fault.kind {
-        Kind::Kill(Victim::Pod(host, victim, hit)) => (host, victim, hit) == (node, target, layer),
+        Kind::Kill(Victim::Pod(host, victim, hit))
+        | Kind::KillAtEnd(Victim::Pod(host, victim, hit), ..) => {
+            (host, victim, hit) == (node, target, layer)
+        }
         _ => false,
     };
     faults.iter().filter(is_hit).count() as u64
@@ -56,12 +60,22 @@ pub fn disk_was_full(faults: &[Fault], node: &str) -> bool {
         .any(|fault| matches!(fault.kind, Kind::FullDisk(host, _) if host == node))
 }
 
-/// Whether this node's image-pull was a victim, so that there is a pod whose image it unpacks.
-pub fn pulls(faults: &[Fault], node: &str) -> bool {
-    faults.iter().any(|fault| match fault.kind {
-        Kind::Kill(Victim::ImagePull(host)) | Kind::Stop(Victim::ImagePull(host), _) => {
-            host == node
+/// The pods whose images were pulled for the faults of a round.
+pub fn pulls(faults: &[Fault]) -> Vec<String> {
+    let made = |(number, fault): (usize, &Fault)| match fault.kind {
+        Kind::Kill(Victim::ImagePull(node, ..)) | Kind::Stop(Victim::ImagePull(node, ..), _) => {
+            Some(pull_name(number, node))
         }
-        _ => false,
-    })
+        _ => None,
+    };
+    faults.iter().enumerate().filter_map(made).collect()
+}
+
+/// The pods that were deleted for the faults of a round.
+pub fn deleted(faults: &[Fault]) -> Vec<String> {
+    let made = |(number, fault): (usize, &Fault)| match fault.kind {
+        Kind::KillAtEnd(victim, End::Deletion, _) => Some(deleted_name(number, victim.node())),
+        _ => None,
+    };
+    faults.iter().enumerate().filter_map(made).collect()
 }

@@ -1,200 +1,218 @@
 //! Which faults a run injects: a pure function of its seed.
 
-use std::fmt;
 use std::time::Duration;
 
 use e2e::Role;
 
-/// The nodes of the cluster; the leader and the control plane are on the first.
-pub const NODES: [&str; 3] = ["node1", "node2", "node3"];
+use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
 
-/// The longest delay between the two faults of a pair.
+/// The longest delay between the two faults of a pair that hits one moment.
 const MAX_DELAY_MS: u64 = 2000;
+/// The delay of a pair whose second fault finds what has replaced or adopted the victim of the first.
+const LATE_MS: u64 = 8000;
 
-/// One fault, and when it begins.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Fault {
-    /// After the round's beginning.
-    pub delay: Duration,
-    pub kind: Kind,
+/// The rounds of a run, without end: one fault or a pair in each.
+pub struct Rounds {
+    random: Random,
+    deck: Vec<Card>,
+    longest: Duration,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub enum Kind {
-    /// SIGKILL.
-    Kill(Victim),
-    /// SIGKILL of a part, and of what replaces it as soon as that is there, so many times.
-    KillAgain(Victim, usize),
-    /// SIGSTOP, and SIGCONT after a while.
-    Stop(Victim, Duration),
-    /// Packets between this node and the leader's are dropped for a while.
-    Cut(&'static str, Direction, Duration),
-    /// Another user fills `/tmp` of this node for a while.
-    FullDisk(&'static str, Duration),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Victim {
-    /// A part of Coracle or of the control plane on this host.
-    Part(&'static str, Role),
-    /// The process that pulls an image on this host.
-    ImagePull(&'static str),
-    /// A process of a pod on this host.
-    Pod(&'static str, Target, Layer),
-}
-
-/// The pods that are attacked; each node has one of each, but for `Work`, which is where the scheduler puts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// Restarted always, two containers, an emptyDir.
-    Steady,
-    /// Of a StatefulSet, with a local volume.
-    Keeper,
-    /// Never restarted, ends by itself with a code of its own.
-    Ends,
-    /// Of an Indexed Job.
-    Work,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layer {
-    Sandbox,
-    /// The process of which pulls of images are forked.
-    Puller,
-    Inner,
-    /// The first process of the pod's first container.
-    Process,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    Both,
-    /// Only what the node sends to the leader's host is dropped.
-    ToLeader,
-    /// Only what the leader's host sends to the node is dropped.
-    FromLeader,
-    /// Nothing is dropped silently: the kernel says that the leader's host can't be reached.
-    Unreachable,
-}
-
-/// The rounds of a run: one fault or a pair of them in each. No fault lasts longer than `longest`.
-pub fn rounds(seed: u64, count: usize, longest: Duration) -> Vec<Vec<Fault>> {
-    let mut random = Random {
-        state: seed,
-        here: None,
-    };
-    let mut deck = Vec::new();
-    let mut draw = |random: &mut Random| {
-        // Every kind comes once before any comes again.
-        if deck.is_empty() {
-            deck = kinds();
-            random.shuffle(&mut deck);
-        }
-        let kind = deck.pop().expect("there are kinds of faults");
-        kind(random, longest)
-    };
-    let mut rounds = Vec::new();
-    for _ in 0..count {
-        let first = Fault {
-            delay: Duration::ZERO,
-            kind: draw(&mut random),
-        };
-        let mut round = vec![first];
-        if random.below(3) == 0 {
-            // Half of all pairs hit one node.
-            random.here = (random.below(2) == 0).then(|| round[0].kind.node());
-            let at_once = random.below(2) == 0;
-            let delay = if at_once {
-                0
-            } else {
-                random.below(MAX_DELAY_MS)
-            };
-            round.push(Fault {
-                delay: Duration::from_millis(delay),
-                kind: draw(&mut random),
-            });
-            random.here = None;
-        }
-        rounds.push(round);
+/// The rounds that a seed chooses. No fault lasts longer than `longest`.
+pub fn rounds(seed: u64, longest: Duration) -> Rounds {
+    Rounds {
+        random: Random {
+            state: seed,
+            here: None,
+            late: false,
+        },
+        deck: Vec::new(),
+        longest,
     }
-    rounds
 }
 
-/// Fills in what a kind leaves open.
-type Draw = fn(&mut Random, Duration) -> Kind;
+impl Iterator for Rounds {
+    type Item = Vec<Fault>;
 
-fn kinds() -> Vec<Draw> {
+    fn next(&mut self) -> Option<Vec<Fault>> {
+        let card = self.draw(|_| true);
+        let (random, longest) = (&mut self.random, self.longest);
+        let now = |kind| Fault {
+            delay: Duration::ZERO,
+            kind,
+        };
+        let first = match card {
+            Card::Any(draw) | Card::First(draw) => now(draw(random, longest)),
+            Card::LatePair(draw) => {
+                let [first, second] = draw(random, longest);
+                let delay = Duration::from_millis(LATE_MS);
+                return Some(vec![
+                    now(first),
+                    Fault {
+                        delay,
+                        kind: second,
+                    },
+                ]);
+            }
+        };
+        if self.random.below(3) > 0 {
+            return Some(vec![first]);
+        }
+        // Half of all pairs hit one node.
+        self.random.here = (self.random.below(2) == 0).then(|| first.kind.node());
+        let delay = match self.random.below(3) {
+            0 => 0,
+            1 => self.random.below(MAX_DELAY_MS),
+            _ => LATE_MS,
+        };
+        self.random.late = delay == LATE_MS;
+        let second = match self.draw(|card| matches!(card, Card::Any(_))) {
+            Card::Any(draw) | Card::First(draw) => draw(&mut self.random, self.longest),
+            Card::LatePair(_) => unreachable!("not a second fault"),
+        };
+        self.random.here = None;
+        self.random.late = false;
+        let second = Fault {
+            delay: Duration::from_millis(delay),
+            kind: second,
+        };
+        Some(vec![first, second])
+    }
+}
+
+impl Rounds {
+    /// The uppermost card that is `usable`. Every kind comes once before any comes again.
+    fn draw(&mut self, usable: fn(&Card) -> bool) -> Card {
+        loop {
+            if let Some(index) = self.deck.iter().rposition(usable) {
+                return self.deck.remove(index);
+            }
+            let mut below = kinds();
+            self.random.shuffle(&mut below);
+            below.append(&mut self.deck);
+            self.deck = below;
+        }
+    }
+}
+
+/// A kind of fault; the function fills in what it leaves open.
+enum Card {
+    /// Alone, or in a pair with any other.
+    Any(Draw<Kind>),
+    /// Never the second of a pair, because it needs pods that the first may have kept from running, or from ending.
+    First(Draw<Kind>),
+    /// A pair by itself, the second so late that the cluster has adapted to the first.
+    LatePair(Draw<[Kind; 2]>),
+}
+
+type Draw<T> = fn(&mut Random, Duration) -> T;
+
+fn kinds() -> Vec<Card> {
+    use Card::{Any, First, LatePair};
+    use Kind::{Cut, FullDisk, Kill, KillAgain, KillAtEnd, Stop};
     vec![
-        |random, _| Kind::Kill(random.part(Role::Agent)),
-        |random, _| Kind::Kill(random.part(Role::AgentGuard)),
-        |random, _| Kind::Kill(random.part(Role::Hub)),
-        |random, _| Kind::Kill(random.part(Role::HubGuard)),
-        |random, _| Kind::Kill(random.part(Role::Janitor)),
-        |random, _| Kind::KillAgain(random.part(Role::Agent), AGAIN),
-        |random, _| Kind::KillAgain(random.part(Role::Hub), AGAIN),
-        |_, _| Kind::Kill(of_leader(Role::AgentSrun)),
-        |_, _| Kind::Kill(of_leader(Role::Component("etcd"))),
-        |_, _| Kind::Kill(of_leader(Role::Component("kube-apiserver"))),
-        |_, _| Kind::Kill(of_leader(Role::Component("kube-scheduler"))),
-        |_, _| Kind::Kill(of_leader(Role::Component("kube-controller-manager"))),
-        |random, _| Kind::Kill(Victim::ImagePull(random.node())),
-        |random, _| Kind::Kill(random.pod(Layer::Sandbox)),
-        |random, _| Kind::Kill(random.pod(Layer::Puller)),
-        |random, _| Kind::Kill(random.pod(Layer::Inner)),
-        |random, _| Kind::Kill(random.pod(Layer::Process)),
-        |random, longest| Kind::Stop(random.part(Role::Agent), random.time(longest)),
-        |random, longest| Kind::Stop(random.part(Role::AgentGuard), random.time(longest)),
-        |random, longest| Kind::Stop(random.part(Role::Hub), random.time(longest)),
-        |random, longest| Kind::Stop(random.part(Role::HubGuard), random.time(longest)),
-        |random, longest| Kind::Stop(random.part(Role::Janitor), random.time(longest)),
-        |random, longest| Kind::Stop(of_leader(Role::AgentSrun), random.time(longest)),
-        |random, longest| {
-            let roles = [
-                Role::LeaderGuard,
-                Role::LeaderWorker,
-                Role::ControlPlaneOuter,
-                Role::ControlPlaneFirst,
-            ];
-            Kind::Stop(of_leader(random.choose(&roles)), random.time(longest))
-        },
-        |random, longest| {
-            let names = [
-                "etcd",
-                "kube-apiserver",
-                "kube-scheduler",
-                "kube-controller-manager",
-            ];
-            let victim = of_leader(Role::Component(random.choose(&names)));
-            Kind::Stop(victim, random.time(longest))
-        },
-        |random, longest| Kind::Stop(Victim::ImagePull(random.node()), random.time(longest)),
-        |random, longest| Kind::Stop(random.pod(Layer::Sandbox), random.time(longest)),
-        |random, longest| Kind::Stop(random.pod(Layer::Puller), random.time(longest)),
-        |random, longest| Kind::Stop(random.pod(Layer::Inner), random.time(longest)),
-        |random, longest| Kind::Stop(random.pod(Layer::Process), random.time(longest)),
-        |random, longest| Kind::Cut(random.other_node(), Direction::Both, random.time(longest)),
-        |random, longest| {
-            Kind::Cut(
-                random.other_node(),
-                Direction::ToLeader,
-                random.time(longest),
-            )
-        },
-        |random, longest| {
-            Kind::Cut(
-                random.other_node(),
-                Direction::FromLeader,
-                random.time(longest),
-            )
-        },
-        |random, longest| {
-            Kind::Cut(
-                random.other_node(),
-                Direction::Unreachable,
-                random.time(longest),
-            )
-        },
-        |random, longest| Kind::FullDisk(random.node(), random.time(longest.min(DISK_LONGEST))),
+        Any(|random, _| Kill(random.part(Role::Agent))),
+        Any(|random, _| Kill(random.part(Role::AgentGuard))),
+        Any(|random, _| Kill(random.part(Role::Hub))),
+        Any(|random, _| Kill(random.part(Role::HubGuard))),
+        Any(|random, _| Kill(random.part(Role::Janitor))),
+        Any(|random, _| KillAgain(random.part(Role::Agent), AGAIN)),
+        Any(|random, _| KillAgain(random.part(Role::Hub), AGAIN)),
+        Any(|_, _| Kill(of_leader(Role::Component("etcd")))),
+        Any(|_, _| Kill(of_leader(Role::Component("kube-apiserver")))),
+        Any(|_, _| Kill(of_leader(Role::Component("kube-scheduler")))),
+        Any(|_, _| Kill(of_leader(Role::Component("kube-controller-manager")))),
+        First(|random, _| Kill(random.pull(Pull::Unpack))),
+        First(|random, _| Kill(random.pull(Pull::Download))),
+        Any(|random, _| Kill(random.pod(Layer::Sandbox))),
+        Any(|random, _| Kill(random.pod(Layer::Puller))),
+        Any(|random, _| Kill(random.pod(Layer::Inner))),
+        Any(|random, _| Kill(random.pod(Layer::Process))),
+        First(|random, _| {
+            let victim = Victim::Pod(random.node(), Target::Ends, Layer::Sandbox);
+            KillAtEnd(victim, End::Exit, random.up_to(EXIT_MS))
+        }),
+        First(|random, _| {
+            let victim = Victim::Pod(random.node(), Target::Ends, Layer::Inner);
+            KillAtEnd(victim, End::Exit, random.up_to(EXIT_MS))
+        }),
+        First(|random, _| {
+            let agent = random.part(Role::Agent);
+            KillAtEnd(agent, End::Exit, random.up_to(EXIT_MS))
+        }),
+        First(|random, _| {
+            let guard = random.part(Role::AgentGuard);
+            KillAtEnd(guard, End::Exit, random.up_to(EXIT_MS))
+        }),
+        First(|random, _| {
+            let server = of_leader(Role::Component("kube-apiserver"));
+            KillAtEnd(server, End::Exit, random.up_to(EXIT_MS))
+        }),
+        First(|random, _| {
+            let victim = Victim::Pod(random.node(), Target::Deleted, Layer::Sandbox);
+            KillAtEnd(victim, End::Deletion, random.up_to(DELETION_MS))
+        }),
+        First(|random, _| {
+            let victim = Victim::Pod(random.node(), Target::Deleted, Layer::Inner);
+            KillAtEnd(victim, End::Deletion, random.up_to(DELETION_MS))
+        }),
+        First(|random, _| {
+            let agent = random.part(Role::Agent);
+            KillAtEnd(agent, End::Deletion, random.up_to(DELETION_MS))
+        }),
+        First(|random, _| {
+            let guard = random.part(Role::AgentGuard);
+            KillAtEnd(guard, End::Deletion, random.up_to(DELETION_MS))
+        }),
+        LatePair(|random, _| random.one_after_the_other(Role::HubGuard, Role::Hub)),
+        LatePair(|random, _| random.one_after_the_other(Role::Hub, Role::HubGuard)),
+        LatePair(|random, _| random.one_after_the_other(Role::AgentGuard, Role::Agent)),
+        LatePair(|random, _| random.one_after_the_other(Role::Agent, Role::AgentGuard)),
+        // The leader starts a new agent, so that there is an srun of which the agent may not depend.
+        LatePair(|random, _| {
+            let guard = random.part(Role::AgentGuard);
+            [Kill(guard), Kill(of_leader(Role::AgentSrun))]
+        }),
+        LatePair(|random, longest| {
+            let guard = random.part(Role::AgentGuard);
+            let srun = of_leader(Role::AgentSrun);
+            [Kill(guard), Stop(srun, random.time(longest))]
+        }),
+        Any(|random, longest| Stop(random.part(Role::Agent), random.time(longest))),
+        Any(|random, longest| Stop(random.part(Role::AgentGuard), random.time(longest))),
+        Any(|random, longest| Stop(random.part(Role::Hub), random.time(longest))),
+        Any(|random, longest| Stop(random.part(Role::HubGuard), random.time(longest))),
+        Any(|random, longest| Stop(random.part(Role::Janitor), random.time(longest))),
+        Any(|random, longest| random.stop_of_leader(Role::LeaderGuard, longest)),
+        Any(|random, longest| random.stop_of_leader(Role::LeaderWorker, longest)),
+        Any(|random, longest| random.stop_of_leader(Role::ControlPlaneOuter, longest)),
+        Any(|random, longest| random.stop_of_leader(Role::ControlPlaneFirst, longest)),
+        Any(|random, longest| random.stop_of_leader(Role::Component("etcd"), longest)),
+        Any(|random, longest| random.stop_of_leader(Role::Component("kube-apiserver"), longest)),
+        Any(|random, longest| random.stop_of_leader(Role::Component("kube-scheduler"), longest)),
+        Any(|random, longest| {
+            random.stop_of_leader(Role::Component("kube-controller-manager"), longest)
+        }),
+        First(|random, longest| Stop(random.pull(Pull::Unpack), random.time(longest))),
+        First(|random, longest| Stop(random.pull(Pull::Download), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(Layer::Sandbox), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(Layer::Puller), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(Layer::Inner), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(Layer::Process), random.time(longest))),
+        Any(|random, longest| Cut(random.other_node(), Direction::Both, random.time(longest))),
+        Any(|random, longest| {
+            let node = random.other_node();
+            Cut(node, Direction::ToLeader, random.time(longest))
+        }),
+        Any(|random, longest| {
+            let node = random.other_node();
+            Cut(node, Direction::FromLeader, random.time(longest))
+        }),
+        Any(|random, longest| {
+            let node = random.other_node();
+            Cut(node, Direction::Unreachable, random.time(longest))
+        }),
+        Any(|random, longest| FullDisk(random.node(), random.time(longest.min(DISK_LONGEST)))),
     ]
 }
 
@@ -202,6 +220,12 @@ fn kinds() -> Vec<Draw> {
 const AGAIN: usize = 6;
 /// After half a minute of a full disk, the kubelet evicts pods.
 const DISK_LONGEST: Duration = Duration::from_secs(15);
+/// Within this, pods of [`Target::Ends`] that are told to end have done so.
+const EXIT_MS: u64 = 300;
+/// The same for the pod of [`Target::Deleted`]. Agents may be hit after that, too.
+const DELETION_MS: u64 = 1000;
+/// What a pull takes at least.
+const PULL_MS: u64 = 100;
 
 fn of_leader(role: Role) -> Victim {
     Victim::Part(NODES[0], role)
@@ -212,6 +236,8 @@ struct Random {
     state: u64,
     /// Where the next fault happens, if that is decided.
     here: Option<&'static str>,
+    /// Whether the next fault comes when only the pods are left that run all the time.
+    late: bool,
 }
 
 impl Random {
@@ -256,7 +282,25 @@ impl Random {
 
     fn pod(&mut self, layer: Layer) -> Victim {
         let targets = [Target::Steady, Target::Keeper, Target::Ends, Target::Work];
-        Victim::Pod(self.node(), self.choose(&targets), layer)
+        let there = if self.late { &targets[..2] } else { &targets };
+        Victim::Pod(self.node(), self.choose(there), layer)
+    }
+
+    fn pull(&mut self, pull: Pull) -> Victim {
+        Victim::ImagePull(self.node(), pull, self.up_to(PULL_MS))
+    }
+
+    fn one_after_the_other(&mut self, first: Role, second: Role) -> [Kind; 2] {
+        let node = self.node();
+        [first, second].map(|role| Kind::Kill(Victim::Part(node, role)))
+    }
+
+    fn stop_of_leader(&mut self, role: Role, longest: Duration) -> Kind {
+        Kind::Stop(of_leader(role), self.time(longest))
+    }
+
+    fn up_to(&mut self, milliseconds: u64) -> Duration {
+        Duration::from_millis(self.below(milliseconds))
     }
 
     /// At least two seconds.
@@ -266,75 +310,23 @@ impl Random {
     }
 }
 
-impl Kind {
-    fn node(&self) -> &'static str {
-        match self {
-            Self::Kill(victim) | Self::KillAgain(victim, _) | Self::Stop(victim, _) => match victim
-            {
-                Victim::Part(node, _) | Victim::ImagePull(node) | Victim::Pod(node, ..) => node,
-            },
-            Self::Cut(node, ..) | Self::FullDisk(node, _) => node,
-        }
-    }
-}
-
-impl Fault {
-    /// When it is over; a kill at once.
-    pub fn end(&self) -> Option<Duration> {
-        match &self.kind {
-            Kind::Kill(_) | Kind::KillAgain(..) => None,
-            Kind::Stop(_, time) | Kind::Cut(_, _, time) | Kind::FullDisk(_, time) => {
-                Some(self.delay + *time)
-            }
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.delay.is_zero() {
-            write!(f, "after {} ms ", self.delay.as_millis())?;
-        }
-        match &self.kind {
-            Kind::Kill(victim) => write!(f, "kill {victim}"),
-            Kind::KillAgain(victim, times) => write!(f, "kill {victim} {times} times"),
-            Kind::Stop(victim, time) => write!(f, "stop {victim} for {} ms", time.as_millis()),
-            Kind::Cut(node, direction, time) => {
-                let which = match direction {
-                    Direction::Both => "all packets",
-                    Direction::ToLeader => "packets to the leader",
-                    Direction::FromLeader => "packets from the leader",
-                    Direction::Unreachable => "and refuse packets to the leader",
-                };
-                write!(f, "drop {which} at {node} for {} ms", time.as_millis())
-            }
-            Kind::FullDisk(node, time) => {
-                write!(f, "fill the disk of {node} for {} ms", time.as_millis())
-            }
-        }
-    }
-}
-
-impl fmt::Display for Victim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Part(host, Role::Component(name)) => write!(f, "{name} on {host}"),
-            Self::Part(host, role) => write!(f, "{role:?} on {host}"),
-            Self::ImagePull(host) => write!(f, "the pull of an image on {host}"),
-            Self::Pod(host, target, layer) => write!(f, "{layer:?} of {target:?} on {host}"),
-        }
-    }
+/// How far the faults of a round are apart, if it is a pair.
+pub fn distance(round: &[Fault]) -> Option<&'static str> {
+    let [_, second] = round else { return None };
+    Some(match second.delay.as_millis() {
+        0 => "pairs at once",
+        delay if delay < u128::from(LATE_MS) => "pairs within 2 s",
+        _ => "pairs 8 s apart",
+    })
 }
 
 #[test]
 fn a_seed_always_chooses_the_same_faults() {
     let longest = Duration::from_secs(30);
-    let plan = rounds(7, 300, longest);
-    assert_eq!(plan, rounds(7, 300, longest));
-    assert_ne!(plan, rounds(8, 300, longest));
-    assert_eq!(plan[..10], rounds(7, 10, longest)[..]);
-    let pairs = plan.iter().filter(|round| round.len() == 2).count();
-    assert!((60..150).contains(&pairs), "{pairs}");
+    let chosen = |seed| -> Vec<_> { rounds(seed, longest).take(300).collect() };
+    let plan = chosen(7);
+    assert_eq!(plan, chosen(7));
+    assert_ne!(plan, chosen(8));
     let cuts = plan.iter().flatten();
     let cuts: Vec<_> = cuts
         .filter_map(|fault| match fault.kind {
@@ -343,4 +335,47 @@ fn a_seed_always_chooses_the_same_faults() {
         })
         .collect();
     assert!(cuts.iter().any(|time| time.as_secs() >= 25), "{cuts:?}");
+}
+
+#[test]
+fn every_kind_comes_often_alone_and_in_pairs() {
+    use std::collections::BTreeMap;
+
+    for seed in 0..20 {
+        let plan = rounds(seed, Duration::from_secs(30)).take(300);
+        let plan: Vec<_> = plan.collect();
+        let mut kinds: BTreeMap<String, u32> = BTreeMap::new();
+        for fault in plan.iter().flatten() {
+            *kinds.entry(fault.kind.name()).or_default() += 1;
+        }
+        assert!(kinds.len() >= 50, "{kinds:?}");
+        assert!(kinds.values().all(|count| *count >= 3), "{kinds:?}");
+        let count = |wanted: &str| {
+            let pairs = plan.iter().filter_map(|round| distance(round));
+            pairs.filter(|found| *found == wanted).count()
+        };
+        for distance in ["pairs at once", "pairs within 2 s", "pairs 8 s apart"] {
+            assert!(count(distance) >= 15, "{distance}: {}", count(distance));
+        }
+        let guard_then_worker = |round: &&Vec<Fault>| {
+            let hit = |fault: &Fault, wanted: Role| matches!(fault.kind, Kind::Kill(Victim::Part(_, role)) if role == wanted);
+            let [first, second] = &round[..] else {
+                return false;
+            };
+            hit(first, Role::HubGuard)
+                && hit(second, Role::Hub)
+                && first.kind.node() == second.kind.node()
+                && second.delay.as_millis() == u128::from(LATE_MS)
+        };
+        assert!(plan.iter().filter(guard_then_worker).count() >= 3);
+        for fault in plan.iter().flatten().filter(|fault| !fault.delay.is_zero()) {
+            assert!(
+                !matches!(
+                    fault.kind,
+                    Kind::KillAtEnd(..) | Kind::Kill(Victim::ImagePull(..))
+                ),
+                "{fault}"
+            );
+        }
+    }
 }

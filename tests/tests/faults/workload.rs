@@ -6,18 +6,22 @@
 //! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that goes on where it ended; serves HTTP |
 //! | `ends-ROUND-NODE` | Never | its own exit code, after it was told to end amid the fault |
 //! | `work-ROUND-INDEX`, of an Indexed Job | Never | a record of each start and of each end, in the user's home directory |
+//! | `pull-NUMBER-NODE`, if pulls are hit | Never | that all of its image was unpacked |
+//! | `deleted-NUMBER-NODE`, if it is hit while it is deleted | Always | that no process of it stays |
 
-use e2e::{Cluster, Lab, pod, runs};
+use e2e::{Cluster, Lab, MIRROR, Registry, pod, runs};
 use serde_json::{Value, json};
 
-use crate::plan::{NODES, Target};
+use crate::fault::{NODES, Target};
 
 /// In the home directory of `user1`, where records stay whatever becomes of pods.
 pub const DIR: &str = "faults";
 /// How many indexes the Job of a round has.
 pub const COMPLETIONS: usize = 3;
-/// An image whose layer takes a while to unpack.
-pub const HEAVY: &str = "coracle.test/heavy:1";
+/// How many faults a round has at most.
+const FAULTS: usize = 2;
+/// The size of the layer of an image that takes a while to pull.
+const HEAVY_MIB: usize = 24;
 
 /// Records have eight bytes, so that a full disk never takes half of one.
 const STEADY: &str = r#"
@@ -33,6 +37,8 @@ while true; do n=$((n+1)); until printf '%7d\n' $n >> /data/seq; do sleep 0.2; d
 const ENDS: &str =
     "echo began; until test -e /out/go-ROUND; do sleep 0.2; done; echo gone; exit CODE";
 
+const DELETED: &str = "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done";
+
 const WORK: &str = r#"
 echo "$JOB_COMPLETION_INDEX $POD_UID start" >> /out/work-ROUND; sleep 1
 echo "$JOB_COMPLETION_INDEX $POD_UID done" >> /out/work-ROUND"#;
@@ -45,6 +51,7 @@ impl Target {
             Self::Keeper => "mark-keeper-c",
             Self::Ends => "mark-ends-c",
             Self::Work => "mark-work-c",
+            Self::Deleted => "mark-deleted-c",
         }
     }
 }
@@ -142,22 +149,60 @@ fn work(round: usize) -> Value {
     }})
 }
 
-/// `pull-NODE`, whose image has to be unpacked.
-pub fn pull(node: &str) -> Value {
-    let main = json!({"name": "c", "image": HEAVY, "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", "test $(wc -c < /heavy) = 33554432".replace("$(", "$$(")]});
+pub fn deleted_name(number: usize, node: &str) -> String {
+    format!("deleted-{number}-{node}")
+}
+
+/// `deleted-NUMBER-NODE`, for the fault of that number.
+pub fn deleted(number: usize, node: &str) -> Value {
+    let spec = json!({"nodeName": node, "restartPolicy": "Always", "terminationGracePeriodSeconds": 20,
+        "tolerations": stays()});
+    let main = container("c", DELETED, Target::Deleted.mark(), json!([]));
+    pod(&deleted_name(number, node), spec, &[main])
+}
+
+pub fn pull_name(number: usize, node: &str) -> String {
+    format!("pull-{number}-{node}")
+}
+
+/// `pull-NUMBER-NODE`, whose image has to be pulled, for the fault of that number.
+pub fn pull(number: usize, node: &str) -> Value {
+    let script = format!("test $(wc -c < /heavy) = {}", HEAVY_MIB << 20);
+    let main = json!({"name": "c", "image": heavy(number), "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", script.replace("$(", "$$(")]});
     pod(
-        &format!("pull-{node}"),
+        &pull_name(number, node),
         json!({"nodeName": node, "tolerations": stays()}),
         &[main],
     )
 }
 
-/// Puts the images of all pods into the store.
-pub fn load_images(lab: &Lab) {
+/// The image that the pull for the fault of that number is about.
+fn heavy(number: usize) -> String {
+    format!("{MIRROR}/heavy-{number}:1")
+}
+
+/// Removes that image from the store, so that it has to be downloaded again.
+pub fn forget_image(lab: &Lab, number: usize) {
+    // It may never have been there.
+    lab.sh(&format!("coracle image rm {}", heavy(number))).run();
+}
+
+/// Puts the images of all pods into the store, and those that have to be pulled into a registry.
+pub fn load_images(lab: &Lab) -> Registry<'_> {
     lab.load_busybox();
-    let layer = "yes heavy | head -c 32M > heavy; tar --create heavy";
-    lab.load_image(HEAVY, json!({"Env": ["PATH=/bin"]}), layer);
+    let mirror = lab.mirror();
+    lab.registries(&format!(
+        "[registry.\"{MIRROR}\"]\nca = \"/home/user1/mirror/ca.pem\"\n"
+    ));
+    let layer = format!("head -c {HEAVY_MIB}M /dev/urandom > heavy; tar --create heavy");
+    for number in 0..FAULTS {
+        forget_image(lab, number);
+        let name = format!("heavy-{number}");
+        let pushed = mirror.push(&name, json!({"Env": ["PATH=/bin"]}), &layer);
+        assert_eq!(pushed, heavy(number));
+    }
+    mirror
 }
 
 /// Starts what runs all the time.
@@ -184,21 +229,32 @@ pub fn begin_round(cluster: &mut Cluster, round: usize) {
     cluster.create_objects(&[work(round)]);
 }
 
+/// The file for which the pods of a round wait, in the home directory of `user1`.
+pub fn go(round: usize) -> String {
+    format!("{DIR}/go-{round}")
+}
+
 /// Tells the pods of a round to end.
 pub fn tell_to_end(lab: &Lab, round: usize) {
-    lab.sh(&format!("touch {DIR}/go-{round}")).run().succeeded();
+    lab.sh(&format!("touch {}", go(round))).run().succeeded();
 }
 
 /// Takes away what a round had of its own.
 pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
-    let ends = NODES
+    let mut pods: Vec<String> = NODES
         .map(|node| format!("pod/ends-{round}-{node}"))
-        .join(" ");
-    let pulls = NODES.map(|node| format!("pod/pull-{node}")).join(" ");
+        .to_vec();
+    for number in 0..FAULTS {
+        for node in NODES {
+            pods.push(format!("pod/{}", pull_name(number, node)));
+            pods.push(format!("pod/{}", deleted_name(number, node)));
+        }
+    }
     cluster.ask(&format!(
-        "kubectl delete --ignore-not-found --timeout=50s {ends} {pulls} job/work-{round}"
+        "kubectl delete --ignore-not-found --timeout=50s {} job/work-{round}",
+        pods.join(" ")
     ));
-    lab.sh(&format!("rm -f {DIR}/go-{round} {DIR}/work-{round}"))
+    lab.sh(&format!("rm -f {} {DIR}/work-{round}", go(round)))
         .run()
         .succeeded();
 }
@@ -206,6 +262,7 @@ pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
 /// Takes away what is outside of the cluster.
 pub fn end(lab: &Lab) {
     lab.remove(DIR);
-    let remove = lab.sh(&format!("coracle image rm {HEAVY}"));
-    remove.run().succeeded();
+    for number in 0..FAULTS {
+        forget_image(lab, number);
+    }
 }

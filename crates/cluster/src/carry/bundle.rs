@@ -99,16 +99,20 @@ impl Bundle {
     }
 }
 
-/// Unpacks a bundle that arrives on `from` into `dir`, then gives the program there its final name, which a leader waits for.
-pub fn receive(from: impl Read, dir: &Path) -> io::Result<()> {
-    unpack(from, dir)?;
-    std::fs::rename(dir.join(UNFINISHED), dir.join(PROGRAM))
+/// Unpacks a bundle that arrives on `from` into the working directory, then gives the program there its final name, which a
+/// leader waits for. Paths are relative because another process may remove the directory meanwhile, and its name may then
+/// belong to another user.
+pub fn receive(from: impl Read) -> io::Result<()> {
+    unpack(from, Path::new("."))?;
+    std::fs::rename(UNFINISHED, PROGRAM)
 }
 
-/// Removes `dir` unless [`receive`] has completed it.
+/// Removes the working directory, whose name is `dir`, unless [`receive`] has completed it.
 pub fn remove_incomplete(dir: &Path) {
-    if !dir.join(PROGRAM).exists() {
-        let _ = std::fs::remove_dir_all(dir);
+    if !Path::new(PROGRAM).exists() {
+        // Fails at the directory itself, when it is empty.
+        let _ = std::fs::remove_dir_all(".");
+        let _ = std::fs::remove_dir(dir);
     }
 }
 
@@ -116,7 +120,20 @@ pub fn remove_incomplete(dir: &Path) {
 fn unpack(from: impl Read, to: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(from);
     archive.set_preserve_permissions(true);
-    archive.unpack(to)?;
+    // Not by `Archive::unpack`, which looks up the directory's name. As there, directories come last: they may be read-only.
+    let mut directories = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        if entry.header().entry_type().is_dir() {
+            directories.push(entry);
+        } else {
+            entry.unpack_in(to)?;
+        }
+    }
+    directories.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
+    for mut directory in directories {
+        directory.unpack_in(to)?;
+    }
     std::fs::remove_file(to.join(COMPLETE)).map_err(|_| {
         io::Error::new(
             io::ErrorKind::UnexpectedEof,

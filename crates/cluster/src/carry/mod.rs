@@ -24,11 +24,6 @@ const WORKLOAD: &str = "workload";
 /// The last entry of a bundle: without it, the bundle is incomplete.
 const COMPLETE: &str = "complete";
 
-/// The program in a complete directory.
-pub fn program_in(dir: &Path) -> PathBuf {
-    dir.join(PROGRAM)
-}
-
 /// Parses the directory that a node reports, which must have such a name.
 pub fn parse_dir(text: &str) -> Option<PathBuf> {
     let dir = Path::new(text);

@@ -11,8 +11,10 @@ use super::program::{BLOCK, Program};
 /// The shell that runs it.
 pub const SHELL: &str = "/bin/sh";
 
-/// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` writes `$dir/coracle.part`. `refuse` reports the reason and removes
+/// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` writes `coracle.part` in `$at`. `refuse` reports the reason and removes
 /// `$dir`. Other users must not be able to rename any directory of the program's path, so `/tmp` itself is checked too.
+///
+/// A directory that another process of this user may remove is entered first: its name may then belong to another user.
 const FUNCTIONS: &str = r#"
 dir=
 refuse() {
@@ -28,20 +30,22 @@ make_dir() {
     *) refuse "other users can rename files in /tmp (it is neither sticky nor private)" ;;
   esac
   dir=$(mktemp -d /tmp/coracle-carried.XXXXXXXXXXXXXXXX) || refuse "cannot make a directory in /tmp"
+  at=$dir
 }
-check_dir() {
-  case $(stat -c %u:%A "$dir") in
-    "$(id -u)":drwx--?---) ;;
-    *) bad=$dir dir=; refuse "$bad is not a directory of this user alone" ;;
+enter_dir() {
+  cd -P "$1" || refuse "cannot enter $1"
+  case $(stat -c %u:%A .) in
+    "$(id -u)":drwx--?---) dir=$1 at=. ;;
+    *) refuse "$1 is not a directory of this user alone" ;;
   esac
 }
 receive_program() {
-  dd bs=$block count="$1" iflag=fullblock status=none | gzip -dc >"$dir/coracle.part" ||
+  dd bs=$block count="$1" iflag=fullblock status=none | gzip -dc >"$at/coracle.part" ||
     refuse "cannot unpack it to $dir"
-  sum=$(sha256sum <"$dir/coracle.part") || refuse "cannot verify it without sha256sum"
+  sum=$(sha256sum <"$at/coracle.part") || refuse "cannot verify it without sha256sum"
   [ "${sum%% *}" = "$2" ] || refuse "what arrived is not what was sent"
-  chmod 700 "$dir/coracle.part"
-  [ -x "$dir/coracle.part" ] || refuse "programs cannot be executed from /tmp"
+  chmod 700 "$at/coracle.part"
+  [ -x "$at/coracle.part" ] || refuse "programs cannot be executed from /tmp"
 }
 "#;
 
@@ -54,12 +58,22 @@ mv "$dir/coracle.part" "$dir/coracle"
 exec "$dir/coracle" "$@"
 "#;
 
-/// Receives the program into a directory that another step has made, and executes it to receive the bundle.
+/// Receives the program into a directory that another step has made, and executes it to receive the bundle there.
 const RECEIVE: &str = r#"
-dir=$3
-check_dir
+enter_dir "$3"
 receive_program "$1" "$2"
-exec "$dir/coracle.part" internal receive "$dir"
+exec ./coracle.part internal receive "$dir"
+"#;
+
+/// Becomes the program in a directory that another step has made.
+const START: &str = r#"
+exec 9<"$1"
+case $(stat -Lc %u:%A /proc/self/fd/9) in
+  "$(id -u)":drwx--?---) ;;
+  *) refuse "$1 is not a directory of this user alone" ;;
+esac
+shift
+exec /proc/self/fd/9/coracle "$@"
 "#;
 
 /// The functions for a script whose messages begin with `says`, which must not contain quotes.
@@ -81,14 +95,23 @@ pub fn receive(says: &'static str, program: &Program, dir: &Path) -> Vec<String>
     words
 }
 
+/// The words for [`SHELL`] that call the program in `dir`, which is complete, with `args`.
+pub fn start(says: &'static str, dir: &Path, args: &[String]) -> Vec<String> {
+    let mut words = shell(says, START);
+    words.push(dir.to_string_lossy().into_owned());
+    words.extend_from_slice(args);
+    words
+}
+
 fn words(says: &'static str, then: &str, program: &Program) -> Vec<String> {
-    vec![
-        "-c".to_owned(),
-        format!("{}{then}", functions(says)),
-        "coracle".to_owned(),
-        program.blocks().to_string(),
-        program.digest().to_owned(),
-    ]
+    let mut words = shell(says, then);
+    words.extend([program.blocks().to_string(), program.digest().to_owned()]);
+    words
+}
+
+fn shell(says: &'static str, then: &str) -> Vec<String> {
+    let script = format!("{}{then}", functions(says));
+    vec!["-c".to_owned(), script, "coracle".to_owned()]
 }
 
 #[cfg(test)]
@@ -97,7 +120,8 @@ mod tests {
     use std::fs::{self, File, Permissions};
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
-    use std::process::{Command, Output, Stdio};
+    use std::process::{Child, Command, Output, Stdio};
+    use std::time::{Duration, Instant};
 
     /// Receives the program at `path` in place of ours, in `tmp` in place of `/tmp`; `change` changes the words and the
     /// stream on their way.
@@ -114,18 +138,27 @@ mod tests {
         let mut stream = program.stream().to_vec();
         stream.extend(b"for the program\n");
         change(&mut words, &mut stream);
-        let mut child = Command::new(SHELL)
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = spawn(&words);
         let mut stdin = child.stdin.take().unwrap();
         // A shell that refuses does not read.
         let _ = stdin.write_all(&stream);
         drop(stdin);
         child.wait_with_output().unwrap()
+    }
+
+    fn spawn(words: &[String]) -> Child {
+        Command::new(SHELL)
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn private_dir(path: &Path) {
+        fs::create_dir(path).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o700)).unwrap();
     }
 
     fn unchanged(_: &mut Vec<String>, _: &mut Vec<u8>) {}
@@ -187,5 +220,64 @@ mod tests {
         mode(0o1777);
         let output = received(tmp.path(), "/bin/cat", &["-"], unchanged);
         assert!(output.status.success(), "{output:?}");
+    }
+    /// Another process of ours removes the directory, and another user makes one of that name, while the program arrives.
+    #[test]
+    fn a_directory_that_is_replaced_is_not_used() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (dir, away) = (tmp.path().join("dir"), tmp.path().join("away"));
+        private_dir(&dir);
+        // In place of ours: it runs the file called `internal`, which tells what runs it.
+        let file = "/bin/dash";
+        fs::write(dir.join("internal"), "readlink /proc/$$/exe\n").unwrap();
+        let program = Program::read(File::open(file).unwrap()).unwrap();
+        let mut child = spawn(&receive("error:", &program, &dir));
+        let mut stdin = child.stdin.take().unwrap();
+        let (first, rest) = program.stream().split_at(5000);
+        stdin.write_all(first).unwrap();
+        let began = Instant::now();
+        while !dir.join("coracle.part").exists() {
+            assert!(began.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fs::rename(&dir, &away).unwrap();
+        private_dir(&dir);
+        // What the other user has put there passes for the program until it is executed.
+        fs::copy(file, dir.join("coracle.part")).unwrap();
+        fs::write(dir.join("internal"), "echo attacked\n").unwrap();
+        stdin.write_all(rest).unwrap();
+        drop(stdin);
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let own = away.join("coracle.part");
+        assert_eq!(said.trim(), own.to_str().unwrap(), "{output:?}");
+    }
+
+    #[test]
+    fn only_a_private_directory_is_filled_or_executed_from() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("dir");
+        private_dir(&dir);
+        fs::copy("/bin/echo", dir.join(super::super::PROGRAM)).unwrap();
+        let started = || {
+            let words = start("error:", &dir, &["said".to_owned()]);
+            spawn(&words).wait_with_output().unwrap()
+        };
+        let output = started();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "said\n");
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        let program = Program::read(File::open("/bin/cat").unwrap()).unwrap();
+        let received = spawn(&receive("error:", &program, &dir));
+        for output in [started(), received.wait_with_output().unwrap()] {
+            assert_eq!(output.status.code(), Some(73), "{output:?}");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                said.contains("not a directory of this user alone"),
+                "{said}"
+            );
+        }
+        // It is not ours, so it stays.
+        assert!(dir.exists());
     }
 }

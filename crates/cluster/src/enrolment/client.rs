@@ -129,18 +129,43 @@ pub fn is_retryable(error: &anyhow::Error) -> bool {
         .any(|cause| cause.is::<io::Error>() || cause.is::<tokio::time::error::Elapsed>())
 }
 
-/// Whether enrolment failed because the leader's host is up and the leader is not: its port is closed, or belongs to
-/// another program. Time-outs and missing routes don't show that.
+/// Whether enrolment failed because the leader has ended while its host still runs: the host refuses connections to the
+/// leader's port, or another program listens there. Time-outs, missing routes, TLS alerts and truncated handshakes do not
+/// show that: a leader that starts, stops or is overloaded causes them too.
 pub fn is_leader_gone(error: &anyhow::Error) -> bool {
-    let kind = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<io::Error>().map(io::Error::kind)
-    };
-    // A TLS handshake with another program ends with invalid data.
-    let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::InvalidData];
     error
         .chain()
-        .filter_map(kind)
-        .any(|kind| gone.contains(&kind))
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| match tls_error(error) {
+            Some(problem) => is_other_program(problem),
+            None => error.kind() == io::ErrorKind::ConnectionRefused,
+        })
+}
+
+/// The TLS error that an I/O error wraps. It is no cause in the chain: `io::Error::source` skips it.
+fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Whether a TLS handshake failed because the peer is not the leader: it has another certificate, or does not speak TLS.
+fn is_other_program(problem: &rustls::Error) -> bool {
+    use rustls::{CertificateError, Error, InvalidMessage};
+    match problem {
+        // The leader's own certificate too, if the clocks of the hosts have drifted apart.
+        Error::InvalidCertificate(
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. },
+        ) => false,
+        Error::InvalidCertificate(_) => true,
+        // The header of the first record is none of TLS.
+        Error::InvalidMessage(invalid) => matches!(
+            invalid,
+            InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion
+        ),
+        _ => false,
+    }
 }
 
 /// Connects to all addresses of the leader's host at once. Some may belong to networks that this host doesn't reach, or that
@@ -194,7 +219,105 @@ fn public_key(private_pem: &str) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use control_plane::pki::{Authority, Subject, Usage};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+
+    fn authority() -> Authority {
+        Authority::new("test", Duration::from_secs(600)).unwrap()
+    }
+
+    /// A TLS server with a certificate of `authority`.
+    fn server(authority: &Authority, name: &str, usage: Usage) -> TlsAcceptor {
+        let subject = Subject::server(name, vec![name.to_owned()]);
+        let identity = authority.issue(&subject, usage).unwrap();
+        let certificate = CertificateDer::from_pem_slice(identity.cert_pem.as_bytes());
+        let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes());
+        let config = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.unwrap()], key.unwrap());
+        TlsAcceptor::from(Arc::new(config.unwrap()))
+    }
+
+    /// Connects as an agent to a program that handles the connection with `peer`.
+    async fn connect<F: Future>(
+        leaders_authority: &Authority,
+        peer: impl FnOnce(TcpStream) -> F,
+    ) -> anyhow::Result<TlsStream<TcpStream>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ca = CertificateDer::from_pem_slice(leaders_authority.cert_pem().as_bytes());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.unwrap()).unwrap();
+        let config = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = TlsConnector::from(Arc::new(config));
+        let serve = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            peer(stream).await;
+        };
+        let leaders = [address];
+        let (connected, ()) = tokio::join!(first_to_answer(&leaders, &connector), serve);
+        connected
+    }
+
+    /// Answers the client's first message with `bytes` and closes the connection.
+    async fn answer(mut stream: TcpStream, bytes: &[u8]) {
+        let mut buffer = [0; 4096];
+        let _ = stream.read(&mut buffer).await;
+        let _ = stream.write_all(bytes).await;
+        let _ = stream.shutdown().await;
+        // Closing with unread data would reset the connection, and the client might not get the bytes.
+        while let Ok(1..) = stream.read(&mut buffer).await {}
+    }
+
+    #[tokio::test]
+    async fn leader_that_breaks_off_the_handshake_is_not_gone() {
+        let authority = authority();
+        let alert = |level: u8, description: u8| vec![21, 3, 3, 0, 2, level, description];
+        for (what, bytes) in [
+            ("end of stream", vec![]),
+            ("truncated ServerHello", vec![22, 3, 3, 0, 122, 2, 0]),
+            ("close_notify", alert(1, 0)),
+            ("handshake_failure", alert(2, 40)),
+            ("decode_error", alert(2, 50)),
+            ("internal_error", alert(2, 80)),
+        ] {
+            let peer = |stream| async { answer(stream, &bytes).await };
+            let error = connect(&authority, peer).await.map(drop).unwrap_err();
+            assert!(!is_leader_gone(&error), "{what}: {error:?}");
+            assert!(is_retryable(&error), "{what}: {error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn other_program_at_the_leaders_port_means_that_it_is_gone() {
+        let (own, other) = (authority(), authority());
+        for (what, acceptor) in [
+            ("authority", server(&other, LEADER_NAME, Usage::Server)),
+            ("name", server(&own, "node1", Usage::Server)),
+            ("usage", server(&own, LEADER_NAME, Usage::Client)),
+        ] {
+            let peer = |stream| async move { drop(acceptor.accept(stream).await) };
+            let error = connect(&own, peer).await.map(drop).unwrap_err();
+            assert!(is_leader_gone(&error), "another {what}: {error:?}");
+        }
+        for text in [
+            "SSH-2.0-OpenSSH_9.2\r\n",
+            "HTTP/1.1 400 Bad Request\r\n\r\n",
+        ] {
+            let peer = |stream| async { answer(stream, text.as_bytes()).await };
+            let error = connect(&own, peer).await.map(drop).unwrap_err();
+            assert!(is_leader_gone(&error), "{text}: {error:?}");
+        }
+        let acceptor = server(&own, LEADER_NAME, Usage::Server);
+        let leader = |stream| async move { drop(acceptor.accept(stream).await) };
+        connect(&own, leader).await.unwrap();
+    }
 
     #[test]
     fn only_refused_connection_means_leader_gone() {
@@ -203,8 +326,8 @@ mod tests {
             is_leader_gone(&error.context("cannot reach the leader"))
         };
         assert!(failed(io::ErrorKind::ConnectionRefused));
-        assert!(failed(io::ErrorKind::InvalidData));
         for kind in [
+            io::ErrorKind::InvalidData,
             io::ErrorKind::TimedOut,
             io::ErrorKind::HostUnreachable,
             io::ErrorKind::NetworkUnreachable,

@@ -1,32 +1,33 @@
-//! `coracle internal image-pull`: one pull for a pod, in a process of its own, so that what TLS and
-//! decompression need is given back when it ends. A request comes as one line of JSON on standard input;
-//! progress and the result go as lines of JSON to standard output.
+//! One pull for a pod, in a process of its own, so that what TLS and decompression need is given back when it ends. It is forked from
+//! a fork server of the sandbox. A request comes as one line of JSON; progress and the result go out as lines of JSON.
 
 use std::io::{self, BufRead, Write};
-use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use images::protocol::{PullCommand, PullOutput};
 use images::{ImageError, ImageStore, Layers, PullEvent, PullProgress, RegistryConfig};
 
-use crate::exit;
 use crate::settings::image_limits;
 
-/// Pulls and unpacks one image.
-pub async fn main() -> anyhow::Result<ExitCode> {
+/// Reads a request, pulls and unpacks its image, and writes the result.
+pub async fn serve(mut input: impl BufRead, output: impl Write + Send) -> anyhow::Result<()> {
     let mut line = String::new();
-    io::stdin().lock().read_line(&mut line)?;
+    input.read_line(&mut line)?;
     let command: PullCommand = serde_json::from_str(&line).context("the request is malformed")?;
     drop(line);
-    let (last, code) = match pull(&command).await {
-        Ok(image) => (PullOutput::Done(Box::new(image)), 0),
-        Err(failed) => (failed, 1),
+    let lines = Lines(Mutex::new(output));
+    let last = match pull(&command, &lines).await {
+        Ok(image) => PullOutput::Done(Box::new(image)),
+        Err(failed) => failed,
     };
-    write(&last)?;
-    Ok(exit::code(code))
+    Ok(lines.write(&last)?)
 }
 
-async fn pull(command: &PullCommand) -> Result<images::LocalImage, PullOutput> {
+async fn pull(
+    command: &PullCommand,
+    progress: &dyn PullProgress,
+) -> Result<images::LocalImage, PullOutput> {
     let failed = |reason: &str, error: &(dyn std::error::Error + 'static)| PullOutput::Failed {
         reason: reason.to_owned(),
         message: images::error_chain(error),
@@ -37,27 +38,102 @@ async fn pull(command: &PullCommand) -> Result<images::LocalImage, PullOutput> {
     let config = RegistryConfig::from_environment().map_err(|error| here(&error))?;
     let limits = image_limits::from_environment().map_err(|error| here(error.as_ref()))?;
     let layers = layers.with_limits(limits);
-    images::ensure(&store, &layers, &command.request, &config, &Lines)
+    images::ensure(&store, &layers, &command.request, &config, progress)
         .await
         .map_err(|error: ImageError| failed(error.reason(), &error))
 }
 
 /// Progress as lines.
-struct Lines;
+struct Lines<W>(Mutex<W>);
 
-impl PullProgress for Lines {
+impl<W: Write> Lines<W> {
+    fn write(&self, line: &PullOutput) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        let mut output = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        output.write_all(&text)?;
+        output.flush()
+    }
+}
+
+impl<W: Write + Send> PullProgress for Lines<W> {
     fn event(&self, event: PullEvent) {
-        if write(&PullOutput::Progress(event)).is_err() {
-            // Whoever wanted the image is gone. What was downloaded stays for the next.
+        if self.write(&PullOutput::Progress(event)).is_err() {
+            // The sandbox is gone, or does not need the image any more. What was downloaded stays for the next pull.
             std::process::exit(1);
         }
     }
 }
 
-fn write(line: &PullOutput) -> io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
-    text.push(b'\n');
-    let mut out = io::stdout().lock();
-    out.write_all(&text)?;
-    out.flush()
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (name, content) in files {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o755);
+            tar.append_data(&mut header, name, *content).unwrap();
+        }
+        tar.into_inner().unwrap()
+    }
+
+    /// Puts an image with one file into a store.
+    fn load(store: &Path, name: &str) {
+        let layer = tar(&[("bin/app", b"one")]);
+        let digest: String = Sha256::digest(&layer)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let config = json!({"os": "linux", "config": {"Cmd": ["/bin/app"]},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]}});
+        let list = json!([{"Config": "c.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
+        let archive = tar(&[
+            ("layer.tar", &layer),
+            ("c.json", config.to_string().as_bytes()),
+            ("manifest.json", list.to_string().as_bytes()),
+        ]);
+        let store = ImageStore::open(store).unwrap();
+        let limits = image_limits::from_environment().unwrap();
+        images::archive::load(&store, &archive[..], None, limits).unwrap();
+    }
+
+    #[tokio::test]
+    async fn result_is_the_last_line() {
+        let home = tempfile::tempdir().unwrap();
+        let [store, layers] = ["images", "layers"].map(|name| home.path().join(name));
+        load(&store, "app:1");
+        let ask = async |name: &str| {
+            let request = json!({"store": store, "layers": layers,
+                "request": {"reference": name, "policy": "Never"}});
+            let mut output = Vec::new();
+            serve(request.to_string().as_bytes(), &mut output)
+                .await
+                .unwrap();
+            let lines = output.split(|byte| *byte == b'\n');
+            let lines = lines.filter(|line| !line.is_empty());
+            let lines = lines.map(|line| serde_json::from_slice::<Value>(line).unwrap());
+            lines.collect::<Vec<_>>()
+        };
+        let lines = ask("app:1").await;
+        assert_eq!(lines[0]["event"], "unpacking");
+        let done = lines.last().unwrap();
+        assert_eq!(done["type"], "done");
+        assert_eq!(done["config"]["cmd"][0], "/bin/app");
+        let layer = Path::new(done["layers"][0].as_str().unwrap());
+        assert_eq!(std::fs::read(layer.join("bin/app")).unwrap(), b"one");
+        let lines = ask("app:2").await;
+        assert_eq!(lines.len(), 1);
+        assert_eq!(lines[0]["reason"], "ErrImageNeverPull");
+        let mut output = Vec::new();
+        let malformed = serve(&b"{"[..], &mut output).await;
+        assert!(malformed.is_err() && output.is_empty());
+    }
 }

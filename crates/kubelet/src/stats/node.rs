@@ -1,11 +1,13 @@
 //! Statistics of the node: only of its own processes ([`NodeProcesses`](crate::NodeProcesses)), not of the whole machine.
 //!
 //! If a control group contains exactly these processes, the kernel's numbers are used. Otherwise the usage of processes is
-//! added up: those with the configured environment variable, and their descendants.
+//! added up: those with the configured environment variable, and their descendants. Pods are measured by their sandboxes,
+//! because with `hidepid` the agent cannot see their processes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::summary::{
@@ -30,19 +32,64 @@ pub(super) struct NodeStatsCollector {
     environment: Option<String>,
     /// The control group of the node's processes, if it exists.
     group: Option<Group>,
-    /// The sum of CPU time of all processes that were ever seen.
+    /// The sum of CPU time of all processes outside of pods that were ever seen.
     cpu: Mutex<MonotonicSum>,
+    pods: Mutex<PodCpuTime>,
+}
+
+/// CPU time in nanoseconds that pods have used since this agent started.
+struct PodCpuTime {
+    used: u64,
+    /// The total of each pod at the last measurement, by its uid …
+    last: HashMap<String, u64>,
+    /// … and the time of that.
+    measured: Timestamp,
+}
+
+impl PodCpuTime {
+    fn since(started: Timestamp) -> Self {
+        Self {
+            used: 0,
+            last: HashMap::new(),
+            measured: started,
+        }
+    }
+
+    /// Adds a measurement, and returns the sum.
+    fn note(&mut self, pods: &[PodStats], now: Timestamp) -> u64 {
+        let mut last = HashMap::new();
+        for pod in pods {
+            let used = pod.usage.cpu.as_ref();
+            let used = used.map_or(0, |cpu| cpu.usage_core_nano_seconds);
+            let uid = &pod.pod_ref.uid;
+            let before = match self.last.get(uid) {
+                Some(before) if *before <= used => *before,
+                // A new sandbox counts from 0.
+                Some(_) => 0,
+                // The pod is older than this agent, or its sandbox did not answer the last time.
+                None if pod.usage.start_time.as_second() < self.measured.as_second() => used,
+                None => 0,
+            };
+            self.used += used - before;
+            last.insert(uid.clone(), used);
+        }
+        self.last = last;
+        self.measured = now;
+        self.used
+    }
 }
 
 impl NodeStatsCollector {
     pub(super) fn new(config: &NodeConfig) -> Self {
         let processes = config.processes.as_ref();
+        let started = Timestamp::now();
         let mut collector = Self {
-            started: Timestamp::now(),
+            started,
             cpu_before: 0,
             environment: processes.map(|processes| processes.environment.clone()),
             group: processes.and_then(|processes| enclosing_group(&processes.cgroup)),
             cpu: Mutex::default(),
+            pods: Mutex::new(PodCpuTime::since(started)),
         };
         let counted = collector
             .group
@@ -50,11 +97,7 @@ impl NodeStatsCollector {
             .and_then(|group| group.usage().ok());
         collector.cpu_before = match counted {
             Some(usage) => usage.cpu_ns,
-            None => {
-                let table = Table::read().unwrap_or_default();
-                let processes = table.tree(collector.roots(&table));
-                collector.cpu_time(&table, &processes)
-            }
+            None => collector.processes().0,
         };
         collector
     }
@@ -83,6 +126,7 @@ impl NodeStatsCollector {
             other => {
                 let (cpu, mut memory) = self.processes();
                 add(&mut memory, pods_sum.usage.memory.as_ref());
+                let cpu = cpu + lock(&self.pods).note(pods, now);
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
@@ -109,10 +153,11 @@ impl NodeStatsCollector {
         }
     }
 
-    /// CPU time of all processes of the node, and memory of those outside of pods: sandboxes measure pods more precisely.
+    /// CPU time and memory of the node's processes outside of pods: sandboxes measure pods more precisely.
     fn processes(&self) -> (u64, MemoryUsage) {
         let table = Table::read().unwrap_or_default();
-        let processes = table.tree(self.roots(&table));
+        let agent = agent_processes();
+        let processes = table.tree(self.roots(&table, &agent));
         let sandboxes = processes.iter().copied().filter(|pid| is_sandbox(*pid));
         let sandboxes: HashSet<i32> = sandboxes.collect();
         let below_sandbox = |pid: &i32| {
@@ -120,9 +165,13 @@ impl NodeStatsCollector {
             sample.is_some_and(|sample| sandboxes.contains(&sample.parent))
         };
         let pod_processes = table.tree(processes.iter().copied().filter(below_sandbox));
+        let mut cpu = Duration::ZERO;
         let mut memory = MemoryUsage::default();
         for pid in processes.difference(&pod_processes) {
             if let Some(sample) = table.get(*pid) {
+                // Their children that have exited belonged to pods.
+                let alone = agent.contains(pid) || sandboxes.contains(pid);
+                cpu += if alone { sample.own_cpu } else { sample.cpu };
                 let own = Memory::of(*pid, sample);
                 memory.usage += own.all;
                 memory.working_set += own.all;
@@ -131,30 +180,30 @@ impl NodeStatsCollector {
                 memory.major_page_faults += sample.page_faults.1;
             }
         }
-        (self.cpu_time(&table, &processes), memory)
+        let used = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
+        (lock(&self.cpu).note(used), memory)
     }
 
-    /// CPU time in nanoseconds of these processes, and of earlier ones that have exited.
-    fn cpu_time(&self, table: &Table, processes: &HashSet<i32>) -> u64 {
-        let used = u64::try_from(table.cpu(processes).as_nanos()).unwrap_or(u64::MAX);
-        lock(&self.cpu).note(used)
-    }
-
-    /// The processes with the configured environment variable, the agent, and its guard.
-    fn roots(&self, table: &Table) -> Vec<i32> {
-        let guard = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-        let own = i32::try_from(std::process::id()).ok();
-        let mut roots: Vec<i32> = guard
-            .filter(|pid| *pid > 1)
-            .into_iter()
-            .chain(own)
-            .collect();
+    /// The processes with the configured environment variable, and those of the agent.
+    fn roots(&self, table: &Table, agent: &[i32]) -> Vec<i32> {
+        let mut roots = agent.to_vec();
         if let Some(variable) = &self.environment {
             let is_selected = |pid: &i32| linux::process::carries(*pid, variable);
             roots.extend(table.pids().filter(is_selected));
         }
         roots
     }
+}
+
+/// The agent and its guard.
+fn agent_processes() -> Vec<i32> {
+    let guard = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    let own = i32::try_from(std::process::id()).ok();
+    guard
+        .filter(|pid| *pid > 1)
+        .into_iter()
+        .chain(own)
+        .collect()
 }
 
 /// Whether a process is a sandbox, or the inner process that is forked from it.
@@ -339,6 +388,43 @@ mod tests {
         let node = collector.measure(&config, &[], Timestamp::now(), &mut rates.begin_round());
         let used = node.usage.cpu.unwrap().usage_core_nano_seconds;
         assert!(used < 3_600_000_000_000, "{used}");
+    }
+
+    #[test]
+    fn pod_cpu_time_counts_from_agent_start() {
+        let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
+        let pod = |uid: &str, started: i64, used: u64| -> PodStats {
+            let stats = serde_json::json!({
+                "podRef": {"name": uid, "namespace": "default", "uid": uid},
+                "startTime": at(started),
+                "cpu": {"time": at(started), "usageCoreNanoSeconds": used},
+                "containers": [],
+            });
+            serde_json::from_value(stats).unwrap()
+        };
+        let mut time = PodCpuTime::since(at(10));
+        // One was there before the agent.
+        assert_eq!(
+            time.note(&[pod("old", 0, 100), pod("new", 11, 5)], at(20)),
+            5
+        );
+        assert_eq!(
+            time.note(&[pod("old", 0, 107), pod("new", 11, 6)], at(30)),
+            13
+        );
+        // It does not answer, and does again.
+        assert_eq!(time.note(&[pod("new", 11, 6)], at(40)), 13);
+        assert_eq!(
+            time.note(&[pod("old", 0, 150), pod("new", 11, 6)], at(50)),
+            13
+        );
+        // A sandbox was killed.
+        assert_eq!(
+            time.note(&[pod("old", 0, 4), pod("new", 11, 6)], at(60)),
+            17
+        );
+        // Pods that have ended have used what they have used.
+        assert_eq!(time.note(&[pod("later", 61, 3)], at(70)), 20);
     }
 
     #[test]

@@ -31,11 +31,12 @@ pub struct Place {
 }
 
 /// How long a hub may take to answer, and the pause before it is asked again: its process may be replaced just now.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const JOIN_RETRY: Duration = Duration::from_millis(100);
 
-/// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread.
-pub fn join(socket: &Path) -> io::Result<()> {
+/// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread. Returns that
+/// namespace, to be [handed over](Namespaces::hand_over) to others.
+pub fn join(socket: &Path) -> io::Result<Namespaces> {
     let end = Instant::now() + JOIN_TIMEOUT;
     let namespaces = loop {
         match Namespaces::of_hub(socket) {
@@ -43,20 +44,20 @@ pub fn join(socket: &Path) -> io::Result<()> {
             asked => break asked?,
         }
     };
-    linux::fresh::join_user(namespaces.user())
+    linux::fresh::join_user(namespaces.user())?;
+    Ok(namespaces.without_network())
 }
 
-/// Asks the hub for its namespaces. A hub's process hides, so that no other process can open them below `/proc`.
-pub(super) fn namespaces(socket: &Path) -> io::Result<Vec<OwnedFd>> {
-    let connection = connect(socket)?;
-    let timeout = Some(JOIN_TIMEOUT);
-    rustix::net::sockopt::set_socket_timeout(&connection, Timeout::Recv, timeout)?;
+/// Asks the other side of a connection, a hub or one of its sandboxes, for the hub's namespaces. Both hide, so that no other process
+/// can open them below `/proc`.
+pub(super) fn namespaces(connection: &OwnedFd, timeout: Duration) -> io::Result<Namespaces> {
+    rustix::net::sockopt::set_socket_timeout(connection, Timeout::Recv, Some(timeout))?;
     let request = serde_json::to_vec(&Request::Namespaces)?;
-    packet::send(&connection, 0, &request, &[])?;
-    let answer = packet::receive(&connection)?;
-    answer
-        .map(|answer| answer.descriptors)
-        .ok_or_else(|| io::Error::other("the node's hub has ended"))
+    packet::send(connection, 0, &request, &[])?;
+    let answer = packet::receive(connection)?;
+    let answer = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
+    Namespaces::from_descriptors(answer.descriptors)
+        .ok_or_else(|| io::Error::other("the node's hub sent no namespaces"))
 }
 
 /// Waits until the process that serves at `socket` ends.
@@ -123,7 +124,7 @@ fn connect_async(path: &Path) -> io::Result<UnixStream> {
     UnixStream::from_std(connection.into())
 }
 
-fn connect(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,

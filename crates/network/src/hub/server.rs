@@ -263,7 +263,7 @@ impl Places {
 
 /// The next sandbox that connects. An error is no reason to end, and with us the network of all pods: the machine is out of
 /// descriptors or memory, most likely, which others use and give back.
-async fn next(listener: &UnixListener) -> UnixStream {
+pub(super) async fn next(listener: &UnixListener) -> UnixStream {
     loop {
         match listener.accept().await {
             Ok((connection, _)) => return connection,
@@ -327,7 +327,7 @@ fn lock(socket: &Path) -> Result<File, HubError> {
 
 /// Listens at `path`, in place of a hub before us. There is a socket at every moment, so that nobody takes the hub for dead
 /// while one of its processes replaces the other.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let new = path.with_extension("new");

@@ -72,7 +72,9 @@ impl LifeHandle {
     }
 
     /// The sandbox can't go on, though its pod could: ends the containers, within the pod's grace period, and leaves all else as it
-    /// is for the sandbox that replaces this one. Returns whether it came to that: not if the pod ends anyway.
+    /// is for the sandbox that replaces this one. The state goes on to show these containers as running: whether they are started
+    /// again is decided by the pod's policy for containers that were lost, and not by how they reacted to the signal. Returns whether
+    /// it came to that: not if the pod ends anyway.
     pub async fn abandon(&self) -> bool {
         let _ = self.messages.send(Message::Abandon);
         let mut state = self.state.clone();

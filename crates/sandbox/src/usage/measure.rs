@@ -128,7 +128,10 @@ impl Meter {
             interfaces: if host_network {
                 Vec::new()
             } else {
-                interfaces(inner)
+                // The inner process hides, and is not shown where `/proc` is mounted with `hidepid`.
+                let shown = containers.iter().map(|subject| subject.first);
+                let mut found = std::iter::once(inner).chain(shown).map(interfaces);
+                found.find(|found| !found.is_empty()).unwrap_or_default()
             },
             volumes: of_volumes,
             etc: of_etc,

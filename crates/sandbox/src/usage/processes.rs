@@ -27,7 +27,7 @@ pub(super) struct Together {
 }
 
 impl PodProcesses {
-    /// Looks at the inner process and all below it.
+    /// Looks at the inner process and all below it. The inner process hides: where `/proc` is mounted with `hidepid`, it is left out.
     pub(super) fn look(inner: i32) -> Self {
         let table = Table::below(inner).or_else(|| Table::read().ok());
         let table = table.unwrap_or_default();

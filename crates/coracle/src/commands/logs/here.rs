@@ -1,6 +1,6 @@
 //! The user's clusters on this host: each is the place in memory that a control plane's processes share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,6 @@ impl Found {
 pub fn find() -> Vec<Found> {
     let mut places = HashSet::new();
     let mut found = Vec::new();
-    let parents = linux::process::parents().unwrap_or_default();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     for entry in entries {
         let pid = entry
@@ -41,7 +40,7 @@ pub fn find() -> Vec<Found> {
             .and_then(|name| name.parse().ok());
         if let Some(pid) = pid
             && runs_as(&entry.path(), b"control-plane")
-            && !is_in_a_pod(pid, &parents)
+            && !is_in_a_pod(pid)
             && let Some(cluster) = look(pid)
             // The first process and its parent outside see the same.
             && places.insert(cluster.1)
@@ -61,20 +60,12 @@ fn runs_as(process: &Path, role: &[u8]) -> bool {
     words.next() == Some(b"internal") && words.next() == Some(role)
 }
 
-/// Whether a process is below a sandbox.
-fn is_in_a_pod(pid: u32, parents: &HashMap<i32, i32>) -> bool {
-    let mut above = pid.cast_signed();
-    // As often as there are processes at the most: a table that changes while it is read may have circles.
-    for _ in 0..parents.len() {
-        match parents.get(&above) {
-            Some(parent) => above = *parent,
-            None => return false,
-        }
-        if runs_as(Path::new(&format!("/proc/{above}")), b"sandbox") {
-            return true;
-        }
-    }
-    false
+/// Whether a process may be in a pod: those are in a user namespace below the hub's, which is below ours. A control plane is in
+/// ours, or in one directly below it. (Where `/proc` is mounted with `hidepid` it does not show the sandbox above a container.)
+fn is_in_a_pod(pid: u32) -> bool {
+    let namespace = linux::fresh::namespace_of(pid.cast_signed(), "user");
+    let level = namespace.and_then(linux::namespace::level_below_own);
+    !matches!(level, Ok(0 | 1))
 }
 
 /// The cluster whose place this process sees, and what tells that place from others.

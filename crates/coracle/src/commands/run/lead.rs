@@ -15,11 +15,11 @@ use slurm::{Allocation, Slurm};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::Settings;
 use super::addons::Addons;
 use super::look::FINISHED;
 use super::manifests;
 use super::workload::{Manifests, Workload, environment};
-use super::Settings;
 use crate::cli::RunOptions;
 use crate::exit;
 use crate::waiting_tasks;

@@ -22,7 +22,6 @@ use std::process::ExitCode;
 
 use slurm::{Allocation, JobLocation};
 
-
 pub use self::settings::Settings;
 use self::workload::Workload;
 use crate::cli::RunArgs;
@@ -69,7 +68,9 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         JobLocation::OffNode => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        JobLocation::Task { procid, .. } if procid > 0 => waiting_tasks::until_dismissed(&allocation),
+        JobLocation::Task { procid, .. } if procid > 0 => {
+            waiting_tasks::until_dismissed(&allocation)
+        }
         JobLocation::Task { .. } | JobLocation::Batch => match guard::split(Policy::End)? {
             Side::Worker => crate::block_on(lead::lead(settings, workload, allocation)),
             Side::Guard(Over { code, .. }) => {

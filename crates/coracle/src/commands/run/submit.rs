@@ -19,9 +19,8 @@ use super::send_bundle::carry;
 use super::srun::{Ends, Srun};
 use super::workload::Workload;
 use crate::exit;
-use cluster::carry;
 use cluster::carry::bundle::Bundle;
-use cluster::carry::script::SHELL;
+use cluster::carry::script::{self, SHELL};
 use releases::Release;
 
 /// What is asked of Slurm.
@@ -133,10 +132,12 @@ impl<'a> Request<'a> {
     }
 
     async fn in_terminal(&self, told: Told) -> anyhow::Result<i32> {
-        let mut program = self.bundle.program.clone();
+        let mut program = self.bundle.program.as_path();
+        let mut words = self.settings.words_inside();
         if let Some(dir) = told.dir {
             let mut ends = Ends::listen()?;
-            program = carry::program_in(&dir);
+            program = Path::new(SHELL);
+            words = script::start("coracle: error:", &dir, &words);
             let asked = Asked {
                 dir,
                 job: told.job,
@@ -147,9 +148,8 @@ impl<'a> Request<'a> {
                 signal = ends.next() => return Ok(exit::of_signal(signal)),
             }
         }
-        let words = self.settings.words_inside();
         let within = Some((told.job, told.node.as_str()));
-        let mut invocation = self.invocation(&program, &words, within, true);
+        let mut invocation = self.invocation(program, &words, within, true);
         // Or srun would tell the leader of its own node only.
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), told.nodes);
         invocation.env_set.push(nodes);

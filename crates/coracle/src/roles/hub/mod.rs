@@ -21,7 +21,6 @@ use tokio::net::UnixStream;
 use self::pair::Side;
 use crate::guard;
 use crate::node_dir;
-use cluster::PODS_MARK;
 
 /// Between attempts to listen after the guard was killed: the disk may be full for a while.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
@@ -42,8 +41,6 @@ pub struct HubStart {
     pub socket: PathBuf,
     /// The addresses of the node's pods.
     pub range: String,
-    /// What sandboxes carry as the value of [`PODS_MARK`].
-    pub mark: String,
     /// How many processes the user may have before those in the hub's user namespace are refused more.
     pub processes: Option<u64>,
 }
@@ -117,37 +114,74 @@ async fn serve(hub: &Hub, start: &HubStart, guard: OwnedFd) -> anyhow::Result<En
             gone?;
             Ok(End::Unguarded)
         }
-        () = forsaken(start) => {
-            let removed =
-                node_dir::refuse_with_pods(&start.dir).and_then(|()| linux::remove::tree(&start.dir));
-            if let Err(error) = removed {
-                tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
-            }
-            Ok(End::Served)
+        () = remove_abandoned(start, LOOK_EVERY) => Ok(End::Served),
+    }
+}
+
+/// Removes the node's directory when there has been no agent for a while, and returns. As long as a pod runs in it, the hub is needed,
+/// and looks again later.
+async fn remove_abandoned(start: &HubStart, look_every: Duration) {
+    loop {
+        forsaken(start, look_every).await;
+        if let Err(error) = node_dir::refuse_with_pods(&start.dir) {
+            tracing::warn!(dir = %start.dir.display(), %error, "the node has no agent, but its directory is in use");
+            continue;
         }
+        if let Err(error) = linux::remove::tree(&start.dir) {
+            tracing::warn!(dir = %start.dir.display(), %error, "cannot remove the node's directory");
+        }
+        return;
     }
 }
 
 /// Returns when there has been no agent for a while.
-async fn forsaken(start: &HubStart) {
+async fn forsaken(start: &HubStart, look_every: Duration) {
     let socket = node_dir::kubelet_socket(&start.dir);
     let mut missing = 0;
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(look_every).await;
         if UnixStream::connect(&socket).await.is_ok() || node_dir::is_guarded(&start.dir) {
             missing = 0;
             continue;
         }
         missing += 1;
-        // Who can't look takes it that there are some.
-        let mark = format!("{PODS_MARK}={}", start.mark);
-        let pods = linux::process::is_running(&["internal", "sandbox"], &mark);
-        let patience = match pods {
-            Ok(false) => MISSING_WITHOUT,
-            _ => MISSING_WITH_PODS,
+        let patience = match node_dir::has_pods(&start.dir) {
+            false => MISSING_WITHOUT,
+            true => MISSING_WITH_PODS,
         };
         if missing >= patience {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node_dir::testing::LockedPod;
+
+    #[tokio::test]
+    async fn hub_serves_until_no_pod_runs() {
+        let test = "roles::hub::tests::hub_serves_until_no_pod_runs";
+        if LockedPod::is_this_process() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("node");
+        let pod = LockedPod::start(test, &dir.join("pods/uid"));
+        let start = HubStart {
+            socket: dir.join("hub.sock"),
+            dir: dir.clone(),
+            range: String::new(),
+            processes: None,
+        };
+        let mut removed = std::pin::pin!(remove_abandoned(&start, Duration::from_millis(1)));
+        let meanwhile = Duration::from_millis(500);
+        let ended = tokio::time::timeout(meanwhile, &mut removed).await;
+        assert!(ended.is_err() && dir.join("pods/uid").exists());
+        pod.end();
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, removed).await.unwrap();
+        assert!(!dir.exists());
     }
 }

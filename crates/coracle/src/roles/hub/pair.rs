@@ -12,10 +12,10 @@ use linux::process::Fork;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
 
-/// A worker that lived so long was healthy.
-const HEALTHY_AFTER: Duration = Duration::from_secs(20);
-/// The shortest and the longest wait before a worker is replaced.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+use crate::back_off::BackOff;
+
+/// The waits before a worker is replaced.
+const RESTARTS: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(5));
 
 /// Which of the two this process now is.
 pub enum Side {
@@ -32,7 +32,7 @@ pub enum Side {
 ///
 /// Returns in each worker at once, in the guard when a worker has ended with success.
 pub fn split() -> io::Result<Side> {
-    let mut delay = Duration::ZERO;
+    let mut restarts = RESTARTS;
     loop {
         let began = Instant::now();
         match run_worker() {
@@ -44,8 +44,7 @@ pub fn split() -> io::Result<Side> {
             // The user may have as many processes as are allowed, for a while.
             Err(error) => tracing::warn!(%error, "cannot start the hub's worker"),
         }
-        delay = next_delay(delay, began.elapsed());
-        std::thread::sleep(delay);
+        std::thread::sleep(restarts.wait_after(began.elapsed()));
     }
 }
 
@@ -72,35 +71,5 @@ fn wait(worker: Pid) -> io::Result<WaitStatus> {
             Ok(None) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-/// How long to wait before the next worker, after one that lived for `lived` and for which `delay` was waited.
-fn next_delay(delay: Duration, lived: Duration) -> Duration {
-    let (first, most) = BACK_OFF;
-    if lived >= HEALTHY_AFTER {
-        return first;
-    }
-    (delay * 2).clamp(first, most)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_back_off_grows_to_its_cap_and_starts_over() {
-        let quick = Duration::from_millis(1);
-        let mut delay = Duration::ZERO;
-        let mut delays = Vec::new();
-        for _ in 0..100 {
-            delay = next_delay(delay, quick);
-            delays.push(delay);
-        }
-        assert_eq!(delays[0], BACK_OFF.0);
-        assert_eq!(delays[1], BACK_OFF.0 * 2);
-        assert_eq!(delays[99], BACK_OFF.1);
-        assert!(delays.is_sorted());
-        assert_eq!(next_delay(delay, HEALTHY_AFTER), BACK_OFF.0);
     }
 }

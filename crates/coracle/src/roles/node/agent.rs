@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cluster::WORKLOAD_MARK;
 use cluster::enrolment::{
     AgentMessage, COMPATIBLE_VERSION, Enrolled, EnrolmentRefused, JoinConfig, LeaderConnection,
     LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
 };
-use cluster::{PODS_MARK, WORKLOAD_MARK};
 use control_plane::pki::{Identity, KUBELET_CLIENT};
 use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
@@ -25,9 +25,9 @@ use super::hub::NodeHub;
 use super::image_gc;
 use super::image_list::ImageList;
 use super::launch::Launchers;
+use crate::guard::LEFT_TO_OTHERS;
 use crate::node_dir::{self, NodeDir};
 use crate::settings::stream_idle;
-use crate::guard::LEFT_TO_OTHERS;
 
 /// As many pods as upstream's kubelet allows by default.
 const MAX_PODS: u32 = 110;
@@ -94,7 +94,6 @@ pub async fn run(
         groups,
         images: ImageList::default(),
         stacking: tokio::sync::OnceCell::new(),
-        mark: identity.response.mark.clone(),
         job: identity.response.job.0,
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
@@ -412,13 +411,11 @@ async fn reconnect(
     }
 }
 
-/// Does what the leader and its guard would have done, had they not been killed together.
+/// Does what the leader and its guard would have done, had they not been killed together. Our own guard ends what is left of the node.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
-    for name in [WORKLOAD_MARK, PODS_MARK] {
-        let mark = format!("{name}={}", identity.response.mark);
-        if let Err(error) = linux::process::kill_marked(&mark) {
-            tracing::warn!(%error, "cannot look for what the cluster has left");
-        }
+    let mark = format!("{WORKLOAD_MARK}={}", identity.response.mark);
+    if let Err(error) = linux::process::kill_marked(&mark) {
+        tracing::warn!(%error, "cannot look for what the cluster has left");
     }
     if let (job, Some(step)) = identity.response.job {
         crate::waiting_tasks::dismiss(job, step).await;
@@ -439,7 +436,7 @@ fn node_hub(identity: &NodeIdentity, place: &NodeDir) -> Arc<NodeHub> {
         &place.dir,
         place.hub_socket(),
         range,
-        &identity.response.mark,
+        place.mark_argument(),
     ))
 }
 

@@ -1,6 +1,8 @@
 //! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again in the same
 //! namespaces if both of its processes were killed.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,9 +14,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use super::process_limit;
+use crate::back_off::BackOff;
 use crate::roles::hub::HubStart;
-use crate::pod_lock;
-use cluster::PODS_MARK;
 
 /// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
 /// site's users; every pod of the node waits for it.
@@ -22,12 +23,14 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 /// What it may take to be gone.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
-/// The shortest and the longest wait before a hub that can't be started is tried again.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// The waits before a hub that can't be started, or sends no namespaces, is tried again.
+const RETRIES: BackOff = BackOff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 /// The node's hub, which there is as soon as somebody needs it.
 pub struct NodeHub {
     start: HubStart,
+    /// What marks its processes.
+    mark_argument: String,
     running: Mutex<Running>,
 }
 
@@ -37,17 +40,19 @@ struct Running {
     child: Option<Child>,
     /// Held so that pods keep their network when all of the hub's processes are killed.
     namespaces: Option<Namespaces>,
+    /// They are those of the hub that runs now.
+    are_current: bool,
 }
 
 impl NodeHub {
-    /// A hub for pods with addresses of `range`; `mark` is for its environment.
-    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark: &str) -> Self {
+    /// A hub for pods with addresses of `range`.
+    pub fn new(dir: &Path, socket: PathBuf, range: &str, mark_argument: String) -> Self {
         Self {
+            mark_argument,
             start: HubStart {
                 dir: dir.to_owned(),
                 socket,
                 range: range.to_owned(),
-                mark: mark.to_owned(),
                 processes: linux::process_limit::current().map(process_limit::of_pods),
             },
             running: Mutex::default(),
@@ -57,19 +62,21 @@ impl NodeHub {
     /// Makes sure that it is there.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
+        let socket = &self.start.socket;
         // Perhaps one of an agent before us; and if our child has ended, its other process listens.
-        if !network::hub::is_there(&self.start.socket) {
+        if !with(socket, network::hub::is_there).await? {
             if running.namespaces.is_none() {
-                running.namespaces = self.find_namespaces();
+                running.namespaces = with(&self.start.dir, find_namespaces).await?;
             }
             running.child = Some(self.spawn(running.namespaces.as_ref()).await?);
-            running.namespaces = None;
+            running.are_current = false;
         }
-        if running.namespaces.is_none() {
-            let socket = self.start.socket.clone();
-            let asked = tokio::task::spawn_blocking(move || Namespaces::of_hub(&socket)).await?;
-            match asked {
-                Ok(namespaces) => running.namespaces = Some(namespaces),
+        if !running.are_current {
+            match with(socket, Namespaces::of_hub).await? {
+                Ok(namespaces) => {
+                    running.namespaces = Some(namespaces);
+                    running.are_current = true;
+                }
                 Err(error) => tracing::warn!(%error, "cannot hold the hub's namespaces"),
             }
         }
@@ -78,31 +85,36 @@ impl NodeHub {
 
     /// Makes sure that it is there, until this is dropped: pods that run need it too, and not only those that start.
     pub async fn keep_up(&self) {
-        let (first, most) = RETRY;
-        let mut wait = first;
+        let mut retries = RETRIES;
         loop {
-            match self.ready().await {
-                Ok(()) => {
-                    wait = first;
-                    if network::hub::lost(&self.start.socket).await.is_ok() {
-                        tracing::warn!("the hub's worker has ended");
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "the node has no hub");
-                    wait = (wait * 2).min(most);
+            let ready = self.ready().await;
+            if let Err(error) = &ready {
+                tracing::warn!(error = format!("{error:#}"), "the node has no hub");
+            }
+            // As long as its namespaces are not held, pods lose their network with the hub.
+            if ready.is_ok() && self.running.lock().await.are_current {
+                retries.reset();
+                if network::hub::lost(&self.start.socket).await.is_ok() {
+                    tracing::warn!("the hub's worker has ended");
                 }
             }
-            tokio::time::sleep(wait).await;
+            tokio::time::sleep(retries.wait()).await;
         }
     }
 
     /// How many processes each container may have, if the user has a limit here.
     pub async fn processes_of_containers(&self) -> Option<u64> {
         let of_pods = self.start.processes?;
-        let running = self.running.lock().await;
-        let user = running.namespaces.as_ref()?.user();
-        let outside = linux::process_limit::threads_outside(user)
+        let user = {
+            let running = self.running.lock().await;
+            let user = running.namespaces.as_ref()?.user();
+            user.try_clone_to_owned().ok()?
+        };
+        let count = move || linux::process_limit::threads_outside(user.as_fd());
+        let counted = tokio::task::spawn_blocking(count).await;
+        let outside = counted
+            .map_err(io::Error::other)
+            .flatten()
             .inspect_err(|error| tracing::warn!(%error, "cannot count processes"))
             .ok()?;
         if process_limit::is_scarce(of_pods, outside) {
@@ -115,31 +127,26 @@ impl NodeHub {
         Some(process_limit::of_containers(of_pods, outside))
     }
 
-    /// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.
-    fn find_namespaces(&self) -> Option<Namespaces> {
-        let pods = std::fs::read_dir(self.start.dir.join("pods")).ok()?;
-        let sandboxes = pods
-            .flatten()
-            .filter_map(|pod| pod_lock::holder(&pod.path()));
-        sandboxes
-            .filter_map(|sandbox| Namespaces::of_sandbox(sandbox).ok())
-            .next()
-    }
-
     async fn spawn(&self, before: Option<&Namespaces>) -> anyhow::Result<Child> {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .arg(format!("{PODS_MARK}={}", self.start.mark))
+            .arg(&self.mark_argument)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .context("cannot start the node's hub")?;
         let output = child.stdout.take().context("the node's hub has no pipe")?;
-        let descriptors = before.map(Namespaces::descriptors).unwrap_or_default();
         let start = serde_json::to_vec(&self.start)?;
-        linux::packet::send(&ours, 0, &start, &descriptors)?;
+        let descriptors = before.map(Namespaces::descriptors).unwrap_or_default();
+        let descriptors = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
+        let descriptors: Vec<OwnedFd> = descriptors.collect::<io::Result<_>>()?;
+        let send = move || {
+            let beside: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            linux::packet::send(&ours, 0, &start, &beside)
+        };
+        tokio::task::spawn_blocking(send).await??;
         let ready = until_ready(output, START_PATIENCE).await;
         if ready.is_err() {
             let _ = child.start_kill();
@@ -151,7 +158,7 @@ impl NodeHub {
     pub async fn end(&self) {
         let socket = &self.start.socket;
         let gone = async {
-            while network::hub::end(socket).is_ok() {
+            while matches!(with(socket, network::hub::end).await, Ok(Ok(()))) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -162,6 +169,24 @@ impl NodeHub {
             let _ = tokio::time::timeout(LAST_BREATH, child.wait()).await;
         }
     }
+}
+
+/// Does something with a path on another thread. The hub may be slow to answer, and so may the disk; this thread is the agent's only
+/// one.
+async fn with<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    let path = path.to_owned();
+    Ok(tokio::task::spawn_blocking(move || work(&path)).await?)
+}
+
+/// The user namespace of pods that run in a node's directory, if we came after their hub had died: a new hub must be in it to reach
+/// them.
+fn find_namespaces(dir: &Path) -> Option<Namespaces> {
+    let pods = std::fs::read_dir(dir.join("pods")).ok()?;
+    pods.flatten()
+        .find_map(|pod| Namespaces::of_sandbox(&pod.path()).ok())
 }
 
 /// Waits for the hub's word that it is ready, or why not.
@@ -183,7 +208,85 @@ async fn until_ready(output: impl AsyncRead + Unpin, patience: Duration) -> anyh
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
     use super::*;
+
+    /// A hub that sends no namespaces until it is asked for the third time. Returns how often it was asked.
+    fn fake_hub(socket: &Path) -> Arc<AtomicU32> {
+        let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let listener = rustix::net::socket_with(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new(socket.as_os_str().as_bytes()).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 16).unwrap();
+        let asked = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&asked);
+        std::thread::spawn(move || {
+            while let Ok(connection) = rustix::net::accept(&listener) {
+                let count = Arc::clone(&count);
+                std::thread::spawn(move || {
+                    // Until the other side closes: one who only looks whether we are here says nothing.
+                    while let Ok(Some(_)) = linux::packet::receive(&connection) {
+                        let own = connection.as_fd();
+                        let namespaces = match count.fetch_add(1, Ordering::SeqCst) {
+                            0 | 1 => vec![],
+                            _ => vec![own, own],
+                        };
+                        linux::packet::send(&connection, 0, &[], &namespaces).unwrap();
+                    }
+                });
+            }
+        });
+        asked
+    }
+
+    #[tokio::test]
+    async fn hub_is_asked_until_its_namespaces_are_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("hub.sock");
+        let asked = fake_hub(&socket);
+        let hub = NodeHub::new(dir.path(), socket, "100.64.0.0/24", "mark=m".to_owned());
+        let held = async {
+            while hub.running.lock().await.namespaces.is_none() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = hub.keep_up() => {}
+            held = tokio::time::timeout(Duration::from_secs(10), held) => held.unwrap(),
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 3);
+    }
+
+    #[tokio::test]
+    async fn slow_disk_does_not_hold_up_the_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("pods/uid");
+        std::fs::create_dir_all(&pod).unwrap();
+        // Opening it waits for a writer.
+        let fifo = pod.join("lock");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+        assert!(made.unwrap().success());
+        let slow = Duration::from_secs(1);
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(slow);
+            std::fs::File::options().write(true).open(fifo)
+        });
+        let begun = Instant::now();
+        let other_work = async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            begun.elapsed()
+        };
+        let (found, waited) = tokio::join!(with(dir.path(), find_namespaces), other_work);
+        assert!(found.unwrap().is_none());
+        assert!(begun.elapsed() >= slow && waited < slow, "{waited:?}");
+        writer.join().unwrap().unwrap();
+    }
 
     #[tokio::test]
     async fn a_hub_says_that_it_is_ready_or_why_not_or_is_given_up() {

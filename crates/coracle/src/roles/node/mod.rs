@@ -23,12 +23,12 @@ use anyhow::{Context, bail};
 use cluster::carry;
 
 use crate::guard::{self, LEFT_TO_OTHERS, Policy, Side};
-use crate::roles::janitor;
+use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
+use crate::roles::janitor;
+use crate::settings;
 use cluster::AGENT_FAILED;
 use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_problem, unix_time};
-use crate::node_dir::{self, NodeDir};
-use crate::settings;
 
 /// How long the guard of an agent that has just ended may hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -82,7 +82,7 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
             Ok(over.code)
         }
         Side::Guard(over) => {
-            launch::end_steps(&place);
+            launch::end_all(&place);
             place.remove();
             NodeDir::sweep();
             drop(janitor);

@@ -8,7 +8,7 @@
 //!
 //! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
 //!
-//! It outlives the agent that started it. If no agent comes for a while, and no guard will start one, it ends the pod and itself.
+//! It holds the hub's user namespace and hands it to an agent that finds no hub. It outlives the agent that started it. If no agent comes for a while, and no guard will start one, it ends the pod and itself.
 //! How the pod's containers stand is kept on disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
+use network::hub::Namespaces;
 use pod_protocol::connection::{Parting, SandboxService, stay_connected};
 use pod_protocol::{Hello, PodState, VERSION};
 use rustix::process::{Pid, Signal};
@@ -115,10 +116,18 @@ pub fn main() -> anyhow::Result<ExitCode> {
     if start.announces {
         announce(begun.as_ref().err())?;
     }
-    let (_lock, forked) = begun?;
+    let (_lock, namespaces, forked) = begun?;
+    let pod_dir = start.pod_dir();
     let ended = crate::block_on(async {
         let local = tokio::task::LocalSet::new();
-        local.run_until(live(start, places, forked)).await
+        local
+            .run_until(async {
+                tokio::select! {
+                    ended = live(start, places, forked) => ended,
+                    never = namespaces.hand_over(&pod_dir) => match never {},
+                }
+            })
+            .await
     });
     if let Some(division) = division {
         division.end();
@@ -137,10 +146,10 @@ pub struct Processes {
 }
 
 /// All that must be done while there is one thread.
-fn begin(start: &SandboxStart, places: &Places) -> anyhow::Result<(File, Processes)> {
+fn begin(start: &SandboxStart, places: &Places) -> anyhow::Result<(File, Namespaces, Processes)> {
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = pod_lock::take(&start.pod_dir()).with_context(context)?;
-    move_in(start, places).with_context(context)?;
+    let namespaces = move_in(start, places).with_context(context)?;
     // First, so that it holds nothing of the line to the inner process, which ends with that.
     let puller = puller::fork().context("cannot fork the puller of images")?;
     let (inner, line) = fork_inner(start.host_pid)?;
@@ -149,7 +158,7 @@ fn begin(start: &SandboxStart, places: &Places) -> anyhow::Result<(File, Process
         line,
         puller,
     };
-    Ok((lock, forked))
+    Ok((lock, namespaces, forked))
 }
 
 /// One line to whoever waits for it.
@@ -190,11 +199,11 @@ fn enter_own_namespaces() -> std::io::Result<()> {
 }
 
 /// Enters the node's user namespace, one of our own below it, in which processes are counted apart from those of other pods, and a
-/// mount namespace with memory that ends with us.
-fn move_in(start: &SandboxStart, places: &Places) -> std::io::Result<()> {
+/// mount namespace with memory that ends with us. Returns the node's.
+fn move_in(start: &SandboxStart, places: &Places) -> std::io::Result<Namespaces> {
     // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
     linux::credentials::hide()?;
-    network::hub::join(&start.node_dir.join("hub.sock"))?;
+    let namespaces = network::hub::join(&start.node_dir.join("hub.sock"))?;
     // The maps of the new user namespace are written through /proc, which is closed to processes that hide. Containers of other
     // pods have no rights in the hub's user namespace, and ours does not have any yet.
     linux::credentials::unhidden(enter_own_namespaces)??;
@@ -202,7 +211,8 @@ fn move_in(start: &SandboxStart, places: &Places) -> std::io::Result<()> {
     std::fs::create_dir_all(&places.memory)?;
     linux::mount::tmpfs(&places.memory, MEMORY_BYTES)?;
     // Containers of other users than root look through it.
-    linux::mount::passable(&places.memory)
+    linux::mount::passable(&places.memory)?;
+    Ok(namespaces)
 }
 
 /// Forks the inner process while there is one thread.

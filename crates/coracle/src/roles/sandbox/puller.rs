@@ -5,9 +5,9 @@
 //! of a process that was begun outside and hides is hidden too. Only a process with one thread may fork, so that this one is made
 //! before the sandbox has more.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::ExitCode;
 
 use linux::fresh::{Forked, Fresh};
 use linux::packet;
@@ -17,10 +17,13 @@ use rustix::process::{Signal, WaitOptions};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe::{Receiver, Sender};
-use tokio::sync::Mutex;
+use tokio::sync::{mpsc, oneshot};
 
 /// The sandbox's side of it.
-pub struct Puller(Mutex<UnixStream>);
+pub struct Puller(mpsc::UnboundedSender<Reply>);
+
+/// Where a task waits for its pull.
+type Reply = oneshot::Sender<io::Result<Pull>>;
 
 /// A process that pulls one image. It is killed when this is dropped.
 pub struct Pull {
@@ -69,7 +72,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         let Some(message) = packet::receive(socket)? else {
             return Ok(());
         };
-        let [input, output] = &message.descriptors[..] else {
+        let Ok([input, output]) = <[OwnedFd; 2]>::try_from(message.descriptors) else {
             // The sandbox waits for an answer.
             packet::send(socket, 0, &[], &[])?;
             continue;
@@ -83,14 +86,13 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// Pulls one image, and ends.
-fn pull(input: &OwnedFd, output: &OwnedFd) -> ! {
+fn pull(input: OwnedFd, output: OwnedFd) -> ! {
     let parent = rustix::process::getppid();
-    let pull = || -> anyhow::Result<ExitCode> {
+    let pull = || -> anyhow::Result<()> {
         linux::process::die_with_parent(parent, Signal::KILL)?;
         linux::signal::hear_all()?;
-        rustix::stdio::dup2_stdin(input)?;
-        rustix::stdio::dup2_stdout(output)?;
-        crate::block_on(crate::roles::pull::main())
+        let input = BufReader::new(File::from(input));
+        crate::block_on(crate::roles::pull::serve(input, File::from(output)))
     };
     if let Err(error) = pull() {
         tracing::warn!(error = format!("{error:#}"), "cannot pull an image");
@@ -99,30 +101,50 @@ fn pull(input: &OwnedFd, output: &OwnedFd) -> ! {
 }
 
 impl Puller {
-    /// Speaks to the process at the other end of `socket`.
+    /// Speaks to the process at the other end of `socket`. Must be called within a `LocalSet`.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         // A stream by name only: packets keep their boundaries, and we never read it as a stream.
-        Ok(Self(Mutex::new(UnixStream::from_std(socket.into())?)))
+        let socket = UnixStream::from_std(socket.into())?;
+        let (requests, inbox) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(start_on_request(socket, inbox));
+        Ok(Self(requests))
     }
 
     /// Starts a process that pulls an image. `BrokenPipe` means that nobody is there to fork one.
+    ///
+    /// If the caller drops this before it is done, the process is killed.
     pub async fn start(&self) -> io::Result<Pull> {
-        let (input, theirs_in) = pipe_to()?;
-        let (output, theirs_out) = pipe_from()?;
-        let line = self.0.lock().await;
-        let ask = || packet::send(&*line, 0, &[], &[theirs_in.as_fd(), theirs_out.as_fd()]);
-        line.async_io(Interest::WRITABLE, ask).await?;
-        let answer = line.async_io(Interest::READABLE, || packet::receive(&*line));
-        let answer = answer.await?.ok_or(io::ErrorKind::BrokenPipe)?;
-        let process = answer.descriptors.into_iter().next();
-        let process = process.ok_or_else(|| io::Error::other("it could not be forked"))?;
-        Ok(Pull {
-            input,
-            output,
-            process,
-        })
+        // Another task asks, to its end: the response to a request that was dropped would be taken for that to the next.
+        let (reply, pull) = oneshot::channel();
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        self.0.send(reply).map_err(|_| gone())?;
+        pull.await.map_err(|_| gone())?
     }
+}
+
+/// Starts a process for each request, one after the other, until the [`Puller`] is dropped.
+async fn start_on_request(socket: UnixStream, mut requests: mpsc::UnboundedReceiver<Reply>) {
+    while let Some(reply) = requests.recv().await {
+        // If nobody waits for it any more, it is dropped, and thereby killed.
+        let _ = reply.send(start(&socket).await);
+    }
+}
+
+async fn start(socket: &UnixStream) -> io::Result<Pull> {
+    let (input, theirs_in) = pipe_to()?;
+    let (output, theirs_out) = pipe_from()?;
+    let ask = || packet::send(socket, 0, &[], &[theirs_in.as_fd(), theirs_out.as_fd()]);
+    socket.async_io(Interest::WRITABLE, ask).await?;
+    let response = socket.async_io(Interest::READABLE, || packet::receive(socket));
+    let response = response.await?.ok_or(io::ErrorKind::BrokenPipe)?;
+    let process = response.descriptors.into_iter().next();
+    let process = process.ok_or_else(|| io::Error::other("it could not be forked"))?;
+    Ok(Pull {
+        input,
+        output,
+        process,
+    })
 }
 
 impl Drop for Pull {
@@ -142,4 +164,70 @@ fn pipe_from() -> io::Result<(Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&read, true)?;
     Ok((Receiver::from_owned_fd(read)?, write))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::process::{Pid, PidfdFlags};
+    use tokio::process::{Child, Command};
+
+    use super::*;
+
+    /// The puller's end of the socket, which the test serves itself.
+    struct Fake(UnixStream);
+
+    impl Fake {
+        async fn asked(&self) {
+            let receive = || packet::receive(&self.0);
+            let message = self.0.async_io(Interest::READABLE, receive).await;
+            assert_eq!(message.unwrap().unwrap().descriptors.len(), 2);
+        }
+
+        /// Answers with a descriptor of `process`.
+        fn answer(&self, process: &Child) {
+            let pid = Pid::from_raw(process.id().unwrap().cast_signed()).unwrap();
+            let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+            packet::send(&self.0, 0, &[], &[descriptor.as_fd()]).unwrap();
+        }
+    }
+
+    fn idle_process() -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("1000").kill_on_drop(true).spawn().unwrap()
+    }
+
+    async fn with_local_tasks(test: impl Future<Output = ()>) {
+        let local = tokio::task::LocalSet::new();
+        let limit = Duration::from_secs(60);
+        let ended = tokio::time::timeout(limit, local.run_until(test)).await;
+        ended.expect("the test ends in time");
+    }
+
+    #[tokio::test]
+    async fn dropped_start_leaves_no_response_for_the_next() {
+        with_local_tasks(async {
+            let (ours, theirs) = packet::pair().unwrap();
+            rustix::io::ioctl_fionbio(&theirs, true).unwrap();
+            let server = Fake(UnixStream::from_std(theirs.into()).unwrap());
+            let puller = Puller::new(ours).unwrap();
+            let impatient = Duration::from_millis(20);
+            let dropped = tokio::time::timeout(impatient, puller.start()).await;
+            assert!(dropped.is_err());
+            let (mut unwanted, mut wanted) = (idle_process(), idle_process());
+            let answers = async {
+                server.asked().await;
+                server.answer(&unwanted);
+                server.asked().await;
+                server.answer(&wanted);
+            };
+            let (pull, ()) = tokio::join!(puller.start(), answers);
+            unwanted.wait().await.unwrap();
+            assert!(wanted.try_wait().unwrap().is_none());
+            drop(pull.unwrap());
+            wanted.wait().await.unwrap();
+        })
+        .await;
+    }
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -42,8 +42,9 @@ pub struct Driver<R> {
     network: PodNetwork,
     ending: Option<Instant>,
     resetting: bool,
-    /// The containers end, and the pod goes on in another sandbox.
-    abandoned: bool,
+    /// The containers end, and the pod goes on in another sandbox. Holds the statuses of those that are killed for that, as they
+    /// were before: their exits are not the pod's, and the next sandbox must not take them for that.
+    abandoned: Option<Vec<ContainerStatus>>,
     failure: Option<Problem>,
     born: Instant,
     /// Since when activeDeadlineSeconds counts.
@@ -85,7 +86,7 @@ impl<R: Runtime> Driver<R> {
             network: PodNetwork::default(),
             ending: None,
             resetting: false,
-            abandoned: false,
+            abandoned: None,
             failure: None,
             born: now,
             active_since: now,
@@ -126,7 +127,7 @@ impl<R: Runtime> Driver<R> {
             }
         }
         self.publish(false);
-        if self.abandoned {
+        if self.abandoned.is_some() {
             return;
         }
         self.up = Up::Over;
@@ -195,7 +196,12 @@ impl<R: Runtime> Driver<R> {
 
     fn abandon(&mut self) {
         if self.ending.is_none() {
-            self.abandoned = true;
+            let killed = self.records.iter().filter(|record| {
+                let run = record.run.as_ref();
+                run.is_some_and(|run| run.kill.is_none())
+            });
+            let statuses = killed.map(|record| status::status(record, self.around()));
+            self.abandoned = Some(statuses.collect());
             self.up = Up::Over;
             self.end(self.grace());
         }
@@ -203,35 +209,49 @@ impl<R: Runtime> Driver<R> {
 
     fn stop(&mut self, stop: Stop) {
         // Now the pod itself is to end.
-        self.abandoned = false;
+        self.abandoned = None;
         if self.failure.is_none() {
             self.failure = stop.failure;
         }
         self.end(seconds(stop.grace_seconds));
     }
 
-    fn publish(&self, finished: bool) {
-        let around = Around {
+    fn around(&self) -> Around {
+        Around {
             policy: self.policy(),
             has_init: self
                 .records
                 .iter()
                 .any(|record| matches!(record.kind, Kind::Init | Kind::Sidecar)),
             ending: self.ending.is_some(),
+        }
+    }
+
+    /// What is published of a container.
+    fn status(&self, record: &Record, around: Around) -> ContainerStatus {
+        let Some(killed) = &self.abandoned else {
+            return status::status(record, around);
         };
+        let before = killed.iter().find(|status| status.name == record.name());
+        let mut status = before
+            .cloned()
+            .unwrap_or_else(|| status::status(record, around));
+        // It can't be reached any more.
+        status.ready = false;
+        status
+    }
+
+    fn publish(&self, finished: bool) {
+        let around = self.around();
         let statuses = |kinds: &[Kind]| {
             self.records
                 .iter()
                 .filter(|record| kinds.contains(&record.kind))
-                .map(|record| status::status(record, around))
+                .map(|record| self.status(record, around))
                 .collect::<Vec<_>>()
         };
         let mut init_containers = statuses(&[Kind::Init, Kind::Sidecar]);
         let mut containers = statuses(&[Kind::Regular]);
-        if self.abandoned {
-            let all = init_containers.iter_mut().chain(&mut containers);
-            all.for_each(|status| status.ready = false);
-        }
         if finished {
             let initialized = self.records.iter().all(|record| match record.kind {
                 Kind::Init => record.succeeded(),

@@ -46,8 +46,27 @@ life! {
         assert!(!state.sandbox_ready && !state.containers[0].ready);
         assert!(state.containers[0].state.as_ref().is_some_and(|state| state.running.is_some()));
         assert!(!world.state().finished);
-        assert_eq!(world.word("a"), "ended Completed 0");
+        // Its exit was not its own.
+        assert_eq!(world.word("a"), "running");
         assert_eq!(sim.log_of(&["signal", "exit", "start", "down"]), ["0 start a#0", "1 signal a 15", "4 exit a 0"]);
+    }
+}
+
+life! {
+    async fn kills_of_an_abandoned_pod_are_no_exits_of_its_containers() {
+        let sim = Sim::new().script("a", &[Obeys(3, 0)]).script("b", &[Stubborn]).script("done", &[Ends(1, 0)]);
+        let names = ["a", "b", "done"].map(|name| json!({"name": name}));
+        let spec = json!({"containers": names, "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 9});
+        let world = World::new(&sim, spec);
+        world.at(2).await;
+        let running = ["a", "b"].map(|name| world.status(name).state);
+        assert!(world.abandon().await);
+        assert_eq!(sim.log_of(&["exit"]), ["1 exit done 0", "5 exit a 0", "11 exit b 137"]);
+        assert_eq!(world.word("done"), "ended Completed 0");
+        for (name, before) in ["a", "b"].into_iter().zip(running) {
+            assert_eq!(world.word(name), "running");
+            assert_eq!(world.status(name).state, before);
+        }
     }
 }
 
@@ -68,6 +87,7 @@ life! {
                 false => tokio::join!(world.abandon(), stop).0,
             };
             assert!(!abandoned && world.state().finished);
+            assert_eq!(world.word("a"), "ended Completed 0");
             assert_eq!(sim.log_of(&["down"]).len(), 1);
         }
     }

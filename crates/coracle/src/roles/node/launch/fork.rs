@@ -10,14 +10,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use super::Launchers;
-use cluster::PODS_MARK;
 
 /// Starts a sandbox.
 pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<Forked> {
     let line = node.start_line(&launch).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
-        .arg(format!("{PODS_MARK}={}", node.mark))
+        .arg(node.place.mark_argument())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .process_group(0)

@@ -8,6 +8,7 @@ mod step;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -20,13 +21,15 @@ use sandbox::logs::LogDir;
 use sandbox::runtime::Stacking;
 use tokio::sync::OnceCell;
 
-pub use self::step::end_all as end_steps;
 use super::hub::NodeHub;
 use super::image_list::ImageList;
 use crate::node_dir::{self, NodeDir};
-use crate::rootfs;
 use crate::pod_lock;
 use crate::roles::sandbox::SandboxStart;
+use crate::rootfs;
+
+/// What killed sandboxes, and the hub, may take to be gone.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts sandboxes on this node.
 pub struct Launchers {
@@ -42,8 +45,6 @@ pub struct Launchers {
     pub groups: Option<PathBuf>,
     /// How layers are stacked here, once that is known.
     pub stacking: OnceCell<Stacking>,
-    /// For the environment of sandboxes.
-    pub mark: String,
     /// The job, for steps of it.
     pub job: u32,
     /// This node, by Slurm's name for it.
@@ -113,6 +114,26 @@ impl Launcher for Launchers {
 
     fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
         self.images.read(&self.store).boxed()
+    }
+}
+
+/// Ends the node's hub and all sandboxes: steps, and what an agent with another guard started, are not below the guard of this one,
+/// which ends everything else. The caller must not hold the lock of a pod.
+pub fn end_all(place: &NodeDir) {
+    let mark = place.mark_argument();
+    let end = Instant::now() + END_TIMEOUT;
+    while Instant::now() < end {
+        // A sandbox takes its lock before it hides, so that one or the other finds it.
+        let marked = linux::process::kill_marked(&mark).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look for processes of the node");
+            0
+        });
+        let sandboxes = node_dir::kill_sandboxes(&place.dir);
+        let has_hub = network::hub::end(&place.hub_socket()).is_ok();
+        if marked + sandboxes == 0 && !has_hub {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use kubelet::{LaunchRequest, PodResources, SandboxProcess};
@@ -23,12 +23,9 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::task::JoinHandle;
 
 use super::Launchers;
-use crate::node_dir::NodeDir;
+use crate::node_dir;
 use crate::roles::sandbox::{FAILED, RUNNING};
-use cluster::PODS_MARK;
 
-/// The variable that marks the steps of a node.
-const NODE_MARK: &str = "CORACLE_NODE";
 /// A step that has just ended may not have given back what it held; beyond this it is held by others.
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
 /// How long Slurm may take in all. Its controller may be away.
@@ -37,8 +34,6 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 const MAX_WORDS: u64 = 16 * 1024;
 /// What the sandbox itself needs: less would end it, and never let an image be unpacked.
 const LEAST_MEMORY_MB: u64 = 64;
-/// What a killed sandbox may take to be gone.
-const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// Starts a sandbox and waits until it runs, or until it is known why it doesn't.
 pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<SandboxProcess> {
@@ -75,8 +70,7 @@ fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
     let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
     // What else is found by its environment: a sandbox hides that.
-    args.push(format!("{PODS_MARK}={}", node.mark));
-    args.push(node_mark(&node.place));
+    args.push(node.place.mark_argument());
     args.extend(slurm::JobProcessMarkers::of_current_job().map(|job| job.env_variable));
     let gres = gres(&launch.resources.extended);
     let step = ExactStep {
@@ -98,8 +92,7 @@ fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     tracing::debug!(command = invocation.display(), "starting a pod as a step");
     let mut command = invocation.command();
     command
-        .env(PODS_MARK, &node.mark)
-        .env(NODE_MARK, &node.place.mark)
+        .env(node_dir::MARK, &node.place.mark)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -179,26 +172,6 @@ async fn leave_alone(mut srun: Child) -> anyhow::Result<()> {
     }
     srun.wait().await?;
     Ok(())
-}
-
-fn node_mark(place: &NodeDir) -> String {
-    format!("{NODE_MARK}={}", place.mark)
-}
-
-/// Ends all steps of pods on this node: they are not below the agent's guard, which ends everything else.
-pub fn end_all(place: &NodeDir) {
-    let mark = node_mark(place);
-    let end = Instant::now() + LAST_BREATH;
-    while Instant::now() < end {
-        match linux::process::kill_marked(&mark) {
-            Ok(0) => return,
-            Ok(_) => std::thread::sleep(Duration::from_millis(5)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot look for the steps of pods");
-                return;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

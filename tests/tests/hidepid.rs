@@ -1,0 +1,287 @@
+//! Hosts whose `/proc` is mounted with `hidepid=2`, as on many sites. It does not show our hubs and sandboxes to their own user, so that
+//! nothing may rely on finding them there.
+
+use std::time::Duration;
+
+use e2e::{Cluster, Lab, Process, Role, container, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// `shared` shares a process namespace among its containers, `among-all` has the host's.
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; echo begun; httpd -p 8080 -h /etc; while true; do sleep 0.1; done']}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 0.1; done']}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shared}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  shareProcessNamespace: true
+  containers:
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; setsid sleep 1000 & while true; do sleep 0.1; done', mark-shared]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: among-all}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  hostPID: true
+  containers:
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; setsid sleep 1000 & while true; do sleep 0.1; done', mark-among-all]}
+"#;
+
+const NAMES: [&str; 4] = ["web", "client", "shared", "among-all"];
+
+/// One works all the time; one calls itself a control plane, where that of the cluster is.
+const MORE: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: busy}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'while :; do :; done']}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: pretender}
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: v, emptyDir: {}}]
+  initContainers:
+  - name: writes
+    image: IMAGE
+    command: [sh, -c, 'echo "echo current-context: pretender > /tmp/kubeconfig; mkdir -p /tmp/logs; while :; do sleep 1; done" > /v/internal']
+    volumeMounts: [{name: v, mountPath: /v}]
+  containers:
+  - {name: c, image: IMAGE, workingDir: /v, command: [sh, internal, control-plane], volumeMounts: [{name: v, mountPath: /v}]}
+"#;
+
+fn make(name: &str) -> Lab {
+    let lab = Lab::make(
+        &format!("/run/coracle-lab-hidepid-{name}"),
+        &["--hidepid"],
+        2,
+    );
+    lab.load_busybox();
+    lab.look_again()
+}
+
+/// A cluster with pods on its second node.
+#[track_caller]
+fn start(lab: &Lab, words: &[&str]) -> Cluster {
+    let mut cluster = Cluster::start_as(lab, "user1", words);
+    cluster.create(lab, PODS);
+    for pod in NAMES {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    let shown = lab.call(&["ps", "-eo", "args"]).on("node2").run();
+    for role in ["internal sandbox", "internal hub"] {
+        assert!(!lab.marked(role).is_empty(), "{role}");
+        assert!(
+            !shown.stdout.contains(role),
+            "hidden from its user: {shown}"
+        );
+    }
+    cluster
+}
+
+/// What must not change when something beside a pod is killed.
+fn facts(pod: &Value) -> [Value; 4] {
+    let status = container(pod, "c");
+    [
+        pod["status"]["podIP"].clone(),
+        status["containerID"].clone(),
+        status["restartCount"].clone(),
+        status["ready"].clone(),
+    ]
+}
+
+/// Waits until one pod reaches the other.
+#[track_caller]
+fn are_connected(cluster: &mut Cluster, web: &Value) {
+    let address = web["status"]["podIP"].as_str().unwrap_or_default();
+    let fetch = format!(
+        "timeout 20 kubectl exec client -- timeout 5 wget -qO- http://{address}:8080/passwd | grep -q root"
+    );
+    wait_until(60, "one pod reaches the other", || {
+        cluster.try_ask(&fetch).0 == 0
+    });
+}
+
+/// Kills processes of node2 at the same moment, and waits until others have their roles.
+#[track_caller]
+fn kill_at_once(lab: &Lab, roles: &[Role]) {
+    let killed: Vec<Process> = roles.iter().map(|role| lab.find("node2", *role)).collect();
+    let pids = killed.iter().map(|process| process.pid.to_string());
+    let pids: Vec<_> = pids.collect();
+    lab.root("node2", &format!("kill -KILL {}", pids.join(" ")));
+    wait_until(60, "others have their places", || {
+        let is_new = |role: &Role| {
+            let found = lab.try_find("node2", "user1", *role);
+            found.is_some_and(|found| killed.iter().all(|killed| killed.pid != found.pid))
+        };
+        // What was not killed may have been promoted.
+        roles.iter().all(is_new)
+    });
+}
+
+#[test]
+fn pods_outlive_what_is_killed_beside_them() {
+    let lab = make("pods");
+    let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
+    let before = NAMES.map(|pod| cluster.pod(pod));
+    let kills: [&[Role]; 7] = [
+        &[Role::Agent],
+        &[Role::Hub],
+        &[Role::HubGuard, Role::Hub],
+        &[Role::HubGuard, Role::Hub, Role::Agent],
+        &[Role::AgentGuard],
+        &[Role::AgentGuard, Role::Agent],
+        &[Role::HubGuard, Role::Hub, Role::AgentGuard, Role::Agent],
+    ];
+    for roles in kills {
+        kill_at_once(&lab, roles);
+        wait_until(60, "both nodes are Ready", || cluster.has_ready_nodes(2));
+        are_connected(&mut cluster, &before[0]);
+        for (name, before) in NAMES.iter().zip(&before) {
+            let after =
+                cluster.pod_until(name, "is ready", |pod| container(pod, "c")["ready"] == true);
+            assert_eq!(facts(before), facts(&after), "{name}, after {roles:?}");
+        }
+    }
+    assert_eq!(cluster.logs("web", "c"), "begun");
+    cluster.ask("kubectl delete pod web shared among-all");
+    cluster.run.write("exit 0\n");
+    // srun reports the worst of its tasks.
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+}
+
+#[test]
+fn pods_are_looked_into() {
+    let lab = make("look");
+    let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
+    cluster.create(&lab, MORE);
+    for pod in ["busy", "pretender"] {
+        cluster.wait_for(pod, "condition=Ready");
+    }
+    for pod in NAMES {
+        assert_eq!(cluster.ask(&format!("kubectl exec {pod} -- echo in")), "in");
+    }
+    assert_eq!(cluster.logs("web", "c"), "begun");
+    let milli = |line: &str, column: usize| -> u64 {
+        let field = line.split_whitespace().nth(column);
+        let number = field.and_then(|field| field.strip_suffix('m')?.parse().ok());
+        number.unwrap_or(0)
+    };
+    wait_until(60, "the busy pod and its node are seen to work", || {
+        let (_, pod) = cluster.try_ask("kubectl top pod busy --no-headers");
+        let (_, node) = cluster.try_ask("kubectl top node node2 --no-headers");
+        milli(&pod, 1) > 50 && milli(&node, 1) > 50 && !node.contains("unknown")
+    });
+    let summary = cluster.ask("kubectl get --raw /api/v1/nodes/node2/proxy/stats/summary");
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    let pods = summary["pods"].as_array().expect("a list of pods");
+    let web = pods.iter().find(|pod| pod["podRef"]["name"] == "web");
+    let web = web.expect("a pod that is measured");
+    assert_eq!(web["network"]["name"], "eth0", "{web:#}");
+    assert_eq!(web["containers"][0]["name"], "c", "{web:#}");
+
+    // A container that calls itself a control plane is none.
+    let clusters = cluster.ask("coracle logs");
+    assert!(!clusters.contains("pretender"), "{clusters}");
+    cluster.ask("coracle logs --tail=1 kube-apiserver");
+
+    // A container's processes end with it, wherever they went.
+    let strays = || {
+        let all = lab.processes("node2").into_iter();
+        let strays = all.filter(|process| process.args == "sleep 1000");
+        strays.map(|process| process.pid).collect::<Vec<_>>()
+    };
+    for pod in ["shared", "among-all"] {
+        let before = strays();
+        assert_eq!(before.len(), 2);
+        let mark = format!(" mark-{pod}");
+        let all = lab.processes("node2").into_iter();
+        for first in all.filter(|process| process.args.ends_with(&mark)) {
+            lab.kill("node2", "KILL", &first);
+        }
+        cluster.pod_until(pod, "began again", |pod| {
+            container(pod, "c")["restartCount"] == 1 && container(pod, "c")["ready"] == true
+        });
+        wait_until(20, "one is gone and another there", || {
+            let after = strays();
+            let kept = after.iter().filter(|pid| before.contains(pid)).count();
+            (after.len(), kept) == (2, 1)
+        });
+    }
+    cluster.exit(0);
+    lab.nothing_left();
+}
+
+#[test]
+fn nothing_is_left_however_the_cluster_ends() {
+    let lab = make("ends");
+
+    let cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
+    lab.sh("scancel --me").run().succeeded();
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+
+    let cluster = start(&lab, &["coracle", "run", "--pods-as-steps", "-N2", "-c8"]);
+    lab.sh("scancel --me").run().succeeded();
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+
+    let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
+    cluster.run.signal(Signal::INT);
+    cluster.run.until_stderr("interrupt");
+    cluster.run.signal(Signal::INT);
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+
+    let cluster = start(&lab, &["coracle", "run", "-N2"]);
+    cluster.run.signal(Signal::INT);
+    std::thread::sleep(Duration::from_secs(1));
+    cluster.run.signal(Signal::INT);
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+
+    // Nobody is left who would end pods in order.
+    let cluster = start(&lab, &["coracle", "run", "--pods-as-steps", "-N2", "-c8"]);
+    kill_at_once(&lab, &[Role::AgentGuard, Role::Agent]);
+    kill_leader(&lab);
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+
+    let cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
+    kill_at_once(&lab, &[Role::AgentGuard, Role::Agent]);
+    kill_leader(&lab);
+    let _ = cluster.ends_within(60);
+    lab.nothing_left();
+}
+
+/// Kills the leader and its guard at once.
+fn kill_leader(lab: &Lab) {
+    let pids = [Role::LeaderGuard, Role::LeaderWorker].map(|role| lab.find("node1", role).pid);
+    lab.root("node1", &format!("kill -KILL {} {}", pids[0], pids[1]));
+}
