@@ -15,7 +15,7 @@ mod show;
 use std::process::ExitCode;
 
 use clap::Args;
-use control_plane::Component;
+use control_plane::ControlPlaneComponent;
 
 use self::here::Found;
 use crate::carried;
@@ -89,14 +89,16 @@ pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
 
 /// A name that is none is said before anything is looked for.
 fn check(name: &str) -> Result<(), Failure> {
-    let known = Component::ALL
+    let known = ControlPlaneComponent::ALL
         .iter()
         .any(|component| component.program() == name);
     let kubelet = name == KUBELET || name.strip_prefix("kubelet/").is_some_and(is_node);
     if known || kubelet {
         return Ok(());
     }
-    let names = Component::ALL.map(Component::program).join(", ");
+    let names = ControlPlaneComponent::ALL
+        .map(ControlPlaneComponent::program)
+        .join(", ");
     Err(
         Failure::new(Code::Usage, format!("there is no component {name:?}"))
             .hint(format!("components are {names}, kubelet and kubelet/NODE")),

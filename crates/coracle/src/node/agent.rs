@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::pki::{Identity, KUBELET_CLIENT};
+use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
 use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
@@ -98,7 +98,7 @@ pub async fn run(
         open_files: linux::descriptors::raise_limit(None)?,
     });
     let api = SocketAddr::new(identity.leader, identity.welcome.api_port);
-    let login = Identity {
+    let login = TlsIdentity {
         cert_pem: identity.welcome.client_cert_pem.clone(),
         key_pem: identity.client_key_pem.clone(),
     };

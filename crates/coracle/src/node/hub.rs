@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use network::hub::Namespaces;
+use network::hub::HubNamespaces;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
@@ -36,7 +36,7 @@ struct Running {
     /// The process that we started, if we did.
     child: Option<Child>,
     /// Held so that pods keep their network when all of the hub's processes are killed.
-    namespaces: Option<Namespaces>,
+    namespaces: Option<HubNamespaces>,
 }
 
 impl NodeHub {
@@ -58,7 +58,7 @@ impl NodeHub {
     pub async fn ready(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         // Perhaps one of an agent before us; and if our child has ended, its other process listens.
-        if !network::hub::is_there(&self.start.socket) {
+        if !network::hub::is_listening(&self.start.socket) {
             if running.namespaces.is_none() {
                 running.namespaces = self.find_namespaces();
             }
@@ -67,7 +67,7 @@ impl NodeHub {
         }
         if running.namespaces.is_none() {
             let socket = self.start.socket.clone();
-            let asked = tokio::task::spawn_blocking(move || Namespaces::of_hub(&socket)).await?;
+            let asked = tokio::task::spawn_blocking(move || HubNamespaces::of_hub(&socket)).await?;
             match asked {
                 Ok(namespaces) => running.namespaces = Some(namespaces),
                 Err(error) => tracing::warn!(%error, "cannot hold the hub's namespaces"),
@@ -84,7 +84,10 @@ impl NodeHub {
             match self.ready().await {
                 Ok(()) => {
                     wait = first;
-                    if network::hub::lost(&self.start.socket).await.is_ok() {
+                    if network::hub::wait_for_exit(&self.start.socket)
+                        .await
+                        .is_ok()
+                    {
                         tracing::warn!("the hub's worker has ended");
                     }
                 }
@@ -116,17 +119,17 @@ impl NodeHub {
     }
 
     /// The user namespace of pods that run, if we came after their hub had died: a new hub must be in it to reach them.
-    fn find_namespaces(&self) -> Option<Namespaces> {
+    fn find_namespaces(&self) -> Option<HubNamespaces> {
         let pods = std::fs::read_dir(self.start.dir.join("pods")).ok()?;
         let sandboxes = pods
             .flatten()
             .filter_map(|pod| sandbox_role::lock::holder(&pod.path()));
         sandboxes
-            .filter_map(|sandbox| Namespaces::of_sandbox(sandbox).ok())
+            .filter_map(|sandbox| HubNamespaces::of_sandbox(sandbox).ok())
             .next()
     }
 
-    async fn spawn(&self, before: Option<&Namespaces>) -> anyhow::Result<Child> {
+    async fn spawn(&self, before: Option<&HubNamespaces>) -> anyhow::Result<Child> {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
@@ -137,7 +140,7 @@ impl NodeHub {
             .spawn()
             .context("cannot start the node's hub")?;
         let output = child.stdout.take().context("the node's hub has no pipe")?;
-        let descriptors = before.map(Namespaces::descriptors).unwrap_or_default();
+        let descriptors = before.map(HubNamespaces::descriptors).unwrap_or_default();
         let start = serde_json::to_vec(&self.start)?;
         linux::packet::send(&ours, 0, &start, &descriptors)?;
         let ready = until_ready(output, START_PATIENCE).await;
@@ -151,7 +154,7 @@ impl NodeHub {
     pub async fn end(&self) {
         let socket = &self.start.socket;
         let gone = async {
-            while network::hub::end(socket).is_ok() {
+            while network::hub::shut_down(socket).is_ok() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

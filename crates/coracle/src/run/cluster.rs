@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::components::{first_service_address, network};
-use control_plane::port::{ReservedPort, free_in};
-use control_plane::{ClusterConfig, Event, Pki};
+use control_plane::components::{address_range, first_service_address};
+use control_plane::port::{ReservedPort, find_free_port};
+use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
 use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -51,7 +51,7 @@ pub enum Ended {
 
 /// One thing that happened.
 enum Happening {
-    ControlPlane(Result<Event, Failure>),
+    ControlPlane(Result<ControlPlaneEvent, Failure>),
     Node(String, NodeEvent),
     Step(StepFailure),
     /// It is time to start this node's agent again.
@@ -77,7 +77,7 @@ pub struct Cluster {
     control_plane: ControlPlane,
     verbose: bool,
     seeded: bool,
-    pki: Arc<Pki>,
+    pki: Arc<ClusterPki>,
     door: Arc<Door>,
     starter: Starter,
     slurm: Slurm,
@@ -134,7 +134,7 @@ impl Cluster {
         let detail = detail.map_err(Failure::from)?;
         // Where it can't be known, the usual is likely.
         let grace = Grace::within(kill_wait.ok().flatten());
-        let pki = Arc::new(Pki::new(lifetime(&detail))?);
+        let pki = Arc::new(ClusterPki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
         let token = crate::token::new()?;
@@ -154,7 +154,7 @@ impl Cluster {
             pod_cidr: options.pod_cidr.clone(),
             seed,
             workload: carried::workload().map(|(dir, _)| dir),
-            tightens_memory: release.is_our_build(),
+            lowers_gogc: release.is_our_build(),
             log_dir: options.logs.as_deref().map(make_log_dir).transpose()?,
             verbose: options.verbose,
             files,
@@ -254,7 +254,7 @@ impl Cluster {
             match self.next().await {
                 Happening::ControlPlane(event) => {
                     let event = event.map_err(|failure| failure.with_code(Code::NotStarted))?;
-                    if event == Event::ApiAnswers {
+                    if event == ControlPlaneEvent::ApiServerResponds {
                         answers = true;
                         progress.phase(format!("{} Ready", nodes_are(total)));
                     }
@@ -353,7 +353,7 @@ impl Cluster {
     }
 
     /// The control plane's files.
-    pub fn files(&self) -> anyhow::Result<control_plane::home::Outside> {
+    pub fn files(&self) -> anyhow::Result<control_plane::dir::ControlPlaneDirOfPid> {
         self.control_plane
             .files()
             .context("the control plane is not up")
@@ -415,17 +415,17 @@ impl Cluster {
         }
     }
 
-    fn show(&self, event: &Event) {
+    fn show(&self, event: &ControlPlaneEvent) {
         match event {
             // All that was carried here is in the control plane's own place by now.
-            Event::Started { .. } => carried::remove(),
-            Event::Log { component, line } if self.verbose => {
+            ControlPlaneEvent::Started { .. } => carried::remove(),
+            ControlPlaneEvent::Log { component, line } if self.verbose => {
                 say(format_args!("coracle: [{component}] {line}"));
             }
-            Event::LogLost { component, reason } => say(format_args!(
+            ControlPlaneEvent::LogWriteFailed { component, reason } => say(format_args!(
                 "coracle: warning: the log of {component} can't be written: {reason}"
             )),
-            Event::Exited { component, status } => {
+            ControlPlaneEvent::Exited { component, status } => {
                 say(format_args!(
                     "coracle: {component} ended with {status}; it is started again"
                 ));
@@ -463,7 +463,7 @@ fn refuse_our_own_network(addresses: &[IpAddr], options: &RunOptions) -> Result<
         ("--pod-cidr", &options.pod_cidr),
         ("--service-cidr", &options.service_cidr),
     ] {
-        let Some(network) = network(cidr) else {
+        let Some(network) = address_range(cidr) else {
             continue;
         };
         let ours = |address: &&IpAddr| matches!(address, IpAddr::V4(v4) if network.contains(v4));
@@ -539,7 +539,7 @@ fn node_port() -> anyhow::Result<u16> {
     {
         return Ok(port);
     }
-    free_in(NODE_PORTS).context("no node port is free")
+    find_free_port(NODE_PORTS).context("no node port is free")
 }
 
 fn not_started(node: &str, problem: &str) -> Failure {

@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::home::{Outside, outside};
-use control_plane::{ClusterConfig, Command, Event};
+use control_plane::dir::ControlPlaneDirOfPid;
+use control_plane::{ClusterConfig, ControlPlaneCommand, ControlPlaneEvent};
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -48,22 +48,24 @@ impl ControlPlane {
             pid: None,
         };
         control_plane
-            .tell(&Command::Start(Box::new(config)))
+            .tell(&ControlPlaneCommand::Start(Box::new(config)))
             .await?;
         Ok(control_plane)
     }
 
     /// What happens next; an error when the control plane is gone.
-    pub async fn next(&mut self) -> Result<Event, Failure> {
+    pub async fn next(&mut self) -> Result<ControlPlaneEvent, Failure> {
         let line = self.events.next_line().await.ok().flatten();
         let event = line.and_then(|line| serde_json::from_str(&line).ok());
         match event {
-            Some(Event::Up { pid }) => {
+            Some(ControlPlaneEvent::Up { pid }) => {
                 self.pid = Some(pid);
-                Ok(Event::Up { pid })
+                Ok(ControlPlaneEvent::Up { pid })
             }
-            Some(Event::Broken { reason }) => Err(Failure::new(Code::Host, reason)),
-            Some(Event::Failed {
+            Some(ControlPlaneEvent::SetupFailed { reason }) => {
+                Err(Failure::new(Code::Host, reason))
+            }
+            Some(ControlPlaneEvent::Failed {
                 component,
                 reason,
                 tail,
@@ -82,8 +84,8 @@ impl ControlPlane {
     }
 
     /// Its files, as our other processes see them.
-    pub fn files(&self) -> Option<Outside> {
-        self.pid.map(outside)
+    pub fn files(&self) -> Option<ControlPlaneDirOfPid> {
+        self.pid.map(ControlPlaneDirOfPid::new)
     }
 
     /// Ends it in order; after a while, in any way.
@@ -96,9 +98,9 @@ impl ControlPlane {
 
     /// Ends it in order and leaves a copy of its store in the new directory `path`.
     pub async fn stop_and_save(mut self, path: &Path) -> anyhow::Result<()> {
-        self.tell(&Command::Rest).await?;
+        self.tell(&ControlPlaneCommand::StopComponents).await?;
         let at_rest = async {
-            while self.next().await? != Event::Stopped {}
+            while self.next().await? != ControlPlaneEvent::Stopped {}
             Ok::<_, Failure>(())
         };
         tokio::time::timeout(SAVE_PATIENCE, at_rest)
@@ -113,7 +115,7 @@ impl ControlPlane {
     /// Reads events to the end; an error if it did not end well.
     async fn drain(&mut self, patience: Duration) -> Result<(), Failure> {
         let end = async {
-            while self.next().await? != Event::Stopped {}
+            while self.next().await? != ControlPlaneEvent::Stopped {}
             let _ = self.child.wait().await;
             Ok(())
         };
@@ -123,7 +125,7 @@ impl ControlPlane {
         ended.unwrap_or_else(|_| Err(Failure::new(Code::Broken, "the control plane did not stop")))
     }
 
-    async fn tell(&mut self, command: &Command) -> anyhow::Result<()> {
+    async fn tell(&mut self, command: &ControlPlaneCommand) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(command)?);
         let pipe = self
             .commands

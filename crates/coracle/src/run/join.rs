@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use control_plane::Pki;
-use control_plane::pki::{Subject, Usage};
+use control_plane::ClusterPki;
+use control_plane::pki::{CertificateSubject, CertificateUsage};
 use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -51,7 +51,7 @@ pub enum NodeEvent {
 /// What every node is told alike.
 pub struct Common {
     /// The cluster's authorities.
-    pub pki: Arc<Pki>,
+    pub pki: Arc<ClusterPki>,
     /// The API server's port.
     pub api_port: u16,
     /// The version of Kubernetes.
@@ -163,8 +163,8 @@ impl Door {
 
     fn tls(&self) -> anyhow::Result<rustls::ServerConfig> {
         let join = &self.common.pki.join;
-        let subject = Subject::server(LEADER_NAME, vec![LEADER_NAME.to_owned()]);
-        let identity = join.issue(&subject, Usage::Server)?;
+        let subject = CertificateSubject::server(LEADER_NAME, vec![LEADER_NAME.to_owned()]);
+        let identity = join.issue(&subject, CertificateUsage::Server)?;
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(join.cert_pem().as_bytes())?)?;
         // An agent's first visit is admitted by the token, later ones by the certificate it got.
@@ -266,19 +266,26 @@ impl Door {
 
     fn certify(&self, hello: &Hello, plan: &NodePlan) -> anyhow::Result<Welcome> {
         let pki = &self.common.pki;
-        let user = Subject::user(format!("system:node:{}", hello.node), Some("system:nodes"));
-        let peer = Subject::user(hello.node.as_str(), None);
+        let user =
+            CertificateSubject::user(format!("system:node:{}", hello.node), Some("system:nodes"));
+        let peer = CertificateSubject::user(hello.node.as_str(), None);
         let mut names = vec![hello.node.clone()];
         names.extend(hello.addresses.iter().map(ToString::to_string));
-        let server = Subject::server(format!("system:node:{}", hello.node), names);
+        let server = CertificateSubject::server(format!("system:node:{}", hello.node), names);
         Ok(Welcome {
-            client_cert_pem: pki
-                .client
-                .sign(&user, Usage::Client, &hello.client_key_pem)?,
-            join_cert_pem: pki.join.sign(&peer, Usage::Client, &hello.client_key_pem)?,
-            server_cert_pem: pki
-                .kubelet
-                .sign(&server, Usage::Server, &hello.server_key_pem)?,
+            client_cert_pem: pki.client.sign(
+                &user,
+                CertificateUsage::Client,
+                &hello.client_key_pem,
+            )?,
+            join_cert_pem: pki
+                .join
+                .sign(&peer, CertificateUsage::Client, &hello.client_key_pem)?,
+            server_cert_pem: pki.kubelet.sign(
+                &server,
+                CertificateUsage::Server,
+                &hello.server_key_pem,
+            )?,
             cluster_ca_pem: pki.cluster.cert_pem().to_owned(),
             kubelet_client_ca_pem: pki.kubelet_client.cert_pem().to_owned(),
             api_port: self.common.api_port,
@@ -343,7 +350,8 @@ fn certified_node(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<String
     let Some([certificate, ..]) = connection.peer_certificates() else {
         return Ok(None);
     };
-    let name = kubelet_api::certificate_common_name(certificate).context("its certificate names nobody")?;
+    let name = kubelet_api::certificate_common_name(certificate)
+        .context("its certificate names nobody")?;
     Ok(Some(name))
 }
 
@@ -360,7 +368,7 @@ mod tests {
 
     fn door() -> Arc<Door> {
         let common = Common {
-            pki: Arc::new(Pki::new(Duration::from_secs(60)).unwrap()),
+            pki: Arc::new(ClusterPki::new(Duration::from_secs(60)).unwrap()),
             api_port: 1,
             kubernetes_version: "v1".into(),
             job: (1, None),

@@ -193,7 +193,7 @@ fn enter_own_namespaces() -> std::io::Result<()> {
 fn move_in(start: &Start, places: &Places) -> std::io::Result<()> {
     // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
     linux::credentials::hide()?;
-    network::hub::join(&start.node_dir.join("hub.sock"))?;
+    network::hub::join_user_namespace(&start.node_dir.join("hub.sock"))?;
     // The maps of the new user namespace are written through /proc, which is closed to processes that hide. Containers of other
     // pods have no rights in the hub's user namespace, and ours does not have any yet.
     linux::credentials::unhidden(enter_own_namespaces)??;

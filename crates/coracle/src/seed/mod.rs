@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use control_plane::port::ReservedPort;
-use control_plane::{ClusterConfig, Event, Pki};
+use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 
@@ -175,7 +175,7 @@ fn sweep(dir: &Path) {
 /// Boots a control plane on an empty store, lets it settle, and saves the store to `path`.
 async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Result<()> {
     let port = ReservedPort::new(0)?;
-    let pki = Pki::new(PATIENCE * 10)?;
+    let pki = ClusterPki::new(PATIENCE * 10)?;
     let admin = pki.administrator()?;
     let mut files = pki.files(vec!["127.0.0.1".to_owned()])?;
     files.insert(
@@ -191,7 +191,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         pod_cidr: "100.64.0.0/11".to_owned(),
         seed: None,
         workload: None,
-        tightens_memory: release.is_our_build(),
+        lowers_gogc: release.is_our_build(),
         log_dir: None,
         verbose: false,
         files,
@@ -199,7 +199,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
     };
     let mut control_plane = ControlPlane::start(config).await?;
     let settled = tokio::time::timeout(PATIENCE, async {
-        while control_plane.next().await? != Event::ApiAnswers {}
+        while control_plane.next().await? != ControlPlaneEvent::ApiServerResponds {}
         let api = std::net::SocketAddr::from(([127, 0, 0, 1], port.number()));
         let client = crate::client::connect(api, pki.cluster.cert_pem(), &admin).await?;
         settle(&client).await;
