@@ -361,6 +361,6 @@ async fn a_broken_identity_is_named() {
     .unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "the kubelet API's client CA holds no certificate"
+        "no certificate in the client CA of the kubelet API"
     );
 }

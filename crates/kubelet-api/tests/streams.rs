@@ -175,7 +175,7 @@ const ECHO: &str = "/exec/default/hello/main?command=cat&input=1&output=1";
 #[tokio::test]
 async fn a_websocket_carries_a_session() {
     let server = Kubelet::start().await;
-    let headers = format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: v5.channel.k8s.io\r\n");
+    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n");
     let (head, mut stream) = server.upgrade("GET", ECHO, &headers).await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
     assert!(
@@ -210,7 +210,7 @@ async fn a_websocket_carries_a_session() {
 #[tokio::test]
 async fn spdy_is_agreed_upon() {
     let server = Kubelet::start().await;
-    let headers = format!("{SPDY}X-Stream-StreamProtocol-Version: v4.channel.k8s.io\r\n");
+    let headers = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
     for path in [
         ECHO,
         "/exec/default/hello/1234/main?command=cat&input=1&output=1",
@@ -229,13 +229,12 @@ async fn spdy_is_agreed_upon() {
         stream.read_exact(&mut ping).await.unwrap();
         assert_eq!(ping, *b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01");
     }
-    let headers = format!("{SPDY}X-Stream-StreamProtocol-Version: portforward.k8s.io\r\n");
+    let headers = format!("{SPDY}X-Stream-Protocol-Version: portforward.k8s.io\r\n");
     let (head, _) = server
         .upgrade("POST", "/portForward/default/hello", &headers)
         .await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
-    let headers =
-        format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: SPDY/3.1+portforward.k8s.io\r\n");
+    let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: SPDY/3.1+portforward.k8s.io\r\n");
     let (head, _) = server
         .upgrade("GET", "/portForward/default/hello/1234", &headers)
         .await;
@@ -248,9 +247,9 @@ async fn spdy_is_agreed_upon() {
 #[tokio::test]
 async fn what_can_not_be_is_refused_before_the_upgrade() {
     let server = Kubelet::start().await;
-    let v4 = format!("{SPDY}X-Stream-StreamProtocol-Version: v4.channel.k8s.io\r\n");
-    let v9 = format!("{SPDY}X-Stream-StreamProtocol-Version: v9.channel.k8s.io\r\n");
-    let w9 = format!("{WEBSOCKET}Sec-WebSocket-StreamProtocol: v9.channel.k8s.io\r\n");
+    let v4 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
+    let v9 = format!("{SPDY}X-Stream-Protocol-Version: v9.channel.k8s.io\r\n");
+    let w9 = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v9.channel.k8s.io\r\n");
     for (method, path, headers, code, words) in [
         (
             "POST",
@@ -300,7 +299,7 @@ async fn what_can_not_be_is_refused_before_the_upgrade() {
             ECHO,
             SPDY,
             400,
-            "unable to upgrade: header X-Stream-StreamProtocol-Version does not exist in request",
+            "unable to upgrade: header X-Stream-Protocol-Version does not exist in request",
         ),
         (
             "POST",
@@ -387,7 +386,7 @@ async fn the_end_of_the_server_is_the_end_of_sessions() {
 async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
     let server = Kubelet::start().await;
     let headers = format!(
-        "{WEBSOCKET}Sec-WebSocket-StreamProtocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
+        "{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
     );
     let stream = server.0.connect(None).await.unwrap();
     let (answer, mut session) = head(stream, "GET", ECHO, &headers).await;

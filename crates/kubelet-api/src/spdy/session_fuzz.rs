@@ -62,10 +62,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Plays a session; what the client sends arrives in pieces of these sizes.
-fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
+/// Plays a session; what the client sends arrives in chunk_sizes of these sizes.
+fn play(steps: &[Step], chunk_sizes: &[usize]) -> FuzzOutcome {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
-    let mut session = FuzzSession::in_pieces(pieces);
+    let mut session = FuzzSession::with_chunk_sizes(chunk_sizes);
     for step in steps {
         let number = |stream: u8| u32::from(stream) * 2 + 1;
         let sent = match step.clone() {
@@ -198,12 +198,12 @@ fn fuzz_sessions_of_spdy() {
         prop::collection::vec(step(), 0..40),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
+    run_for_fuzz_seconds(&sessions, |(steps, chunk_sizes)| {
         let whole = play(&steps, &[usize::MAX]);
         events_make_sense(&whole.events)?;
         output_makes_sense(&whole)?;
         // It does not matter how the bytes arrive.
-        let cut = play(&steps, &pieces);
+        let cut = play(&steps, &chunk_sizes);
         prop_assert_eq!(said(&cut.output), said(&whole.output));
         prop_assert_eq!((cut.events, cut.failed), (whole.events, whole.failed));
         Ok(())

@@ -70,9 +70,9 @@ fn play(
     mut protocol: Box<dyn StreamProtocol>,
     encoding: Option<Encoding>,
     steps: &[Step],
-    pieces: &[usize],
+    chunk_sizes: &[usize],
 ) -> FuzzOutcome {
-    let mut session = FuzzSession::in_pieces(pieces);
+    let mut session = FuzzSession::with_chunk_sizes(chunk_sizes);
     for step in steps {
         let sent = match step {
             Step::Message(fragments, pings) => message(fragments, *pings, encoding),
@@ -111,7 +111,7 @@ fn fuzz_sessions_of_web_sockets() {
         prop::collection::vec(step(), 0..25),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
+    run_for_fuzz_seconds(&sessions, |(steps, chunk_sizes)| {
         let channels: [(New, Encoding); 3] = [
             (
                 || Box::new(Channels::new(Encoding::Binary)),
@@ -132,13 +132,13 @@ fn fuzz_sessions_of_web_sockets() {
             // What is no base64 may be noticed earlier or later.
             let odd = |step: &Step| matches!(step, Step::Frame(..) | Step::Garbage(_));
             if encoding == Encoding::Binary || !steps.iter().any(odd) {
-                prop_assert_eq!(play(new(), Some(encoding), &steps, &pieces), whole);
+                prop_assert_eq!(play(new(), Some(encoding), &steps, &chunk_sizes), whole);
             }
         }
         let new = || Box::new(Tunnel::new(SpdyConnection::new()));
         let whole = play(new(), None, &steps, &[usize::MAX]);
         frames_are_whole(&whole.output)?;
-        let cut = play(new(), None, &steps, &pieces);
+        let cut = play(new(), None, &steps, &chunk_sizes);
         // Its own messages are as long as what there was to say at a time.
         prop_assert_eq!((cut.events, cut.failed), (whole.events, whole.failed));
         Ok(())
