@@ -23,7 +23,7 @@ pub struct PullCommand {
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum PullOutput {
     /// A progress event.
-    PullProgress(PullEvent),
+    Progress(PullEvent),
     /// The image is ready.
     Done(Box<LocalImage>),
     /// The pull failed.
