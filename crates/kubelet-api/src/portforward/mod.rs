@@ -68,13 +68,13 @@ enum PortForwardError {
     #[error("pod not found ({0:?})")]
     NotRunning(String),
     #[error(transparent)]
-    UpgradeError(#[from] UpgradeError),
+    Upgrade(#[from] UpgradeError),
 }
 
 impl IntoResponse for PortForwardError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::UpgradeError(refusal) => return refusal.into_response(),
+            Self::Upgrade(error) => return error.into_response(),
             Self::PortQueryError(_) => StatusCode::BAD_REQUEST,
             Self::NoPod | Self::UidMismatch => StatusCode::NOT_FOUND,
             Self::NotRunning(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -147,7 +147,11 @@ fn find_target(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwar
     let pod =
         find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(PortForwardError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    if target.uid.as_ref().is_some_and(|wanted| *wanted != uid) {
+    if target
+        .uid
+        .as_ref()
+        .is_some_and(|requested| *requested != uid)
+    {
         return Err(PortForwardError::UidMismatch);
     }
     let phase = pod

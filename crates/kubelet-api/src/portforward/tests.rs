@@ -75,9 +75,9 @@ impl Forwarder {
         }
     }
 
-    fn data(&self, wanted: u32) -> Vec<u8> {
+    fn data(&self, id: u32) -> Vec<u8> {
         let bytes = self.received.iter().map(|received| match received {
-            Received::Data { stream, bytes } if *stream == wanted => &bytes[..],
+            Received::Data { stream, bytes } if *stream == id => &bytes[..],
             _ => &[],
         });
         bytes.collect::<Vec<_>>().concat()

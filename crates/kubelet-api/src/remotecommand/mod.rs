@@ -73,13 +73,13 @@ enum RemoteCommandError {
     #[error("you must specify at least one command for the container")]
     NoCommand,
     #[error(transparent)]
-    UpgradeError(#[from] UpgradeError),
+    Upgrade(#[from] UpgradeError),
 }
 
 impl IntoResponse for RemoteCommandError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::UpgradeError(refusal) => return refusal.into_response(),
+            Self::Upgrade(error) => return error.into_response(),
             Self::NoStreamRequested(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
             Self::NoPod => StatusCode::NOT_FOUND,
             Self::NotRunningForExec { .. }

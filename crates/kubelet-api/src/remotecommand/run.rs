@@ -78,16 +78,16 @@ async fn run_command(
 
 /// Reads a stream to its end, and returns at most [`MAX_OUTPUT`] bytes of it.
 async fn read_limited(from: Option<ByteReader>) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let Some(mut from) = from else { return kept };
+    let mut output = Vec::new();
+    let Some(mut from) = from else { return output };
     let mut block = Vec::with_capacity(READ_SIZE);
     // An error ends the stream too.
     while let Ok(1..) = from.read_buf(&mut block).await {
-        let room = MAX_OUTPUT - kept.len();
-        kept.extend_from_slice(&block[..block.len().min(room)]);
+        let room = MAX_OUTPUT - output.len();
+        output.extend_from_slice(&block[..block.len().min(room)]);
         block.clear();
     }
-    kept
+    output
 }
 
 #[cfg(test)]
