@@ -110,8 +110,7 @@ pub async fn run(
     let server = tokio::spawn(kubelet_api::serve(
         listener,
         server_identity(&identity),
-        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
-            .with_delegated_auth(Arc::new(authority)),
+        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()]).with_delegated_auth(Arc::new(authority)),
         pods.clone(),
         config.stream_idle_timeout,
         stop.clone(),

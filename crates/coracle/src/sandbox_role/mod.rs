@@ -29,12 +29,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
-use pod_protocol::connection::{Parting, SandboxService, stay_connected};
-use pod_protocol::{Hello, PodState, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::checkpoint;
-use sandbox::runtime::{Places, Stacking};
+use pod_protocol::connection::{StayConnectedEnd, SandboxService, stay_connected};
+use pod_protocol::{SandboxHello, PodState, VERSION};
+use sandbox::runtime::{PodDirs, Snapshotter};
 use serde::{Deserialize, Serialize};
 
 use self::pod::SandboxPod;
@@ -76,16 +76,16 @@ pub struct Start {
     /// The control group in which those of pods are made, if there is one.
     pub groups: Option<PathBuf>,
     /// How their layers become one file system on this node.
-    pub stacking: Stacking,
+    pub stacking: Snapshotter,
 }
 
 impl Start {
-    fn places(&self) -> Places {
+    fn places(&self) -> PodDirs {
         let pod = self.pod_dir();
-        Places {
+        PodDirs {
             memory: pod.join("memory"),
             logs: pod.join(LOGS),
-            groups: self.groups.clone(),
+            cgroup: self.groups.clone(),
             disk: pod,
         }
     }
@@ -136,7 +136,7 @@ pub struct Processes {
 }
 
 /// All that must be done while there is one thread.
-fn begin(start: &Start, places: &Places) -> anyhow::Result<(File, Processes)> {
+fn begin(start: &Start, places: &PodDirs) -> anyhow::Result<(File, Processes)> {
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = lock::take(&start.pod_dir()).with_context(context)?;
     move_in(start, places).with_context(context)?;
@@ -190,7 +190,7 @@ fn enter_own_namespaces() -> std::io::Result<()> {
 
 /// Enters the node's user namespace, one of our own below it, in which processes are counted apart from those of other pods, and a
 /// mount namespace with memory that ends with us.
-fn move_in(start: &Start, places: &Places) -> std::io::Result<()> {
+fn move_in(start: &Start, places: &PodDirs) -> std::io::Result<()> {
     // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
     linux::credentials::hide()?;
     network::hub::join_user_namespace(&start.node_dir.join("hub.sock"))?;
@@ -239,8 +239,8 @@ fn serve_among_all(socket: OwnedFd) -> std::io::Result<()> {
     served.and(killed)
 }
 
-async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result<ExitCode> {
-    let hello = Hello {
+async fn live(start: Start, places: PodDirs, forked: Processes) -> anyhow::Result<ExitCode> {
+    let hello = SandboxHello {
         version: VERSION,
         token: start.token.clone(),
         uid: start.uid.clone(),
@@ -253,12 +253,12 @@ async fn live(start: Start, places: Places, forked: Processes) -> anyhow::Result
         let dismissed = pod.dismissed();
         let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, dismissed).await;
         // As long as the agent's guard lives, there will be an agent again.
-        if parting == Parting::Done || !place::is_guarded(&node_dir) {
+        if parting == StayConnectedEnd::Done || !place::is_guarded(&node_dir) {
             break parting;
         }
     };
     tracing::debug!(?parting, "the sandbox ends");
-    let is_forsaken = parting == Parting::Forsaken;
+    let is_forsaken = parting == StayConnectedEnd::KubeletLost;
     if is_forsaken {
         // What ends now was not the pod's to end, and an agent that does come goes on from here by the pod's policy.
         pod.save_for_good();

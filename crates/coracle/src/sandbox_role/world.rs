@@ -12,14 +12,14 @@ use images::protocol::{PullCommand, PullOutput};
 use images::{PullPolicy, PullRequest};
 use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
-use sandbox::runtime::Places;
+use sandbox::runtime::PodDirs;
 use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use volumes::{PodVolumes, VolumeSource};
+use volumes::{VolumeSource, PodVolumes};
 
 use super::Start;
 use super::held::HeldLayers;
@@ -55,7 +55,7 @@ pub struct NodeWorld {
 
 impl NodeWorld {
     /// The node of `start`.
-    pub fn new(start: &Start, places: &Places, puller: Puller) -> Self {
+    pub fn new(start: &Start, places: &PodDirs, puller: Puller) -> Self {
         let (changed, changes) = mpsc::unbounded_channel();
         Self {
             puller,

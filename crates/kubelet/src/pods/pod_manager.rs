@@ -13,8 +13,8 @@ use kubelet_api::{
     AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, LogStream,
     PodSource, PortConnection, SessionError,
 };
-use pod_protocol::LogQuery;
 use pod_protocol::connection::{ConnectionError, SandboxClient};
+use pod_protocol::{LogQuery, LogSource};
 
 use super::launcher::Launcher;
 use super::spec::phase;
@@ -267,9 +267,9 @@ impl PodSource for PodManager {
 
 fn log_query(options: LogOptions) -> LogQuery {
     let stream = match options.stream {
-        LogStream::All => "All",
-        LogStream::Stdout => "Stdout",
-        LogStream::Stderr => "Stderr",
+        LogStream::All => LogSource::All,
+        LogStream::Stdout => LogSource::Stdout,
+        LogStream::Stderr => LogSource::Stderr,
     };
     LogQuery {
         container: options.container,
@@ -279,6 +279,6 @@ fn log_query(options: LogOptions) -> LogQuery {
         since: options.since.map(|time| time.to_string()),
         timestamps: options.timestamps,
         limit_bytes: options.limit_bytes,
-        stream: Some(stream.to_owned()),
+        stream,
     }
 }

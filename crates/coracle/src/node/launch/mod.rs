@@ -13,11 +13,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
 use kubelet::{LaunchError, LaunchRequest, Launcher, LauncherKind, SandboxHandle, SandboxProcess};
-use pod_protocol::connection::LogBytes;
+use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::checkpoint;
 use sandbox::logs::LogDir;
-use sandbox::runtime::Stacking;
+use sandbox::runtime::Snapshotter;
 use tokio::sync::OnceCell;
 
 pub use self::step::end_all as end_steps;
@@ -40,7 +40,7 @@ pub struct Launchers {
     /// The control group in which those of pods are made, if there is one.
     pub groups: Option<PathBuf>,
     /// How layers are stacked here, once that is known.
-    pub stacking: OnceCell<Stacking>,
+    pub stacking: OnceCell<Snapshotter>,
     /// For the environment of sandboxes.
     pub mark: String,
     /// The job, for steps of it.
@@ -52,10 +52,7 @@ pub struct Launchers {
 }
 
 impl Launcher for Launchers {
-    fn launch(
-        &self,
-        launch: LaunchRequest,
-    ) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>> {
+    fn launch(&self, launch: LaunchRequest) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>> {
         async move {
             let started = match launch.launcher {
                 LauncherKind::Fork => fork::start(self, launch).await.map(boxed),
@@ -88,7 +85,11 @@ impl Launcher for Launchers {
         .boxed()
     }
 
-    fn logs(&self, uid: &str, query: LogQuery) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
+    fn logs(
+        &self,
+        uid: &str,
+        query: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
         let dir = self.place.dir.join("pods").join(uid).join("logs");
         async move {
             if !dir.exists() {
@@ -102,7 +103,7 @@ impl Launcher for Launchers {
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
         // Of a sandbox that was killed; others remove their pod's group themselves.
         if let (Some(groups), Some(uid)) = (&self.groups, dir.file_name()) {
-            let group = sandbox::runtime::pod_group(groups, &uid.to_string_lossy());
+            let group = sandbox::runtime::pod_cgroup(groups, &uid.to_string_lossy());
             if let Err(error) = group.remove() {
                 tracing::warn!(group = %group.path().display(), %error, "cannot remove a control group");
             }
@@ -121,7 +122,7 @@ fn boxed(handle: impl SandboxHandle + 'static) -> Box<dyn SandboxHandle> {
 
 impl Launchers {
     /// How layers are stacked here.
-    pub async fn stacking(&self) -> anyhow::Result<Stacking> {
+    pub async fn stacking(&self) -> anyhow::Result<Snapshotter> {
         let chosen = self
             .stacking
             .get_or_try_init(|| stacking::choose(&self.place.dir));

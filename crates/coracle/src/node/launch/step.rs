@@ -137,8 +137,7 @@ async fn first_word(stdout: Option<ChildStdout>) -> anyhow::Result<Option<Word>>
         if let Some(pid) = line.strip_prefix(RUNNING) {
             let id = pid.trim().parse().unwrap_or_default();
             // It is there: it waits for nothing but us.
-            let process =
-                SandboxProcess::with_id(id).context("the sandbox can't be seen from here")?;
+            let process = SandboxProcess::with_id(id).context("the sandbox can't be seen from here")?;
             return Ok(Some(Word::Running(process)));
         }
         if let Some(problem) = line.strip_prefix(FAILED) {
