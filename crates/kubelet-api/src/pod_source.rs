@@ -29,7 +29,7 @@ pub trait PodSource: Send + Sync {
         &self,
         uid: &str,
         options: LogOptions,
-    ) -> BoxFuture<'static, Result<LogByteStream, LogError>>;
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>>;
 
     /// Stats of the node and its pods; `None` if they are not collected.
     fn node(&self) -> Option<Arc<dyn NodeSource>> {
@@ -61,7 +61,7 @@ pub trait PodSource: Send + Sync {
 }
 
 /// The bytes of a log, as they are read.
-pub type LogByteStream = BoxStream<'static, io::Result<Bytes>>;
+pub type ContainerLogStream = BoxStream<'static, io::Result<Bytes>>;
 
 /// Why a log cannot be read. Its text, with its sources, goes to the client.
 pub type LogError = Box<dyn Error + Send + Sync>;

@@ -23,7 +23,7 @@ use crate::{checkpoint, configz, health, metrics, node_logs, stats};
 #[derive(Clone)]
 pub(crate) struct ApiState {
     pub(crate) pods: Arc<dyn PodSource>,
-    pub(crate) limits: StreamTimeouts,
+    pub(crate) timeouts: StreamTimeouts,
     pub(crate) upgrades: UpgradedConnections,
 }
 

@@ -54,7 +54,7 @@ pub async fn serve(
     let upgrades = UpgradedConnections::new(shutdown.clone());
     let api = ApiState {
         pods,
-        limits: StreamTimeouts {
+        timeouts: StreamTimeouts {
             idle,
             ..StreamTimeouts::default()
         },

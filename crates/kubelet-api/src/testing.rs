@@ -11,8 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
 use crate::pod_source::{
-    AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, PodSource,
-    PortConnection, SessionError, SessionExit,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    PodSource, PortConnection, SessionError, SessionExit,
 };
 
 /// Buffer size of the processes' pipes.
@@ -123,7 +123,11 @@ impl PodSource for TestPods {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         async { Err("this pod writes no logs".into()) }.boxed()
     }
 

@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    AccessPolicy, AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError,
+    AccessPolicy, AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError,
     LogOptions, PodSource, PortConnection, STREAM_IDLE_TIMEOUT, ServerIdentity, SessionError,
     serve,
 };
@@ -55,7 +55,7 @@ impl PodSource for OnePod {
         &self,
         uid: &str,
         options: LogOptions,
-    ) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         let uid = uid.to_owned();
         async move {
             if options.previous {
@@ -110,10 +110,10 @@ fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, SessionError>
 static FOLLOWED: AtomicUsize = AtomicUsize::new(0);
 
 /// A log that increments [`FOLLOWED`] while it exists.
-struct Counted(LogByteStream);
+struct Counted(ContainerLogStream);
 
 impl Counted {
-    fn new(log: LogByteStream) -> Self {
+    fn new(log: ContainerLogStream) -> Self {
         FOLLOWED.fetch_add(1, Ordering::SeqCst);
         Self(log)
     }

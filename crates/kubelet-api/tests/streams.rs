@@ -12,9 +12,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    AccessPolicy, AccessRequest, AttachOptions, AuthenticatedUser, ContainerSession, DelegatedAuth,
-    DelegatedAuthError, ExecOptions, LogByteStream, LogError, LogOptions, PodSource,
-    PortConnection, SessionError, SessionExit,
+    AccessPolicy, AccessRequest, AttachOptions, AuthenticatedUser, ContainerLogStream,
+    ContainerSession, DelegatedAuth, DelegatedAuthError, ExecOptions, LogError, LogOptions,
+    PodSource, PortConnection, SessionError, SessionExit,
 };
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, duplex};
@@ -42,7 +42,11 @@ impl PodSource for Echo {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         async { Err("no logs here".into()) }.boxed()
     }
 

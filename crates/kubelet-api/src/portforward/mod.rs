@@ -111,12 +111,12 @@ fn handle(
     };
     let pod = find_target(api, target)?;
 
-    let (limits, pods) = (api.limits, Arc::clone(&api.pods));
+    let (timeouts, pods) = (api.timeouts, Arc::clone(&api.pods));
     if tunnel {
         let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(UpgradeError::from)?;
         let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let serve = move |io| async move {
-            serve_spdy(io, Tunnel::new(SpdyConnection::new()), limits, pod, pods).await;
+            serve_spdy(io, Tunnel::new(SpdyConnection::new()), timeouts, pod, pods).await;
         };
         return Ok(api
             .upgrades
@@ -127,7 +127,7 @@ fn handle(
         let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let encoding = accepted.protocol;
         let serve = move |io| async move {
-            serve_channels(io, encoding, limits, ports, pod, pods).await;
+            serve_channels(io, encoding, timeouts, ports, pod, pods).await;
         };
         return Ok(api
             .upgrades
@@ -136,7 +136,7 @@ fn handle(
     let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
     let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
     let serve = move |io| async move {
-        serve_spdy(io, SpdyConnection::new(), limits, pod, pods).await;
+        serve_spdy(io, SpdyConnection::new(), timeouts, pod, pods).await;
     };
     Ok(api
         .upgrades
@@ -169,11 +169,11 @@ fn find_target(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwar
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
     protocol: impl StreamProtocol,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(protocol, limits);
+    let (mut driver, commands) = StreamDriver::new(protocol, timeouts);
     let opened = driver.opened();
     let session = spdy::run(opened, commands, pod, pods);
     run_until_either_ends(driver.run(io), session).await;
@@ -182,12 +182,12 @@ async fn serve_spdy(
 async fn serve_channels(
     io: impl AsyncRead + AsyncWrite + Send,
     encoding: Encoding,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     ports: Vec<u16>,
     pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), limits);
+    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), timeouts);
     let channels = websocket::channels(&mut driver, &commands, &ports);
     drop(commands);
     let session = websocket::run(channels, pod, &*pods);

@@ -31,11 +31,11 @@ impl Forwarder {
     fn start() -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
-        let limits = StreamTimeouts::default();
+        let timeouts = StreamTimeouts::default();
         let server = serve_spdy(
             served,
             SpdyConnection::new(),
-            limits,
+            timeouts,
             pod(),
             Arc::clone(&pods) as _,
         );
@@ -200,8 +200,8 @@ async fn streams_without_valid_headers_are_reset() {
 async fn channels_start_with_their_port_number() {
     let (mut io, served) = duplex(16 * 1024);
     let pods = Arc::new(TestPods::default());
-    let (limits, ports) = (StreamTimeouts::default(), vec![80, 9]);
-    let server = serve_channels(served, Encoding::Binary, limits, ports, pod(), pods);
+    let (timeouts, ports) = (StreamTimeouts::default(), vec![80, 9]);
+    let server = serve_channels(served, Encoding::Binary, timeouts, ports, pod(), pods);
     let server = tokio::spawn(server);
     let mut bytes = Vec::new();
     timeout(Duration::from_secs(20), io.read_to_end(&mut bytes))

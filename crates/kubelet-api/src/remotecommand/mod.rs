@@ -116,7 +116,7 @@ fn handle(
 ) -> Response {
     let checked = check_request(kind, api, target, &request);
     checked
-        .and_then(|session| session.upgrade(api, request))
+        .and_then(|checked| checked.upgrade(api, request))
         .unwrap_or_else(IntoResponse::into_response)
 }
 
@@ -190,10 +190,10 @@ impl CheckedRequest {
             let accepted = accept(request.method(), headers, websocket::PROTOCOLS)
                 .map_err(UpgradeError::from)?;
             let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
-            let (version, limits) = (accepted.protocol, api.limits);
+            let (version, timeouts) = (accepted.protocol, api.timeouts);
             let pods = Arc::clone(&api.pods);
             let serve = move |io| async move {
-                serve_websocket(io, limits, requested, version, self, pods).await;
+                serve_websocket(io, timeouts, requested, version, self, pods).await;
             };
             return Ok(api
                 .upgrades
@@ -201,10 +201,10 @@ impl CheckedRequest {
         }
         let accepted = accept_spdy(headers, spdy::PROTOCOLS)?;
         let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
-        let (version, limits) = (accepted.protocol, api.limits);
+        let (version, timeouts) = (accepted.protocol, api.timeouts);
         let pods = Arc::clone(&api.pods);
         let serve = move |io| async move {
-            serve_spdy(io, limits, requested, version, self, pods).await;
+            serve_spdy(io, timeouts, requested, version, self, pods).await;
         };
         Ok(api
             .upgrades
@@ -239,13 +239,13 @@ impl CheckedRequest {
 
 async fn serve_websocket(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     requested: RequestedStreams,
     version: websocket::ChannelVersion,
     checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(websocket::protocol(version), limits);
+    let (mut driver, commands) = StreamDriver::new(websocket::protocol(version), timeouts);
     let client = websocket::streams(&mut driver, &commands, requested, version);
     drop(commands);
     let kind = checked.kind;
@@ -259,13 +259,13 @@ async fn serve_websocket(
 
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     requested: RequestedStreams,
     version: spdy::SpdyVersion,
     checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(SpdyConnection::new(), limits);
+    let (mut driver, commands) = StreamDriver::new(SpdyConnection::new(), timeouts);
     let opened = driver.opened();
     let kind = checked.kind;
     let session = async {

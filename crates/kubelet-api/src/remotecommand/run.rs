@@ -105,7 +105,7 @@ mod tests {
     async fn post_run(container: &str, query: &str) -> (u16, Vec<u8>) {
         let api = ApiState {
             pods: Arc::new(TestPods::default()),
-            limits: StreamTimeouts::default(),
+            timeouts: StreamTimeouts::default(),
             upgrades: UpgradedConnections::new(CancellationToken::new()),
         };
         let target = ContainerPath {

@@ -77,18 +77,18 @@ pub(crate) enum ConnectionEnd {
 /// A connection that is not running yet.
 pub(crate) struct StreamDriver<P> {
     protocol: P,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     commands: mpsc::Receiver<StreamCommand>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
     opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
 impl<P: StreamProtocol> StreamDriver<P> {
-    pub(crate) fn new(protocol: P, limits: StreamTimeouts) -> (Self, CommandSender) {
+    pub(crate) fn new(protocol: P, timeouts: StreamTimeouts) -> (Self, CommandSender) {
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let driver = Self {
             protocol,
-            limits,
+            timeouts,
             commands,
             incoming: HashMap::new(),
             opened: None,
@@ -113,7 +113,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
     /// Runs the connection until it ends.
     pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> ConnectionEnd {
         let (read, write) = tokio::io::split(io);
-        let limits = self.limits;
+        let timeouts = self.timeouts;
         let shared = Shared {
             state: Mutex::new(State {
                 protocol: self.protocol,
@@ -121,7 +121,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
                 closing: false,
             }),
             has_output: Notify::new(),
-            limits,
+            timeouts,
         };
         let reader = Reader {
             shared: &shared,
@@ -140,14 +140,14 @@ impl<P: StreamProtocol> StreamDriver<P> {
                     return ConnectionEnd::Io(error);
                 }
                 // Discard input until the client closes: see `linger`.
-                let _ = timeout(limits.linger, reading).await;
+                let _ = timeout(timeouts.linger, reading).await;
                 return ConnectionEnd::Done;
             }
         };
         if !matches!(ended, ConnectionEnd::Io(_)) {
             shared.lock().closing = true;
             shared.has_output.notify_one();
-            let _ = timeout(limits.flush, writing).await;
+            let _ = timeout(timeouts.flush, writing).await;
         }
         ended
     }
@@ -157,7 +157,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
 struct Shared<P> {
     state: Mutex<State<P>>,
     has_output: Notify,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
 }
 
 struct State<P> {
@@ -187,7 +187,7 @@ impl<P: StreamProtocol> Shared<P> {
     /// Resolves after the idle time-out.
     async fn idle(&self) {
         loop {
-            let deadline = self.lock().last_activity + self.limits.idle;
+            let deadline = self.lock().last_activity + self.timeouts.idle;
             if deadline <= Instant::now() {
                 return;
             }
@@ -272,7 +272,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
         loop {
             tokio::select! {
                 _ = &mut sending => return,
-                () = sleep(self.shared.limits.keep_alive) => {
+                () = sleep(self.shared.timeouts.keep_alive) => {
                     self.shared.with(StreamProtocol::keep_alive);
                 }
             }
@@ -346,7 +346,7 @@ async fn write_loop<P: StreamProtocol>(
         }
         if last {
             // Fails if the client has already closed the connection.
-            let _ = timeout(shared.limits.flush, io.shutdown()).await;
+            let _ = timeout(shared.timeouts.flush, io.shutdown()).await;
             return Ok(());
         }
     }

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kubelet_api::stats::{LogLine, NodeSource};
 use kubelet_api::{
-    AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, LogStream,
+    AttachOptions, ContainerSession, ExecOptions, ContainerLogStream, LogError, LogOptions, LogStream,
     PodSource, PortConnection, SessionError,
 };
 use pod_protocol::connection::{ConnectionError, SandboxClient};
@@ -208,7 +208,7 @@ impl PodSource for PodManager {
         &self,
         uid: &str,
         options: LogOptions,
-    ) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
@@ -218,7 +218,7 @@ impl PodSource for PodManager {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
                     Ok(log) => {
-                        return Ok::<LogByteStream, LogError>(
+                        return Ok::<ContainerLogStream, LogError>(
                             log.map_err(io::Error::other).boxed(),
                         );
                     }
