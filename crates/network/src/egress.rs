@@ -164,14 +164,14 @@ mod tests {
             let (mut stream, _) = server.accept().await.unwrap();
             let mut received = [0; 5];
             stream.read_exact(&mut received).await.unwrap();
-            stream.write_all(b"you said ").await.unwrap();
+            stream.write_all(b"echo: ").await.unwrap();
             stream.write_all(&received).await.unwrap();
         });
         let text = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nhello");
         let response = request(&path, text.as_bytes()).await;
         assert_eq!(
             response,
-            "HTTP/1.1 200 Connection established\r\n\r\nyou said hello"
+            "HTTP/1.1 200 Connection established\r\n\r\necho: hello"
         );
     }
 

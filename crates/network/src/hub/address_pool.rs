@@ -79,7 +79,7 @@ impl FromStr for PodCidr {
 /// Allocates the addresses of a pod CIDR.
 #[derive(Debug)]
 pub struct AddressPool {
-    range: PodCidr,
+    cidr: PodCidr,
     taken: HashSet<u32>,
     /// The start of the next search, so that released addresses are reused late.
     next: u32,
@@ -87,9 +87,9 @@ pub struct AddressPool {
 
 impl AddressPool {
     /// All addresses are free.
-    pub fn new(range: PodCidr) -> Self {
+    pub fn new(cidr: PodCidr) -> Self {
         Self {
-            range,
+            cidr,
             taken: HashSet::new(),
             next: 2,
         }
@@ -97,9 +97,9 @@ impl AddressPool {
 
     /// Allocates the claimed address if it is free and in the CIDR, else the next free one.
     pub fn allocate(&mut self, claim: Option<Ipv4Addr>) -> Option<Ipv4Addr> {
-        let usable = self.range.offsets();
+        let usable = self.cidr.offsets();
         let claimed = claim
-            .and_then(|claim| u32::from(claim).checked_sub(self.range.first))
+            .and_then(|claim| u32::from(claim).checked_sub(self.cidr.first))
             .filter(|offset| usable.contains(offset) && !self.taken.contains(offset));
         let next = self.next.max(usable.start);
         let offset = claimed.or_else(|| {
@@ -111,13 +111,13 @@ impl AddressPool {
             self.next = offset + 1;
         }
         self.taken.insert(offset);
-        Some(Ipv4Addr::from(self.range.first + offset))
+        Some(Ipv4Addr::from(self.cidr.first + offset))
     }
 
     /// Releases an address.
     pub fn release(&mut self, address: Ipv4Addr) {
         self.taken
-            .remove(&u32::from(address).wrapping_sub(self.range.first));
+            .remove(&u32::from(address).wrapping_sub(self.cidr.first));
     }
 }
 

@@ -36,10 +36,10 @@ pub enum HubError {
     #[error("cannot create a user and network namespace (see `coracle doctor`): {0}")]
     Namespaces(#[source] io::Error),
     /// The bridge cannot be set up.
-    #[error("cannot set up the node's pod network {range}: {source}")]
+    #[error("cannot set up the node's pod network {cidr}: {source}")]
     Network {
         /// The node's pod CIDR.
-        range: PodCidr,
+        cidr: PodCidr,
         /// The error.
         source: io::Error,
     },
@@ -63,7 +63,7 @@ pub enum HubError {
 pub struct Hub {
     socket: PathBuf,
     listener: OwnedFd,
-    range: PodCidr,
+    cidr: PodCidr,
     /// Sandboxes join these, and the agent holds them open.
     namespaces: Rc<HubNamespaces>,
     /// Held by all processes of the hub.
@@ -74,7 +74,7 @@ impl Hub {
     /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up the network.
     /// `previous` are the namespaces of a dead hub, which may still have pods.
     pub fn set_up(
-        range: PodCidr,
+        cidr: PodCidr,
         socket: &Path,
         previous: Option<HubNamespaces>,
     ) -> Result<Self, HubError> {
@@ -84,7 +84,7 @@ impl Hub {
         // namespace: they must not reach it below /proc.
         linux::credentials::hide().map_err(HubError::Namespaces)?;
         let namespaces = HubNamespaces::own().map_err(HubError::Namespaces)?;
-        make_bridge(range).map_err(|source| HubError::Network { range, source })?;
+        make_bridge(cidr).map_err(|source| HubError::Network { cidr, source })?;
         // Last, because clients join the namespaces of the listening process. The socket is in the host's mount namespace,
         // and the permissions of its directory protect it.
         let listener = listen(socket).map_err(|source| HubError::Socket {
@@ -94,7 +94,7 @@ impl Hub {
         Ok(Self {
             socket: socket.to_owned(),
             listener,
-            range,
+            cidr,
             namespaces: Rc::new(namespaces),
             _lock: lock,
         })
@@ -108,7 +108,7 @@ impl Hub {
 
     /// Serves sandboxes until a shutdown request. Must be called within a `LocalSet`.
     pub async fn serve(&self) -> io::Result<()> {
-        let attachments = Rc::new(Attachments::find(self.range, self.namespaces.clone())?);
+        let attachments = Rc::new(Attachments::find(self.cidr, self.namespaces.clone())?);
         // tokio has no SEQPACKET type. `UnixStream` only provides readiness; `packet` reads and writes.
         let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
@@ -130,7 +130,7 @@ impl Hub {
 struct Attachments {
     route: Route,
     namespaces: Rc<HubNamespaces>,
-    range: PodCidr,
+    cidr: PodCidr,
     addresses: RefCell<AddressPool>,
     /// Addresses with an interface of an earlier process, whose sandboxes have not reconnected yet.
     unclaimed: RefCell<HashSet<Ipv4Addr>>,
@@ -140,22 +140,22 @@ struct Attachments {
 
 impl Attachments {
     /// Finds the attachments that an earlier process made in this network namespace.
-    fn find(range: PodCidr, namespaces: Rc<HubNamespaces>) -> io::Result<Self> {
+    fn find(cidr: PodCidr, namespaces: Rc<HubNamespaces>) -> io::Result<Self> {
         let route = Route::open()?;
-        let mut addresses = AddressPool::new(range);
-        let given: HashSet<_> = range
+        let mut addresses = AddressPool::new(cidr);
+        let existing: HashSet<_> = cidr
             .usable()
             .filter(|address| route.has(&interface(*address)))
             .collect();
-        for address in &given {
+        for address in &existing {
             addresses.allocate(Some(*address));
         }
         Ok(Self {
             route,
             namespaces,
-            range,
+            cidr,
             addresses: RefCell::new(addresses),
-            unclaimed: RefCell::new(given),
+            unclaimed: RefCell::new(existing),
             shutdown: Notify::new(),
         })
     }
@@ -200,8 +200,8 @@ impl Attachments {
                 Some(address),
                 AttachResponse::Attached {
                     address: IpAddr::V4(address),
-                    prefix: self.range.prefix(),
-                    gateway: self.range.gateway().into(),
+                    prefix: self.cidr.prefix(),
+                    gateway: self.cidr.gateway().into(),
                     is_new,
                 },
             ),
@@ -238,7 +238,7 @@ impl Attachments {
         let address = self.addresses.borrow_mut().allocate(claim).ok_or_else(|| {
             io::Error::other(format!(
                 "no free address in this node's pod CIDR {}",
-                self.range
+                self.cidr
             ))
         })?;
         let name = interface(address);
@@ -295,12 +295,12 @@ fn enter(previous: Option<HubNamespaces>) -> io::Result<()> {
 }
 
 /// Creates the bridge, or completes an existing one.
-fn make_bridge(range: PodCidr) -> io::Result<()> {
+fn make_bridge(cidr: PodCidr) -> io::Result<()> {
     let route = Route::open()?;
     route.set_up("lo")?;
     let gateway = Prefixed {
-        address: range.gateway().into(),
-        length: range.prefix(),
+        address: cidr.gateway().into(),
+        length: cidr.prefix(),
     };
     for made in [route.add_bridge(BRIDGE), route.add_address(BRIDGE, gateway)] {
         match made {
