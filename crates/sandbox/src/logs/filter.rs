@@ -1,9 +1,9 @@
 //! Decodes and filters the records of a log into a container's output.
 
 use jiff::Timestamp;
+use pod_protocol::{LogQuery, LogSource, Problem};
 
 use super::record::{self, OutputStream, Record};
-use pod_protocol::{LogQuery, LogSource, Problem};
 
 /// Longer lines of a log file are no records and are skipped. More than the longest record with its header.
 const MAX_LINE: usize = 64 * 1024;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use pod_protocol::LogSource;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 
 use super::*;
-use pod_protocol::LogSource;
 
 const SMALL: LogLimits = LogLimits {
     max_file_bytes: 50_000,

@@ -10,6 +10,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::Probe;
+use pod_protocol::Problem;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,7 +19,6 @@ use super::{ProbeResult, ProbedContainer, probe_once};
 use crate::seams::{
     ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
 };
-use pod_protocol::Problem;
 
 /// A pod in the host's network, without containers.
 struct HostNetworkRuntime;

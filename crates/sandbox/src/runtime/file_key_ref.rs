@@ -7,10 +7,10 @@ use std::io::Read;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{EnvVar, FileKeySelector};
+use pod_protocol::Problem;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::seams::Volume;
-use pod_protocol::Problem;
 
 const MAX_FILE_SIZE: u64 = 1 << 20;
 

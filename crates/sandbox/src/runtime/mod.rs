@@ -48,6 +48,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::Group;
 use linux::namespace::Ids;
+use pod_protocol::{Bundle, Problem};
 use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -69,7 +70,6 @@ use crate::seams::{
     Volume, World,
 };
 use crate::usage::UsageMeter;
-use pod_protocol::{Bundle, Problem};
 
 /// The directories of a pod.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! Detects whether a container was killed by the OOM killer.
 //!
-//! The container's own cgroup tells exactly. Without one there is only the `oom_kill` counter of the job's cgroup, or of the machine,
-//! which does not name the killed process. A SIGKILL that is not ours, within seconds of an increment of that counter, is taken for
-//! an OOM kill. That is wrong only if a container is killed by hand while the OOM killer kills something else.
+//! The container's own cgroup has an exact counter. Without one there is only the `oom_kill` counter of the job's cgroup, or of the
+//! machine, which does not name the killed process. A SIGKILL that is not ours, within seconds of an increment of that counter, is
+//! taken for an OOM kill. That is wrong only if a container is killed by hand while the OOM killer kills something else.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
+use pod_protocol::Problem;
 
 use super::env::{self, Addresses};
 use super::security::{Security, security};
@@ -12,7 +13,6 @@ use crate::inner::message::{
     PidNamespace, ProcessPlan, RootfsKind, RootfsPlan,
 };
 use crate::seams::{StartRequest, Volume};
-use pod_protocol::Problem;
 
 /// Device files that every container has.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];

@@ -22,7 +22,7 @@ impl<W: World> LinuxRuntime<W> {
             .map_err(|error| sandbox_problem(format!("cannot create the pod's cgroup: {error}")))?;
         self.join_network(&bundle, &spec).await?;
         self.open_host_ports(&spec).await?;
-        self.make_volumes(&bundle, &spec).await?;
+        self.create_volumes(&bundle, &spec).await?;
         self.write_etc(&bundle).map_err(|error| {
             sandbox_problem(format!("cannot write the pod's files in /etc: {error}"))
         })?;

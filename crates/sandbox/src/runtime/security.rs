@@ -1,10 +1,10 @@
 //! A container's security context: user, capabilities, system call filter. Pure.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
+use pod_protocol::Problem;
 
 use crate::inner::message::{SeccompProfile, UserPlan};
 use crate::seams::ImageDefaults;
-use pod_protocol::Problem;
 
 /// The default capabilities of containerd and Docker.
 const DEFAULT_CAPABILITIES: &[&str] = &[

@@ -31,7 +31,7 @@ impl<W: World> LinuxRuntime<W> {
     pub(super) async fn start_container(&self, request: &StartRequest) -> Result<Started, Problem> {
         let bundle = self.bundle.borrow().clone();
         for mount in request.container.volume_mounts.iter().flatten() {
-            self.make_volume(&bundle, &mount.name).await?;
+            self.create_volume(&bundle, &mount.name).await?;
         }
         let mut plan = self.plan(request)?;
         plan.mounts = sub_paths::create(plan.mounts, &request.container.name).await?;

@@ -77,7 +77,7 @@ impl StdioPipes {
         let stdin = with_stdin.then(|| terminal.try_clone()).transpose()?;
         let output = TerminalOutput::new(terminal)?;
         Ok(StdioStreams {
-            // No pipe, but it is written and waited for like one.
+            // Not a pipe, but tokio waits for it in the same way. AsyncFd would need `unsafe`.
             stdin: stdin
                 .map(pipe::Sender::from_owned_fd_unchecked)
                 .transpose()?,

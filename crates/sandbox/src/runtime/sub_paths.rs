@@ -2,8 +2,9 @@
 //!
 //! The container's own process resolves them again, because other containers may have changed the volume meanwhile.
 
-use crate::inner::message::{MountPlan, MountSource};
 use pod_protocol::Problem;
+
+use crate::inner::message::{MountPlan, MountSource};
 
 /// Creates missing directories of subPaths, and returns the mounts.
 pub(super) async fn create(

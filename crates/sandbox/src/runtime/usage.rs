@@ -1,10 +1,10 @@
 //! The containers and volumes of a pod whose usage is measured.
 
 use k8s_openapi::api::core::v1::Volume as VolumeSpec;
+use pod_protocol::usage::PodUsage;
 
 use super::{LinuxRuntime, Volume, World};
 use crate::usage::{MeasuredContainer, MeasuredVolume};
-use pod_protocol::usage::PodUsage;
 
 impl<W: World> LinuxRuntime<W> {
     /// The pod's current resource usage; `None` if it can't be measured.

@@ -1,10 +1,10 @@
 //! Properties of volumes that follow from the pod's spec. Pure.
 
 use k8s_openapi::api::core::v1::PodSpec;
+use pod_protocol::Problem;
 
 use crate::life::default_policy;
 use crate::seams::ImageRequest;
-use pod_protocol::Problem;
 
 /// The image of an image volume.
 pub fn image(spec: &PodSpec, name: &str) -> Option<ImageRequest> {

@@ -1,21 +1,21 @@
 //! Creates the pod's volumes, each when the first container needs it, and updates their content.
 
 use k8s_openapi::api::core::v1::PodSpec;
+use pod_protocol::{Bundle, Problem};
 
 use super::{LinuxRuntime, volume_spec};
 use crate::seams::{Volume, World};
-use pod_protocol::{Bundle, Problem};
 
 impl<W: World> LinuxRuntime<W> {
     /// Creates all volumes but image volumes, which only the containers that mount them wait for.
-    pub(super) async fn make_volumes(
+    pub(super) async fn create_volumes(
         &self,
         bundle: &Bundle,
         spec: &PodSpec,
     ) -> Result<(), Problem> {
         let names = bundle.volumes.keys();
         for name in names.filter(|name| volume_spec::image(spec, name).is_none()) {
-            self.make_volume(bundle, name).await?;
+            self.create_volume(bundle, name).await?;
             if volume_spec::is_shared(spec, name) {
                 self.share_volume(name)?;
             }
@@ -24,7 +24,7 @@ impl<W: World> LinuxRuntime<W> {
     }
 
     /// Creates a volume, once.
-    pub(super) async fn make_volume(&self, bundle: &Bundle, name: &str) -> Result<(), Problem> {
+    pub(super) async fn create_volume(&self, bundle: &Bundle, name: &str) -> Result<(), Problem> {
         let Some(source) = bundle.volumes.get(name) else {
             return Ok(());
         };
