@@ -261,7 +261,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
     assert_eq!((code, body.as_str()), (200, "0"));
     let (code, body) = ask(cluster, &post, &format!("{base}/checkpoint/default/p/main"));
     assert!(
-        code == 501 && body.contains("can't be checkpointed"),
+        code == 501 && body.contains("cannot checkpoint containers"),
         "{code}: {body}"
     );
 

@@ -349,7 +349,7 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     );
     let (code, words) = cluster.try_ask(&checkpoint);
     assert!(
-        code != 0 && words.contains("can't be checkpointed"),
+        code != 0 && words.contains("cannot checkpoint containers"),
         "{words}"
     );
 

@@ -342,7 +342,7 @@ fn ports_of_the_node_lead_to_pods() {
         let asked = lab.call(&["python3", "-c", DATAGRAMS]).run();
         asked.stdout.trim() == "20"
     });
-    let words = "Warning HostPortNotSupported host port 18084/SCTP: nobody listens there";
+    let words = "Warning HostPortNotSupported host port 18084/SCTP is closed";
     cluster.event("other-protocol", words);
 
     // Whoever the port belongs to, the pod says so, and begins when it is free.

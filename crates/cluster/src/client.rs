@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use anyhow::Context;
-use control_plane::pki::Identity;
+use control_plane::pki::TlsIdentity;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 /// A client that reaches the API server at `address` as `identity`.
 pub async fn connect(
     address: SocketAddr,
     ca_pem: &str,
-    identity: &Identity,
+    identity: &TlsIdentity,
 ) -> anyhow::Result<kube::Client> {
     let server = format!("https://{address}");
     let text = control_plane::kubeconfig::kubeconfig("coracle", &server, ca_pem, identity);

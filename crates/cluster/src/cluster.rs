@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use console::{Failure, FailureCode, Phases, say};
-use control_plane::components::{first_service_address, network};
-use control_plane::port::{ReservedPort, free_in};
-use control_plane::{ClusterConfig, Event, Pki};
+use control_plane::components::{address_range, first_service_address};
+use control_plane::port::{ReservedPort, find_free_port};
+use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
 use releases::Release;
 use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
@@ -44,7 +44,7 @@ pub enum ClusterEnd {
 }
 
 enum ClusterEvent {
-    ControlPlaneProcess(Result<Event, Failure>),
+    ControlPlaneProcess(Result<ControlPlaneEvent, Failure>),
     Node(String, NodeEvent),
     Step(StepFailure),
     /// The restart delay of this node's agent is over.
@@ -87,7 +87,7 @@ pub struct Cluster {
     control_plane: ControlPlaneProcess,
     verbose: bool,
     seeded: bool,
-    pki: Arc<Pki>,
+    pki: Arc<ClusterPki>,
     enrolment: Arc<EnrolmentListener>,
     starter: AgentStarter,
     leaders: Vec<SocketAddr>,
@@ -142,7 +142,7 @@ impl Cluster {
             tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
         let detail = detail.map_err(slurm_failure)?;
         let grace = GracePeriods::within(kill_wait.ok().flatten());
-        let pki = Arc::new(Pki::new(lifetime(&detail))?);
+        let pki = Arc::new(ClusterPki::new(lifetime(&detail))?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
         let token = token::new()?;
@@ -162,7 +162,7 @@ impl Cluster {
             pod_cidr: options.pod_cidr.clone(),
             seed,
             workload: carry::workload().map(|(dir, _)| dir),
-            tightens_memory: release.is_our_build(),
+            lowers_gogc: release.is_our_build(),
             log_dir: options.log_dir.as_deref().map(make_log_dir).transpose()?,
             verbose: options.verbose,
             files,
@@ -254,7 +254,7 @@ impl Cluster {
                 ClusterEvent::ControlPlaneProcess(event) => {
                     let event =
                         event.map_err(|failure| failure.with_code(FailureCode::NotStarted))?;
-                    if event == Event::ApiAnswers {
+                    if event == ControlPlaneEvent::ApiServerResponds {
                         answers = true;
                         phases.phase(format!("{} Ready", nodes_are(total)));
                     }
@@ -319,7 +319,7 @@ impl Cluster {
     }
 
     /// The CAs of the cluster.
-    pub fn pki(&self) -> &Pki {
+    pub fn pki(&self) -> &ClusterPki {
         &self.pki
     }
 
@@ -348,7 +348,7 @@ impl Cluster {
     }
 
     /// The control plane's files.
-    pub fn files(&self) -> anyhow::Result<control_plane::home::Outside> {
+    pub fn files(&self) -> anyhow::Result<control_plane::dir::ControlPlaneDirOfPid> {
         self.control_plane
             .files()
             .context("the control plane is not up")
@@ -410,17 +410,17 @@ impl Cluster {
         }
     }
 
-    fn show(&self, event: &Event) {
+    fn show(&self, event: &ControlPlaneEvent) {
         match event {
             // The control plane has mounted or copied what was carried here.
-            Event::Started { .. } => carry::remove(),
-            Event::Log { component, line } if self.verbose => {
+            ControlPlaneEvent::Started { .. } => carry::remove(),
+            ControlPlaneEvent::Log { component, line } if self.verbose => {
                 say(format_args!("coracle: [{component}] {line}"));
             }
-            Event::LogLost { component, reason } => say(format_args!(
+            ControlPlaneEvent::LogWriteFailed { component, reason } => say(format_args!(
                 "coracle: warning: the log of {component} can't be written: {reason}"
             )),
-            Event::Exited { component, status } => {
+            ControlPlaneEvent::Exited { component, status } => {
                 say(format_args!(
                     "coracle: {component} ended with {status}; it is started again"
                 ));
@@ -458,7 +458,7 @@ fn check_ranges(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Fa
         ("--pod-cidr", &options.pod_cidr),
         ("--service-cidr", &options.service_cidr),
     ] {
-        let Some(network) = network(cidr) else {
+        let Some(network) = address_range(cidr) else {
             continue;
         };
         let ours = |address: &&IpAddr| matches!(address, IpAddr::V4(v4) if network.contains(v4));
@@ -534,7 +534,7 @@ fn node_port() -> anyhow::Result<u16> {
     {
         return Ok(port);
     }
-    free_in(NODE_PORTS).context("no node port is free")
+    find_free_port(NODE_PORTS).context("no node port is free")
 }
 
 fn not_started(node: &str, problem: &str) -> Failure {

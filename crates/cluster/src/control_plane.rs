@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::home::{Outside, outside};
-use control_plane::{ClusterConfig, Command, Event};
+use control_plane::dir::ControlPlaneDirOfPid;
+use control_plane::{ClusterConfig, ControlPlaneCommand, ControlPlaneEvent};
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -47,22 +47,24 @@ impl ControlPlaneProcess {
             pid: None,
         };
         control_plane
-            .send(&Command::Start(Box::new(config)))
+            .send(&ControlPlaneCommand::Start(Box::new(config)))
             .await?;
         Ok(control_plane)
     }
 
     /// The next event; an error if the control plane has ended.
-    pub async fn next(&mut self) -> Result<Event, Failure> {
+    pub async fn next(&mut self) -> Result<ControlPlaneEvent, Failure> {
         let line = self.events.next_line().await.ok().flatten();
         let event = line.and_then(|line| serde_json::from_str(&line).ok());
         match event {
-            Some(Event::Up { pid }) => {
+            Some(ControlPlaneEvent::Up { pid }) => {
                 self.pid = Some(pid);
-                Ok(Event::Up { pid })
+                Ok(ControlPlaneEvent::Up { pid })
             }
-            Some(Event::Broken { reason }) => Err(Failure::new(FailureCode::Host, reason)),
-            Some(Event::Failed {
+            Some(ControlPlaneEvent::SetupFailed { reason }) => {
+                Err(Failure::new(FailureCode::Host, reason))
+            }
+            Some(ControlPlaneEvent::Failed {
                 component,
                 reason,
                 tail,
@@ -81,8 +83,8 @@ impl ControlPlaneProcess {
     }
 
     /// The control plane's files, as other processes see them.
-    pub fn files(&self) -> Option<Outside> {
-        self.pid.map(outside)
+    pub fn files(&self) -> Option<ControlPlaneDirOfPid> {
+        self.pid.map(ControlPlaneDirOfPid::new)
     }
 
     /// Stops it in order, and kills it after `timeout`.
@@ -95,9 +97,9 @@ impl ControlPlaneProcess {
 
     /// Stops it in order and copies its store to the new directory `path`.
     pub async fn stop_and_save(mut self, path: &Path) -> anyhow::Result<()> {
-        self.send(&Command::Rest).await?;
+        self.send(&ControlPlaneCommand::StopComponents).await?;
         let at_rest = async {
-            while self.next().await? != Event::Stopped {}
+            while self.next().await? != ControlPlaneEvent::Stopped {}
             Ok::<_, Failure>(())
         };
         tokio::time::timeout(SAVE_TIMEOUT, at_rest)
@@ -112,7 +114,7 @@ impl ControlPlaneProcess {
     /// Reads events until the process has ended.
     async fn drain(&mut self, timeout: Duration) -> Result<(), Failure> {
         let end = async {
-            while self.next().await? != Event::Stopped {}
+            while self.next().await? != ControlPlaneEvent::Stopped {}
             let _ = self.child.wait().await;
             Ok(())
         };
@@ -127,7 +129,7 @@ impl ControlPlaneProcess {
         })
     }
 
-    async fn send(&mut self, command: &Command) -> anyhow::Result<()> {
+    async fn send(&mut self, command: &ControlPlaneCommand) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(command)?);
         let pipe = self
             .commands

@@ -30,7 +30,7 @@ pub fn plans(
     cluster: &str,
     pod_cidr: &str,
 ) -> anyhow::Result<HashMap<String, NodePlan>> {
-    let all: network::hub::Range = pod_cidr.parse().map_err(anyhow::Error::msg)?;
+    let all: network::hub::PodCidr = pod_cidr.parse().map_err(anyhow::Error::msg)?;
     let mut labels = BTreeMap::from([
         ("coracle.dev/cluster".to_owned(), cluster.to_owned()),
         (
@@ -44,7 +44,7 @@ pub fn plans(
     let plan = |(index, node): (usize, &String)| {
         let range = u32::try_from(index)
             .ok()
-            .and_then(|index| all.of_node(index, NODE_PREFIX));
+            .and_then(|index| all.node_subnet(index, NODE_PREFIX));
         let range = range.with_context(|| {
             format!("--pod-cidr={pod_cidr} has too few addresses: every node needs a /{NODE_PREFIX} of it")
         })?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use console::Phases;
 use control_plane::port::ReservedPort;
-use control_plane::{ClusterConfig, Event, Pki};
+use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use releases::Release;
@@ -27,7 +27,7 @@ pub async fn ensure(release: &Release, service_cidr: &str, phases: &mut Phases) 
 /// Boots a control plane on an empty store, lets it settle, and saves the store to `path`.
 async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Result<()> {
     let port = ReservedPort::new(0)?;
-    let pki = Pki::new(10 * SEED_TIMEOUT)?;
+    let pki = ClusterPki::new(10 * SEED_TIMEOUT)?;
     let admin = pki.administrator()?;
     let mut files = pki.files(vec!["127.0.0.1".to_owned()])?;
     files.insert(
@@ -43,7 +43,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         pod_cidr: "100.64.0.0/11".to_owned(),
         seed: None,
         workload: None,
-        tightens_memory: release.is_our_build(),
+        lowers_gogc: release.is_our_build(),
         log_dir: None,
         verbose: false,
         files,
@@ -51,7 +51,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
     };
     let mut control_plane = ControlPlaneProcess::start(config).await?;
     let settled = tokio::time::timeout(SEED_TIMEOUT, async {
-        while control_plane.next().await? != Event::ApiAnswers {}
+        while control_plane.next().await? != ControlPlaneEvent::ApiServerResponds {}
         let api = std::net::SocketAddr::from(([127, 0, 0, 1], port.number()));
         let client = crate::client::connect(api, pki.cluster.cert_pem(), &admin).await?;
         settle(&client).await;

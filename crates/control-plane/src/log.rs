@@ -1,4 +1,4 @@
-//! A log file that never grows beyond a bound, and remembers its end.
+//! A log file of bounded size, with its last lines in memory.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// How many lines are kept for error messages.
+/// The number of lines kept for error messages.
 const TAIL_LINES: usize = 20;
-/// Longer lines are cut in messages, not in the file.
+/// Longer lines are truncated in messages, but not in the file.
 const TAIL_WIDTH: usize = 400;
 
-/// `NAME.log`, moved to `NAME.log.1` when it is full: at most two files of `limit` bytes.
+/// `NAME.log`, renamed to `NAME.log.1` when it is full: at most two files of `limit` bytes.
 #[derive(Debug)]
 pub struct RotatingLog {
     path: PathBuf,
@@ -19,11 +19,11 @@ pub struct RotatingLog {
     written: u64,
     limit: u64,
     tail: VecDeque<String>,
-    broken: bool,
+    write_failed: bool,
 }
 
 impl RotatingLog {
-    /// Opens `dir/name.log`, appending to what is there.
+    /// Opens `dir/name.log` for appending.
     pub fn open(dir: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let path = dir.join(format!("{name}.log"));
         let file = append_to(&path)?;
@@ -34,16 +34,16 @@ impl RotatingLog {
             written,
             limit,
             tail: VecDeque::with_capacity(TAIL_LINES),
-            broken: false,
+            write_failed: false,
         })
     }
 
-    /// Writes one line. A full disk costs the line, never the program that logs; the first such line is
-    /// an error.
+    /// Writes one line. On a full disk the line is lost, but the component keeps running. Only the first failure is
+    /// returned.
     pub fn line(&mut self, line: &[u8]) -> io::Result<()> {
         match self.write(line) {
-            Err(error) if !self.broken => {
-                self.broken = true;
+            Err(error) if !self.write_failed => {
+                self.write_failed = true;
                 Err(error)
             }
             _ => Ok(()),
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_files_at_most_and_the_end_is_remembered() {
+    fn log_has_two_files_at_most_and_a_tail() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "etcd", 100).unwrap();
         for i in 0..50 {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_said_once() {
+    fn write_failure_is_reported_once() {
         let full = File::options().append(true).open("/dev/full").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept_in_the_file() {
+    fn invalid_utf8_is_written_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
         log.line(b"\xff\xfe").unwrap();

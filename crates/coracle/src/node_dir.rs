@@ -145,7 +145,7 @@ pub fn is_in_use(dir: &Path) -> bool {
 /// Whether an agent, the hub or a sandbox of a node lives.
 pub fn is_used_below_guard(dir: &Path) -> bool {
     UnixStream::connect(kubelet_socket(dir)).is_ok()
-        || network::hub::is_there(&dir.join("hub.sock"))
+        || network::hub::is_listening(&dir.join("hub.sock"))
         || has_pods(dir)
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use sandbox::runtime::Stacking;
+use sandbox::runtime::Snapshotter;
 
 use crate::probe;
 
@@ -33,22 +33,22 @@ pub fn choice() -> anyhow::Result<Choice> {
 }
 
 /// The user's choice, or the best that works when tried in `dir`, on the file system that will hold containers' changes.
-pub async fn choose(dir: &Path) -> anyhow::Result<Stacking> {
+pub async fn choose(dir: &Path) -> anyhow::Result<Snapshotter> {
     match choice()? {
         Choice::Best => {}
-        Choice::Overlay => return Ok(Stacking::Overlay),
-        Choice::Copy => return Ok(Stacking::Copy),
+        Choice::Overlay => return Ok(Snapshotter::Overlay),
+        Choice::Copy => return Ok(Snapshotter::Copy),
         Choice::Fuse => match fuse_overlayfs() {
-            Some(program) => return Ok(Stacking::Fuse(program)),
+            Some(program) => return Ok(Snapshotter::FuseOverlayfs(program)),
             None => bail!("{VARIABLE} asks for {PROGRAM}, which is not on this node's PATH"),
         },
     }
     let Err(why) = probe::overlay_in(dir).await else {
-        return Ok(Stacking::Overlay);
+        return Ok(Snapshotter::Overlay);
     };
     let instead = match fuse_overlayfs() {
-        Some(program) if probe::run("fuse").await.is_ok() => Stacking::Fuse(program),
-        _ => Stacking::Copy,
+        Some(program) if probe::run("fuse").await.is_ok() => Snapshotter::FuseOverlayfs(program),
+        _ => Snapshotter::Copy,
     };
     tracing::info!(
         why,

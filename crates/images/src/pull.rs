@@ -114,7 +114,7 @@ async fn pull_image(
         return Err(ImageError::NeverPull(request.reference.clone()));
     };
     let (stored, paths) = match present {
-        Some(present) if sources.is_still(present.top.digest).await => {
+        Some(present) if sources.resolves_to(present.top.digest).await => {
             let used = pull.layers(&present, BlobAccess::Recorded, true).await;
             let (paths, _) = used.map_err(pulling)?;
             (present, paths)

@@ -1,6 +1,6 @@
 //! Loads and saves archives of Docker and OCI, and collects garbage afterwards.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

@@ -2,7 +2,7 @@
 //!
 //! If it is not installed (`apt install docker-registry`), the tests print that and pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

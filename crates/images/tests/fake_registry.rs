@@ -1,6 +1,6 @@
 //! Pulls from a fake registry in this process, with configurable faults.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

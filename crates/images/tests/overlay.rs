@@ -1,6 +1,6 @@
 //! Mounts unpacked layers with the kernel's overlayfs, in user namespaces like those of pods.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

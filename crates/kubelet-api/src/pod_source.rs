@@ -1,4 +1,4 @@
-//! What this API asks of the kubelet.
+//! The interface of this API to the kubelet: pods, logs and sessions.
 
 use std::error::Error;
 use std::io;
@@ -13,25 +13,25 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use crate::error::causes;
+use crate::error::error_chain;
 use crate::stats::NodeSource;
 
-/// Where this API learns which pods the node has, and what they wrote: the seam to the kubelet.
+/// The pods of the node. The kubelet implements this.
 pub trait PodSource: Send + Sync {
-    /// The pods bound to this node, each with the newest status that the kubelet knows, written to the API or not.
+    /// The pods bound to this node, each with the kubelet's newest status, which the API server may not have yet.
     fn pods(&self) -> Vec<Arc<Pod>>;
 
-    /// The log of a container of the pod with this uid, from its start or as `options` say.
+    /// The log of a container of the pod with this uid, or the part that `options` select.
     ///
-    /// Asked only for containers that [`pods`](Self::pods) shows as started. The stream ends with the log, and with
-    /// `follow` when the container has ended. An error becomes the answer's text.
+    /// Called only for containers that have started, according to [`pods`](Self::pods). The stream ends at the end of the log; with
+    /// `follow`, when the container has ended. The text of an error becomes the response.
     fn logs(
         &self,
         uid: &str,
         options: LogOptions,
-    ) -> BoxFuture<'static, Result<LogByteStream, LogError>>;
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>>;
 
-    /// What the node and its pods use; `None` where nobody measures.
+    /// Stats of the node and its pods; `None` if they are not collected.
     fn node(&self) -> Option<Arc<dyn NodeSource>> {
         None
     }
@@ -43,16 +43,16 @@ pub trait PodSource: Send + Sync {
         options: ExecOptions,
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
-    /// Connects to the streams of a running container's own program.
+    /// Attaches to the main process of a running container.
     fn attach(
         &self,
         uid: &str,
         options: AttachOptions,
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
-    /// One TCP connection to a port of the pod, made in the pod's network to its loopback address.
+    /// Opens a TCP connection to a port of the pod, on the loopback address of the pod's network namespace.
     ///
-    /// `shutdown` of the stream closes that direction only. Dropping it ends the connection.
+    /// `shutdown` of the stream closes only that direction. Dropping it closes the connection.
     fn port_forward(
         &self,
         uid: &str,
@@ -60,37 +60,37 @@ pub trait PodSource: Send + Sync {
     ) -> BoxFuture<'static, Result<PortConnection, SessionError>>;
 }
 
-/// A log, as it comes.
-pub type LogByteStream = BoxStream<'static, io::Result<Bytes>>;
+/// The bytes of a log, as they are read.
+pub type ContainerLogStream = BoxStream<'static, io::Result<Bytes>>;
 
-/// Why there is no log to show; its text, and that of its sources, goes to the caller.
+/// Why a log cannot be read. Its text, with its sources, goes to the client.
 pub type LogError = Box<dyn Error + Send + Sync>;
 
-/// Which part of which container's log; upstream's `PodLogOptions`, understood and checked.
+/// Which part of which container's log to read: upstream's `PodLogOptions`, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogOptions {
     /// The container, of any kind.
     pub container: String,
-    /// The run before the newest one. A container that waits to be started again has no newer run than its last.
+    /// Read the run before the newest one. While a container waits for a restart, its last run is the newest.
     pub previous: bool,
-    /// Go on until the container ends.
+    /// Follow the log until the container ends.
     pub follow: bool,
-    /// Only so many lines from the end.
+    /// Read only this many lines from the end.
     pub tail_lines: Option<u64>,
-    /// Only what was written since then.
+    /// Read only lines written since then.
     pub since: Option<Timestamp>,
-    /// Put the time before each line.
+    /// Prefix each line with its time.
     pub timestamps: bool,
-    /// At most so many bytes.
+    /// Limit for the output, in bytes.
     pub limit_bytes: Option<u64>,
-    /// Which of the container's outputs.
+    /// The output streams to read.
     pub stream: LogStream,
 }
 
-/// Which of a container's outputs.
+/// Output streams of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogStream {
-    /// Both, as they were written.
+    /// Both, interleaved as written.
     #[default]
     All,
     /// Standard output.
@@ -99,27 +99,27 @@ pub enum LogStream {
     Stderr,
 }
 
-/// A command for a running container.
+/// A command to run in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOptions {
     /// The container, of any kind.
     pub container: String,
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Which streams the client wants.
+    /// The streams that the client requests.
     pub streams: RequestedStreams,
 }
 
-/// Which container to attach to.
+/// A container to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachOptions {
     /// The container, of any kind.
     pub container: String,
-    /// Which streams the client wants; and whether the container has a terminal, which is not the client's choice.
+    /// The streams that the client requests. `tty` says whether the container has a terminal, whatever the client expects.
     pub streams: RequestedStreams,
 }
 
-/// Which streams a client wants; at least one of the first three.
+/// The streams that a client requests: at least one of the first three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestedStreams {
     /// Standard input.
@@ -128,34 +128,34 @@ pub struct RequestedStreams {
     pub stdout: bool,
     /// Standard error; never together with a terminal.
     pub stderr: bool,
-    /// A terminal. For `attach` this says what the client expects: its pod's spec says what there is.
+    /// A terminal. For `attach` the container's spec decides, not the client.
     pub tty: bool,
 }
 
 /// Streams to and from a process in a container.
 ///
-/// All streams are bounded: a reader that is not read holds the process up, a writer that is full is not ready.
-/// Dropping a session before [`exit`](Self::exit) is done means that the client is gone.
+/// All streams are bounded: an unread reader blocks the process, and a full writer is not ready.
+/// Dropping a session before [`exit`](Self::exit) resolves means that the client has disconnected.
 pub struct ContainerSession {
-    /// Present if asked for. `shutdown` is the end of the input, and leaves everything else open.
+    /// Present if requested. `shutdown` closes only this stream.
     pub stdin: Option<ByteWriter>,
-    /// Present if asked for; with a terminal, all of its output.
+    /// Present if requested; with a terminal, all of its output.
     pub stdout: Option<ByteReader>,
-    /// Present if asked for, and there is no terminal.
+    /// Present if requested, and there is no terminal.
     pub stderr: Option<ByteReader>,
-    /// New sizes of the terminal; the newest counts. Absent without a terminal.
+    /// New sizes of the terminal; the last one is in effect. Absent without a terminal.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// How it ended. Done when the process is, even if what the process wrote is not read yet.
+    /// Resolves when the process ends, even if some of its output is still unread.
     pub exit: BoxFuture<'static, SessionExit>,
 }
 
-/// What a process in a container writes.
+/// Output of a process in a container.
 pub type ByteReader = Pin<Box<dyn AsyncRead + Send>>;
 
-/// What a process in a container reads.
+/// Input of a process in a container.
 pub type ByteWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// Bytes both ways.
+/// A bidirectional byte stream.
 pub trait Duplex: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
@@ -166,62 +166,62 @@ pub type PortConnection = Pin<Box<dyn Duplex>>;
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalSize {
-    /// Characters in a line.
+    /// Width.
     pub columns: u16,
-    /// Lines.
+    /// Height.
     pub rows: u16,
 }
 
 /// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionExit {
-    /// The process ended by itself or by a signal, which counts as 128 and its number. For `attach`, where the
-    /// client's streams have ended, always 0.
+    /// The exit code of the process; 128 + N if signal N killed it. Always 0 for `attach`, after the streams
+    /// have ended.
     Code(i32),
-    /// Nobody knows how: the message say why.
+    /// The exit code is unknown, for this reason.
     Failed(String),
 }
 
-/// Why there is no session: a kind that becomes the status code, and message for the user.
+/// Why a session cannot start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SessionError {
-    /// Whose fault it is.
+    /// Selects the HTTP status code.
     pub kind: SessionErrorKind,
-    /// What the user reads.
+    /// The message for the user.
     pub message: String,
 }
 
-/// Whose fault it is that there is no session.
+/// The kind of a [`SessionError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionErrorKind {
     /// There is no such pod or container (404).
     NotFound,
-    /// It can't be done like that (400).
+    /// The request is invalid (400).
     BadRequest,
-    /// It should have worked (500).
+    /// Any other failure (500).
     Internal,
 }
 
 impl SessionError {
-    /// There is no such pod or container.
+    /// The pod or container does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(SessionErrorKind::NotFound, message)
     }
 
-    /// It can't be done like that.
+    /// The request is invalid.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(SessionErrorKind::BadRequest, message)
     }
 
-    /// It should have worked.
+    /// Any other failure.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(SessionErrorKind::Internal, message)
     }
 
-    /// It should have worked, but for this.
+    /// An internal error with this cause.
     pub fn from_error(error: &dyn Error) -> Self {
-        Self::internal(causes(error))
+        Self::internal(error_chain(error))
     }
 
     fn new(kind: SessionErrorKind, message: impl Into<String>) -> Self {

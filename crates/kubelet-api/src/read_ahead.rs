@@ -1,6 +1,6 @@
-//! Reads a socket in large pieces.
+//! A read buffer below TLS.
 //!
-//! rustls asks for 4 KiB at a time, which would be five system calls for each full record that a client sends.
+//! rustls reads 4 KiB at a time. Without a buffer that would be five system calls for each full TLS record.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -10,14 +10,14 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-/// How much is read at once: four full records.
+/// Bytes per read: four full TLS records.
 const READ_SIZE: usize = 64 * 1024;
 
-/// A socket beneath TLS.
+/// A socket with a read buffer. Writes go to the socket directly.
 #[derive(Debug)]
 pub(crate) struct ReadAhead<IO> {
     io: IO,
-    /// What was read and is not taken yet. Holds no memory while the other end is silent.
+    /// Bytes read from the socket but not consumed yet. Holds no memory while the peer is idle.
     buffered: BytesMut,
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everything_arrives_in_order_and_then_the_end() {
+    async fn all_bytes_arrive_in_order_before_eof() {
         let sent: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
         let (mut theirs, ours) = duplex(100_000);
         let mut ours = ReadAhead::new(ours);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silence_costs_no_memory() {
+    async fn idle_connection_holds_no_buffer() {
         let (mut theirs, ours) = duplex(1000);
         let mut ours = ReadAhead::new(ours);
         let mut piece = [0; 10];

@@ -1,4 +1,4 @@
-//! The endpoints.
+//! The router.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::streams::StreamTimeouts;
 use crate::upgrade::UpgradedConnections;
 use crate::{checkpoint, configz, health, metrics, node_logs, stats};
 
-/// What the endpoints need.
+/// State of the handlers.
 #[derive(Clone)]
 pub(crate) struct ApiState {
     pub(crate) pods: Arc<dyn PodSource>,
-    pub(crate) limits: StreamTimeouts,
+    pub(crate) timeouts: StreamTimeouts,
     pub(crate) upgrades: UpgradedConnections,
 }
 
@@ -33,9 +33,9 @@ impl FromRef<ApiState> for Arc<dyn PodSource> {
     }
 }
 
-/// Every endpoint, behind the authorize_request; the accept loop adds the caller per connection.
+/// All endpoints, behind [`authorize_request`]. The accept loop adds the [`CallerIdentity`](crate::auth::CallerIdentity) of each connection.
 pub(crate) fn router(access: Arc<AccessPolicy>, api: ApiState) -> Router {
-    // GET and POST, with and without the pod's uid: whatever a client of any age asks.
+    // Like upstream: GET and POST, with and without the pod's uid.
     let exec = || get(exec).post(exec);
     let attach = || get(attach).post(attach);
     let port_forward = || get(port_forward).post(port_forward);
@@ -71,7 +71,7 @@ pub(crate) fn router(access: Arc<AccessPolicy>, api: ApiState) -> Router {
         .route("/portForward/{namespace}/{pod}/{uid}", port_forward())
         .fallback(not_found)
         .with_state(api)
-        // After the fallback, so that strangers can't even learn which paths exist.
+        // Last, so that it covers the fallback too: unauthenticated clients must not learn which paths exist.
         .layer(from_fn_with_state(access, authorize_request))
 }
 
@@ -80,7 +80,7 @@ async fn list_pods(State(source): State<Arc<dyn PodSource>>) -> Json<Value> {
     list(pods.iter().map(|pod| json!(**pod)).collect())
 }
 
-/// The pods of which something runs, as upstream shows them: who they are, and what runs, nothing else.
+/// Pods with running containers. Like upstream's, the list has only their identities and these containers.
 async fn list_running_pods(State(source): State<Arc<dyn PodSource>>) -> Json<Value> {
     let pods = source.pods();
     list(pods.iter().filter_map(|pod| running(pod)).collect())
@@ -112,7 +112,7 @@ fn running(pod: &Pod) -> Option<Value> {
     )
 }
 
-/// The words of Go's mux, which is what callers of an upstream kubelet get.
+/// The response of Go's mux, which upstream's kubelet uses.
 async fn not_found() -> (StatusCode, &'static str) {
     (StatusCode::NOT_FOUND, "404 page not found\n")
 }

@@ -1,4 +1,4 @@
-//! The accept loop: ours and not a library's, because handlers must know the peer's certificate.
+//! The accept loop. It is our own, because handlers must know the client's certificate.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,22 +25,20 @@ use crate::unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 use crate::upgrade::UpgradedConnections;
 use crate::{AccessPolicy, ApiError, ServerIdentity};
 
-/// How long a client may take to show who it is: by a certificate, or by a token with which it may ask for something.
+/// Time limit for a client to authenticate: by its certificate, or by a first authorized request with a token.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long requests may go on after shutdown.
+/// Time limit for requests after shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many connections may be open at once whose client has not: a small part of the descriptors that a process mostly has.
+/// Limit for connections whose client has not authenticated: a small part of the usual limit of file descriptors.
 const MAX_UNAUTHENTICATED: usize = 128;
-/// How much encrypted output may wait for the socket: more than the largest piece of a stream with its headers, which would
-/// be written in two parts otherwise.
+/// Size of the TLS output buffer: more than the largest chunk of a stream with its headers, so that one write sends it.
 const TLS_WRITE_BUFFER: usize = 128 * 1024;
-/// How long to leave the socket alone when accepting fails, as it does when descriptors run out.
+/// Delay after a failed accept, which mostly means that file descriptors ran out.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves the kubelet's API until `shutdown`, to those who have `access`: peers of `client_ca_pem` by their common
-/// names, and owners of tokens if there is an authority to judge them. RequestedStreams that are silent for `idle` are cut.
+/// Serves the kubelet's API until `shutdown`, to the clients that `access` admits. Streams without traffic for `idle` are closed.
 ///
-/// One connection's failure is that connection's alone; an `Err` means that nothing could be served at all.
+/// `Err` means that the server could not start. Errors of single connections are only logged.
 pub async fn serve(
     listener: TcpListener,
     identity: ServerIdentity,
@@ -51,12 +49,12 @@ pub async fn serve(
 ) -> Result<(), ApiError> {
     let access = Arc::new(access);
     let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config(access.accepts_tokens())?));
-    // The key has moved into the TLS configuration: no second copy stays around.
+    // Drop the second copy of the private key; the TLS configuration has the other.
     drop(identity);
     let upgrades = UpgradedConnections::new(shutdown.clone());
     let api = ApiState {
         pods,
-        limits: StreamTimeouts {
+        timeouts: StreamTimeouts {
             idle,
             ..StreamTimeouts::default()
         },
@@ -84,7 +82,7 @@ pub async fn serve(
                     connections.spawn(connection.run(stream, unauthenticated.admit()));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the kubelet API could not accept a connection");
+                    tracing::warn!(%error, "cannot accept a connection to the kubelet API");
                     tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
@@ -99,30 +97,30 @@ pub async fn serve(
     if drained.await.is_err() {
         tracing::debug!(
             left = connections.len(),
-            "cutting kubelet API connections that did not end"
+            "aborting kubelet API connections after the drain time-out"
         );
         connections.shutdown().await;
     }
     Ok(())
 }
 
-/// One connection, and what it needs of the server.
+/// State of one connection.
 struct ClientConnection {
     acceptor: TlsAcceptor,
     access: Arc<AccessPolicy>,
     router: Router,
-    /// Told when it is authenticated who the client is.
+    /// Notified when the client has authenticated.
     authenticated: Arc<Notify>,
     shutdown: CancellationToken,
 }
 
 impl ClientConnection {
-    /// Serves an unauthenticated client as long as it has its slot, and an authenticated one for as long as it likes.
+    /// Serves the connection. Until the client has authenticated, eviction from its slot or a time-out closes it.
     async fn run(self, stream: TcpStream, slot: UnauthenticatedSlot) {
         let address = stream.peer_addr().ok();
         let authenticated = Arc::clone(&self.authenticated);
         let mut served = pin!(self.handshake_and_serve(stream));
-        // Anybody on the network can do this to us, so it is no warning.
+        // Debug level: any host on the network can cause this.
         tokio::select! {
             () = &mut served => return,
             () = authenticated.notified() => {}
@@ -131,7 +129,7 @@ impl ClientConnection {
                 return;
             }
             () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {
-                tracing::debug!(?address, "cut a client that did not show who it is in time");
+                tracing::debug!(?address, "client did not authenticate in time");
                 return;
             }
         }
@@ -140,7 +138,7 @@ impl ClientConnection {
     }
 
     async fn handshake_and_serve(self, stream: TcpStream) {
-        // What is written is whole: nothing is gained by waiting for more, and a key press would wait for an answer.
+        // Nagle's algorithm would only delay interactive sessions: each write is complete.
         let _ = stream.set_nodelay(true);
         let stream = ReadAhead::new(stream);
         let handshake =
@@ -182,7 +180,7 @@ impl ClientConnection {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a kubelet API connection ended early");
+            tracing::debug!(%error, "kubelet API connection failed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A pod whose processes are tasks, for tests of what carries their streams.
+//! A fake [`PodSource`] whose processes are tasks, for tests of the stream protocols.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,21 +11,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
 use crate::pod_source::{
-    AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, PodSource,
-    PortConnection, SessionError, SessionExit,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    PodSource, PortConnection, SessionError, SessionExit,
 };
 
-/// How much the pipes of these processes hold.
+/// Buffer size of the processes' pipes.
 const PIPE: usize = 4096;
 
-/// One pod, `default/p`, with the container `c` that runs and the container `ended` that does not.
+/// One pod, `default/p`, with the running containers `c` and `terminal` and the terminated container `ended`.
 #[derive(Default)]
 pub(crate) struct TestPods {
-    /// How many sessions and connections there are now.
+    /// The number of open sessions and connections.
     pub(crate) alive: Arc<AtomicUsize>,
 }
 
-/// Counts while it lives.
+/// Increments a counter while it exists.
 struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
@@ -41,7 +41,7 @@ impl Drop for Alive {
     }
 }
 
-/// The process's ends of its streams.
+/// The streams of a process, from its side.
 struct Process {
     stdin: DuplexStream,
     stdout: DuplexStream,
@@ -51,8 +51,8 @@ struct Process {
 
 impl Process {
     async fn run(mut self, command: Vec<String>) -> SessionExit {
-        let words: Vec<_> = command.iter().map(String::as_str).collect();
-        match words[..] {
+        let args: Vec<_> = command.iter().map(String::as_str).collect();
+        match args[..] {
             ["cat"] => {
                 let _ = tokio::io::copy(&mut self.stdin, &mut self.stdout).await;
             }
@@ -75,7 +75,7 @@ impl Process {
                 let byte = self.stdin.read_u8().await.unwrap();
                 self.stdout.write_u8(byte).await.unwrap();
             }
-            ["broken"] => return SessionExit::Failed("the sandbox is gone".to_owned()),
+            ["broken"] => return SessionExit::Failed("the sandbox has exited".to_owned()),
             _ => pending().await,
         }
         SessionExit::Code(0)
@@ -123,7 +123,11 @@ impl PodSource for TestPods {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         async { Err("this pod writes no logs".into()) }.boxed()
     }
 

@@ -1,6 +1,6 @@
-//! What a kubelet and the sandbox of a pod say to each other.
+//! The protocol between a kubelet and the sandbox of a pod.
 //!
-//! The sandbox connects to its kubelet, sends [`Hello`] as one line of JSON, and then *serves* HTTP/2 on that connection:
+//! The sandbox connects to its kubelet, sends [`SandboxHello`] as one line of JSON, and then *serves* HTTP/2 on that connection:
 //!
 //! ```text
 //!   PUT  /v1/pod      Bundle    the desired pod, complete, sent again on each change
@@ -35,6 +35,6 @@ mod types;
 pub mod usage;
 
 pub use types::{
-    AttachQuery, Bundle, ContainerInput, ExecQuery, Hello, LogQuery, NodeFacts, PodEvent, PodState,
-    Problem, Stop, VERSION,
+    AttachQuery, Bundle, ContainerInput, ExecQuery, LogQuery, LogSource, NodeFacts, PodEvent,
+    PodState, Problem, SandboxHello, Stop, VERSION,
 };

@@ -1,4 +1,4 @@
-//! The messages, apart from those of [`crate::usage`].
+//! The messages, except for those of [`crate::usage`].
 
 use std::collections::BTreeMap;
 
@@ -6,77 +6,87 @@ use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The version of this protocol; both sides must speak the same.
+/// The version of this protocol; both sides must use the same.
 pub const VERSION: u32 = 1;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Hello {
+pub struct SandboxHello {
     /// [`VERSION`] of the sandbox.
     pub version: u32,
-    /// What the kubelet handed to the process that it started, so that nobody else can pose as the pod.
+    /// Authenticates the sandbox: the secret that its kubelet passed to the process that it started.
     pub token: String,
     /// The pod's uid.
     pub uid: String,
 }
 
-/// A pod, with all that only the API server could tell.
+/// A pod, with everything that only the API server knows already resolved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bundle {
-    /// The pod, as the API server shows it.
+    /// The Pod object of the API server.
     pub pod: Pod,
-    /// By container name (of every kind): what its environment needs.
+    /// By name, for containers of every type: the resolved environment.
     pub containers: BTreeMap<String, ContainerInput>,
-    /// By volume name: the resolved source, understood by those who prepare volumes.
+    /// By volume name: the resolved source, in the format of the code that sets volumes up.
     pub volumes: BTreeMap<String, serde_json::Value>,
-    /// From imagePullSecrets, understood by those who pull images.
+    /// From imagePullSecrets, in the format of the code that pulls images.
     pub pull_credentials: Vec<serde_json::Value>,
-    /// What pods learn about their node.
+    /// The node's part of the pod's configuration.
     pub node: NodeFacts,
-    /// How the pod's containers stood when an earlier sandbox of this pod was lost; empty for a new pod.
-    pub before: Vec<ContainerStatus>,
+    /// The last container statuses of an earlier sandbox of this pod that was lost; empty for a new pod.
+    pub previous_statuses: Vec<ContainerStatus>,
 }
 
-/// What the API server contributes to one container.
+/// The API server's part of a container's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerInput {
-    /// Its variables in order, service variables and envFrom first. Every one has a plain `value`, still with
+    /// Its variables in order, service variables and envFrom first. Each has a plain `value`, still with
     /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
-    /// for `fileKeyRef`s: only the sandbox knows.
+    /// for `fileKeyRef`s, which only the sandbox can resolve.
     pub env: Vec<EnvVar>,
-    /// Why it can't be started now, such as a missing config map; it is tried again when a new bundle says otherwise.
+    /// Why it can't be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
     pub problem: Option<Problem>,
 }
 
-/// Why something can't go on, in upstream's words.
+/// A failure, with upstream's reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// One word, such as `CreateContainerConfigError` or `ErrImagePull`.
+    /// In CamelCase, such as `CreateContainerConfigError` or `ErrImagePull`.
     pub reason: String,
-    /// The same for people.
+    /// For people.
     pub message: String,
 }
 
-/// What a pod learns about its node.
+impl Problem {
+    /// A failure with this reason and message.
+    pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+}
+
+/// Facts about the node that a pod needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// The Node's name.
     pub name: String,
     /// Its addresses, the preferred one first.
     pub host_ips: Vec<String>,
-    /// The cluster's name server, once there is one.
+    /// The cluster's name server; empty if the cluster has none.
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
     pub cluster_domain: String,
-    /// Memory that pods may use on it, in bytes.
+    /// Memory that is allocatable to pods, in bytes.
     #[serde(default)]
     pub memory_bytes: u64,
 }
 
-/// The whole state of a pod.
+/// The complete state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodState {
-    /// The pod's namespaces and network are there, which is the condition `PodReadyToStartContainers`.
+    /// The pod's namespaces and network are set up: the condition `PodReadyToStartContainers`.
     pub sandbox_ready: bool,
     /// The pod's addresses.
     pub pod_ips: Vec<String>,
@@ -86,39 +96,39 @@ pub struct PodState {
     pub containers: Vec<ContainerStatus>,
     /// Ephemeral containers.
     pub ephemeral_containers: Vec<ContainerStatus>,
-    /// The pod as a whole failed for this reason, such as `DeadlineExceeded`.
+    /// Why the pod as a whole failed, such as `DeadlineExceeded`.
     pub failure: Option<Problem>,
-    /// Nothing of the pod runs, and nothing will.
+    /// No container runs and none will be started.
     pub finished: bool,
-    /// What happened lately, oldest first; a bounded number, so that a kubelet that was away learns most of it.
+    /// The most recent events, oldest first. A kubelet that was away for a while can still record them.
     pub events: Vec<PodEvent>,
-    /// The metadata.generation of the last bundle that was acted upon.
+    /// The metadata.generation of the newest bundle that the sandbox has applied.
     pub observed_generation: Option<i64>,
 }
 
-/// Something worth an Event.
+/// An Event to record for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodEvent {
-    /// Counts up over the sandbox's life; what a kubelet has recorded already it doesn't record again.
+    /// Increases over the sandbox's lifetime, so that a kubelet records each event once.
     pub serial: u64,
     /// When it happened; no two events of a sandbox have the same time.
     pub at: Timestamp,
-    /// A `Warning` rather than `Normal`.
+    /// `Warning` rather than `Normal`.
     pub warning: bool,
-    /// Upstream's word: `Pulled`, `Created`, `Started`, `Killing`, `BackOff`, `Unhealthy`, …
+    /// Upstream's reason: `Pulled`, `Created`, `Started`, `Killing`, `BackOff`, `Unhealthy`, …
     pub reason: String,
-    /// The same for people.
+    /// For people.
     pub message: String,
-    /// The container it concerns, as upstream's field path: `spec.containers{NAME}`, `spec.initContainers{NAME}`, ….
+    /// The container that it concerns, as upstream's field path: `spec.containers{NAME}`, `spec.initContainers{NAME}`, …
     pub field_path: Option<String>,
 }
 
-/// Ends a pod.
+/// A request to stop a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stop {
-    /// Seconds between SIGTERM and SIGKILL, from now; a later call can only shorten it.
+    /// Seconds from now until SIGKILL; a later request can only shorten it.
     pub grace_seconds: i64,
-    /// Why, if the pod as a whole has failed by it (eviction, node shutdown).
+    /// Set if the pod as a whole fails by this request (eviction, node shutdown).
     pub failure: Option<Problem>,
 }
 
@@ -129,53 +139,65 @@ pub struct ExecQuery {
     pub container: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// It is given input; otherwise it reads an end at once.
+    /// Connects its standard input; otherwise it reads end-of-file at once.
     pub stdin: bool,
-    /// Its output is wanted.
+    /// Connects its standard output.
     pub stdout: bool,
-    /// Its errors are wanted; with a terminal they are part of the output.
+    /// Connects its standard error; with a terminal that is part of the output.
     pub stderr: bool,
-    /// It has a terminal.
+    /// Allocates a terminal.
     pub tty: bool,
 }
 
-/// Which of a container's own streams to be connected to.
+/// The streams of a running container to attach to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachQuery {
     /// The container.
     pub container: String,
-    /// Its input, if it has one.
+    /// Its standard input, if it has one.
     pub stdin: bool,
-    /// Its output.
+    /// Its standard output.
     pub stdout: bool,
-    /// Its errors, if it has no terminal.
+    /// Its standard error, if it has no terminal.
     pub stderr: bool,
 }
 
-/// Which part of which log.
+/// The part of a container's log to read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogQuery {
     /// The container.
     pub container: String,
-    /// Its run before the current one.
+    /// Its previous run instead of the current one.
     #[serde(default)]
     pub previous: bool,
-    /// Go on until the container ends.
+    /// Continues until the container exits.
     #[serde(default)]
     pub follow: bool,
-    /// Only so many lines from the end.
+    /// Only this many lines from the end.
     #[serde(default)]
     pub tail_lines: Option<u64>,
-    /// Only what was written since then, as RFC 3339.
+    /// Only records written since then, as RFC 3339.
     #[serde(default)]
     pub since: Option<String>,
-    /// Put the time before each line.
+    /// Prefixes each line with its time.
     #[serde(default)]
     pub timestamps: bool,
-    /// At most so many bytes.
+    /// At most this many bytes.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// `Stdout`, `Stderr`, or `All`.
+    /// Only this stream.
     #[serde(default)]
-    pub stream: Option<String>,
+    pub stream: LogSource,
+}
+
+/// The streams of a container that a log is read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LogSource {
+    /// Both.
+    #[default]
+    All,
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
 }

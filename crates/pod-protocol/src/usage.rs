@@ -3,117 +3,117 @@
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What a pod uses, and has used.
+/// Resource usage of a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodUsage {
-    /// When this was found out.
+    /// When it was measured.
     pub at: Timestamp,
-    /// Containers that run.
+    /// The running containers.
     pub containers: Vec<ContainerUsage>,
-    /// All of the pod's processes together, also those that have ended.
+    /// CPU time of all processes of the pod, including those that have exited.
     pub cpu_ns: u64,
-    /// All of the pod's memory.
+    /// Memory of the whole pod.
     pub memory: MemoryUsage,
-    /// How many processes the pod has.
+    /// Number of processes of the pod.
     pub processes: u64,
-    /// The interfaces of the pod's own network; none if that is the host's.
+    /// Interfaces in the pod's network namespace; empty for host network pods.
     pub interfaces: Vec<InterfaceUsage>,
-    /// Volumes of which it can be told.
+    /// Volumes whose usage can be measured.
     pub volumes: Vec<VolumeUsage>,
     /// The files below /etc that its containers share.
     #[serde(default)]
     pub etc: Option<DiskUsage>,
-    /// How often its containers were asked how they are, and what they answered.
+    /// Results of its containers' probes.
     #[serde(default)]
     pub probes: Vec<ProbeCount>,
 }
 
-/// How often probes of one kind had one result.
+/// The number of probes of one type with one result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeCount {
     /// The container.
     pub container: String,
-    /// In upstream's words: `Startup`, `Liveness` or `Readiness`.
+    /// `Startup`, `Liveness` or `Readiness`, as in upstream's metrics.
     pub kind: String,
-    /// In upstream's words: `successful`, `failed`, `warning` or `unknown`.
+    /// `successful`, `failed`, `warning` or `unknown`, as in upstream's metrics.
     pub result: String,
-    /// How often.
+    /// The number.
     pub count: u64,
 }
 
-/// What one container uses.
+/// Resource usage of a container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerUsage {
     /// Its name.
     pub name: String,
-    /// Its id, as its status shows it after `coracle://`.
+    /// Its id, without the prefix `coracle://`.
     pub id: String,
     /// When it was started.
     pub started: Timestamp,
-    /// Processors, since then.
+    /// CPU time since then.
     pub cpu_ns: u64,
-    /// How its limit of processors held it back; `None` where there is no control group that counts it.
+    /// CPU throttling; `None` without a cgroup that counts it.
     #[serde(default)]
     pub throttling: Option<ThrottlingUsage>,
-    /// What it had read from disks and written to them, as far as that is known.
+    /// Disk IO, as far as it is known.
     #[serde(default)]
     pub io: IoUsage,
     /// Memory.
     pub memory: MemoryUsage,
-    /// How many processes it has.
+    /// Number of its processes.
     pub processes: u64,
-    /// What it changed in its image.
+    /// Its writable layer.
     pub root: Option<DiskUsage>,
-    /// Its logs, those of earlier runs too.
+    /// Its logs, including those of earlier runs.
     pub logs: Option<DiskUsage>,
 }
 
-/// How a limit of processors held a container back.
+/// CPU throttling by CFS quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThrottlingUsage {
-    /// Periods in which it wanted to run.
+    /// Periods in which it was runnable.
     pub periods: u64,
-    /// Of these, those in which it was held back.
+    /// Periods in which it was throttled.
     pub throttled_periods: u64,
-    /// For how long, in nanoseconds.
+    /// Total throttled time, in nanoseconds.
     pub throttled_ns: u64,
 }
 
-/// What came from disks and went to them. Without a control group that counts it, only bytes are known.
+/// Disk IO. Without a cgroup that counts it, only bytes are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoUsage {
-    /// How often was read.
+    /// Read operations.
     pub reads: Option<u64>,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: Option<u64>,
-    /// How often was written.
+    /// Write operations.
     pub writes: Option<u64>,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: Option<u64>,
 }
 
 /// Memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUsage {
-    /// All; with a control group, also files that it has read.
+    /// In total; with a cgroup, including page cache.
     pub usage: u64,
-    /// What can't be taken away at once.
+    /// Without page cache that can be reclaimed at once.
     pub working_set: u64,
-    /// What belongs to processes alone.
+    /// Anonymous memory.
     pub rss: u64,
-    /// Page faults, ever.
+    /// Total page faults.
     pub page_faults: u64,
-    /// Those that had to read.
+    /// Total page faults that needed a read from disk.
     pub major_page_faults: u64,
-    /// What was put out to swap, if that is known; no part of the others.
+    /// Swapped out, if known; not included in the other figures.
     #[serde(default)]
     pub swap: Option<u64>,
 }
 
-/// What a directory takes, and what its file system has.
+/// Disk usage of a directory, and its file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUsage {
-    /// Bytes that it takes.
+    /// Bytes used.
     pub used: u64,
     /// Files and directories.
     pub inodes: u64,
@@ -121,25 +121,25 @@ pub struct DiskUsage {
     pub file_system: FileSystem,
 }
 
-/// A file system.
+/// Capacity of a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSystem {
-    /// Bytes, all.
+    /// Bytes in total.
     pub capacity: u64,
-    /// Bytes that may still be written.
+    /// Bytes available.
     pub available: u64,
-    /// Files that there can be.
+    /// Inodes in total.
     pub inodes: u64,
-    /// Of these, free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// A volume.
+/// Resource usage of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeUsage {
     /// Its name in the pod.
     pub name: String,
-    /// What it takes.
+    /// Its disk usage.
     pub disk: DiskUsage,
 }
 
@@ -148,9 +148,9 @@ pub struct VolumeUsage {
 pub struct InterfaceUsage {
     /// Its name in the pod.
     pub name: String,
-    /// What came in.
+    /// Received traffic.
     pub received: TrafficUsage,
-    /// What went out.
+    /// Sent traffic.
     pub sent: TrafficUsage,
 }
 
@@ -161,8 +161,8 @@ pub struct TrafficUsage {
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
-    /// Packets that were wrong.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets that there was no room for.
+    /// Packets dropped.
     pub dropped: u64,
 }

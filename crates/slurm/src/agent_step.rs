@@ -161,9 +161,9 @@ pub(crate) mod tests {
                 options: &options,
                 ..submission.clone()
             };
-            let words = submission.invocation(&slurm(), env.iter().copied());
-            let words = words.display();
-            let ours = words.split(" --input=0 ").nth(1).unwrap();
+            let invocation = submission.invocation(&slurm(), env.iter().copied());
+            let command_line = invocation.display();
+            let ours = command_line.split(" --input=0 ").nth(1).unwrap();
             ours.strip_suffix(" /c run app.yaml").unwrap().to_owned()
         };
         let exclusive = "--exclusive=user";

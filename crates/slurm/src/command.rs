@@ -118,7 +118,7 @@ impl Slurm {
         if detail.job_id != job_id {
             return Err(unexpected_output(
                 &self.scontrol,
-                format!("asked for job {job_id}, got job {}", detail.job_id),
+                format!("requested job {job_id}, got job {}", detail.job_id),
             ));
         }
         Ok(detail)

@@ -133,7 +133,7 @@ fn non_null(text: Option<&str>) -> Option<String> {
 
 /// The lines `     Nodes=node[1-2] CPU_IDs=0-1 Mem=2048 GRES=gpu:2(IDX:0-1)`, one per group of equal nodes.
 fn node_shares(text: &str, listed: Option<&str>) -> Result<Vec<NodeShare>, String> {
-    let known: Option<BTreeSet<String>> = match listed {
+    let listed_nodes: Option<BTreeSet<String>> = match listed {
         Some(list) => Some(
             hostlist::expand(list)
                 .map_err(|error| error.to_string())?
@@ -158,7 +158,10 @@ fn node_shares(text: &str, listed: Option<&str>) -> Result<Vec<NodeShare>, Strin
             .map_err(|_| bad_line())?;
         let gres = parse_gres(field(line, "GRES=").unwrap_or(""));
         for node in hostlist::expand(nodes).map_err(|error| error.to_string())? {
-            if known.as_ref().is_some_and(|known| !known.contains(&node)) {
+            if listed_nodes
+                .as_ref()
+                .is_some_and(|listed| !listed.contains(&node))
+            {
                 return Err(format!("node {node} is not in its NodeList"));
             }
             if !seen.insert(node.clone()) {
@@ -207,8 +210,8 @@ fn parse_one_gres(part: &str) -> Option<Gres> {
         .strip_prefix("gres/")
         .or_else(|| part.strip_prefix("gres:"))
         .unwrap_or(part);
-    let words: Vec<&str> = part.split([':', '=']).collect();
-    let (name, kind, count) = match words[..] {
+    let fields: Vec<&str> = part.split([':', '=']).collect();
+    let (name, kind, count) = match fields[..] {
         [name, count] => (name, None, count),
         [name, kind, count] => (name, Some(kind), count),
         _ => return None,

@@ -81,7 +81,8 @@ impl Submission<'_> {
 
     /// The option that makes the first step of a job leave resources to later steps.
     ///
-    /// With `--exclusive` a step cannot overlap. Then it takes one CPU per task, if the number of tasks is known.
+    /// With `--exclusive` a step cannot overlap, but it takes only one CPU per task if the number of tasks is given.
+    /// So this adds the number unless the user gives one.
     /// `srun` accepts abbreviations of `--exclusive`, down to the shortest that is not one of `--exclude`.
     fn sharing_option(&self, env: &[&str]) -> Option<&'static str> {
         let given = |names: &[&str], variables: &[&str]| {

@@ -2,7 +2,7 @@
 
 #![allow(
     clippy::unwrap_used,
-    reason = "a test that can't go on should say where"
+    reason = "a failed unwrap fails the test and shows the line"
 )]
 
 mod common;

@@ -287,6 +287,6 @@ fn bundle(name: &str, spec: Value) -> Result<Bundle, String> {
             cluster_domain: "cluster.local".to_owned(),
             ..NodeFacts::default()
         },
-        before: Vec::new(),
+        previous_statuses: Vec::new(),
     })
 }

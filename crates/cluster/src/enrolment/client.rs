@@ -219,20 +219,24 @@ fn public_key(private_pem: &str) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use control_plane::pki::{Authority, Subject, Usage};
+    use control_plane::pki::{CertificateAuthority, CertificateSubject, CertificateUsage};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
 
-    fn authority() -> Authority {
-        Authority::new("test", Duration::from_secs(600)).unwrap()
+    fn authority() -> CertificateAuthority {
+        CertificateAuthority::new("test", Duration::from_secs(600)).unwrap()
     }
 
     /// A TLS server with a certificate of `authority`.
-    fn server(authority: &Authority, name: &str, usage: Usage) -> TlsAcceptor {
-        let subject = Subject::server(name, vec![name.to_owned()]);
+    fn server(
+        authority: &CertificateAuthority,
+        name: &str,
+        usage: CertificateUsage,
+    ) -> TlsAcceptor {
+        let subject = CertificateSubject::server(name, vec![name.to_owned()]);
         let identity = authority.issue(&subject, usage).unwrap();
         let certificate = CertificateDer::from_pem_slice(identity.cert_pem.as_bytes());
         let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes());
@@ -244,7 +248,7 @@ mod tests {
 
     /// Connects as an agent to a program that handles the connection with `peer`.
     async fn connect<F: Future>(
-        leaders_authority: &Authority,
+        leaders_authority: &CertificateAuthority,
         peer: impl FnOnce(TcpStream) -> F,
     ) -> anyhow::Result<TlsStream<TcpStream>> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -298,9 +302,12 @@ mod tests {
     async fn other_program_at_the_leaders_port_means_that_it_is_gone() {
         let (own, other) = (authority(), authority());
         for (what, acceptor) in [
-            ("authority", server(&other, LEADER_NAME, Usage::Server)),
-            ("name", server(&own, "node1", Usage::Server)),
-            ("usage", server(&own, LEADER_NAME, Usage::Client)),
+            (
+                "authority",
+                server(&other, LEADER_NAME, CertificateUsage::Server),
+            ),
+            ("name", server(&own, "node1", CertificateUsage::Server)),
+            ("usage", server(&own, LEADER_NAME, CertificateUsage::Client)),
         ] {
             let peer = |stream| async move { drop(acceptor.accept(stream).await) };
             let error = connect(&own, peer).await.map(drop).unwrap_err();
@@ -314,7 +321,7 @@ mod tests {
             let error = connect(&own, peer).await.map(drop).unwrap_err();
             assert!(is_leader_gone(&error), "{text}: {error:?}");
         }
-        let acceptor = server(&own, LEADER_NAME, Usage::Server);
+        let acceptor = server(&own, LEADER_NAME, CertificateUsage::Server);
         let leader = |stream| async move { drop(acceptor.accept(stream).await) };
         connect(&own, leader).await.unwrap();
     }

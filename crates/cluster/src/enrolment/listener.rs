@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use control_plane::Pki;
-use control_plane::pki::{Subject, Usage};
+use control_plane::ClusterPki;
+use control_plane::pki::{CertificateSubject, CertificateUsage};
 use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -51,7 +51,7 @@ pub enum NodeEvent {
 /// The part of a [`JoinResponse`] that is the same for all nodes.
 pub struct SharedNodeConfig {
     /// The cluster's CAs.
-    pub pki: Arc<Pki>,
+    pub pki: Arc<ClusterPki>,
     /// The API server's port.
     pub api_port: u16,
     /// The version of Kubernetes.
@@ -170,8 +170,8 @@ impl EnrolmentListener {
 
     fn tls(&self) -> anyhow::Result<rustls::ServerConfig> {
         let join = &self.shared.pki.join;
-        let subject = Subject::server(LEADER_NAME, vec![LEADER_NAME.to_owned()]);
-        let identity = join.issue(&subject, Usage::Server)?;
+        let subject = CertificateSubject::server(LEADER_NAME, vec![LEADER_NAME.to_owned()]);
+        let identity = join.issue(&subject, CertificateUsage::Server)?;
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(join.cert_pem().as_bytes())?)?;
         // An agent authenticates by its token the first time, by the certificate it was given later.
@@ -282,24 +282,30 @@ impl EnrolmentListener {
 
     fn certify(&self, request: &JoinRequest, plan: &NodePlan) -> anyhow::Result<JoinResponse> {
         let pki = &self.shared.pki;
-        let user = Subject::user(
+        let user = CertificateSubject::user(
             format!("system:node:{}", request.node),
             Some("system:nodes"),
         );
-        let peer = Subject::user(request.node.as_str(), None);
+        let peer = CertificateSubject::user(request.node.as_str(), None);
         let mut names = vec![request.node.clone()];
         names.extend(request.addresses.iter().map(ToString::to_string));
-        let server = Subject::server(format!("system:node:{}", request.node), names);
+        let server = CertificateSubject::server(format!("system:node:{}", request.node), names);
         Ok(JoinResponse {
-            client_cert_pem: pki
-                .client
-                .sign(&user, Usage::Client, &request.client_key_pem)?,
-            join_cert_pem: pki
-                .join
-                .sign(&peer, Usage::Client, &request.client_key_pem)?,
-            server_cert_pem: pki
-                .kubelet
-                .sign(&server, Usage::Server, &request.server_key_pem)?,
+            client_cert_pem: pki.client.sign(
+                &user,
+                CertificateUsage::Client,
+                &request.client_key_pem,
+            )?,
+            join_cert_pem: pki.join.sign(
+                &peer,
+                CertificateUsage::Client,
+                &request.client_key_pem,
+            )?,
+            server_cert_pem: pki.kubelet.sign(
+                &server,
+                CertificateUsage::Server,
+                &request.server_key_pem,
+            )?,
             cluster_ca_pem: pki.cluster.cert_pem().to_owned(),
             kubelet_client_ca_pem: pki.kubelet_client.cert_pem().to_owned(),
             api_port: self.shared.api_port,
@@ -385,7 +391,7 @@ mod tests {
 
     fn listener() -> Arc<EnrolmentListener> {
         let shared = SharedNodeConfig {
-            pki: Arc::new(Pki::new(Duration::from_secs(60)).unwrap()),
+            pki: Arc::new(ClusterPki::new(Duration::from_secs(60)).unwrap()),
             api_port: 1,
             kubernetes_version: "v1".into(),
             job: (1, None),

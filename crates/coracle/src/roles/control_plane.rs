@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use control_plane::{ClusterConfig, Command, Event, Home};
+use control_plane::{ClusterConfig, ControlPlaneCommand, ControlPlaneDir, ControlPlaneEvent};
 use linux::process::Fork;
 use rustix::process::{Signal, WaitOptions};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -51,7 +51,7 @@ fn first_process() -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(error) => return broken(&format!("{error:#}")),
     };
-    let home = match Home::mount(&config) {
+    let home = match ControlPlaneDir::mount(&config) {
         Ok(home) => home,
         Err(error) => {
             return broken(&format!(
@@ -59,11 +59,11 @@ fn first_process() -> anyhow::Result<ExitCode> {
             ));
         }
     };
-    tell(&Event::Up { pid: id_outside()? })?;
+    tell(&ControlPlaneEvent::Up { pid: id_outside()? })?;
     crate::block_on(supervise(config, home))
 }
 
-async fn supervise(config: ClusterConfig, home: Home) -> anyhow::Result<ExitCode> {
+async fn supervise(config: ClusterConfig, home: ControlPlaneDir) -> anyhow::Result<ExitCode> {
     // The leader's standard input is not for us, and a first process ignores signals it has no
     // handler for: only the end of the input, or our own end, stops the control plane.
     match network::egress::EgressProxy::bind(&home.egress_socket()) {
@@ -94,8 +94,8 @@ fn read_start() -> anyhow::Result<ClusterConfig> {
     // No buffer: what follows the first line is left for later.
     io::BufReader::with_capacity(1, File::from(input()?)).read_line(&mut line)?;
     match serde_json::from_str(&line).context("the first command is not understood")? {
-        Command::Start(config) => Ok(*config),
-        Command::Rest => anyhow::bail!("the first command must be to start"),
+        ControlPlaneCommand::Start(config) => Ok(*config),
+        ControlPlaneCommand::StopComponents => anyhow::bail!("the first command must be to start"),
     }
 }
 
@@ -104,7 +104,7 @@ fn input() -> io::Result<OwnedFd> {
     rustix::stdio::stdin().try_clone_to_owned()
 }
 
-async fn read_commands(commands: mpsc::Sender<Command>) {
+async fn read_commands(commands: mpsc::Sender<ControlPlaneCommand>) {
     // Not `tokio::io::stdin`: its thread would keep the process alive until the next line.
     let Ok(pipe) = input().and_then(Receiver::from_owned_fd) else {
         tracing::error!("standard input is no pipe");
@@ -120,7 +120,7 @@ async fn read_commands(commands: mpsc::Sender<Command>) {
     // Dropping the sender stops the control plane.
 }
 
-fn tell(event: &Event) -> io::Result<()> {
+fn tell(event: &ControlPlaneEvent) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;
     out.write_all(b"\n")?;
@@ -128,7 +128,7 @@ fn tell(event: &Event) -> io::Result<()> {
 }
 
 fn broken(reason: &str) -> anyhow::Result<ExitCode> {
-    tell(&Event::Broken {
+    tell(&ControlPlaneEvent::SetupFailed {
         reason: reason.to_owned(),
     })?;
     Ok(ExitCode::FAILURE)

@@ -498,7 +498,7 @@ fn memory_for_directory_paths_is_bounded() {
 #[test]
 fn damaged_archives_are_rejected() {
     let whole = TarBuilder::new().file("a", 0o644, &[7; 5000]).finish();
-    for (archive, words) in [
+    for (archive, expected) in [
         (b"<html>not found</html>".to_vec(), "cannot read the layer"),
         (whole[..700].to_vec(), "cannot read the layer"),
         (whole[..300].to_vec(), "cannot read the layer"),
@@ -513,7 +513,7 @@ fn damaged_archives_are_rejected() {
         ),
     ] {
         let layer = unpack_with(&archive, ImageLimits::default());
-        assert!(layer.error().contains(words), "{}", layer.error());
+        assert!(layer.error().contains(expected), "{}", layer.error());
     }
     let big = TarBuilder::new().sized("a", u64::MAX / 2, b"x").finish();
     assert!(

@@ -57,7 +57,7 @@ impl PullSources {
 
     /// Whether the reference still resolves to `digest`, according to the first source. This is no proof of access, so use
     /// it only for requesters that may use the image. A reference with a digest needs no request.
-    pub async fn is_still(&self, digest: Digest) -> bool {
+    pub async fn resolves_to(&self, digest: Digest) -> bool {
         match (self.reference.digest(), self.all.first()) {
             (Some(own), _) => own == digest,
             (_, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),

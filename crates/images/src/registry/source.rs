@@ -82,7 +82,7 @@ struct RequestAuthorization {
 }
 
 impl PullSource {
-    /// Sends no request.
+    /// A client for `endpoint` that has sent no request yet.
     pub fn new(
         endpoint: RegistryEndpoint,
         config: &RegistryConfig,

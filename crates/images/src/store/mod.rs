@@ -4,8 +4,8 @@
 //! DIR/oci-layout                 marks an OCI layout
 //! DIR/blobs/sha256/HEX           layers, configurations, manifests; verified, then published by one rename
 //! DIR/references/HASH.json       one reference: its name and descriptor; the modification time is the time of last use
-//! DIR/access/HEX.json            access record of the blob HEX: who has obtained it from which repository, as `everybody` or as
-//!                                fingerprints of secrets; for a manifest it covers all blobs of the image
+//! DIR/access/HEX.json            access record of the blob HEX: for each repository `everybody`, or fingerprints of the secrets
+//!                                with which the blob was obtained; for a manifest it covers all blobs of the image
 //! DIR/partial/HEX-SCOPE          partial download of the blob HEX, for requesters of one repository with the same secrets; locked
 //!                                by the downloading process
 //! DIR/partial/.new-XXXXXX        a file while it is written, under the shared lock below; otherwise a leftover
@@ -62,16 +62,6 @@ pub enum ImageStoreError {
         path: PathBuf,
         /// The error.
         source: io::Error,
-    },
-    /// A blob's digest differs from its name.
-    #[error("the digest of {what} is {got}, not {expected}")]
-    Digest {
-        /// The blob and its origin.
-        what: String,
-        /// The expected digest.
-        expected: Digest,
-        /// The actual digest.
-        got: Digest,
     },
     /// A document is invalid.
     #[error("invalid document {digest} in the image store")]

@@ -23,7 +23,7 @@ pub struct AuthenticatedUser {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What SubjectAccessReview is asked: may this user do this to this node?
+/// The content of a SubjectAccessReview: a user, and an action on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccessRequest {
     /// The caller.

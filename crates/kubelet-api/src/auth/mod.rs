@@ -53,7 +53,7 @@ impl AccessPolicy {
     }
 }
 
-/// What a connection's TLS handshake says about its client.
+/// The result of a client's TLS handshake.
 #[derive(Clone, Debug)]
 pub(crate) enum CallerIdentity {
     /// A certificate with an allowed common name.

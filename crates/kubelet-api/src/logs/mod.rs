@@ -1,7 +1,7 @@
-//! `GET /containerLogs/NAMESPACE/POD/CONTAINER`: what `kubectl logs` reads, by way of the API server.
+//! `GET /containerLogs/NAMESPACE/POD/CONTAINER`: serves `kubectl logs`, through the API server.
 //!
-//! `options.rs` understands the query, `run.rs` judges by the container's status which of its runs is meant. The
-//! status codes and the words are upstream's, for the API server hands them to users as they are.
+//! `options.rs` parses the query, `run_selection.rs` selects a run of the container by its status. Status codes and
+//! messages are upstream's, since the API server passes them on to users.
 
 mod options;
 mod run_selection;
@@ -14,11 +14,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 
-use crate::error::causes;
+use crate::error::error_chain;
 use crate::pod_lookup::{find_pod, has_container};
 use crate::pod_source::PodSource;
 
-/// Why a request for a log is answered with an error.
+/// Why a request for a log is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum ContainerLogsError {
     #[error(r#"{{"message": "Unable to decode query."}}"#)]
@@ -55,19 +55,19 @@ pub(crate) async fn container_logs(
     Path((namespace, pod, container)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let wanted = LogRequest {
+    let request = LogRequest {
         namespace,
         pod,
         container,
         query: query.unwrap_or_default(),
     };
-    wanted
+    request
         .respond(&*source)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// A request, before it is understood.
+/// A request with an unparsed query.
 struct LogRequest {
     namespace: String,
     pod: String,
@@ -90,13 +90,13 @@ impl LogRequest {
         }
         options.previous =
             run_selection::select_previous_run(&pod, &self.container, options.previous)
-                .map_err(|why| ContainerLogsError::NoLog(why.to_string()))?;
+                .map_err(|error| ContainerLogsError::NoLog(error.to_string()))?;
 
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let log = source
             .logs(uid, options)
             .await
-            .map_err(|error| ContainerLogsError::NoLog(causes(&*error)))?;
+            .map_err(|error| ContainerLogsError::NoLog(error_chain(&*error)))?;
         let plain = [(header::CONTENT_TYPE, "text/plain")];
         Ok((plain, Body::from_stream(log)).into_response())
     }

@@ -1,44 +1,44 @@
-//! Which run of a container a request for its log means, judged by the container's status.
+//! Selects the run of a container whose log is requested, by the container's status.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 
-use crate::pod_lookup::status_of;
+use crate::pod_lookup::container_status;
 
-/// Why a container has no log to show, in upstream's words.
+/// Why a container has no log; the messages are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LogUnavailable {
     #[error("container {container:?} in pod {pod:?} is not available")]
-    Unknown { container: String, pod: String },
+    NoStatus { container: String, pod: String },
     #[error("previous terminated container {container:?} in pod {pod:?} not found")]
     NoPrevious { container: String, pod: String },
     #[error("container {container:?} in pod {pod:?} is terminated")]
     NeverRan { container: String, pod: String },
-    #[error("container {container:?} in pod {pod:?} is waiting to start: {why}")]
-    Waiting {
+    #[error("container {container:?} in pod {pod:?} is waiting to start: {reason}")]
+    WaitingToStart {
         container: String,
         pod: String,
-        why: String,
+        reason: String,
     },
     #[error("container {container:?} in pod {pod:?} is waiting to start - no logs yet")]
-    Blank { container: String, pod: String },
+    NoState { container: String, pod: String },
 }
 
-/// Whether the run that is meant lies before the container's newest one; an error if the run that is meant never was.
+/// Returns true if the requested run is the one before the container's newest run, false if it is the newest. An error if there is no such run.
 ///
-/// The two differ where a container waits to be started again: its last run is then both its newest and, in the
-/// words of its status, the previous one.
+/// This can differ from `previous_requested`: while a container waits for a restart, its last run is the newest, and its status
+/// shows the same run as the previous one.
 pub(super) fn select_previous_run(
     pod: &Pod,
     container: &str,
-    previous_wanted: bool,
+    previous_requested: bool,
 ) -> Result<bool, LogUnavailable> {
     let names = || {
         let pod = pod.metadata.name.clone().unwrap_or_default();
         (container.to_owned(), pod)
     };
-    let status = status_of(pod, container).ok_or_else(|| {
+    let status = container_status(pod, container).ok_or_else(|| {
         let (container, pod) = names();
-        LogUnavailable::Unknown { container, pod }
+        LogUnavailable::NoStatus { container, pod }
     })?;
     let ContainerState {
         waiting,
@@ -49,17 +49,17 @@ pub(super) fn select_previous_run(
         .last_state
         .as_ref()
         .and_then(|last| last.terminated.as_ref());
-    let last_ran = last.is_some_and(ran);
+    let last_has_run = last.is_some_and(has_run);
 
-    if previous_wanted {
-        if !last_ran {
+    if previous_requested {
+        if !last_has_run {
             let (container, pod) = names();
             return Err(LogUnavailable::NoPrevious { container, pod });
         }
-        // What never ran has no log, and so is no run that the last one could lie before.
-        return Ok(running.is_some() || terminated.as_ref().is_some_and(ran));
+        // A current state that never ran has no log, so the last run is the newest.
+        return Ok(running.is_some() || terminated.as_ref().is_some_and(has_run));
     }
-    if running.is_some() || last_ran || terminated.as_ref().is_some_and(ran) {
+    if running.is_some() || last_has_run || terminated.as_ref().is_some_and(has_run) {
         return Ok(false);
     }
     let (container, pod) = names();
@@ -67,25 +67,25 @@ pub(super) fn select_previous_run(
         return Err(LogUnavailable::NeverRan { container, pod });
     }
     match waiting {
-        None => Err(LogUnavailable::Blank { container, pod }),
+        None => Err(LogUnavailable::NoState { container, pod }),
         Some(waiting) => {
-            let why = match waiting.reason.as_deref() {
+            let reason = match waiting.reason.as_deref() {
                 Some("ErrImagePull") => "image can't be pulled",
                 Some("ImagePullBackOff") => "trying and failing to pull image",
-                reason => reason.unwrap_or_default(),
+                other => other.unwrap_or_default(),
             }
             .to_owned();
-            Err(LogUnavailable::Waiting {
+            Err(LogUnavailable::WaitingToStart {
                 container,
                 pod,
-                why,
+                reason,
             })
         }
     }
 }
 
-/// A container that could not even be started is shown as terminated too, but without an id.
-fn ran(terminated: &ContainerStateTerminated) -> bool {
+/// Whether the container ran at all. If it could not start, its status is terminated too, but has no container id.
+fn has_run(terminated: &ContainerStateTerminated) -> bool {
     terminated
         .container_id
         .as_deref()
@@ -109,7 +109,7 @@ mod tests {
         .unwrap()
     }
 
-    fn judged(state: Value, last_state: Value) -> [Result<bool, String>; 2] {
+    fn selected(state: Value, last_state: Value) -> [Result<bool, String>; 2] {
         let pod = pod("containerStatuses", state, last_state);
         [false, true].map(|previous| {
             select_previous_run(&pod, "c", previous).map_err(|error| error.to_string())
@@ -129,37 +129,37 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_runs() {
+    fn running_container() {
         let no_previous = r#"previous terminated container "c" in pod "p" not found"#;
         assert_eq!(
-            judged(running(), json!({})),
+            selected(running(), json!({})),
             [Ok(false), Err(no_previous.to_owned())]
         );
         assert_eq!(
-            judged(running(), terminated("coracle://1")),
+            selected(running(), terminated("coracle://1")),
             [Ok(false), Ok(true)]
         );
     }
 
     #[test]
-    fn a_container_in_back_off_shows_its_last_run_either_way() {
+    fn container_in_back_off_always_selects_its_last_run() {
         assert_eq!(
-            judged(waiting("CrashLoopBackOff"), terminated("coracle://1")),
+            selected(waiting("CrashLoopBackOff"), terminated("coracle://1")),
             [Ok(false), Ok(false)]
         );
     }
 
     #[test]
-    fn a_container_that_ended() {
+    fn terminated_container() {
         assert_eq!(
-            judged(terminated("coracle://2"), terminated("coracle://1")),
+            selected(terminated("coracle://2"), terminated("coracle://1")),
             [Ok(false), Ok(true)]
         );
         assert_eq!(
-            judged(terminated(""), terminated("coracle://1")),
+            selected(terminated(""), terminated("coracle://1")),
             [Ok(false), Ok(false)]
         );
-        let [now, _] = judged(terminated(""), json!({}));
+        let [now, _] = selected(terminated(""), json!({}));
         assert_eq!(
             now.unwrap_err(),
             r#"container "c" in pod "p" is terminated"#
@@ -167,26 +167,29 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_waits() {
-        let why = |reason| judged(waiting(reason), json!({}))[0].clone().unwrap_err();
+    fn waiting_container_has_no_log() {
+        let message = |reason| selected(waiting(reason), json!({}))[0].clone().unwrap_err();
         let start = r#"container "c" in pod "p" is waiting to start: "#;
         assert_eq!(
-            why("ContainerCreating"),
+            message("ContainerCreating"),
             format!("{start}ContainerCreating")
         );
-        assert_eq!(why("ErrImagePull"), format!("{start}image can't be pulled"));
         assert_eq!(
-            why("ImagePullBackOff"),
+            message("ErrImagePull"),
+            format!("{start}image can't be pulled")
+        );
+        assert_eq!(
+            message("ImagePullBackOff"),
             format!("{start}trying and failing to pull image")
         );
         assert_eq!(
-            judged(json!({}), json!({}))[0].clone().unwrap_err(),
+            selected(json!({}), json!({}))[0].clone().unwrap_err(),
             r#"container "c" in pod "p" is waiting to start - no logs yet"#
         );
     }
 
     #[test]
-    fn containers_of_every_kind_are_found() {
+    fn finds_containers_of_every_kind() {
         for kind in [
             "containerStatuses",
             "initContainerStatuses",

@@ -1,48 +1,62 @@
-//! Prometheus' text format, as far as it is needed: families of counters and gauges.
+//! The Prometheus text exposition format: counters and gauges.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use jiff::Timestamp;
 
-/// What Prometheus is told that it gets.
+/// The content type of version 0.0.4 of the format.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Families of samples, in the order in which they were begun.
+/// Metric families, in the order of their first sample.
 #[derive(Default)]
-pub(super) struct Exposition(Vec<Family>);
+pub(super) struct Exposition(Vec<MetricFamily>);
 
-struct Family {
+#[derive(Clone, Copy)]
+enum MetricType {
+    Counter,
+    Gauge,
+}
+
+impl fmt::Display for MetricType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+        })
+    }
+}
+
+struct MetricFamily {
     name: &'static str,
-    kind: &'static str,
+    metric_type: MetricType,
     help: &'static str,
     samples: String,
 }
 
-/// The labels of a sample.
 pub(super) type Labels<'a> = [(&'a str, &'a str)];
 
 impl Exposition {
-    /// Adds a sample of something that only grows.
+    /// Adds a sample of a counter.
     pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
-        self.family(name, "counter", help)
+        self.family(name, MetricType::Counter, help)
     }
 
-    /// Adds a sample of something that comes and goes.
+    /// Adds a sample of a gauge.
     pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
-        self.family(name, "gauge", help)
+        self.family(name, MetricType::Gauge, help)
     }
 
     fn family(
         &mut self,
         name: &'static str,
-        kind: &'static str,
+        metric_type: MetricType,
         help: &'static str,
     ) -> SampleWriter<'_> {
         let index = self.0.iter().position(|family| family.name == name);
         let index = index.unwrap_or_else(|| {
-            self.0.push(Family {
+            self.0.push(MetricFamily {
                 name,
-                kind,
+                metric_type,
                 help,
                 samples: String::new(),
             });
@@ -51,37 +65,37 @@ impl Exposition {
         SampleWriter(&mut self.0[index])
     }
 
-    /// All of it.
+    /// The whole text.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         for family in &self.0 {
-            let Family {
+            let MetricFamily {
                 name,
-                kind,
+                metric_type,
                 help,
                 samples,
             } = family;
-            // Writing to a string does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "# HELP {name} {help}\n# TYPE {name} {kind}\n{samples}"
+                "# HELP {name} {help}\n# TYPE {name} {metric_type}\n{samples}"
             );
         }
         text
     }
 }
 
-/// A sample that is about to get its value.
-pub(super) struct SampleWriter<'a>(&'a mut Family);
+/// Adds one sample to a family.
+pub(super) struct SampleWriter<'a>(&'a mut MetricFamily);
 
 impl SampleWriter<'_> {
-    /// Its value, now.
-    pub(super) fn now(self, labels: &Labels<'_>, value: f64) {
+    /// Adds a value without a timestamp.
+    pub(super) fn value(self, labels: &Labels<'_>, value: f64) {
         self.put(labels, value, None);
     }
 
-    /// Its value at a time.
-    pub(super) fn at(self, labels: &Labels<'_>, value: f64, time: Timestamp) {
+    /// Adds a value with a timestamp.
+    pub(super) fn value_at(self, labels: &Labels<'_>, value: f64, time: Timestamp) {
         self.put(labels, value, Some(time));
     }
 
@@ -110,13 +124,13 @@ fn escaped(value: &str) -> String {
         .replace('\n', r"\n")
 }
 
-/// Nanoseconds as Prometheus wants time.
+/// Nanoseconds as seconds.
 pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-/// A time as Prometheus wants it.
-pub(super) fn since_1970(time: Timestamp) -> f64 {
+/// A time as seconds since the epoch.
+pub(super) fn unix_seconds(time: Timestamp) -> f64 {
     time.as_millisecond() as f64 / 1e3
 }
 
@@ -125,13 +139,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_stay_together_and_labels_are_escaped() {
+    fn families_are_grouped_and_labels_escaped() {
         let mut text = Exposition::default();
-        text.counter("a_total", "A.").now(&[("x", "1")], 1.5);
-        text.gauge("b", "B.").now(&[], 2.0);
+        text.counter("a_total", "A.").value(&[("x", "1")], 1.5);
+        text.gauge("b", "B.").value(&[], 2.0);
         let time = Timestamp::from_second(3).unwrap();
         text.counter("a_total", "A.")
-            .at(&[("x", "a\"b\\\n"), ("y", "")], 1e12, time);
+            .value_at(&[("x", "a\"b\\\n"), ("y", "")], 1e12, time);
         insta::assert_snapshot!(text.render());
     }
 }

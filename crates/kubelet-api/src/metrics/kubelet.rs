@@ -1,4 +1,4 @@
-//! `GET /metrics`: the agent itself, and what it runs.
+//! `GET /metrics`: the kubelet itself, and its pods, containers and volumes.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use super::exposition::Exposition;
 use crate::stats::summary::{FsStats, VolumeStats};
 use crate::stats::{MachineInfo, MeasuredSummary};
 
-/// The agent's own process.
-pub(super) struct ProcessStats {
+/// The kubelet's process.
+pub(super) struct KubeletProcess {
     pub cpu_seconds: f64,
     pub resident: f64,
-    pub addresses: f64,
+    pub virtual_memory: f64,
     pub open_files: f64,
-    pub most_files: f64,
+    pub max_files: f64,
     pub started: Option<f64>,
 }
 
@@ -22,40 +22,45 @@ pub(super) fn render(
     measured: &MeasuredSummary,
     pods: &[Arc<Pod>],
     machine: &MachineInfo,
-    process: Option<&ProcessStats>,
+    process: Option<&KubeletProcess>,
 ) -> String {
-    let mut text = Exposition::default();
+    let mut metrics = Exposition::default();
     let help = "[ALPHA] The node's name. The count is always 1.";
-    text.gauge("kubelet_node_name", help)
-        .now(&[("node", &machine.node)], 1.0);
+    metrics
+        .gauge("kubelet_node_name", help)
+        .value(&[("node", &machine.node)], 1.0);
     let help = "[ALPHA] A metric with a constant '1' value labeled by the version of the kubelet.";
-    text.gauge("kubernetes_build_info", help)
-        .now(&[("git_version", &machine.kubelet_version)], 1.0);
+    metrics
+        .gauge("kubernetes_build_info", help)
+        .value(&[("git_version", &machine.kubelet_version)], 1.0);
     let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
-    text.gauge(
-        "kubelet_running_pods",
-        "[ALPHA] Number of pods that have a running pod sandbox",
-    )
-    .now(&[], running as f64);
-    for (state, count) in by_state(pods) {
-        text.gauge(
-            "kubelet_running_containers",
-            "[ALPHA] Number of containers currently running",
+    metrics
+        .gauge(
+            "kubelet_running_pods",
+            "[ALPHA] Number of pods that have a running pod sandbox",
         )
-        .now(&[("container_state", state)], f64::from(count));
+        .value(&[], running as f64);
+    for (state, count) in containers_by_state(pods) {
+        metrics
+            .gauge(
+                "kubelet_running_containers",
+                "[ALPHA] Number of containers currently running",
+            )
+            .value(&[("container_state", state)], f64::from(count));
     }
     let help = "[ALPHA] The number of pods the kubelet is being instructed to run.";
-    text.gauge("kubelet_desired_pods", help)
-        .now(&[], pods.len() as f64);
+    metrics
+        .gauge("kubelet_desired_pods", help)
+        .value(&[], pods.len() as f64);
     for pod in &measured.summary.pods {
         for volume in &pod.volume_stats {
-            add_claim(&mut text, volume);
+            add_claim(&mut metrics, volume);
         }
     }
     if let Some(process) = process {
-        add_process(&mut text, process);
+        add_process(&mut metrics, process);
     }
-    text.render()
+    metrics.render()
 }
 
 fn phase(pod: &Pod) -> &str {
@@ -66,7 +71,7 @@ fn phase(pod: &Pod) -> &str {
     phase.unwrap_or_default()
 }
 
-fn by_state(pods: &[Arc<Pod>]) -> [(&'static str, u32); 3] {
+fn containers_by_state(pods: &[Arc<Pod>]) -> [(&'static str, u32); 3] {
     let mut counts = [("created", 0), ("exited", 0), ("running", 0)];
     let statuses = pods.iter().filter_map(|pod| pod.status.as_ref());
     let containers = statuses.flat_map(|status| {
@@ -90,7 +95,7 @@ fn by_state(pods: &[Arc<Pod>]) -> [(&'static str, u32); 3] {
     counts
 }
 
-fn add_claim(text: &mut Exposition, volume: &VolumeStats) {
+fn add_claim(metrics: &mut Exposition, volume: &VolumeStats) {
     let Some(claim) = &volume.pvc_ref else { return };
     let labels = [
         ("namespace", claim.namespace.as_str()),
@@ -118,7 +123,7 @@ fn add_claim(text: &mut Exposition, volume: &VolumeStats) {
         ),
         (
             "kubelet_volume_stats_used_bytes",
-            "[ALPHA] Number of add_cpu_time bytes in the volume",
+            "[ALPHA] Number of used bytes in the volume",
             used_bytes,
         ),
         (
@@ -133,19 +138,20 @@ fn add_claim(text: &mut Exposition, volume: &VolumeStats) {
         ),
         (
             "kubelet_volume_stats_inodes_used",
-            "[ALPHA] Number of add_cpu_time inodes in the volume",
+            "[ALPHA] Number of used inodes in the volume",
             inodes_used,
         ),
     ];
     for (name, help, value) in gauges {
-        text.gauge(name, help).now(&labels, value as f64);
+        metrics.gauge(name, help).value(&labels, value as f64);
     }
 }
 
-fn add_process(text: &mut Exposition, process: &ProcessStats) {
+fn add_process(metrics: &mut Exposition, process: &KubeletProcess) {
     let help = "Total user and system CPU time spent in seconds.";
-    text.counter("process_cpu_seconds_total", help)
-        .now(&[], process.cpu_seconds);
+    metrics
+        .counter("process_cpu_seconds_total", help)
+        .value(&[], process.cpu_seconds);
     let gauges = [
         (
             "process_resident_memory_bytes",
@@ -155,7 +161,7 @@ fn add_process(text: &mut Exposition, process: &ProcessStats) {
         (
             "process_virtual_memory_bytes",
             "Virtual memory size in bytes.",
-            process.addresses,
+            process.virtual_memory,
         ),
         (
             "process_open_fds",
@@ -165,21 +171,22 @@ fn add_process(text: &mut Exposition, process: &ProcessStats) {
         (
             "process_max_fds",
             "Maximum number of open file descriptors.",
-            process.most_files,
+            process.max_files,
         ),
     ];
     for (name, help, value) in gauges {
-        text.gauge(name, help).now(&[], value);
+        metrics.gauge(name, help).value(&[], value);
     }
     if let Some(started) = process.started {
         let help = "Start time of the process since unix epoch in seconds.";
-        text.gauge("process_start_time_seconds", help)
-            .now(&[], started);
+        metrics
+            .gauge("process_start_time_seconds", help)
+            .value(&[], started);
     }
 }
 
-impl ProcessStats {
-    /// This process.
+impl KubeletProcess {
+    /// Reads the stats of this process.
     pub(super) fn read() -> Option<Self> {
         let pid = i32::try_from(std::process::id()).ok()?;
         let sample = linux::usage::Sample::of(pid)?;
@@ -190,9 +197,9 @@ impl ProcessStats {
         Some(Self {
             cpu_seconds: sample.cpu.as_secs_f64(),
             resident: sample.resident as f64,
-            addresses: sample.addresses as f64,
+            virtual_memory: sample.addresses as f64,
             open_files: files as f64,
-            most_files: limit.unwrap_or(u64::MAX) as f64,
+            max_files: limit.unwrap_or(u64::MAX) as f64,
             started: boot.map(|boot| boot as f64 + sample.started as f64 / ticks as f64),
         })
     }
@@ -206,7 +213,7 @@ mod tests {
     use crate::stats::tests::example;
 
     #[test]
-    fn the_agent_tells_what_it_runs() {
+    fn metrics_cover_pods_and_own_process() {
         let pod = serde_json::from_value(json!({
             "metadata": {"name": "web"},
             "status": {"phase": "Running", "containerStatuses": [
@@ -214,12 +221,12 @@ mod tests {
                 {"name": "b", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"terminated": {"exitCode": 1}}},
             ]},
         }));
-        let process = ProcessStats {
+        let process = KubeletProcess {
             cpu_seconds: 1.5,
             resident: 4096.0,
-            addresses: 8192.0,
+            virtual_memory: 8192.0,
             open_files: 10.0,
-            most_files: 1024.0,
+            max_files: 1024.0,
             started: Some(1e9),
         };
         let measured = MeasuredSummary {
@@ -233,6 +240,6 @@ mod tests {
         };
         let pods = [Arc::new(pod.unwrap())];
         insta::assert_snapshot!(render(&measured, &pods, &machine, Some(&process)));
-        assert!(ProcessStats::read().unwrap().resident > 0.0);
+        assert!(KubeletProcess::read().unwrap().resident > 0.0);
     }
 }

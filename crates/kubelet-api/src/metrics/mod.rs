@@ -1,6 +1,6 @@
-//! `GET /metrics…`: the node's figures in Prometheus' text format.
+//! `GET /metrics…`: stats of the node in the Prometheus text format.
 //!
-//! `resource.rs`, `cadvisor.rs`, `probes.rs` and `own.rs` are pure functions of figures and pods, one for each endpoint.
+//! `resource.rs`, `cadvisor.rs`, `probes.rs` and `kubelet.rs` render one endpoint each, as pure functions of stats and pods.
 
 mod cadvisor;
 mod exposition;
@@ -20,8 +20,8 @@ use crate::stats::node_or_unavailable;
 /// `GET /metrics/resource`
 pub(crate) async fn resource(State(source): State<Arc<dyn PodSource>>) -> Response {
     match node_or_unavailable(&*source) {
-        Ok(node) => plain(resource::render(&node.measure().await)),
-        Err(answer) => *answer,
+        Ok(node) => exposition_response(resource::render(&node.measure().await)),
+        Err(response) => *response,
     }
 }
 
@@ -30,17 +30,17 @@ pub(crate) async fn cadvisor(State(source): State<Arc<dyn PodSource>>) -> Respon
     match node_or_unavailable(&*source) {
         Ok(node) => {
             let measured = node.measure().await;
-            plain(cadvisor::render(&measured, &source.pods(), &node.machine()))
+            exposition_response(cadvisor::render(&measured, &source.pods(), &node.machine()))
         }
-        Err(answer) => *answer,
+        Err(response) => *response,
     }
 }
 
 /// `GET /metrics/probes`
 pub(crate) async fn probes(State(source): State<Arc<dyn PodSource>>) -> Response {
     match node_or_unavailable(&*source) {
-        Ok(node) => plain(probes::render(&node.measure().await)),
-        Err(answer) => *answer,
+        Ok(node) => exposition_response(probes::render(&node.measure().await)),
+        Err(response) => *response,
     }
 }
 
@@ -49,19 +49,19 @@ pub(crate) async fn kubelet(State(source): State<Arc<dyn PodSource>>) -> Respons
     match node_or_unavailable(&*source) {
         Ok(node) => {
             let measured = node.measure().await;
-            let process = kubelet::ProcessStats::read();
+            let process = kubelet::KubeletProcess::read();
             let (pods, machine) = (source.pods(), node.machine());
-            plain(kubelet::render(
+            exposition_response(kubelet::render(
                 &measured,
                 &pods,
                 &machine,
                 process.as_ref(),
             ))
         }
-        Err(answer) => *answer,
+        Err(response) => *response,
     }
 }
 
-fn plain(text: String) -> Response {
+fn exposition_response(text: String) -> Response {
     ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response()
 }

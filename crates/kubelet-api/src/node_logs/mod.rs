@@ -1,6 +1,6 @@
-//! `GET /logs/…`: the log of the node's agent, which is what a user's node has of its own.
+//! `GET /logs/…`: the log of the kubelet, the only service of our own on a node.
 //!
-//! `?query=kubelet` is upstream's node log query; without a query there is a list of one file.
+//! `?query=kubelet` is upstream's node log query. Without a query there is a directory with one file.
 
 mod query;
 
@@ -10,12 +10,13 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use self::query::{NodeLogsError, NodeLogsQuery};
 use crate::pod_source::PodSource;
 use crate::stats::{NodeSource, node_or_unavailable};
 
-/// The service whose log there is.
+/// The only service with a log.
 const SERVICE: &str = "kubelet";
-/// The same as a file.
+/// The name of its log file.
 const FILE: &str = "kubelet.log";
 
 /// `GET /logs/`
@@ -38,11 +39,11 @@ pub(crate) async fn file(
 fn respond(source: &dyn PodSource, path: &str, query: &str) -> Response {
     let node = match node_or_unavailable(source) {
         Ok(node) => node,
-        Err(respond) => return *respond,
+        Err(response) => return *response,
     };
     match query::parse(query) {
-        Err(refusal) if refusal.unreadable => plain_error(StatusCode::BAD_REQUEST, refusal.words),
-        Err(refusal) => plain_error(StatusCode::NOT_ACCEPTABLE, refusal.words),
+        Err(NodeLogsError::Undecodable(message)) => plain_error(StatusCode::BAD_REQUEST, message),
+        Err(NodeLogsError::Invalid(message)) => plain_error(StatusCode::NOT_ACCEPTABLE, message),
         Ok(Some(_)) if !path.is_empty() => plain_error(
             StatusCode::NOT_ACCEPTABLE,
             "path not allowed in query mode".to_owned(),
@@ -52,16 +53,16 @@ fn respond(source: &dyn PodSource, path: &str, query: &str) -> Response {
     }
 }
 
-fn run_query(node: &dyn NodeSource, query: &query::NodeLogsQuery) -> Response {
+fn run_query(node: &dyn NodeSource, query: &NodeLogsQuery) -> Response {
     if let Some(path) = query.files.first() {
         return serve_file(node, path.trim_start_matches('/'));
     }
     let mut text = String::new();
     for service in &query.services {
         if service != SERVICE {
-            // As upstream, an respond with a line that says so: other services may have logs.
+            // Like upstream: report it in the text, since other requested services may have logs.
             text.push_str(&format!(
-                "\nno log of {service:?} on this node: there is one of {SERVICE:?}\n"
+                "\nno log of service {service:?} on this node, only of {SERVICE:?}\n"
             ));
         } else if !query.earlier_boot {
             text.push_str(&query.text(&node.log()));
@@ -74,8 +75,8 @@ fn serve_file(node: &dyn NodeSource, path: &str) -> Response {
     match path {
         "" => {
             let list = format!("<pre>\n<a href=\"{FILE}\">{FILE}</a>\n</pre>\n");
-            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
-            (kind, list).into_response()
+            let content_type = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+            (content_type, list).into_response()
         }
         FILE => {
             let lines = node.log().into_iter().map(|line| line.text + "\n");
@@ -86,10 +87,10 @@ fn serve_file(node: &dyn NodeSource, path: &str) -> Response {
 }
 
 fn plain(text: String) -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/plain; charset=UTF-8")];
-    (kind, text).into_response()
+    let content_type = [(header::CONTENT_TYPE, "text/plain; charset=UTF-8")];
+    (content_type, text).into_response()
 }
 
-fn plain_error(code: StatusCode, words: String) -> Response {
-    (code, words + "\n").into_response()
+fn plain_error(code: StatusCode, message: String) -> Response {
+    (code, message + "\n").into_response()
 }

@@ -1,7 +1,7 @@
 //! `/portForward`: connections to ports of a pod.
 //!
-//! Raw SPDY and SPDY in a WebSocket are the same (`spdy.rs`, with `pairs.rs`); channels in a WebSocket are simpler and rarer
-//! (`websocket.rs`, with `ports.rs`). `relay.rs` carries the bytes of either.
+//! SPDY, raw or tunnelled in a WebSocket, is in `spdy.rs` and `pairs.rs`; WebSocket channels, which few clients use, are in
+//! `websocket.rs` and `ports.rs`. `relay.rs` copies the bytes for both.
 
 mod pairs;
 mod ports;
@@ -33,7 +33,7 @@ const SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
 const TUNNEL_PROTOCOLS: &[(&str, ())] = &[("SPDY/3.1+portforward.k8s.io", ())];
 const TUNNEL_PREFIX: &str = "SPDY/3.1+";
 
-/// The pod that a path names.
+/// The path parameters of a request.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PodPath {
     namespace: String,
@@ -41,7 +41,7 @@ pub(crate) struct PodPath {
     uid: Option<String>,
 }
 
-/// The pod to which connections are made.
+/// The pod of a request.
 #[derive(Clone, Debug)]
 struct TargetPod {
     name: String,
@@ -49,14 +49,14 @@ struct TargetPod {
 }
 
 impl TargetPod {
-    /// What a client reads of a connection that could not be made, or broke.
-    fn failure(&self, port: u16, words: &str) -> String {
+    /// The message for the error stream of a failed connection.
+    fn error_message(&self, port: u16, error: &str) -> String {
         let Self { name, uid } = self;
-        format!("error forwarding port {port} to pod {name}, uid {uid}: {words}")
+        format!("error forwarding port {port} to pod {name}, uid {uid}: {error}")
     }
 }
 
-/// Why a request is answered with an error; the words are upstream's.
+/// Why a request is rejected; the messages are upstream's.
 #[derive(Debug, thiserror::Error)]
 enum PortForwardError {
     #[error(transparent)]
@@ -64,19 +64,19 @@ enum PortForwardError {
     #[error("pod does not exist")]
     NoPod,
     #[error("pod not found")]
-    OtherPod,
+    UidMismatch,
     #[error("pod not found ({0:?})")]
     NotRunning(String),
     #[error(transparent)]
-    UpgradeError(#[from] UpgradeError),
+    Upgrade(#[from] UpgradeError),
 }
 
 impl IntoResponse for PortForwardError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::UpgradeError(refusal) => return refusal.into_response(),
+            Self::Upgrade(error) => return error.into_response(),
             Self::PortQueryError(_) => StatusCode::BAD_REQUEST,
-            Self::NoPod | Self::OtherPod => StatusCode::NOT_FOUND,
+            Self::NoPod | Self::UidMismatch => StatusCode::NOT_FOUND,
             Self::NotRunning(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (code, self.to_string()).into_response()
@@ -109,40 +109,50 @@ fn handle(
     } else {
         Vec::new()
     };
-    let pod = find(api, target)?;
+    let pod = find_target(api, target)?;
 
-    let (limits, pods) = (api.limits, Arc::clone(&api.pods));
+    let (timeouts, pods) = (api.timeouts, Arc::clone(&api.pods));
     if tunnel {
         let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(UpgradeError::from)?;
-        let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let serve = move |io| async move {
-            serve_spdy(io, Tunnel::new(SpdyConnection::new()), limits, pod, pods).await;
+            serve_spdy(io, Tunnel::new(SpdyConnection::new()), timeouts, pod, pods).await;
         };
-        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+        return Ok(api
+            .upgrades
+            .switch_protocols(on_upgrade, accepted.headers, serve));
     }
     if websocket {
         let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(UpgradeError::from)?;
-        let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let encoding = accepted.protocol;
         let serve = move |io| async move {
-            serve_channels(io, encoding, limits, ports, pod, pods).await;
+            serve_channels(io, encoding, timeouts, ports, pod, pods).await;
         };
-        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+        return Ok(api
+            .upgrades
+            .switch_protocols(on_upgrade, accepted.headers, serve));
     }
     let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
-    let on_upgrade = on_upgrade.ok_or(UpgradeError::Impossible)?;
+    let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
     let serve = move |io| async move {
-        serve_spdy(io, SpdyConnection::new(), limits, pod, pods).await;
+        serve_spdy(io, SpdyConnection::new(), timeouts, pod, pods).await;
     };
-    Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
+    Ok(api
+        .upgrades
+        .switch_protocols(on_upgrade, accepted.headers, serve))
 }
 
-fn find(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwardError> {
+fn find_target(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwardError> {
     let pod =
         find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(PortForwardError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    if target.uid.as_ref().is_some_and(|wanted| *wanted != uid) {
-        return Err(PortForwardError::OtherPod);
+    if target
+        .uid
+        .as_ref()
+        .is_some_and(|requested| *requested != uid)
+    {
+        return Err(PortForwardError::UidMismatch);
     }
     let phase = pod
         .status
@@ -159,11 +169,11 @@ fn find(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwardError>
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
     protocol: impl StreamProtocol,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(protocol, limits);
+    let (mut driver, commands) = StreamDriver::new(protocol, timeouts);
     let opened = driver.opened();
     let session = spdy::run(opened, commands, pod, pods);
     run_until_either_ends(driver.run(io), session).await;
@@ -172,12 +182,12 @@ async fn serve_spdy(
 async fn serve_channels(
     io: impl AsyncRead + AsyncWrite + Send,
     encoding: Encoding,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     ports: Vec<u16>,
     pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), limits);
+    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), timeouts);
     let channels = websocket::channels(&mut driver, &commands, &ports);
     drop(commands);
     let session = websocket::run(channels, pod, &*pods);

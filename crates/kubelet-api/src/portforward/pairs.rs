@@ -1,19 +1,18 @@
-//! A forwarded connection is two streams of the client's: one for data, one for what went wrong. This finds those that belong
-//! together.
+//! Pairs the streams of a client: each forwarded connection has a data stream and an error stream.
 
 use std::collections::HashMap;
 
 use super::ports;
 use crate::streams::{Headers, StreamId};
 
-/// What a stream is for.
+/// The type of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamType {
     Data,
     Error,
 }
 
-/// What the headers of a stream say.
+/// The port-forward headers of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StreamLabel {
     pub(super) port: u16,
@@ -22,7 +21,7 @@ pub(super) struct StreamLabel {
 }
 
 impl StreamLabel {
-    /// Nothing if the headers don't say what must be said.
+    /// Parses the headers; `None` if one is missing or invalid.
     pub(super) fn read(stream: StreamId, headers: &Headers) -> Option<Self> {
         let port = ports::number(headers.get("port")?).ok()?;
         let stream_type = match headers.get("streamType")? {
@@ -32,7 +31,7 @@ impl StreamLabel {
         };
         let request = match headers.get("requestID") {
             Some(request) if !request.is_empty() => request.to_owned(),
-            // Clients of the first days name no request: they open the error stream, and then the data stream.
+            // Very old clients send no request id. They open the error stream right before the data stream.
             _ => match stream_type {
                 StreamType::Error => stream.to_string(),
                 StreamType::Data => stream.saturating_sub(2).to_string(),
@@ -46,20 +45,20 @@ impl StreamLabel {
     }
 }
 
-/// Streams that wait for their other half.
+/// Streams whose counterpart is not open yet, by request id.
 #[derive(Debug)]
 pub(super) struct StreamPairs<S> {
     waiting: HashMap<String, (StreamLabel, S)>,
 }
 
-/// What becomes of a new stream.
+/// The result of [`StreamPairs::add`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PairOutcome<S> {
-    /// It waits for its other half.
+    /// The counterpart is not open yet.
     Waiting,
-    /// It has found it.
+    /// Both streams are open.
     Pair { port: u16, data: S, error: S },
-    /// There is one of its kind already.
+    /// The request already has a stream of this type.
     Duplicate(S),
 }
 
@@ -92,7 +91,7 @@ impl<S> StreamPairs<S> {
         }
     }
 
-    /// Gives up on a request, if it still waits.
+    /// Removes a request that is still incomplete.
     pub(super) fn expire(&mut self, request: &str) -> Option<(StreamType, S)> {
         let (label, stream) = self.waiting.remove(request)?;
         Some((label.stream_type, stream))
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_find_each_other_in_any_order() {
+    fn streams_are_paired_in_any_order() {
         let mut pairs = StreamPairs::new();
         assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
         assert_eq!(pairs.add(of(3, "data", "1"), 3), PairOutcome::Waiting);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_one_stream_of_each_kind() {
+    fn second_stream_of_the_same_type_is_rejected() {
         let mut pairs = StreamPairs::new();
         assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
         assert_eq!(pairs.add(of(3, "error", "0"), 3), PairOutcome::Duplicate(3));
@@ -141,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_the_first_days_name_no_request() {
+    fn streams_without_request_id_are_paired() {
         let error = label(5, &[("port", "80"), ("streamtype", "error")]).unwrap();
         let data = label(7, &[("port", "80"), ("streamtype", "data")]).unwrap();
         assert_eq!(error.request, data.request);
     }
 
     #[test]
-    fn what_is_no_label_is_none() {
+    fn incomplete_headers_are_rejected() {
         assert_eq!(label(1, &[("streamtype", "data")]), None);
         assert_eq!(label(1, &[("port", "80")]), None);
         assert_eq!(label(1, &[("port", "0"), ("streamtype", "data")]), None);

@@ -1,6 +1,6 @@
-//! The ports that a WebSocket's query names.
+//! Parses the ports in the query of a WebSocket request.
 
-/// Why the ports make no sense; the words are upstream's.
+/// Why the ports are invalid; the messages are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum PortQueryError {
     #[error("query parameter \"port\" is required")]
@@ -15,7 +15,7 @@ pub(super) enum PortQueryError {
     TooMany,
 }
 
-/// Each port has two channels, whose numbers are bytes.
+/// Each port has two channels, and a channel number is one byte.
 const MAX_PORTS: usize = 127;
 
 pub(super) fn parse(query: &str) -> Result<Vec<u16>, PortQueryError> {
@@ -28,7 +28,7 @@ pub(super) fn parse(query: &str) -> Result<Vec<u16>, PortQueryError> {
             return Err(PortQueryError::Empty);
         }
         for text in value.split(',') {
-            ports.push(number(text).map_err(|wrong| wrong(value.clone().into_owned()))?);
+            ports.push(number(text).map_err(|variant| variant(value.clone().into_owned()))?);
         }
     }
     match ports.len() {
@@ -38,7 +38,7 @@ pub(super) fn parse(query: &str) -> Result<Vec<u16>, PortQueryError> {
     }
 }
 
-/// A port, or what to call that which is none.
+/// Parses a port. The error is the variant to report.
 pub(super) fn number(text: &str) -> Result<u16, fn(String) -> PortQueryError> {
     match text.parse() {
         Ok(0) => Err(PortQueryError::Zero),
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_however_they_are_listed() {
+    fn parses_repeated_and_comma_separated_ports() {
         assert_eq!(
             parse("port=80&port=443,8080&other=1"),
             Ok(vec![80, 443, 8080])
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_port_is_refused() {
+    fn invalid_ports_are_rejected() {
         assert_eq!(parse(""), Err(PortQueryError::Missing));
         assert_eq!(parse("port="), Err(PortQueryError::Empty));
         assert_eq!(

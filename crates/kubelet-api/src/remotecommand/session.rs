@@ -1,4 +1,4 @@
-//! A client's streams and a process's streams, joined.
+//! Copies between a client's streams and those of a process.
 
 use std::future::{Future, pending};
 
@@ -11,12 +11,12 @@ use super::status::{ErrorFormat, RemoteCommandStatus};
 use crate::pod_source::{ByteReader, ByteWriter, ContainerSession, SessionError};
 use crate::streams::{IncomingStream, OutgoingStream};
 
-/// How much is read from a process at once.
+/// Bytes per read from a process.
 const READ_SIZE: usize = 64 * 1024;
-/// A smaller rest of a buffer is not worth a read.
+/// With less free space than this, allocate a new buffer instead.
 const MIN_READ_SIZE: usize = 4 * 1024;
 
-/// What a client has opened.
+/// The streams that a client has opened.
 #[derive(Debug)]
 pub(super) struct ClientStreams {
     pub(super) stdin: Option<IncomingStream>,
@@ -27,20 +27,20 @@ pub(super) struct ClientStreams {
     pub(super) format: ErrorFormat,
 }
 
-/// Starts a session and serves it to its end, of which the client hears.
+/// Starts a session, copies its streams, and reports its exit status to the client.
 ///
-/// Dropped when the client is gone, and the session with it.
+/// The caller drops this future when the client disconnects, which drops the session.
 pub(super) async fn run(
     kind: RemoteCommandKind,
     client: ClientStreams,
     start: impl Future<Output = Result<ContainerSession, SessionError>>,
 ) {
     let status = match start.await {
-        Err(refusal) => {
-            tracing::debug!(error = %refusal, "a session could not be started");
+        Err(error) => {
+            tracing::debug!(%error, "cannot start session");
             finish(client.stdout.as_ref()).await;
             finish(client.stderr.as_ref()).await;
-            RemoteCommandStatus::from_error(kind, &refusal)
+            RemoteCommandStatus::from_error(kind, &error)
         }
         Ok(session) => {
             let input = copy_stdin(client.stdin, session.stdin);
@@ -50,15 +50,15 @@ pub(super) async fn run(
                 }
                 pending().await
             };
-            let ending = async {
+            let exited = async {
                 let stdout = copy_output(session.stdout, client.stdout);
                 let stderr = copy_output(session.stderr, client.stderr);
-                // What was written before the end must arrive before it.
+                // Deliver all output before the exit status.
                 let (exit, (), ()) = tokio::join!(session.exit, stdout, stderr);
                 exit
             };
             let exit = tokio::select! {
-                exit = ending => exit,
+                exit = exited => exit,
                 () = input => return,
                 () = sizes => return,
             };
@@ -74,12 +74,12 @@ pub(super) async fn run(
 
 async fn finish(stream: Option<&OutgoingStream>) {
     if let Some(stream) = stream {
-        // A client that is gone needs no end.
+        // Fails only if the client has disconnected.
         let _ = stream.finish().await;
     }
 }
 
-/// Hands what the client sends to the process, and then its end. Never done: input alone ends no session.
+/// Copies stdin to the process, then closes it. Never resolves: the end of stdin does not end the session.
 async fn copy_stdin(from: Option<IncomingStream>, to: Option<ByteWriter>) {
     if let (Some(mut from), Some(mut to)) = (from, to) {
         while let Some(bytes) = from.next().await {
@@ -88,7 +88,7 @@ async fn copy_stdin(from: Option<IncomingStream>, to: Option<ByteWriter>) {
                 to.flush().await
             };
             if written.await.is_err() {
-                // The process closed its input, as it may; the rest of what the client sends is thrown away.
+                // The process closed its stdin. Discard the rest.
                 break;
             }
         }
@@ -97,7 +97,7 @@ async fn copy_stdin(from: Option<IncomingStream>, to: Option<ByteWriter>) {
     pending().await
 }
 
-/// Hands what the process writes to the client, and then its end.
+/// Copies output of the process to the client, then closes the stream.
 async fn copy_output(from: Option<ByteReader>, to: Option<OutgoingStream>) {
     let (Some(mut from), Some(to)) = (from, to.as_ref()) else {
         return finish(to.as_ref()).await;
@@ -111,7 +111,7 @@ async fn copy_output(from: Option<ByteReader>, to: Option<OutgoingStream>) {
             Ok(0) => break,
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(%error, "a process's output ended early");
+                tracing::debug!(%error, "cannot read output of process");
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! How a command ended, as clients hear it on their error stream.
+//! The exit status of a command, for the client's error stream.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 use super::RemoteCommandKind;
 use crate::pod_source::{SessionError, SessionErrorKind, SessionExit};
 
-/// How the error stream is written.
+/// The format of the error stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorFormat {
-    /// From version 4 on: a metav1.RemoteCommandStatus.
+    /// Since protocol version 4: a `metav1.Status` as JSON.
     Json,
-    /// Before: the message of a failure, and nothing for success.
+    /// Before version 4: the message of a failure, or nothing on success.
     Text,
 }
 
-/// An end, in the message that upstream has for it.
+/// A `metav1.Status` with upstream's messages.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RemoteCommandStatus(Value);
 
@@ -23,12 +23,12 @@ impl RemoteCommandStatus {
     pub(super) fn from_exit(kind: RemoteCommandKind, exit: &SessionExit) -> Self {
         match exit {
             SessionExit::Code(0) => Self(json!({ "metadata": {}, "status": "Success" })),
-            // However a container ends, it was attached to.
+            // Attach succeeded, whatever the exit code of the container.
             SessionExit::Code(_) if kind == RemoteCommandKind::Attach => {
                 Self(json!({ "metadata": {}, "status": "Success" }))
             }
             SessionExit::Code(code) => {
-                // kubectl reads one byte.
+                // kubectl expects one byte.
                 let code = code & 0xff;
                 let message = format!(
                     "command terminated with non-zero exit code: command terminated with exit code {code}"
@@ -47,12 +47,12 @@ impl RemoteCommandStatus {
         }
     }
 
-    pub(super) fn from_error(kind: RemoteCommandKind, refusal: &SessionError) -> Self {
-        Self::failure(kind, refusal.kind, &refusal.message)
+    pub(super) fn from_error(kind: RemoteCommandKind, error: &SessionError) -> Self {
+        Self::failure(kind, error.kind, &error.message)
     }
 
     fn failure(kind: RemoteCommandKind, class: SessionErrorKind, message: &str) -> Self {
-        let doing = match kind {
+        let operation = match kind {
             RemoteCommandKind::Exec => "error executing command in container",
             RemoteCommandKind::Attach => "error attaching to container",
         };
@@ -64,7 +64,7 @@ impl RemoteCommandStatus {
         Self(json!({
             "metadata": {},
             "status": "Failure",
-            "message": format!("{prefix}{doing}: {message}"),
+            "message": format!("{prefix}{operation}: {message}"),
             "reason": reason,
             "code": code,
         }))
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_causes() {
+    fn exit_code_is_in_the_causes() {
         let status =
             RemoteCommandStatus::from_exit(RemoteCommandKind::Exec, &SessionExit::Code(42)).0;
         assert_eq!(status["reason"], "NonZeroExitCode");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn success_is_said_only_in_json() {
+    fn success_is_empty_in_text_format() {
         let status = RemoteCommandStatus::from_exit(RemoteCommandKind::Exec, &SessionExit::Code(0));
         let json: Value = serde_json::from_slice(&status.text(ErrorFormat::Json)).unwrap();
         assert_eq!(json["status"], "Success");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_have_upstreams_words() {
+    fn failures_have_upstreams_messages() {
         let status = RemoteCommandStatus::from_exit(
             RemoteCommandKind::Exec,
             &SessionExit::Failed("it broke".to_owned()),
@@ -115,8 +115,8 @@ mod tests {
             status.text(ErrorFormat::Text),
             "Internal error occurred: error executing command in container: it broke"
         );
-        let refusal = SessionError::not_found("no container c");
-        let status = RemoteCommandStatus::from_error(RemoteCommandKind::Attach, &refusal);
+        let error = SessionError::not_found("no container c");
+        let status = RemoteCommandStatus::from_error(RemoteCommandKind::Attach, &error);
         assert_eq!(status.0["code"], 404);
         assert_eq!(
             status.text(ErrorFormat::Text),

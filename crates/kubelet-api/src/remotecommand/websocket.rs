@@ -1,4 +1,4 @@
-//! exec and attach over WebSocket: the streams are channels with fixed numbers.
+//! Exec and attach over WebSocket: the streams are channels with fixed numbers.
 
 use bytes::Bytes;
 
@@ -15,7 +15,7 @@ const ERROR: u32 = 3;
 const RESIZE: u32 = 4;
 const CHANNEL_COUNT: u8 = 5;
 
-/// The versions of the protocol, by what they have.
+/// What a version of the protocol supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChannelVersion {
     encoding: Encoding,
@@ -39,7 +39,7 @@ const V5: ChannelVersion = ChannelVersion {
     closable: true,
 };
 
-/// A client that names no protocol speaks the oldest one.
+/// Supported protocols. A client that names none uses the oldest one.
 pub(super) const PROTOCOLS: &[(&str, ChannelVersion)] = &[
     ("v5.channel.k8s.io", V5),
     (
@@ -70,25 +70,28 @@ pub(super) fn protocol(version: ChannelVersion) -> Channels {
     }
 }
 
-/// The channels that the client wants; all are there from the start.
+/// The requested channels. All are open from the start.
 pub(super) fn streams(
     driver: &mut StreamDriver<Channels>,
     commands: &CommandSender,
-    wanted: RequestedStreams,
+    requested: RequestedStreams,
     version: ChannelVersion,
 ) -> ClientStreams {
     ClientStreams {
-        stdin: wanted.stdin.then(|| driver.expect(STDIN)),
-        stdout: wanted.stdout.then(|| commands.outgoing(STDOUT)),
-        stderr: wanted.stderr.then(|| commands.outgoing(STDERR)),
-        resize: wanted.tty.then(|| driver.expect(RESIZE)),
+        stdin: requested.stdin.then(|| driver.register(STDIN)),
+        stdout: requested.stdout.then(|| commands.outgoing(STDOUT)),
+        stderr: requested.stderr.then(|| commands.outgoing(STDERR)),
+        resize: requested.tty.then(|| driver.register(RESIZE)),
         error: commands.outgoing(ERROR),
         format: version.format,
     }
 }
 
-/// An empty message on the first channel that it may read tells a client that the connection stands.
+/// Sends an empty message on the first output channel. It tells the client that the connection works.
 pub(super) async fn send_initial_message(streams: &ClientStreams) -> Result<(), ConnectionClosed> {
-    let first = streams.stdout.as_ref().or(streams.stderr.as_ref());
-    first.unwrap_or(&streams.error).send(Bytes::new()).await
+    let first_output = streams.stdout.as_ref().or(streams.stderr.as_ref());
+    first_output
+        .unwrap_or(&streams.error)
+        .send(Bytes::new())
+        .await
 }

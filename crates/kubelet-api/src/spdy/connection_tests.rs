@@ -1,4 +1,4 @@
-//! A whole connection, with good clients and with all sorts of garbage.
+//! Whole connections, with valid clients and with garbage.
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -13,11 +13,11 @@ fn receive(
 ) -> Result<Vec<StreamEvent>, ProtocolError> {
     let (mut input, mut events) = (BytesMut::from(bytes), Vec::new());
     connection.receive(&mut input, &mut events)?;
-    assert!(input.is_empty(), "whole frames are consumed whole");
+    assert!(input.is_empty(), "complete frames are consumed");
     Ok(events)
 }
 
-fn answers(connection: &mut SpdyConnection, client: &mut SpdyTestClient) -> Vec<Received> {
+fn replies(connection: &mut SpdyConnection, client: &mut SpdyTestClient) -> Vec<Received> {
     client.receive(&connection.output().split())
 }
 
@@ -26,8 +26,8 @@ fn data(stream: u32, bytes: &'static [u8]) -> StreamEvent {
     StreamEvent::Data { stream, bytes }
 }
 
-/// What spdystream 0.5.1 writes for three streams of an exec, one of a port-forward, data with its end, a reset, a ping
-/// and a goodbye.
+/// Recorded output of spdystream 0.5.1: three streams of an exec, one of a port-forward, data with FIN, a reset, a ping
+/// and a GOAWAY.
 const RECORDED: &[&str] = &[
     "80030001000000290000000100000000000078f9e3c6a7c26260606004a7b392a2d4c45c6851c29a0a0a6800000000ffff",
     "800300010000001700000003000000000000c22e555c92929907000000ffff",
@@ -41,7 +41,7 @@ const RECORDED: &[&str] = &[
 ];
 
 #[test]
-fn spdystream_is_understood() {
+fn parses_recorded_spdystream_output() {
     let hex = RECORDED.concat();
     let digits = (0..hex.len()).step_by(2);
     let bytes: Vec<_> = digits
@@ -70,11 +70,11 @@ fn spdystream_is_understood() {
         StreamEvent::Closed,
     ];
     assert_eq!(events[4..], rest);
-    assert_eq!(answers(&mut connection, &mut client), [Received::Ping(1)]);
+    assert_eq!(replies(&mut connection, &mut client), [Received::Ping(1)]);
 }
 
 #[test]
-fn a_stream_lives_and_ends() {
+fn stream_carries_data_and_closes() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[("streamtype", "stdin")]);
     let events = receive(&mut connection, &bytes).unwrap();
@@ -83,7 +83,7 @@ fn a_stream_lives_and_ends() {
         if headers.get("streamType") == Some("stdin"))
     );
     connection.apply(StreamCommand::Accept(stream));
-    assert_eq!(answers(&mut connection, &mut client), [Received::Reply(1)]);
+    assert_eq!(replies(&mut connection, &mut client), [Received::Reply(1)]);
 
     let bytes = [client.data(1, b"hello", false), client.data(1, b"", true)].concat();
     let events = receive(&mut connection, &bytes).unwrap();
@@ -96,11 +96,11 @@ fn a_stream_lives_and_ends() {
     connection.apply(StreamCommand::Data(1, Bytes::from_static(b"late")));
     let bytes = b"bye".to_vec();
     let expected = [Received::Data { stream: 1, bytes }, Received::Finished(1)];
-    assert_eq!(answers(&mut connection, &mut client), expected);
+    assert_eq!(replies(&mut connection, &mut client), expected);
 }
 
 #[test]
-fn a_client_may_reset_a_stream() {
+fn client_can_reset_a_stream() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[]);
     receive(&mut connection, &bytes).unwrap();
@@ -108,11 +108,11 @@ fn a_client_may_reset_a_stream() {
     assert_eq!(events, [StreamEvent::Reset(1)]);
     connection.apply(StreamCommand::Data(1, Bytes::from_static(b"late")));
     connection.apply(StreamCommand::Accept(1));
-    assert_eq!(answers(&mut connection, &mut client), []);
+    assert_eq!(replies(&mut connection, &mut client), []);
 }
 
 #[test]
-fn the_end_resets_what_is_open() {
+fn close_resets_open_streams() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     for _ in 0..2 {
         let (_, bytes) = client.open(&[]);
@@ -121,11 +121,11 @@ fn the_end_resets_what_is_open() {
     connection.apply(StreamCommand::Finish(1));
     connection.close();
     let expected = [Received::Finished(1), Received::Reset(3), Received::GoAway];
-    assert_eq!(answers(&mut connection, &mut client), expected);
+    assert_eq!(replies(&mut connection, &mut client), expected);
 }
 
 #[test]
-fn too_many_streams_are_refused_one_by_one() {
+fn streams_over_the_limit_are_refused() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     for number in 0..1025 {
         let (_, bytes) = client.open(&[("port", "80")]);
@@ -133,37 +133,37 @@ fn too_many_streams_are_refused_one_by_one() {
         assert_eq!(opened, usize::from(number < 1024));
     }
     assert_eq!(
-        answers(&mut connection, &mut client),
+        replies(&mut connection, &mut client),
         [Received::Reset(2049)]
     );
 }
 
 #[test]
-fn numbers_of_streams_only_grow() {
+fn reused_stream_id_is_reset() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (_, first) = client.open(&[]);
     receive(&mut connection, &first).unwrap();
     let (_, mut second) = client.open(&[]);
-    // The stream's number is the third word.
+    // Byte 11 is the last byte of the stream id.
     second[11] = 1;
     assert_eq!(receive(&mut connection, &second).unwrap(), []);
-    assert_eq!(answers(&mut connection, &mut client), [Received::Reset(1)]);
+    assert_eq!(replies(&mut connection, &mut client), [Received::Reset(1)]);
 }
 
 #[test]
-fn pings_are_answered_but_not_without_end() {
+fn pings_are_answered_up_to_a_limit() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let ping = [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
     receive(&mut connection, &ping).unwrap();
-    assert_eq!(answers(&mut connection, &mut client), [Received::Ping(1)]);
+    assert_eq!(replies(&mut connection, &mut client), [Received::Ping(1)]);
     let mut input = BytesMut::from(&ping.repeat(100_000)[..]);
     let flood = connection.receive(&mut input, &mut Vec::new());
     assert_eq!(flood, Err(SpdyError::Flood.into()));
-    assert_eq!(answers(&mut connection, &mut client), [Received::GoAway]);
+    assert_eq!(replies(&mut connection, &mut client), [Received::GoAway]);
 }
 
 #[test]
-fn a_client_with_windows_is_not_overrun() {
+fn flow_control_of_the_client_is_respected() {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
     let (stream, bytes) = client.open(&[]);
     receive(&mut connection, &bytes).unwrap();
@@ -178,21 +178,21 @@ fn a_client_with_windows_is_not_overrun() {
         });
         lengths.sum()
     };
-    assert_eq!(sent(&answers(&mut connection, &mut client)), 64 * 1024);
+    assert_eq!(sent(&replies(&mut connection, &mut client)), 64 * 1024);
     receive(&mut connection, &client.window_update(0, 100_000)).unwrap();
     receive(&mut connection, &client.window_update(1, 100_000)).unwrap();
     assert!(connection.is_ready());
-    let rest = answers(&mut connection, &mut client);
+    let rest = replies(&mut connection, &mut client);
     assert_eq!(sent(&rest), 100_000 - 64 * 1024);
     assert_eq!(rest.last(), Some(&Received::Finished(1)));
 
     StreamProtocol::consumed(&mut connection, 1, 40_000);
-    let told = |stream| Received::WindowUpdate {
+    let update = |stream| Received::WindowUpdate {
         stream,
         delta: 40_000,
     };
-    let told = [told(0), told(1)];
-    assert_eq!(answers(&mut connection, &mut client), told);
+    let updates = [update(0), update(1)];
+    assert_eq!(replies(&mut connection, &mut client), updates);
 }
 
 proptest! {
@@ -216,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn a_good_client_with_a_wrong_byte_never_panics(
+    fn corrupted_byte_never_panics(
         at in any::<prop::sample::Index>(), wrong in any::<u8>()
     ) {
         let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
@@ -233,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn it_does_not_matter_how_bytes_arrive(
+    fn chunk_boundaries_do_not_matter(
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..10),
         cuts in prop::collection::vec(1_usize..50, 1..20),
     ) {

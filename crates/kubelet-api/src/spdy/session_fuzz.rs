@@ -1,4 +1,4 @@
-//! Whole sessions of clients and servers that do all that they may, and some of what they may not, in any order.
+//! Fuzzes sessions over SPDY: valid and some invalid actions of clients and servers, in any order.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,23 +11,23 @@ use super::test_client::{Received, SpdyTestClient};
 use crate::fuzz::{FuzzOutcome, FuzzSession, run_for_fuzz_seconds};
 use crate::streams::{StreamCommand, StreamEvent, StreamProtocol};
 
-/// What one of both ends does. RequestedStreams are enforced from 0, in the order in which the client opens them.
+/// An action of the client or the server. Streams are numbered from 0, in the order in which the client opens them.
 #[derive(Clone, Debug)]
 enum Step {
     Open(Vec<(String, String)>),
     Data(u8, Vec<u8>, bool),
     Reset(u8),
     Window(u8, u32),
-    /// A control frame of any kind; kinds with header blocks mostly end the session.
+    /// A control frame of any type. Types with header blocks mostly end the session.
     Control(u8, u8, Vec<u8>),
     Garbage(Vec<u8>),
     Accept(u8),
     Send(u8, u16),
     Finish(u8),
-    Refuse(u8),
-    Taken(u8, u16),
+    ResetByServer(u8),
+    Consumed(u8, u16),
     KeepAlive,
-    /// The client reads what the server has for it.
+    /// The client reads the server's output.
     Read,
     Close,
 }
@@ -37,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     let bytes = |most| prop::collection::vec(any::<u8>(), 0..most);
     let header = ("[a-z]{1,12}", ".{0,20}");
     let window = prop_oneof![0..100_000_u32, any::<u32>()];
-    // Pings, settings, and what is to be ignored.
+    // Pings, settings, and types to be ignored.
     let harmless = (
         prop_oneof![Just(4_u8), Just(6), Just(5), Just(10)],
         any::<u8>(),
@@ -54,18 +54,18 @@ fn step() -> impl Strategy<Value = Step> {
         6 => stream().prop_map(Step::Accept),
         8 => (stream(), any::<u16>()).prop_map(|(s, n)| Step::Send(s, n)),
         4 => stream().prop_map(Step::Finish),
-        2 => stream().prop_map(Step::Refuse),
-        4 => (stream(), any::<u16>()).prop_map(|(s, n)| Step::Taken(s, n)),
+        2 => stream().prop_map(Step::ResetByServer),
+        4 => (stream(), any::<u16>()).prop_map(|(s, n)| Step::Consumed(s, n)),
         1 => Just(Step::KeepAlive),
         4 => Just(Step::Read),
         1 => Just(Step::Close),
     ]
 }
 
-/// Plays a session; what the client sends arrives in pieces of these sizes.
-fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
+/// Runs a session. The input of the server arrives in chunks of these sizes.
+fn run_session(steps: &[Step], chunk_sizes: &[usize]) -> FuzzOutcome {
     let (mut client, mut connection) = (SpdyTestClient::new(), SpdyConnection::new());
-    let mut session = FuzzSession::in_pieces(pieces);
+    let mut session = FuzzSession::with_chunk_sizes(chunk_sizes);
     for step in steps {
         let number = |stream: u8| u32::from(stream) * 2 + 1;
         let sent = match step.clone() {
@@ -78,7 +78,7 @@ fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
             }
             Step::Data(stream, bytes, fin) => client.data(number(stream), &bytes, fin),
             Step::Reset(stream) => client.reset(number(stream)),
-            // The window of the whole connection is number 0.
+            // Stream 0 is the window of the connection.
             Step::Window(stream, delta) => client.window_update(u32::from(stream), delta),
             Step::Control(kind, flags, payload) => {
                 let length = payload.len() as u8;
@@ -90,7 +90,7 @@ fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
                 continue;
             }
             Step::Send(stream, length) => {
-                // As the driver does it.
+                // The driver checks this too.
                 if connection.is_ready() {
                     let bytes = Bytes::from(vec![stream; length.into()]);
                     connection.apply(StreamCommand::Data(number(stream), bytes));
@@ -103,11 +103,11 @@ fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
                 }
                 continue;
             }
-            Step::Refuse(stream) => {
+            Step::ResetByServer(stream) => {
                 connection.apply(StreamCommand::Reset(number(stream)));
                 continue;
             }
-            Step::Taken(stream, length) => {
+            Step::Consumed(stream, length) => {
                 StreamProtocol::consumed(&mut connection, number(stream), length.into());
                 continue;
             }
@@ -131,8 +131,8 @@ fn play(steps: &[Step], pieces: &[usize]) -> FuzzOutcome {
     session.end(&mut connection)
 }
 
-/// A stream begins once, ends once in each direction, and says nothing before or after.
-fn events_make_sense(events: &[StreamEvent]) -> TestCaseResult {
+/// Each stream opens once, closes once per direction, and has no events before or after.
+fn check_events(events: &[StreamEvent]) -> TestCaseResult {
     let mut last = 0;
     let mut open = HashSet::new();
     for event in events {
@@ -146,7 +146,7 @@ fn events_make_sense(events: &[StreamEvent]) -> TestCaseResult {
                 prop_assert!(open.contains(stream) && !bytes.is_empty(), "{events:?}");
             }
             StreamEvent::Finished(stream) => prop_assert!(open.remove(stream), "{events:?}"),
-            // A client may reset what it has finished, for we may still send on it.
+            // A client may reset a stream after its FIN, since we may still send.
             StreamEvent::Reset(stream) => {
                 prop_assert!(*stream <= last, "{events:?}");
                 open.remove(stream);
@@ -157,8 +157,8 @@ fn events_make_sense(events: &[StreamEvent]) -> TestCaseResult {
     Ok(())
 }
 
-/// What a server says can be read, and each stream's data is what was sent on it, in order, until its end.
-fn output_makes_sense(outcome: &FuzzOutcome) -> TestCaseResult {
+/// The output is valid, each stream has only its own data, and no data follows the end of a stream.
+fn check_output(outcome: &FuzzOutcome) -> TestCaseResult {
     let mut ended = HashMap::new();
     for received in SpdyTestClient::new().receive(&outcome.output) {
         match received {
@@ -185,26 +185,29 @@ fn output_makes_sense(outcome: &FuzzOutcome) -> TestCaseResult {
     Ok(())
 }
 
-/// What a server says, but for windows: how much is told of at a time depends on how much came at a time.
-fn said(output: &[u8]) -> Vec<Received> {
+/// The server's output without window updates, which depend on how the input is split.
+fn without_window_updates(output: &[u8]) -> Vec<Received> {
     let mut received = SpdyTestClient::new().receive(output);
     received.retain(|received| !matches!(received, Received::WindowUpdate { .. }));
     received
 }
 
 #[test]
-fn fuzz_sessions_of_spdy() {
+fn fuzz_spdy_sessions() {
     let sessions = (
         prop::collection::vec(step(), 0..40),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
-        let whole = play(&steps, &[usize::MAX]);
-        events_make_sense(&whole.events)?;
-        output_makes_sense(&whole)?;
-        // It does not matter how the bytes arrive.
-        let cut = play(&steps, &pieces);
-        prop_assert_eq!(said(&cut.output), said(&whole.output));
+    run_for_fuzz_seconds(&sessions, |(steps, chunk_sizes)| {
+        let whole = run_session(&steps, &[usize::MAX]);
+        check_events(&whole.events)?;
+        check_output(&whole)?;
+        // Chunk boundaries must not matter.
+        let cut = run_session(&steps, &chunk_sizes);
+        prop_assert_eq!(
+            without_window_updates(&cut.output),
+            without_window_updates(&whole.output)
+        );
         prop_assert_eq!((cut.events, cut.failed), (whole.events, whole.failed));
         Ok(())
     });
@@ -212,11 +215,11 @@ fn fuzz_sessions_of_spdy() {
 
 #[test]
 fn fuzz_header_blocks() {
-    // What decompresses is bounded, whatever it is.
+    // The decompressed size is bounded.
     let blocks = prop::collection::vec(any::<u8>(), 0..300);
     run_for_fuzz_seconds(&blocks, |block| {
         let _ = super::headers::HeaderReader::new().read(&block);
-        // With the beginning that zlib and the protocol's dictionary want, it gets further.
+        // With a valid zlib header and dictionary id the input gets further.
         let begun = [&[0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2][..], &block].concat();
         let _ = super::headers::HeaderReader::new().read(&begun);
         let mut compressor = flate2::Compress::new(flate2::Compression::fast(), true);
@@ -225,7 +228,7 @@ fn fuzz_header_blocks() {
         let _ = super::headers::HeaderReader::new().read(&honest);
         Ok(())
     });
-    // Four gigabytes of nothing would fit into four megabytes.
+    // A decompression bomb: zeros compress about a thousandfold.
     let mut compressor = flate2::Compress::new(flate2::Compression::best(), true);
     let mut bomb = Vec::with_capacity(64 * 1024);
     let nothing = vec![0; 16 << 20];

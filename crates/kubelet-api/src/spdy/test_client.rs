@@ -1,11 +1,11 @@
-//! The client's side, for tests.
+//! A client without IO, for tests.
 
 use bytes::BytesMut;
 
 use super::frame::{self, Frame, Parser};
 use super::headers::{HeaderReader, HeaderWriter};
 
-/// What a server sent.
+/// A frame from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     Reply(u32),
@@ -17,7 +17,7 @@ pub(crate) enum Received {
     WindowUpdate { stream: u32, delta: u32 },
 }
 
-/// A client, without IO.
+/// The state of a client.
 pub(crate) struct SpdyTestClient {
     writer: HeaderWriter,
     reader: HeaderReader,
@@ -37,7 +37,7 @@ impl SpdyTestClient {
         }
     }
 
-    /// Opens the next stream: its number, and what to send.
+    /// Opens the next stream. Returns its number and the bytes to send.
     pub(crate) fn open(&mut self, headers: &[(&str, &str)]) -> (u32, Vec<u8>) {
         let stream = self.last.map_or(1, |last| last + 2);
         self.last = Some(stream);

@@ -1,4 +1,4 @@
-//! `GET /stats/summary`, and where all figures of a node come from.
+//! `GET /stats/summary`, and the interface that provides the stats of a node.
 
 pub mod summary;
 
@@ -14,53 +14,53 @@ use jiff::Timestamp;
 use self::summary::StatsSummary;
 use crate::pod_source::PodSource;
 
-/// Where this API learns what the node and its pods use, and what the agent says of itself.
+/// Stats of the node and its pods, and facts about the kubelet. The kubelet implements this.
 pub trait NodeSource: Send + Sync {
-    /// What the node and its pods use now.
+    /// Collects the stats of the node and its pods.
     fn measure(&self) -> BoxFuture<'static, MeasuredSummary>;
 
-    /// What the node has.
+    /// The capacity and the identity of the node.
     fn machine(&self) -> MachineInfo;
 
-    /// How this kubelet is configured, as upstream's `KubeletConfiguration`.
+    /// The kubelet's configuration, as upstream's `KubeletConfiguration`.
     fn configuration(&self) -> serde_json::Value;
 
-    /// Whether the kubelet follows its pods.
+    /// Whether the kubelet's watch of its pods works.
     fn is_in_sync(&self) -> bool;
 
-    /// What the kubelet has logged lately, oldest first.
+    /// The recent log of the kubelet, oldest line first.
     fn log(&self) -> Vec<LogLine>;
 }
 
-/// UsageStats, and whether all could be had.
+/// A summary, and whether it is complete.
 #[derive(Clone, Debug)]
 pub struct MeasuredSummary {
-    /// The figures.
+    /// The stats.
     pub summary: StatsSummary,
-    /// The sandbox of a pod that runs did not answer.
+    /// The sandbox of a running pod did not answer.
     pub incomplete: bool,
 }
 
-/// What a node has: the job's share of the machine.
+/// A node: the job's share of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineInfo {
-    /// Its Node's name.
+    /// The name of the Node object.
     pub node: String,
-    /// Processors.
+    /// Allocated CPUs.
     pub cpus: u32,
-    /// Bytes of memory.
+    /// Allocated memory.
     pub memory_bytes: u64,
-    /// Of the installation.
+    /// `/etc/machine-id`.
     pub machine_id: String,
-    /// Of the hardware.
+    /// The UUID of the hardware (DMI).
     pub system_uuid: String,
-    /// Changes with each boot.
+    /// The kernel's id of the current boot.
     pub boot_id: String,
-    /// The version that the Node shows.
+    /// The kubelet version in the Node's status.
     pub kubelet_version: String,
-    /// The kernel's version.
+    /// The kernel release.
     pub kernel_version: String,
-    /// The distribution.
+    /// The name of the distribution.
     pub os_version: String,
 }
 
@@ -69,17 +69,17 @@ pub struct MachineInfo {
 pub struct LogLine {
     /// When it was written.
     pub at: Timestamp,
-    /// What, without the line's end.
+    /// The line without its newline.
     pub text: String,
 }
 
-/// The node of a source, or the answer that there is none.
+/// The [`NodeSource`], or a 503 response if there is none.
 pub(crate) fn node_or_unavailable(
     source: &dyn PodSource,
 ) -> Result<Arc<dyn NodeSource>, Box<Response>> {
     source.node().ok_or_else(|| {
-        let words = "this node is not measured\n";
-        Box::new((StatusCode::SERVICE_UNAVAILABLE, words).into_response())
+        let message = "no stats are collected on this node\n";
+        Box::new((StatusCode::SERVICE_UNAVAILABLE, message).into_response())
     })
 }
 
@@ -90,7 +90,7 @@ pub(crate) async fn summary(
 ) -> Response {
     let node = match node_or_unavailable(&*source) {
         Ok(node) => node,
-        Err(answer) => return *answer,
+        Err(response) => return *response,
     };
     let summary = node.measure().await.summary;
     let query = query.unwrap_or_default();
@@ -104,7 +104,7 @@ pub(crate) async fn summary(
     .into_response()
 }
 
-/// As Go's `strconv.ParseBool` reads it.
+/// Like Go's `strconv.ParseBool`.
 fn is_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
 }
@@ -209,12 +209,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_summary_is_upstreams() {
+    fn summary_matches_upstream_json() {
         insta::assert_json_snapshot!(example());
     }
 
     #[test]
-    fn a_summary_is_read_back_and_can_be_cut() {
+    fn summary_is_parsed_back_and_reduced() {
         let text = serde_json::to_string(&example()).unwrap();
         let mut read: StatsSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(read.pods[0].containers[0].processes, 0);

@@ -1,4 +1,4 @@
-//! Gives a [`StreamProtocol`] a socket: one loop reads, one writes, and neither waits for the other.
+//! Runs a [`StreamProtocol`] on a socket. One loop reads and one writes; neither waits for the other.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -19,30 +19,30 @@ use super::{
     StreamEvent, StreamId, StreamProtocol,
 };
 
-/// How much is read at once.
+/// Bytes per read.
 const READ_SIZE: usize = 64 * 1024;
-/// A smaller rest of a buffer is not worth a system call.
+/// With less free space than this, allocate a new buffer instead.
 const MIN_READ_SIZE: usize = 4 * 1024;
-/// How much is written at once.
+/// Bytes of output to collect before a write.
 const WRITE_SIZE: usize = 64 * 1024;
-/// How many pieces of at most [`READ_SIZE`] bytes a stream holds that nobody takes.
+/// Chunks of up to [`READ_SIZE`] bytes that an [`IncomingStream`] queues.
 const INCOMING_QUEUE: usize = 4;
-/// How many commands wait for the socket.
+/// Commands that wait for the write loop.
 const COMMAND_QUEUE: usize = 1;
-/// How many streams wait for somebody to accept them.
+/// Opened streams that wait for the handler.
 const OPENED_QUEUE: usize = 16;
 
-/// How long things may take.
+/// Time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamTimeouts {
-    /// How long a connection may be silent in both directions.
+    /// Longest time without traffic in both directions.
     pub(crate) idle: Duration,
-    /// How often a client hears from us that waits for us to read.
+    /// Interval of keep-alives while the server does not read.
     pub(crate) keep_alive: Duration,
-    /// How long the last words may take to be written.
+    /// Time limit for writing the last output.
     pub(crate) flush: Duration,
-    /// How long the client may take to close its end after us. Until then what it sends is read and thrown away:
-    /// closing a socket with unread bytes in it destroys what the other end hasn't read yet.
+    /// How long to wait for the client to close its side. Until then its data is read and discarded: closing a socket
+    /// with unread data sends a reset, and the client could lose output that it has not read yet.
     pub(crate) linger: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Default for StreamTimeouts {
     fn default() -> Self {
         Self {
             idle: crate::STREAM_IDLE_TIMEOUT,
-            // kubectl gives up after a minute without an answer to its pings.
+            // kubectl disconnects after a minute without a pong.
             keep_alive: Duration::from_secs(10),
             flush: Duration::from_secs(1),
             linger: Duration::from_secs(10),
@@ -58,37 +58,37 @@ impl Default for StreamTimeouts {
     }
 }
 
-/// How a connection ended.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionEnd {
-    /// All [`CommandSender`] were dropped, and everything was written.
-    #[error("everything is said")]
+    /// All [`CommandSender`]s were dropped, and all output was written.
+    #[error("session finished")]
     Done,
-    #[error("the client closed it")]
+    #[error("closed by the client")]
     ByClient,
-    #[error("nothing happened for too long")]
+    #[error("idle time-out")]
     Idle,
-    #[error("the client broke the protocol: {0}")]
+    #[error("protocol error: {0}")]
     Protocol(ProtocolError),
-    #[error("the connection broke: {0}")]
+    #[error("I/O error: {0}")]
     Io(io::Error),
 }
 
-/// A connection, before it runs.
+/// A connection that is not running yet.
 pub(crate) struct StreamDriver<P> {
     protocol: P,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
     commands: mpsc::Receiver<StreamCommand>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
     opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
 impl<P: StreamProtocol> StreamDriver<P> {
-    pub(crate) fn new(protocol: P, limits: StreamTimeouts) -> (Self, CommandSender) {
+    pub(crate) fn new(protocol: P, timeouts: StreamTimeouts) -> (Self, CommandSender) {
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let driver = Self {
             protocol,
-            limits,
+            timeouts,
             commands,
             incoming: HashMap::new(),
             opened: None,
@@ -96,8 +96,8 @@ impl<P: StreamProtocol> StreamDriver<P> {
         (driver, CommandSender(sender))
     }
 
-    /// A stream that is open from the start. What a client sends on streams that nobody expects is thrown away.
-    pub(crate) fn expect(&mut self, stream: StreamId) -> IncomingStream {
+    /// Registers a stream that is open from the start. Data on unregistered streams is discarded.
+    pub(crate) fn register(&mut self, stream: StreamId) -> IncomingStream {
         let (sender, incoming) = mpsc::channel(INCOMING_QUEUE);
         self.incoming.insert(stream, sender);
         IncomingStream(incoming)
@@ -110,10 +110,10 @@ impl<P: StreamProtocol> StreamDriver<P> {
         opened
     }
 
-    /// Carries bytes until the connection ends.
+    /// Runs the connection until it ends.
     pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> ConnectionEnd {
         let (read, write) = tokio::io::split(io);
-        let limits = self.limits;
+        let timeouts = self.timeouts;
         let shared = Shared {
             state: Mutex::new(State {
                 protocol: self.protocol,
@@ -121,7 +121,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
                 closing: false,
             }),
             has_output: Notify::new(),
-            limits,
+            timeouts,
         };
         let reader = Reader {
             shared: &shared,
@@ -129,7 +129,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
             opened: self.opened,
         };
         let mut reading = pin!(reader.run(read));
-        let mut writing = pin!(write_all(&shared, self.commands, write));
+        let mut writing = pin!(write_loop(&shared, self.commands, write));
         let mut idle = pin!(shared.idle());
 
         let ended = tokio::select! {
@@ -139,41 +139,41 @@ impl<P: StreamProtocol> StreamDriver<P> {
                 if let Err(error) = written {
                     return ConnectionEnd::Io(error);
                 }
-                // Only to let the client read in peace.
-                let _ = timeout(limits.linger, reading).await;
+                // Discard input until the client closes: see `linger`.
+                let _ = timeout(timeouts.linger, reading).await;
                 return ConnectionEnd::Done;
             }
         };
         if !matches!(ended, ConnectionEnd::Io(_)) {
             shared.lock().closing = true;
             shared.has_output.notify_one();
-            let _ = timeout(limits.flush, writing).await;
+            let _ = timeout(timeouts.flush, writing).await;
         }
         ended
     }
 }
 
-/// What both loops use.
+/// State that both loops use.
 struct Shared<P> {
     state: Mutex<State<P>>,
     has_output: Notify,
-    limits: StreamTimeouts,
+    timeouts: StreamTimeouts,
 }
 
 struct State<P> {
     protocol: P,
     last_activity: Instant,
-    /// The protocol has said its last words, which are only to be written.
+    /// No more commands: write the remaining output, then close.
     closing: bool,
 }
 
 impl<P: StreamProtocol> Shared<P> {
     fn lock(&self) -> MutexGuard<'_, State<P>> {
-        // A panic inside of a protocol ends its connection's task, so nobody is left to see a broken state.
+        // Ignore poisoning: a panic in a protocol ends the task of this connection, so nothing uses the state after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the protocol do something that may give output.
+    /// Calls the protocol, and wakes the write loop if there is output.
     fn with<T>(&self, act: impl FnOnce(&mut P) -> T) -> T {
         let mut state = self.lock();
         let was_ready = state.protocol.is_ready();
@@ -184,10 +184,10 @@ impl<P: StreamProtocol> Shared<P> {
         done
     }
 
-    /// Done when nothing has happened for too long.
+    /// Resolves after the idle time-out.
     async fn idle(&self) {
         loop {
-            let deadline = self.lock().last_activity + self.limits.idle;
+            let deadline = self.lock().last_activity + self.timeouts.idle;
             if deadline <= Instant::now() {
                 return;
             }
@@ -217,7 +217,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
             }
             self.shared.lock().last_activity = Instant::now();
             let receive = |protocol: &mut P| protocol.receive(&mut buffer, &mut events);
-            let understood = self.shared.with(receive);
+            let received = self.shared.with(receive);
             for event in events.drain(..) {
                 match event {
                     StreamEvent::Opened { stream, headers } => self.open(stream, headers).await,
@@ -228,7 +228,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
                     StreamEvent::Closed => return ConnectionEnd::ByClient,
                 }
             }
-            if let Err(error) = understood {
+            if let Err(error) = received {
                 return ConnectionEnd::Protocol(error);
             }
         }
@@ -246,8 +246,8 @@ impl<P: StreamProtocol> Reader<'_, P> {
         {
             self.incoming.insert(stream, sender);
         } else {
-            let refuse = |protocol: &mut P| protocol.apply(StreamCommand::Reset(stream));
-            self.shared.with(refuse);
+            let reset = |protocol: &mut P| protocol.apply(StreamCommand::Reset(stream));
+            self.shared.with(reset);
         }
     }
 
@@ -256,7 +256,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
         if let Some(sender) = self.incoming.get(&stream) {
             match sender.try_send(bytes) {
                 Ok(()) => {}
-                // Nobody wants it any more, but the client may not know yet.
+                // The handler has dropped the stream. Discard the data.
                 Err(TrySendError::Closed(_)) => {
                     self.incoming.remove(&stream);
                 }
@@ -272,7 +272,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
         loop {
             tokio::select! {
                 _ = &mut sending => return,
-                () = sleep(self.shared.limits.keep_alive) => {
+                () = sleep(self.shared.timeouts.keep_alive) => {
                     self.shared.with(StreamProtocol::keep_alive);
                 }
             }
@@ -280,30 +280,30 @@ impl<P: StreamProtocol> Reader<'_, P> {
     }
 }
 
-/// Reads as much as is there and fits: TLS hands out one record at a time, and each piece has its price all the way to the pod.
+/// Reads all available data that fits into the buffer. TLS returns one record per read, and larger chunks are cheaper on the way to the pod.
 fn fill(
     io: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    let mut all = 0;
+    let mut total = 0;
     loop {
         match pin!(io.read_buf(buffer)).poll(context) {
             Poll::Ready(Ok(read)) if read > 0 => {
-                all += read;
+                total += read;
                 if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
-                    return Poll::Ready(Ok(all));
+                    return Poll::Ready(Ok(total));
                 }
             }
-            // An end or an error is there the next time too.
-            _ if all > 0 => return Poll::Ready(Ok(all)),
+            // The next read returns the end or the error again.
+            _ if total > 0 => return Poll::Ready(Ok(total)),
             other => return other,
         }
     }
 }
 
-/// Writes until all who give commands are gone, and then says goodbye.
-async fn write_all<P: StreamProtocol>(
+/// Writes until all command senders are dropped, then closes the connection.
+async fn write_loop<P: StreamProtocol>(
     shared: &Shared<P>,
     mut commands: mpsc::Receiver<StreamCommand>,
     mut io: impl AsyncWrite + Unpin,
@@ -321,7 +321,7 @@ async fn write_all<P: StreamProtocol>(
                         last = true;
                     }
                 }
-                // One system call for as much as waits.
+                // Collect the output of all waiting commands into one write.
                 while state.protocol.output().len() < WRITE_SIZE
                     && state.protocol.is_ready()
                     && let Ok(command) = commands.try_recv()
@@ -345,8 +345,8 @@ async fn write_all<P: StreamProtocol>(
             io.flush().await?;
         }
         if last {
-            // The client may have closed its end already.
-            let _ = timeout(shared.limits.flush, io.shutdown()).await;
+            // Fails if the client has already closed the connection.
+            let _ = timeout(shared.timeouts.flush, io.shutdown()).await;
             return Ok(());
         }
     }

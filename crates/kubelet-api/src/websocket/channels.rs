@@ -1,4 +1,4 @@
-//! Channels: the first byte of each message says which stream the rest belongs to.
+//! Channels: the first byte of each message is the number of its stream.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,36 +8,36 @@ use super::WebSocketError;
 use super::frame::{Framing, MessagePiece, MessageType};
 use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// In version 5 a message of this channel names another one that its sender is done with.
+/// In version 5 a message on this channel closes the channel whose number it contains.
 const CLOSE_SIGNAL: u8 = 255;
 
-/// How messages hold bytes.
+/// The encoding of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// As they are, after the channel's number.
+    /// The channel's number, then the raw bytes.
     Binary,
-    /// As text, after the channel's digit.
+    /// The channel's number as a digit, then base64.
     Base64,
 }
 
-/// Channels in a WebSocket.
+/// The channel protocol in a WebSocket.
 pub(crate) struct Channels {
     framing: Framing,
     encoding: Encoding,
-    /// How many channels there are, if the client can close them one by one.
+    /// The number of channels, if the client can close single ones.
     closable: Option<u8>,
     message: Message,
 }
 
-/// The message that is being read.
+/// State of the message that is being read.
 enum Message {
-    /// Its channel is not known yet.
-    Begins,
-    /// The rest is for a channel; in base64 up to three letters wait for their fourth.
-    For { channel: StreamId, waiting: Vec<u8> },
-    /// The rest is one byte, the number of a channel.
-    Closes(Option<u8>),
-    /// The rest makes no sense, as upstream would notice too, and go on.
+    /// The channel is not known yet.
+    Start,
+    /// The rest is data of a channel. `waiting` holds up to three characters of an incomplete base64 group.
+    Data { channel: StreamId, waiting: Vec<u8> },
+    /// The rest is one byte: the channel to close.
+    CloseChannel(Option<u8>),
+    /// The rest is invalid base64 and ignored, as upstream does.
     Ignored,
 }
 
@@ -47,11 +47,11 @@ impl Channels {
             framing: Framing::default(),
             encoding,
             closable: None,
-            message: Message::Begins,
+            message: Message::Start,
         }
     }
 
-    /// Lets the client close each of its `count` channels, as version 5 does.
+    /// Lets the client close single channels below `count`, as in version 5.
     pub(crate) fn closable(mut self, count: u8) -> Self {
         self.closable = Some(count);
         self
@@ -64,7 +64,7 @@ impl Channels {
     ) -> Result<(), WebSocketError> {
         while let Some(piece) = self.framing.next(input)? {
             match piece {
-                MessagePiece::Begin => self.message = Message::Begins,
+                MessagePiece::Begin => self.message = Message::Start,
                 MessagePiece::Part(bytes) => self.part(bytes.freeze(), events)?,
                 MessagePiece::End => self.end(events)?,
                 MessagePiece::Close => events.push(StreamEvent::Closed),
@@ -78,7 +78,7 @@ impl Channels {
         mut bytes: Bytes,
         events: &mut Vec<StreamEvent>,
     ) -> Result<(), WebSocketError> {
-        if let Message::Begins = self.message {
+        if let Message::Start = self.message {
             let first = bytes.split_to(1);
             self.message = self.begin(first[0]);
         }
@@ -86,7 +86,7 @@ impl Channels {
             return Ok(());
         }
         match &mut self.message {
-            Message::For { channel, waiting } => {
+            Message::Data { channel, waiting } => {
                 let stream = *channel;
                 let decoded = match self.encoding {
                     Encoding::Binary => Some(bytes),
@@ -98,9 +98,9 @@ impl Channels {
                     None => self.message = Message::Ignored,
                 }
             }
-            Message::Closes(channel @ None) if bytes.len() == 1 => *channel = Some(bytes[0]),
-            Message::Closes(_) => return Err(WebSocketError::CloseSignal),
-            Message::Begins | Message::Ignored => {}
+            Message::CloseChannel(channel @ None) if bytes.len() == 1 => *channel = Some(bytes[0]),
+            Message::CloseChannel(_) => return Err(WebSocketError::CloseSignal),
+            Message::Start | Message::Ignored => {}
         }
         Ok(())
     }
@@ -108,29 +108,29 @@ impl Channels {
     fn begin(&self, first: u8) -> Message {
         let channel = match self.encoding {
             Encoding::Binary if self.closable.is_some() && first == CLOSE_SIGNAL => {
-                return Message::Closes(None);
+                return Message::CloseChannel(None);
             }
             Encoding::Binary => first,
             Encoding::Base64 => first.wrapping_sub(b'0'),
         };
-        Message::For {
+        Message::Data {
             channel: channel.into(),
             waiting: Vec::new(),
         }
     }
 
     fn end(&mut self, events: &mut Vec<StreamEvent>) -> Result<(), WebSocketError> {
-        if let Message::Closes(channel) = self.message {
+        if let Message::CloseChannel(channel) = self.message {
             let closed = channel.filter(|channel| self.closable.is_some_and(|all| *channel < all));
             let channel = closed.ok_or(WebSocketError::CloseSignal)?;
             events.push(StreamEvent::Finished(channel.into()));
         }
-        self.message = Message::Begins;
+        self.message = Message::Start;
         Ok(())
     }
 
     fn send(&mut self, stream: StreamId, bytes: &[u8]) {
-        // There are never more than a few channels.
+        // Channel numbers fit into one byte.
         let channel = stream as u8;
         match self.encoding {
             Encoding::Binary => self
@@ -146,12 +146,12 @@ impl Channels {
     }
 }
 
-/// Decodes all whole groups of four letters; what is left waits for the next part.
+/// Decodes all complete base64 groups. The rest stays in `waiting`.
 fn decode(waiting: &mut Vec<u8>, bytes: &[u8]) -> Option<Bytes> {
     waiting.extend_from_slice(bytes);
     let rest = waiting.split_off(waiting.len() - waiting.len() % 4);
-    let letters = std::mem::replace(waiting, rest);
-    STANDARD.decode(letters).ok().map(Bytes::from)
+    let groups = std::mem::replace(waiting, rest);
+    STANDARD.decode(groups).ok().map(Bytes::from)
 }
 
 impl StreamProtocol for Channels {
@@ -168,7 +168,7 @@ impl StreamProtocol for Channels {
     }
 
     fn apply(&mut self, command: StreamCommand) {
-        // Only clients can say that a channel is closed, and nobody can refuse one.
+        // The server cannot accept, close or reset channels, only send data.
         if let StreamCommand::Data(stream, bytes) = command {
             self.send(stream, &bytes);
         }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_channels_go_both_ways() {
+    fn binary_channels_work_both_ways() {
         let mut channels = Channels::new(Encoding::Binary);
         let read = received(
             &mut channels,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_channels_go_both_ways() {
+    fn base64_channels_work_both_ways() {
         let mut channels = Channels::new(Encoding::Base64);
         let read = received(
             &mut channels,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_in_parts_is_put_together() {
+    fn base64_is_decoded_across_chunks() {
         let mut channels = Channels::new(Encoding::Base64);
         let (mut input, mut read) = (BytesMut::new(), Vec::new());
         for byte in test_frames::client_frame(0x81, b"0Zm9vCg==") {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_base64_is_ignored() {
+    fn invalid_base64_is_ignored() {
         let mut channels = Channels::new(Encoding::Base64);
         let bytes = [
             test_frames::client_frame(0x81, b"0%%%%"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_message_means_nothing() {
+    fn empty_messages_are_ignored() {
         let mut channels = Channels::new(Encoding::Binary);
         let bytes = [
             test_frames::client_frame(0x82, b""),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn version_5_closes_single_channels() {
+    fn v5_closes_single_channels() {
         let close = test_frames::client_frame(0x82, &[255, 0]);
         let mut v5 = Channels::new(Encoding::Binary).closable(5);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Whole connections, with good clients and with all sorts of garbage.
+//! Whole connections, with valid clients and with garbage.
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::spdy::test_client::{Received, SpdyTestClient};
 use crate::streams::{StreamCommand, StreamEvent, StreamProtocol};
 
 #[test]
-fn spdy_goes_through_a_tunnel_in_pieces_of_any_size() {
+fn spdy_is_tunnelled_across_message_boundaries() {
     let (mut client, mut tunnel) = (SpdyTestClient::new(), Tunnel::new(SpdyConnection::new()));
     let (stream, mut bytes) = client.open(&[("streamtype", "data"), ("port", "80")]);
     bytes.extend(client.data(stream, b"hello", true));
@@ -67,13 +67,13 @@ proptest! {
     }
 
     #[test]
-    fn it_does_not_matter_how_bytes_arrive(
+    fn chunk_boundaries_do_not_matter(
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..10),
         cuts in prop::collection::vec(1_usize..50, 1..20),
         base64 in any::<bool>(),
     ) {
         let encoding = if base64 { Encoding::Base64 } else { Encoding::Binary };
-        // A server's messages, masked again, are a client's.
+        // Turn the server's messages into a client's by masking them.
         let mut writer = Channels::new(encoding);
         let mut bytes = Vec::new();
         for message in &messages {

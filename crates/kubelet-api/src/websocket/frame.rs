@@ -1,4 +1,4 @@
-//! The shape of frames: bytes to pieces of messages and back.
+//! Frames: parses bytes into parts of messages, and writes messages.
 
 use bytes::{Buf, BufMut, BytesMut};
 
@@ -7,19 +7,24 @@ use super::WebSocketError;
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const OPCODE: u8 = 0x0f;
+const OPCODE_CONTINUATION: u8 = 0;
+const OPCODE_CONTROL_BIT: u8 = 8;
+const OPCODE_CLOSE: u8 = 8;
+const OPCODE_PING: u8 = 9;
+const OPCODE_PONG: u8 = 10;
 const MASKED: u8 = 0x80;
 const LENGTH: u8 = 0x7f;
-/// Control frames are short and whole.
+/// Maximum payload of a control frame.
 const MAX_CONTROL: usize = 125;
 /// The longest header: two bytes, eight of length, four of mask.
 const MAX_HEADER: usize = 14;
-/// How much may wait to be written in answer to what a client sends without reading.
+/// Limit for unsent output while a client sends frames that need replies and does not read them.
 pub(super) const MAX_PENDING_REPLIES: usize = 1 << 20;
-/// "Normal closure" and "protocol error".
+/// Close codes.
 const CLOSE_NORMAL: u16 = 1000;
 const CLOSE_PROTOCOL_ERROR: u16 = 1002;
 
-/// What a message holds.
+/// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum MessageType {
@@ -27,23 +32,23 @@ pub(crate) enum MessageType {
     Binary = 2,
 }
 
-/// What a client sent.
+/// Parsed input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MessagePiece {
     /// A message begins.
     Begin,
-    /// A part of a message, never empty.
+    /// A part of the payload, never empty.
     Part(BytesMut),
     /// The message ends.
     End,
-    /// The client says goodbye; there is nothing after it.
+    /// The client closed the connection. Nothing follows.
     Close,
 }
 
-/// Frames of one connection.
+/// Framing state of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Framing {
-    /// A data frame of which a part is still to come.
+    /// The current data frame, if its payload is incomplete.
     payload: Option<Payload>,
     in_message: bool,
     closed: bool,
@@ -58,9 +63,9 @@ struct Payload {
     fin: bool,
 }
 
-/// What a control frame was.
+/// The result of a control frame.
 enum Control {
-    Answered,
+    Handled,
     Close,
 }
 
@@ -69,12 +74,12 @@ struct Header {
     opcode: u8,
     length: u64,
     mask: [u8; 4],
-    /// How many bytes the header itself has.
+    /// Size of the header, in bytes.
     size: usize,
 }
 
 impl Framing {
-    /// The next piece, if `input` has one; it is consumed off `input`. Pings are answered on the way.
+    /// Removes the next piece from `input`. Answers pings.
     pub(super) fn next(
         &mut self,
         input: &mut BytesMut,
@@ -98,15 +103,15 @@ impl Framing {
             let Some(header) = Header::parse(input)? else {
                 return Ok(None);
             };
-            if header.opcode & 8 != 0 {
+            if header.opcode & OPCODE_CONTROL_BIT != 0 {
                 match self.control(&header, input)? {
                     None => return Ok(None),
-                    Some(Control::Answered) => continue,
+                    Some(Control::Handled) => continue,
                     Some(Control::Close) => return Ok(Some(MessagePiece::Close)),
                 }
             }
             input.advance(header.size);
-            let begins = header.opcode != 0;
+            let begins = header.opcode != OPCODE_CONTINUATION;
             if begins == self.in_message {
                 return Err(WebSocketError::Continuation);
             }
@@ -122,7 +127,7 @@ impl Framing {
         }
     }
 
-    /// Answers a control frame and takes it off `input`, if it is all there.
+    /// Handles a control frame and removes it from `input`. `None` if it is incomplete.
     fn control(
         &mut self,
         header: &Header,
@@ -139,17 +144,17 @@ impl Framing {
         let mut payload = input.split_to(length);
         unmask(&mut payload, header.mask);
         match header.opcode {
-            8 => {
+            OPCODE_CLOSE => {
                 self.close_with(CLOSE_NORMAL);
                 return Ok(Some(Control::Close));
             }
-            9 => self.write(10, &[&payload]),
+            OPCODE_PING => self.write(OPCODE_PONG, &[&payload]),
             _ => {}
         }
         if self.output.len() > MAX_PENDING_REPLIES {
             return Err(WebSocketError::Flood);
         }
-        Ok(Some(Control::Answered))
+        Ok(Some(Control::Handled))
     }
 
     /// Writes a message of one frame.
@@ -159,26 +164,26 @@ impl Framing {
         }
     }
 
-    /// A pong that nobody asked for shows that we live.
+    /// Writes an unsolicited pong, which shows the client that the server is alive.
     pub(super) fn keep_alive(&mut self) {
         if !self.closed {
-            self.write(10, &[]);
+            self.write(OPCODE_PONG, &[]);
         }
     }
 
-    /// Says goodbye.
+    /// Writes a close frame for a normal closure.
     pub(super) fn close(&mut self) {
         self.close_with(CLOSE_NORMAL);
     }
 
-    /// Says goodbye to a client that broke the protocol.
+    /// Writes a close frame for a protocol error.
     pub(super) fn fail(&mut self) {
         self.close_with(CLOSE_PROTOCOL_ERROR);
     }
 
     fn close_with(&mut self, code: u16) {
         if !self.closed {
-            self.write(8, &[&code.to_be_bytes()]);
+            self.write(OPCODE_CLOSE, &[&code.to_be_bytes()]);
             self.closed = true;
         }
     }
@@ -205,7 +210,7 @@ impl Framing {
 }
 
 impl Payload {
-    /// What is there of the frame's bytes.
+    /// Removes the available part of the payload from `input`.
     fn part(&mut self, input: &mut BytesMut) -> Option<BytesMut> {
         if input.is_empty() {
             return None;
@@ -261,14 +266,14 @@ impl Header {
     }
 }
 
-/// Clients mask what they send so that no proxy takes it for HTTP.
+/// Removes the mask that clients must apply to payloads.
 pub(super) fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
-    let word = u64::from_ne_bytes([
+    let mask_word = u64::from_ne_bytes([
         mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
     ]);
-    let (words, rest) = bytes.as_chunks_mut::<8>();
-    for bytes in words {
-        *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+    let (chunks, rest) = bytes.as_chunks_mut::<8>();
+    for bytes in chunks {
+        *bytes = (u64::from_ne_bytes(*bytes) ^ mask_word).to_ne_bytes();
     }
     for (byte, mask) in rest.iter_mut().zip(mask.into_iter().cycle()) {
         *byte ^= mask;
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_rfc_is_read() {
+    fn parses_the_example_of_the_rfc() {
         let hello = [
             0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
         ];
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_all_sizes_are_written_and_read() {
+    fn all_length_encodings_round_trip() {
         for length in [0, 1, 125, 126, 127, 65535, 65536, 70000] {
             let bytes = vec![7; length];
             let mut framing = Framing::default();
@@ -332,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn pings_between_the_parts_of_a_message_are_answered() {
+    fn pings_within_a_fragmented_message_are_answered() {
         let bytes = [
             test_frames::client_frame(0x02, b"one"),
             test_frames::client_frame(0x89, b"alive?"),
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_is_answered_and_the_last_thing() {
+    fn close_is_answered_and_ends_the_connection() {
         let bytes = [
             test_frames::client_frame(0x88, &[3, 0xe8]),
             test_frames::client_frame(0x82, b"late"),
@@ -370,21 +375,21 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_may_send_is_refused() {
-        let refused = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
-        assert_eq!(refused(&[0xc2, 0x80]), WebSocketError::Reserved);
-        assert_eq!(refused(&[0x83, 0x80]), WebSocketError::Opcode(3));
-        assert_eq!(refused(&[0x82, 0x00]), WebSocketError::NotMasked);
+    fn invalid_frames_are_rejected() {
+        let error_of = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
+        assert_eq!(error_of(&[0xc2, 0x80]), WebSocketError::Reserved);
+        assert_eq!(error_of(&[0x83, 0x80]), WebSocketError::Opcode(3));
+        assert_eq!(error_of(&[0x82, 0x00]), WebSocketError::NotMasked);
         assert_eq!(
-            refused(&test_frames::client_frame(0x09, b"")),
+            error_of(&test_frames::client_frame(0x09, b"")),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&test_frames::client_frame(0x89, &[0; 126])),
+            error_of(&test_frames::client_frame(0x89, &[0; 126])),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&test_frames::client_frame(0x80, b"")),
+            error_of(&test_frames::client_frame(0x80, b"")),
             WebSocketError::Continuation
         );
         let twice = [
@@ -392,10 +397,10 @@ mod tests {
             test_frames::client_frame(0x82, b""),
         ]
         .concat();
-        assert_eq!(refused(&twice), WebSocketError::Continuation);
+        assert_eq!(error_of(&twice), WebSocketError::Continuation);
         let long = [0x82, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(refused(&long), WebSocketError::Length);
+        assert_eq!(error_of(&long), WebSocketError::Length);
         let pings = test_frames::client_frame(0x89, &[0; 125]).repeat(10_000);
-        assert_eq!(refused(&pings), WebSocketError::Flood);
+        assert_eq!(error_of(&pings), WebSocketError::Flood);
     }
 }

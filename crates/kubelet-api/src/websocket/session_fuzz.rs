@@ -1,4 +1,4 @@
-//! Whole sessions over WebSockets, with messages in fragments, control frames between them, and now and then something worse.
+//! Fuzzes sessions over WebSocket: fragmented messages, control frames between fragments, and sometimes invalid input.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,13 +11,13 @@ use crate::fuzz::{FuzzOutcome, FuzzSession, run_for_fuzz_seconds};
 use crate::spdy::SpdyConnection;
 use crate::streams::{StreamCommand, StreamProtocol};
 
-/// What one of match_supported ends does.
+/// An action of the client or the server.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A message, in fragments, with a ping after each if so wished.
+    /// A fragmented message, with a ping after each fragment if the flag is set.
     Message(Vec<Vec<u8>>, bool),
     Control(u8, Vec<u8>),
-    /// A frame with any first byte.
+    /// A frame with an arbitrary first byte.
     Frame(u8, Vec<u8>),
     Garbage(Vec<u8>),
     Send(u8, Vec<u8>),
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// As a client sends it: for channels the first byte is one of theirs, and base64 is base64.
+/// Encodes a message as a client does. With an encoding, it is a valid message of a channel.
 fn message(fragments: &[Vec<u8>], pings: bool, encoding: Option<Encoding>) -> Vec<u8> {
     let mut fragments = fragments.to_vec();
     if let (Some(encoding), Some(first)) = (encoding, fragments.first_mut()) {
@@ -66,13 +66,13 @@ fn message(fragments: &[Vec<u8>], pings: bool, encoding: Option<Encoding>) -> Ve
     sent
 }
 
-fn play(
+fn run_session(
     mut protocol: Box<dyn StreamProtocol>,
     encoding: Option<Encoding>,
     steps: &[Step],
-    pieces: &[usize],
+    chunk_sizes: &[usize],
 ) -> FuzzOutcome {
-    let mut session = FuzzSession::in_pieces(pieces);
+    let mut session = FuzzSession::with_chunk_sizes(chunk_sizes);
     for step in steps {
         let sent = match step {
             Step::Message(fragments, pings) => message(fragments, *pings, encoding),
@@ -102,16 +102,16 @@ fn play(
     session.end(&mut *protocol)
 }
 
-/// Makes a fresh protocol for each play.
+/// Creates a new protocol for each run.
 type New = fn() -> Box<dyn StreamProtocol>;
 
 #[test]
-fn fuzz_sessions_of_web_sockets() {
+fn fuzz_websocket_sessions() {
     let sessions = (
         prop::collection::vec(step(), 0..25),
         prop::collection::vec(1..50_usize, 1..10),
     );
-    run_for_fuzz_seconds(&sessions, |(steps, pieces)| {
+    run_for_fuzz_seconds(&sessions, |(steps, chunk_sizes)| {
         let channels: [(New, Encoding); 3] = [
             (
                 || Box::new(Channels::new(Encoding::Binary)),
@@ -127,31 +127,34 @@ fn fuzz_sessions_of_web_sockets() {
             ),
         ];
         for (new, encoding) in channels {
-            let whole = play(new(), Some(encoding), &steps, &[usize::MAX]);
-            frames_are_whole(&whole.output)?;
-            // What is no base64 may be noticed earlier or later.
+            let whole = run_session(new(), Some(encoding), &steps, &[usize::MAX]);
+            check_frames(&whole.output)?;
+            // Where invalid base64 is noticed depends on the chunks.
             let odd = |step: &Step| matches!(step, Step::Frame(..) | Step::Garbage(_));
             if encoding == Encoding::Binary || !steps.iter().any(odd) {
-                prop_assert_eq!(play(new(), Some(encoding), &steps, &pieces), whole);
+                prop_assert_eq!(
+                    run_session(new(), Some(encoding), &steps, &chunk_sizes),
+                    whole
+                );
             }
         }
         let new = || Box::new(Tunnel::new(SpdyConnection::new()));
-        let whole = play(new(), None, &steps, &[usize::MAX]);
-        frames_are_whole(&whole.output)?;
-        let cut = play(new(), None, &steps, &pieces);
-        // Its own messages are as long as what there was to say at a time.
+        let whole = run_session(new(), None, &steps, &[usize::MAX]);
+        check_frames(&whole.output)?;
+        let cut = run_session(new(), None, &steps, &chunk_sizes);
+        // The output may differ: it is split into messages by how the input arrives.
         prop_assert_eq!((cut.events, cut.failed), (whole.events, whole.failed));
         Ok(())
     });
 }
 
-/// A server's frames follow each other, and nothing follows its goodbye.
-fn frames_are_whole(mut output: &[u8]) -> proptest::test_runner::TestCaseResult {
+/// The output consists of complete frames, and nothing follows a close frame.
+fn check_frames(mut output: &[u8]) -> proptest::test_runner::TestCaseResult {
     let mut closed = false;
     while !output.is_empty() {
-        prop_assert!(!closed, "more after the goodbye");
+        prop_assert!(!closed, "output after the close frame");
         let Some((first, payload)) = server_frame(output) else {
-            return Err(TestCaseError::fail("half a frame"));
+            return Err(TestCaseError::fail("incomplete frame"));
         };
         closed = first & 0x0f == 8;
         let header = match payload.len() {

@@ -1,6 +1,6 @@
-//! The client's side, for tests.
+//! Frames of clients and servers, for tests.
 
-/// A frame as a client sends it.
+/// Encodes a masked frame, as a client sends it.
 pub(crate) fn client_frame(first: u8, payload: &[u8]) -> Vec<u8> {
     let mask = [0x37, 0xfa, 0x21, 0x3d];
     let mut frame = vec![first];
@@ -21,7 +21,7 @@ pub(crate) fn client_frame(first: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The first frame of what a server sent: its first byte and its payload; nothing if it is not all there.
+/// Decodes the first frame of a server's output: its first byte and its payload. `None` if it is incomplete.
 pub(crate) fn server_frame(bytes: &[u8]) -> Option<(u8, Vec<u8>)> {
     let (&[first, second], rest) = bytes.split_first_chunk()?;
     assert_eq!(second & 0x80, 0, "servers don't mask");

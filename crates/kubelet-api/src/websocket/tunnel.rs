@@ -1,4 +1,4 @@
-//! SPDY inside of a WebSocket: the bytes of the messages, put together, are another protocol's connection.
+//! SPDY inside of a WebSocket: the payloads of the binary messages are the byte stream of the inner protocol.
 
 use bytes::BytesMut;
 
@@ -6,7 +6,7 @@ use super::WebSocketError;
 use super::frame::{Framing, MAX_PENDING_REPLIES, MessagePiece, MessageType};
 use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// A protocol in binary messages.
+/// Tunnels a protocol through binary messages.
 pub(crate) struct Tunnel<P> {
     framing: Framing,
     input: BytesMut,
@@ -29,7 +29,7 @@ impl<P: StreamProtocol> Tunnel<P> {
     ) -> Result<(), ProtocolError> {
         while let Some(piece) = self.framing.next(input)? {
             match piece {
-                // Mostly the inner protocol has consumed everything before, and nothing is copied.
+                // The usual case: no unconsumed input, so no copy.
                 MessagePiece::Part(bytes) if self.input.is_empty() => {
                     self.input = bytes;
                     self.inner.receive(&mut self.input, events)?;
@@ -49,7 +49,7 @@ impl<P: StreamProtocol> Tunnel<P> {
         Ok(())
     }
 
-    /// Puts what the inner protocol says into a message.
+    /// Wraps the output of the inner protocol into a message.
     fn wrap(&mut self) {
         let bytes = self.inner.output();
         if !bytes.is_empty() {

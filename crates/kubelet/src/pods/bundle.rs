@@ -167,7 +167,7 @@ mod tests {
             volumes: serde_json::from_value(volumes).unwrap(),
             pull_credentials: vec![],
             node: Default::default(),
-            before: vec![],
+            previous_statuses: vec![],
         };
         let old = ResolvedBundle {
             bundle: bundle(json!({"gone": "old", "token": "old"})),

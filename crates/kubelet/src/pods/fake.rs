@@ -13,10 +13,10 @@ use hyper::body::{Body as HttpBody, Frame};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::client::Body;
-use pod_protocol::connection::{LogBytes, accept, serve};
-use pod_protocol::streams::{Frames, Words};
+use pod_protocol::connection::{LogByteStream, accept, serve};
+use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -247,7 +247,7 @@ impl Fixture {
             volumes: Default::default(),
             pull_credentials: vec![],
             node: Default::default(),
-            before: vec![],
+            previous_statuses: vec![],
         };
         self.bundles
             .send_replace(Some(Arc::new(ResolvedBundle { bundle, complete })));
@@ -429,7 +429,7 @@ async fn connect_all(
 ) {
     while let Some(sandbox) = connecting.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
-        let hello = Hello {
+        let hello = SandboxHello {
             version: VERSION,
             token: String::new(),
             uid: "u".to_owned(),
@@ -509,15 +509,15 @@ impl pod_protocol::connection::SandboxService for FakeService {
         self.0.state.subscribe()
     }
 
-    async fn logs(&self, _: LogQuery) -> Result<LogBytes, Problem> {
+    async fn logs(&self, _: LogQuery) -> Result<LogByteStream, Problem> {
         Ok(Box::pin(futures::stream::empty()))
     }
 
-    async fn exec(&self, _: ExecQuery, _: Words) -> Result<Frames, Problem> {
+    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, Problem> {
         Err(nothing_runs())
     }
 
-    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
         Err(nothing_runs())
     }
 

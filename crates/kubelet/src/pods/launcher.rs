@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
-use pod_protocol::connection::LogBytes;
+use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sha2::{Digest, Sha256};
 
@@ -32,7 +32,7 @@ pub trait Launcher: Send + Sync {
         &self,
         _uid: &str,
         _query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
         Box::pin(std::future::ready(None))
     }
 

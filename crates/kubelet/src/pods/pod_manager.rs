@@ -10,11 +10,11 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kubelet_api::stats::{LogLine, NodeSource};
 use kubelet_api::{
-    AttachOptions, ContainerSession, ExecOptions, LogByteStream, LogError, LogOptions, LogStream,
-    PodSource, PortConnection, SessionError,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    LogStream, PodSource, PortConnection, SessionError,
 };
-use pod_protocol::LogQuery;
 use pod_protocol::connection::{ConnectionError, SandboxClient};
+use pod_protocol::{LogQuery, LogSource};
 
 use super::launcher::Launcher;
 use super::spec::phase;
@@ -208,7 +208,7 @@ impl PodSource for PodManager {
         &self,
         uid: &str,
         options: LogOptions,
-    ) -> BoxFuture<'static, Result<LogByteStream, LogError>> {
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
@@ -218,7 +218,7 @@ impl PodSource for PodManager {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
                     Ok(log) => {
-                        return Ok::<LogByteStream, LogError>(
+                        return Ok::<ContainerLogStream, LogError>(
                             log.map_err(io::Error::other).boxed(),
                         );
                     }
@@ -267,9 +267,9 @@ impl PodSource for PodManager {
 
 fn log_query(options: LogOptions) -> LogQuery {
     let stream = match options.stream {
-        LogStream::All => "All",
-        LogStream::Stdout => "Stdout",
-        LogStream::Stderr => "Stderr",
+        LogStream::All => LogSource::All,
+        LogStream::Stdout => LogSource::Stdout,
+        LogStream::Stderr => LogSource::Stderr,
     };
     LogQuery {
         container: options.container,
@@ -279,6 +279,6 @@ fn log_query(options: LogOptions) -> LogQuery {
         since: options.since.map(|time| time.to_string()),
         timestamps: options.timestamps,
         limit_bytes: options.limit_bytes,
-        stream: Some(stream.to_owned()),
+        stream,
     }
 }

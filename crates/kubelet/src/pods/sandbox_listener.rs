@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pod_protocol::Hello;
+use pod_protocol::SandboxHello;
 use pod_protocol::connection::{HelloError, SandboxClient, accept};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
@@ -51,7 +51,7 @@ pub(super) async fn serve(
                             .ok()
                             .map(|process| Box::new(process) as Box<dyn SandboxHandle>);
                         match accept(stream, |hello| authenticate(&key, hello)).await {
-                            Ok((Hello { uid, .. }, client)) => {
+                            Ok((SandboxHello { uid, .. }, client)) => {
                                 let _ = connected.send(IncomingSandbox {
                                     uid,
                                     client,
@@ -59,7 +59,7 @@ pub(super) async fn serve(
                                 });
                             }
                             // Liveness check: the peer closed without a hello, as the hub does regularly.
-                            Err(HelloError::Gone(_)) => {}
+                            Err(HelloError::Closed(_)) => {}
                             Err(error) => tracing::warn!(
                                 error = &error as &dyn std::error::Error,
                                 "rejected a connection to the sandbox socket"
@@ -78,7 +78,7 @@ pub(super) async fn serve(
 }
 
 /// The name of the connection in messages (the pod's uid), if the token is correct.
-fn authenticate(key: &NodeKey, hello: &Hello) -> Option<String> {
+fn authenticate(key: &NodeKey, hello: &SandboxHello) -> Option<String> {
     key.admits(&hello.uid, &hello.token)
         .then(|| hello.uid.clone())
 }

@@ -18,8 +18,10 @@ use kubelet_api::{
     AttachOptions, ContainerSession, ExecOptions, PortConnection, RequestedStreams, SessionError,
     SessionExit, TerminalSize,
 };
-use pod_protocol::connection::{ConnectionError, Conversation, SandboxClient};
-use pod_protocol::streams::{BLOCK, Ending, Kind, Size, Word, plain};
+use pod_protocol::connection::{ConnectionError, SandboxClient, SandboxSession};
+use pod_protocol::streams::{
+    BLOCK_SIZE, FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame,
+};
 use pod_protocol::{AttachQuery, ExecQuery};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
@@ -48,8 +50,8 @@ pub(super) async fn exec(
         tty,
     };
     let (streams, input) = ClientStreams::new(stdin, tty);
-    let conversation = sandbox.exec(&query, input).await.map_err(session_error)?;
-    Ok(streams.session(conversation, query.stdout, query.stderr))
+    let session = sandbox.exec(&query, input).await.map_err(session_error)?;
+    Ok(streams.session(session, query.stdout, query.stderr))
 }
 
 /// Attaches to a container's standard streams.
@@ -70,8 +72,8 @@ pub(super) async fn attach(
         stderr: stderr && !tty,
     };
     let (streams, input) = ClientStreams::new(stdin, tty);
-    let conversation = sandbox.attach(&query, input).await.map_err(session_error)?;
-    Ok(streams.session(conversation, query.stdout, query.stderr))
+    let session = sandbox.attach(&query, input).await.map_err(session_error)?;
+    Ok(streams.session(session, query.stdout, query.stderr))
 }
 
 /// Connects to a port of the pod.
@@ -104,12 +106,12 @@ impl ClientStreams {
         (Self { stdin, resize }, frames.boxed())
     }
 
-    fn session(self, conversation: Conversation, stdout: bool, stderr: bool) -> ContainerSession {
+    fn session(self, session: SandboxSession, stdout: bool, stderr: bool) -> ContainerSession {
         let (output, stdout) = channel(stdout, 1);
         let (errors, stderr) = channel(stderr, 1);
         let (exit_sender, exit) = oneshot::channel();
-        tokio::spawn(copy_output(conversation, output, errors, exit_sender));
-        let frame = |bytes: &[u8]| plain(Kind::Input, bytes);
+        tokio::spawn(copy_output(session, output, errors, exit_sender));
+        let frame = |bytes: &[u8]| encode_frame(FrameKind::Stdin, bytes);
         ContainerSession {
             stdin: self
                 .stdin
@@ -141,32 +143,32 @@ fn into_stream<T: Send + 'static>(receiver: mpsc::Receiver<T>) -> BoxStream<'sta
 }
 
 fn end_of_input() -> BoxStream<'static, Bytes> {
-    stream::iter([plain(Kind::InputEnd, &[])]).boxed()
+    stream::iter([encode_frame(FrameKind::StdinEnd, &[])]).boxed()
 }
 
 fn size_frame(size: TerminalSize) -> Bytes {
     let TerminalSize { columns, rows } = size;
-    Size { columns, rows }.frame()
+    TtySize { columns, rows }.to_frame()
 }
 
 /// Copies the sandbox's output to the client, until the exit is received or the client has dropped the session.
 async fn copy_output(
-    mut conversation: Conversation,
+    mut session: SandboxSession,
     output: Option<mpsc::Sender<Bytes>>,
     errors: Option<mpsc::Sender<Bytes>>,
     mut exit_sender: oneshot::Sender<SessionExit>,
 ) {
     let exit = loop {
-        let word = tokio::select! {
+        let frame = tokio::select! {
             biased;
             () = exit_sender.closed() => return,
-            word = conversation.next() => word,
+            frame = session.next() => frame,
         };
-        let (bytes, reader) = match word {
-            Ok(Some(Word::Output(bytes))) => (bytes, &output),
-            Ok(Some(Word::Errors(bytes))) => (bytes, &errors),
-            Ok(Some(Word::Ended(Ending::Code(code)))) => break SessionExit::Code(code),
-            Ok(Some(Word::Ended(Ending::Failed(why)))) => break SessionExit::Failed(why),
+        let (bytes, reader) = match frame {
+            Ok(Some(StreamFrame::Stdout(bytes))) => (bytes, &output),
+            Ok(Some(StreamFrame::Stderr(bytes))) => (bytes, &errors),
+            Ok(Some(StreamFrame::Exit(SessionEnd::Code(code)))) => break SessionExit::Code(code),
+            Ok(Some(StreamFrame::Exit(SessionEnd::Failed(why)))) => break SessionExit::Failed(why),
             Ok(Some(_)) => {
                 break SessionExit::Failed("the pod's sandbox sent an unexpected frame".to_owned());
             }
@@ -188,7 +190,7 @@ async fn copy_output(
 }
 
 fn session_error(error: ConnectionError) -> SessionError {
-    if let ConnectionError::Refused { problem, .. } = &error {
+    if let ConnectionError::Rejected { problem, .. } = &error {
         return match problem.reason.as_str() {
             "NotFound" => SessionError::not_found(&problem.message),
             "BadRequest" => SessionError::bad_request(&problem.message),
@@ -224,7 +226,7 @@ impl AsyncWrite for ChunkWriter {
         }
         let closed = |_| io::Error::from(io::ErrorKind::BrokenPipe);
         ready!(self.chunks.poll_reserve(context)).map_err(closed)?;
-        let length = bytes.len().min(BLOCK);
+        let length = bytes.len().min(BLOCK_SIZE);
         let chunk = (self.wrap)(&bytes[..length]);
         self.chunks.send_item(chunk).map_err(closed)?;
         Poll::Ready(Ok(length))

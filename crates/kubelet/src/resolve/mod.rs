@@ -337,7 +337,7 @@ impl ResolveInputs {
                 volumes,
                 pull_credentials,
                 node,
-                before: Vec::new(),
+                previous_statuses: Vec::new(),
             },
             failed_mounts,
             warnings,

@@ -1,4 +1,4 @@
-//! The hub: owner of the user and network namespace in which a node's pods meet.
+//! The hub: the process that owns a node's user namespace and the network namespace with its pod bridge.
 //!
 //! ```text
 //!   the hub's network namespace                    a pod's
@@ -8,66 +8,66 @@
 //!  └───────────────────────────────┘     └───────────────────────┘
 //! ```
 //!
-//! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
-//! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. The process that serves may
-//! die and be replaced by another in the same namespaces, in which the cables still are: sandboxes connect again and claim
-//! what they had. Whoever holds the hub's [`Namespaces`] can start a new hub in them when all of its processes are gone. If only the
-//! user namespace is left, sandboxes are given new cables with their old addresses.
+//! A sandbox connects to the hub's Unix socket, passes its network namespace, and has an address as long as the connection
+//! is open. When a sandbox dies, the hub releases its address and its interface. The serving process may die and be replaced by
+//! another one in the same namespaces, which still have the veth pairs: sandboxes reconnect and claim their addresses. A
+//! process that holds the [`HubNamespaces`] can start a new hub in them after all processes of the hub have died. If only the user
+//! namespace is left, sandboxes get new veth pairs with their old addresses.
 //!
-//! Links between hubs, services, names and the way out are not here yet.
+//! Links between hubs, services, DNS and egress of pods are not implemented yet.
 
-mod addresses;
+mod address_pool;
 mod client;
 mod namespaces;
 mod server;
 
-pub use addresses::Range;
-pub use client::{Place, end, is_there, join, lost};
-pub use namespaces::Namespaces;
+pub use address_pool::PodCidr;
+pub use client::{HubAttachment, is_listening, join_user_namespace, shut_down, wait_for_exit};
+pub use namespaces::HubNamespaces;
 pub use server::{Hub, HubError};
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// A pod's interface, in its own namespace.
+/// The name of a pod's interface in its network namespace.
 pub const INTERFACE: &str = "eth0";
 
-/// What the hub is asked.
+/// A request to the hub.
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
-    /// By a sandbox; its network namespace is beside it.
-    Attach(Attach),
-    /// By a process that joins the hub's user namespace, or keeps the hub's namespaces open. Answered by the descriptors of its
-    /// [`Namespaces`], with no text.
+enum HubRequest {
+    /// From a sandbox, with the descriptor of its network namespace.
+    Attach(AttachRequest),
+    /// From a process that joins the hub's user namespace or keeps the hub's namespaces open. The response has the descriptors
+    /// of [`HubNamespaces`] and no text.
     Namespaces,
-    /// By the node's agent: the node ends.
-    End,
+    /// From the node's agent, when the node shuts down.
+    ShutDown,
 }
 
-/// A place that a sandbox wants.
+/// A sandbox's request for an address and an interface.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Attach {
-    /// The pod.
+pub struct AttachRequest {
+    /// The pod's uid.
     pub uid: String,
-    /// The address that it had from a hub before this one.
+    /// The pod's address from an earlier hub process.
     pub claim: Option<IpAddr>,
 }
 
-/// What the hub answers.
+/// The hub's response to [`AttachRequest`].
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Attached {
-    /// The interface is in the namespace; the pod gives it this address.
-    Done {
+pub enum AttachResponse {
+    /// The interface is in the pod's namespace; the sandbox sets this address.
+    Attached {
         /// The address.
         address: IpAddr,
         /// The length of the node's prefix.
         prefix: u8,
-        /// Where everything else goes.
+        /// The default gateway.
         gateway: IpAddr,
-        /// The interface was made for this request, and not for one before it.
+        /// The interface was created for this request.
         is_new: bool,
     },
-    /// It can't be.
-    Refused(String),
+    /// The request failed.
+    Failed(String),
 }

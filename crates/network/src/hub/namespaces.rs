@@ -1,7 +1,8 @@
-//! A hub's namespaces, held open by others, so that a new hub finds them when both processes of the old one were killed.
+//! Descriptors of a hub's namespaces. The agent holds them, so that a new hub can enter them after both processes of the old
+//! one were killed.
 //!
-//! The agent holds them. Every sandbox holds the user namespace, and hands it to an agent that comes after a hub had died. Nobody could find
-//! it through `/proc`: hubs and sandboxes hide.
+//! Every sandbox holds the user namespace, and hands it to an agent that starts after its hub has died. It cannot be found
+//! through `/proc`, because hubs and sandboxes are not dumpable.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,16 +25,16 @@ const SANDBOX_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between attempts of a sandbox to listen: the disk may be full for a while.
 const LISTEN_PAUSE: Duration = Duration::from_secs(10);
 
-/// The namespaces of a hub. They last as long as this is held, whether or not the hub runs.
+/// The namespaces of a hub. They exist as long as this is held, also without the hub.
 #[derive(Debug)]
-pub struct Namespaces {
+pub struct HubNamespaces {
     user: OwnedFd,
-    /// Sandboxes hold none: if it ends with the hub and the agent, so do the interfaces of pods, by which they notice.
+    /// Sandboxes hold none. If it ends with hub and agent, the interfaces of pods end too, which sandboxes notice.
     network: Option<OwnedFd>,
 }
 
-impl Namespaces {
-    /// Those of the calling process.
+impl HubNamespaces {
+    /// The namespaces of the calling process.
     pub(super) fn own() -> io::Result<Self> {
         Ok(Self {
             user: linux::namespace::own_user_namespace()?,
@@ -41,7 +42,7 @@ impl Namespaces {
         })
     }
 
-    /// Those of the hub that listens at `socket`.
+    /// The namespaces of the hub that listens at `socket`.
     pub fn of_hub(socket: &Path) -> io::Result<Self> {
         let connection = client::connect(socket)?;
         client::namespaces(&connection, client::JOIN_TIMEOUT)
@@ -95,13 +96,13 @@ impl Namespaces {
         self.user.as_fd()
     }
 
-    /// As descriptors, to be sent to a new hub.
+    /// The descriptors, to send to a new hub.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let network = self.network.as_ref().map(AsFd::as_fd);
         std::iter::once(self.user.as_fd()).chain(network).collect()
     }
 
-    /// What [`Namespaces::descriptors`] were; `None` if there is none.
+    /// The inverse of [`HubNamespaces::descriptors`]; `None` without descriptors.
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
         Some(Self {
@@ -110,7 +111,8 @@ impl Namespaces {
         })
     }
 
-    /// Moves the calling process, which must have a single thread, into them. A network namespace that can't be entered is replaced.
+    /// Moves the calling process, which must have a single thread, into the namespaces. Creates a new network namespace if the
+    /// old one cannot be entered.
     pub(super) fn enter(&self) -> io::Result<()> {
         fresh::join_namespace(&self.user)?;
         let joined = self.network.as_ref().map(fresh::join_namespace);
@@ -160,10 +162,10 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let ask = || {
             let dir = dir.clone();
-            tokio::task::spawn_blocking(move || Namespaces::of_sandbox(&dir))
+            tokio::task::spawn_blocking(move || HubNamespaces::of_sandbox(&dir))
         };
         ask().await.unwrap().unwrap_err();
-        let held = Namespaces::own().unwrap().without_network();
+        let held = HubNamespaces::own().unwrap().without_network();
         // One that says nothing delays the others, and that is all.
         let silent = async {
             let connection = loop {

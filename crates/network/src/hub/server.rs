@@ -1,4 +1,4 @@
-//! The hub itself: its namespaces, its bridge, and the socket at which sandboxes get their place.
+//! The hub's process: its namespaces, its bridge, and the socket for sandboxes.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -19,72 +19,74 @@ use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 
-use super::addresses::{Addresses, Range};
-use super::namespaces::Namespaces;
-use super::{Attach, Attached, INTERFACE, Request};
+use super::address_pool::{AddressPool, PodCidr};
+use super::namespaces::HubNamespaces;
+use super::{AttachRequest, AttachResponse, HubRequest, INTERFACE};
 
 const BRIDGE: &str = "pods";
-/// More sandboxes than a node has pods.
+/// More than the pods of a node.
 const BACKLOG: i32 = 1024;
-/// Between attempts to accept a sandbox.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The delay after a failed accept.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why there is no hub.
+/// The hub cannot be set up.
 #[derive(Debug, Error)]
 pub enum HubError {
-    /// The host doesn't let us.
-    #[error("cannot make a user and network namespace (`coracle doctor` says more): {0}")]
+    /// The host does not allow user and network namespaces.
+    #[error("cannot create a user and network namespace (see `coracle doctor`): {0}")]
     Namespaces(#[source] io::Error),
-    /// Its network can't be set up.
-    #[error("cannot set up the node's pod network {range}: {source}")]
+    /// The bridge cannot be set up.
+    #[error("cannot set up the node's pod network {cidr}: {source}")]
     Network {
-        /// The node's range.
-        range: Range,
-        /// Why.
+        /// The node's pod CIDR.
+        cidr: PodCidr,
+        /// The error.
         source: io::Error,
     },
-    /// It would take the socket away from the one that serves.
-    #[error("another hub of this node runs: {path} is locked")]
+    /// Another hub of this node holds the lock.
+    #[error("another hub of this node is running: {path} is locked")]
     Running {
-        /// The file that it has locked.
+        /// The lock file.
         path: String,
     },
-    /// Nobody could reach it.
+    /// The socket cannot be created.
     #[error("cannot listen on {path}: {source}")]
     Socket {
-        /// Where.
+        /// The socket or lock file.
         path: String,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// A hub that is set up.
+/// A hub with its namespaces, bridge and socket.
 pub struct Hub {
     socket: PathBuf,
     listener: OwnedFd,
-    range: Range,
-    /// What sandboxes join, and the agent holds open.
-    namespaces: Rc<Namespaces>,
-    /// Held by every process of the hub, until the last of them is gone.
+    cidr: PodCidr,
+    /// Sandboxes join these, and the agent holds them open.
+    namespaces: Rc<HubNamespaces>,
+    /// Held by all processes of the hub.
     _lock: File,
 }
 
 impl Hub {
-    /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up its network. If
-    /// `before` are those of a hub that has died, pods are in them still.
+    /// Moves the calling process, which must have a single thread, into the node's namespaces and sets up the network.
+    /// `previous` are the namespaces of a dead hub, which may still have pods.
     pub fn set_up(
-        range: Range,
+        cidr: PodCidr,
         socket: &Path,
-        before: Option<Namespaces>,
+        previous: Option<HubNamespaces>,
     ) -> Result<Self, HubError> {
         let lock = lock(socket)?;
-        enter(before).map_err(HubError::Namespaces)?;
-        // Our root is the host's, and containers that see the host's processes may have all rights in our user namespace.
+        enter(previous).map_err(HubError::Namespaces)?;
+        // The hub's root directory is the host's, and containers with hostPID may have all capabilities in this user
+        // namespace: they must not reach it below /proc.
         linux::credentials::hide().map_err(HubError::Namespaces)?;
-        let namespaces = Namespaces::own().map_err(HubError::Namespaces)?;
-        make_bridge(range).map_err(|source| HubError::Network { range, source })?;
-        // Last: whoever connects joins the namespaces that we are in. The socket lies outside, where its directory guards it.
+        let namespaces = HubNamespaces::own().map_err(HubError::Namespaces)?;
+        make_bridge(cidr).map_err(|source| HubError::Network { cidr, source })?;
+        // Last, because clients join the namespaces of the listening process. The socket is in the host's mount namespace,
+        // and the permissions of its directory protect it.
         let listener = listen(socket).map_err(|source| HubError::Socket {
             path: socket.display().to_string(),
             source,
@@ -92,128 +94,127 @@ impl Hub {
         Ok(Self {
             socket: socket.to_owned(),
             listener,
-            range,
+            cidr,
             namespaces: Rc::new(namespaces),
             _lock: lock,
         })
     }
 
-    /// Listens anew: sandboxes join the namespaces of the process that listens, and that one is gone.
+    /// Creates a new listener in this process: the previous one belonged to a dead process.
     pub fn listen_again(&mut self) -> io::Result<()> {
         self.listener = listen(&self.socket)?;
         Ok(())
     }
 
-    /// Gives sandboxes their places until it is told to end. Must be called within a `LocalSet`.
+    /// Serves sandboxes until a shutdown request. Must be called within a `LocalSet`.
     pub async fn serve(&self) -> io::Result<()> {
-        let places = Rc::new(Places::find(self.range, self.namespaces.clone())?);
-        // Streams by name only: packets keep their boundaries, and nobody reads them as a stream.
+        let attachments = Rc::new(Attachments::find(self.cidr, self.namespaces.clone())?);
+        // tokio has no SEQPACKET type. `UnixStream` only provides readiness; `packet` reads and writes.
         let listener = UnixListener::from_std(self.listener.try_clone()?.into())?;
         loop {
             let accepted = tokio::select! {
                 accepted = next(&listener) => accepted,
-                () = places.end.notified() => return Ok(()),
+                () = attachments.shutdown.notified() => return Ok(()),
             };
-            let places = places.clone();
+            let attachments = attachments.clone();
             tokio::task::spawn_local(async move {
-                if let Err(error) = places.keep(accepted).await {
-                    tracing::warn!(%error, "a sandbox's connection");
+                if let Err(error) = attachments.handle(accepted).await {
+                    tracing::warn!(%error, "connection of a sandbox failed");
                 }
             });
         }
     }
 }
 
-struct Places {
+/// The pods that are attached to the bridge.
+struct Attachments {
     route: Route,
-    namespaces: Rc<Namespaces>,
-    range: Range,
-    addresses: RefCell<Addresses>,
-    /// Of those taken: cables that were there before us, whose sandboxes have not come back yet.
+    namespaces: Rc<HubNamespaces>,
+    cidr: PodCidr,
+    addresses: RefCell<AddressPool>,
+    /// Addresses with an interface of an earlier process, whose sandboxes have not reconnected yet.
     unclaimed: RefCell<HashSet<Ipv4Addr>>,
-    /// Told when we are to end.
-    end: Notify,
+    /// Notified by a shutdown request.
+    shutdown: Notify,
 }
 
-impl Places {
-    /// The places of this network namespace, with those that a process before us has given.
-    fn find(range: Range, namespaces: Rc<Namespaces>) -> io::Result<Self> {
+impl Attachments {
+    /// Finds the attachments that an earlier process made in this network namespace.
+    fn find(cidr: PodCidr, namespaces: Rc<HubNamespaces>) -> io::Result<Self> {
         let route = Route::open()?;
-        let mut addresses = Addresses::new(range);
-        let given: HashSet<_> = range
+        let mut addresses = AddressPool::new(cidr);
+        let existing: HashSet<_> = cidr
             .usable()
             .filter(|address| route.has(&interface(*address)))
             .collect();
-        for address in &given {
-            addresses.take(Some(*address));
+        for address in &existing {
+            addresses.allocate(Some(*address));
         }
         Ok(Self {
             route,
             namespaces,
-            range,
+            cidr,
             addresses: RefCell::new(addresses),
-            unclaimed: RefCell::new(given),
-            end: Notify::new(),
+            unclaimed: RefCell::new(existing),
+            shutdown: Notify::new(),
         })
     }
 
-    /// Frees the addresses of sandboxes that died while no hub served: their cables went with their network namespaces. One
-    /// whose cable is there may have been stopped for however long, and will claim it.
-    fn free_unclaimed(&self) {
+    /// Releases the addresses of sandboxes that died while no process served: the kernel removed their interfaces with their
+    /// network namespaces. A sandbox whose interface exists may only be stopped, and will claim its address later.
+    fn release_unclaimed(&self) {
         let mut unclaimed = self.unclaimed.borrow_mut();
         unclaimed.retain(|address| {
-            let is_there = self.route.has(&interface(*address));
-            if !is_there {
-                self.addresses.borrow_mut().give_back(*address);
+            let exists = self.route.has(&interface(*address));
+            if !exists {
+                self.addresses.borrow_mut().release(*address);
             }
-            is_there
+            exists
         });
     }
 
-    /// Gives one sandbox its place and keeps it until the sandbox ends.
-    async fn keep(&self, connection: UnixStream) -> io::Result<()> {
+    /// Handles one connection. An attachment is held until the sandbox closes the connection.
+    async fn handle(&self, connection: UnixStream) -> io::Result<()> {
         let receive = || connection.async_io(Interest::READABLE, || packet::receive(&connection));
-        // Somebody who only looks who we are.
+        // A liveness check: the peer closed without a request.
         let Some(mut message) = receive().await? else {
             return Ok(());
         };
         let request = match serde_json::from_slice(&message.text)? {
-            Request::Attach(request) => request,
-            Request::Namespaces => {
+            HubRequest::Attach(request) => request,
+            HubRequest::Namespaces => {
                 let send = || packet::send(&connection, 0, &[], &self.namespaces.descriptors());
                 return connection.async_io(Interest::WRITABLE, send).await;
             }
-            Request::End => {
-                self.end.notify_one();
+            HubRequest::ShutDown => {
+                self.shutdown.notify_one();
                 return Ok(());
             }
         };
-        let answer = match message.descriptors.pop() {
+        let attached = match message.descriptors.pop() {
             Some(namespace) => self.attach(&request, &namespace),
-            None => Err(io::Error::other(
-                "no network namespace came with the request",
-            )),
+            None => Err(io::Error::other("the request has no network namespace")),
         };
-        let (address, answer) = match answer {
+        let (address, response) = match attached {
             Ok((address, is_new)) => (
                 Some(address),
-                Attached::Done {
+                AttachResponse::Attached {
                     address: IpAddr::V4(address),
-                    prefix: self.range.prefix(),
-                    gateway: self.range.gateway().into(),
+                    prefix: self.cidr.prefix(),
+                    gateway: self.cidr.gateway().into(),
                     is_new,
                 },
             ),
-            Err(error) => (None, Attached::Refused(error.to_string())),
+            Err(error) => (None, AttachResponse::Failed(error.to_string())),
         };
-        let answer = serde_json::to_vec(&answer)?;
+        let response = serde_json::to_vec(&response)?;
         let sent = connection
             .async_io(Interest::WRITABLE, || {
-                packet::send(&connection, 0, &answer, &[])
+                packet::send(&connection, 0, &response, &[])
             })
             .await;
         if sent.is_ok() {
-            // Nothing more is said; this ends with the sandbox.
+            // No further messages: wait until the sandbox exits.
             while let Ok(Some(_)) = receive().await {}
         }
         if let Some(address) = address {
@@ -222,9 +223,9 @@ impl Places {
         sent
     }
 
-    /// A pod's address, and whether its cable was made now.
-    fn attach(&self, request: &Attach, namespace: &OwnedFd) -> io::Result<(Ipv4Addr, bool)> {
-        self.free_unclaimed();
+    /// Returns the pod's address, and whether its interface is new.
+    fn attach(&self, request: &AttachRequest, namespace: &OwnedFd) -> io::Result<(Ipv4Addr, bool)> {
+        self.release_unclaimed();
         let claim = request.claim.and_then(|claim| match claim {
             IpAddr::V4(claim) => Some(claim),
             IpAddr::V6(_) => None,
@@ -234,10 +235,10 @@ impl Places {
         {
             return Ok((claim, false));
         }
-        let address = self.addresses.borrow_mut().take(claim).ok_or_else(|| {
+        let address = self.addresses.borrow_mut().allocate(claim).ok_or_else(|| {
             io::Error::other(format!(
-                "all addresses of this node's range {} are taken",
-                self.range
+                "no free address in this node's pod CIDR {}",
+                self.cidr
             ))
         })?;
         let name = interface(address);
@@ -255,49 +256,51 @@ impl Places {
     }
 
     fn detach(&self, address: Ipv4Addr) {
-        // It goes with the pod's namespace by itself, but a process that was left in that would hold it.
+        // The kernel removes it with the pod's network namespace, but a leftover process would keep that.
         let _ = self.route.remove(&interface(address));
-        self.addresses.borrow_mut().give_back(address);
+        self.addresses.borrow_mut().release(address);
     }
 }
 
-/// The next sandbox that connects. An error is no reason to end, and with us the network of all pods: the machine is out of
-/// descriptors or memory, most likely, which others use and give back.
+/// Accepts the next connection, and retries after errors: they are mostly a transient lack of descriptors or memory, and the
+/// end of the hub would end the network of all pods.
 pub(super) async fn next(listener: &UnixListener) -> UnixStream {
     loop {
         match listener.accept().await {
             Ok((connection, _)) => return connection,
             Err(error) => {
-                tracing::warn!(%error, "the hub cannot accept a sandbox");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tracing::warn!(%error, "hub failed to accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
     }
 }
 
-/// The hub's end of a pod's cable.
+/// The name of the hub's end of a pod's veth pair.
 fn interface(address: Ipv4Addr) -> String {
     format!("p{:08x}", u32::from(address))
 }
 
-/// Enters the namespaces of the hub before us, or new ones if there was none or they can't be entered: its pods then lose
-/// their network, notice that, and are restarted.
-fn enter(before: Option<Namespaces>) -> io::Result<()> {
-    match before.map(|before| before.enter()) {
+/// Enters the namespaces of the previous hub, or new ones if there was none or they cannot be entered. In the latter case
+/// pods lose their network, and their sandboxes restart them.
+fn enter(previous: Option<HubNamespaces>) -> io::Result<()> {
+    match previous.map(|previous| previous.enter()) {
         Some(Ok(())) => return Ok(()),
-        Some(Err(error)) => tracing::warn!(%error, "cannot enter the namespaces of the last hub"),
+        Some(Err(error)) => {
+            tracing::warn!(%error, "failed to enter the namespaces of the previous hub")
+        }
         None => {}
     }
     linux::namespace::enter_as_root(UnshareFlags::NEWNET).map(|_| ())
 }
 
-/// Makes the bridge, or what is missing of it.
-fn make_bridge(range: Range) -> io::Result<()> {
+/// Creates the bridge, or completes an existing one.
+fn make_bridge(cidr: PodCidr) -> io::Result<()> {
     let route = Route::open()?;
     route.set_up("lo")?;
     let gateway = Prefixed {
-        address: range.gateway().into(),
-        length: range.prefix(),
+        address: cidr.gateway().into(),
+        length: cidr.prefix(),
     };
     for made in [route.add_bridge(BRIDGE), route.add_address(BRIDGE, gateway)] {
         match made {
@@ -308,7 +311,7 @@ fn make_bridge(range: Range) -> io::Result<()> {
     route.set_up(BRIDGE)
 }
 
-/// Locks a file beside the socket: two agents may find the hub dead at the same time.
+/// Locks the lock file, because two agents may find the hub dead at the same time.
 fn lock(socket: &Path) -> Result<File, HubError> {
     let path = socket.with_extension("lock");
     let failed = |source| HubError::Socket {
@@ -325,8 +328,8 @@ fn lock(socket: &Path) -> Result<File, HubError> {
     }
 }
 
-/// Listens at `path`, in place of a hub before us. There is a socket at every moment, so that nobody takes the hub for dead
-/// while one of its processes replaces the other.
+/// Listens at `path`, and replaces the socket of an earlier process atomically, so that clients do not take the hub for dead
+/// meanwhile.
 pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -347,9 +350,9 @@ mod tests {
 
     use super::*;
 
-    /// Changes the limit of the whole process, which is this test's alone where each test has its own.
+    /// Changes the descriptor limit of the process. nextest runs each test in its own process.
     #[tokio::test]
-    async fn who_connects_while_there_are_no_descriptors_waits() {
+    async fn accept_retries_without_free_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hub.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -359,9 +362,9 @@ mod tests {
         let mut none = before;
         none.current = Some(next_free.unsigned_abs().into());
         setrlimit(Resource::Nofile, none).unwrap();
-        let refused = tokio::time::timeout(ACCEPT_PAUSE / 2, next(&listener)).await;
+        let accepted = tokio::time::timeout(ACCEPT_RETRY_INTERVAL / 2, next(&listener)).await;
         setrlimit(Resource::Nofile, before).unwrap();
-        assert!(refused.is_err());
+        assert!(accepted.is_err());
         next(&listener).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The kubelet's side: lets a sandbox in, and asks it.
+//! The kubelet's end: accepts the connection of a sandbox, and sends it requests.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,58 +18,59 @@ use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 
 use super::state_lines::StateLines;
 use super::{
-    ANSWER_WINDOW, CONNECTION_WINDOW, FRAME, HelloError, PING_EVERY, PING_PATIENCE, hello,
+    CONNECTION_WINDOW, HelloError, MAX_FRAME_SIZE, PING_INTERVAL, PING_TIMEOUT, RESPONSE_WINDOW,
+    hello,
 };
 use crate::usage::PodUsage;
-use crate::{Bundle, Hello, LogQuery, PodState, Problem, Stop};
+use crate::{Bundle, LogQuery, PodState, Problem, SandboxHello, Stop};
 
-/// How long a sandbox may take to begin an answer. It does nothing long before it does.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// How much of what is sent on one stream waits in here.
-const SEND_BUFFER: usize = 64 * 1024;
-/// How large the figures of a pod may be.
-const LARGEST_USAGE: usize = 4 * 1024 * 1024;
-/// How large the text of a refusal may be.
-const LARGEST_REFUSAL: usize = 64 * 1024;
+/// Time until a sandbox begins its response; no request takes long before that.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Send buffer of one stream.
+const SEND_BUFFER_SIZE: usize = 64 * 1024;
+/// Limit of a response with usage figures.
+const MAX_USAGE_SIZE: usize = 4 * 1024 * 1024;
+/// Limit of the body of an error response.
+const MAX_REJECTION_SIZE: usize = 64 * 1024;
 
-/// Why a sandbox could not be asked.
+/// Why a request to a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The connection broke.
-    #[error("the sandbox of pod {pod} was lost while asked to {call}")]
+    #[error("cannot {call}: connection to the sandbox of pod {pod} lost")]
     Lost {
         /// The pod.
         pod: Arc<str>,
-        /// What was asked.
+        /// The request.
         call: &'static str,
-        /// What HTTP/2 says.
+        /// HTTP/2's error.
         #[source]
         source: hyper::Error,
     },
-    /// It is there, but does not answer.
-    #[error("the sandbox of pod {pod} does not answer when asked to {call}")]
-    Silent {
+    /// No response in time.
+    #[error("cannot {call}: no response from the sandbox of pod {pod} within {} s", RESPONSE_TIMEOUT.as_secs())]
+    Timeout {
         /// The pod.
         pod: Arc<str>,
-        /// What was asked.
+        /// The request.
         call: &'static str,
     },
-    /// It won't.
+    /// The sandbox responded with an error.
     #[error("{}", problem.message)]
-    Refused {
+    Rejected {
         /// The pod.
         pod: Arc<str>,
-        /// What was asked.
+        /// The request.
         call: &'static str,
-        /// Why not.
+        /// The sandbox's error.
         problem: Problem,
     },
-    /// Its answer, or what it was to be asked, can't be understood.
-    #[error("the sandbox of pod {pod} can't be understood when asked to {call}")]
-    Nonsense {
+    /// The request can't be encoded, or the response can't be decoded.
+    #[error("cannot {call}: invalid message to or from the sandbox of pod {pod}")]
+    Invalid {
         /// The pod.
         pod: Arc<str>,
-        /// What was asked.
+        /// The request.
         call: &'static str,
         /// Why.
         #[source]
@@ -77,30 +78,30 @@ pub enum ConnectionError {
     },
 }
 
-/// Lets a sandbox in that has just dialled, if `recognise` knows it: it looks at pod and token, and gives the name by
-/// which the pod goes in messages.
+/// Accepts the connection of a sandbox. `authenticate` checks pod and token, and returns the pod's name for messages, or
+/// `None` to reject the sandbox.
 pub async fn accept<IO>(
     io: IO,
-    recognise: impl FnOnce(&Hello) -> Option<String>,
-) -> Result<(Hello, SandboxClient), HelloError>
+    authenticate: impl FnOnce(&SandboxHello) -> Option<String>,
+) -> Result<(SandboxHello, SandboxClient), HelloError>
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    // What follows the line may come with it, so the reader that took both is kept. Its buffer is smaller than what
-    // HTTP/2 reads at once, so it is empty and out of the way from then on.
-    let mut io = BufReader::with_capacity(hello::LONGEST, io);
-    let hello = hello::hear(&mut io).await?;
-    let Some(pod) = recognise(&hello) else {
-        return Err(HelloError::Stranger { uid: hello.uid });
+    // Bytes after the line may have been read with it, so the buffered reader is kept. Its buffer is smaller than the
+    // reads of HTTP/2, which bypass it once it is empty.
+    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let hello = hello::receive(&mut io).await?;
+    let Some(pod) = authenticate(&hello) else {
+        return Err(HelloError::Unauthenticated { uid: hello.uid });
     };
     let (requests, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .initial_stream_window_size(ANSWER_WINDOW)
+        .initial_stream_window_size(RESPONSE_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME)
-        .max_send_buf_size(SEND_BUFFER)
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_PATIENCE)
+        .max_frame_size(MAX_FRAME_SIZE)
+        .max_send_buf_size(SEND_BUFFER_SIZE)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true)
         .handshake(TokioIo::new(io))
         .await
@@ -116,7 +117,7 @@ where
                 tracing::debug!(
                     %pod,
                     error = &error as &dyn std::error::Error,
-                    "the connection to a sandbox broke"
+                    "connection to sandbox broke"
                 );
             }
         }
@@ -124,10 +125,10 @@ where
     Ok((hello, SandboxClient { pod, requests }))
 }
 
-/// What is asked is there as a whole, or comes while the answer does.
+/// A complete request body, or one that is streamed while the response arrives.
 type Body = Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
-/// A sandbox that is connected. Clones ask over the same connection, which ends when the last of them is dropped and
+/// A connected sandbox. Clones share the connection, which ends when the last of them is dropped and
 /// the last stream has ended.
 #[derive(Clone, Debug)]
 pub struct SandboxClient {
@@ -136,47 +137,47 @@ pub struct SandboxClient {
 }
 
 impl SandboxClient {
-    /// Says what the pod should be.
+    /// Sends the desired pod.
     pub async fn put_bundle(&self, bundle: &Bundle) -> Result<(), ConnectionError> {
-        self.tell("run its pod", Method::PUT, "/v1/pod", bundle)
+        self.send("apply the bundle", Method::PUT, "/v1/pod", bundle)
             .await
     }
 
-    /// Ends the pod.
+    /// Stops the pod.
     pub async fn stop(&self, stop: &Stop) -> Result<(), ConnectionError> {
-        self.tell("stop its pod", Method::POST, "/v1/stop", stop)
+        self.send("stop the pod", Method::POST, "/v1/stop", stop)
             .await
     }
 
-    /// Lets the sandbox of a finished pod go.
+    /// Makes the sandbox of a finished pod clean up and exit.
     pub async fn dismiss(&self) -> Result<(), ConnectionError> {
-        self.tell("clean up", Method::POST, "/v1/dismiss", &())
+        self.send("dismiss the sandbox", Method::POST, "/v1/dismiss", &())
             .await
     }
 
-    /// Lets the sandbox of a finished pod go, and leave the pod's logs where they are.
+    /// As [`dismiss`](Self::dismiss), but keeps the pod's log files.
     pub async fn retire(&self) -> Result<(), ConnectionError> {
-        self.tell("leave the logs and go", Method::POST, "/v1/retire", &())
+        self.send("retire the sandbox", Method::POST, "/v1/retire", &())
             .await
     }
 
-    /// The pod's state, at once and whenever it changes; who is slow sees the newest only. Ends with the connection.
+    /// The pod's state, now and after each change; a slow reader gets only the newest. Ends with the connection.
     pub async fn states(
         &self,
     ) -> Result<impl Stream<Item = Result<PodState, ConnectionError>> + Send + use<>, ConnectionError>
     {
-        let call = "tell its state";
-        let answer = self
-            .ask(call, Method::GET, "/v1/state", Bytes::new())
+        let call = "watch the pod's state";
+        let response = self
+            .request(call, Method::GET, "/v1/state", Bytes::new())
             .await?;
-        let coming = Coming {
-            body: Some(answer.into_body()),
+        let reader = StateReader {
+            body: Some(response.into_body()),
             lines: StateLines::default(),
         };
         let pod = Arc::clone(&self.pod);
         Ok(
-            stream::try_unfold(coming, Coming::next).map_err(move |source| {
-                ConnectionError::Nonsense {
+            stream::try_unfold(reader, StateReader::next).map_err(move |source| {
+                ConnectionError::Invalid {
                     pod: Arc::clone(&pod),
                     call,
                     source,
@@ -191,11 +192,11 @@ impl SandboxClient {
         query: &LogQuery,
     ) -> Result<impl Stream<Item = Result<Bytes, ConnectionError>> + Send + use<>, ConnectionError>
     {
-        let call = "show a log";
+        let call = "read a log";
         let query = self.encode(call, query)?;
-        let answer = self.ask(call, Method::POST, "/v1/logs", query).await?;
+        let response = self.request(call, Method::POST, "/v1/logs", query).await?;
         let pod = Arc::clone(&self.pod);
-        Ok(answer
+        Ok(response
             .into_body()
             .into_data_stream()
             .map_err(move |source| ConnectionError::Lost {
@@ -205,20 +206,20 @@ impl SandboxClient {
             }))
     }
 
-    /// What the pod uses now.
+    /// The pod's resource usage.
     pub async fn usage(&self) -> Result<PodUsage, ConnectionError> {
-        let call = "tell what its pod uses";
-        let asked = self.ask(call, Method::GET, "/v1/usage", Bytes::new());
-        let body = Limited::new(asked.await?.into_body(), LARGEST_USAGE);
-        let text = tokio::time::timeout(ANSWER_PATIENCE, body.collect())
+        let call = "read the pod's usage";
+        let response = self.request(call, Method::GET, "/v1/usage", Bytes::new());
+        let body = Limited::new(response.await?.into_body(), MAX_USAGE_SIZE);
+        let text = tokio::time::timeout(RESPONSE_TIMEOUT, body.collect())
             .await
-            .map_err(|_| ConnectionError::Silent {
+            .map_err(|_| ConnectionError::Timeout {
                 pod: Arc::clone(&self.pod),
                 call,
             })?
-            .map_err(|error| self.nonsense(call, io::Error::other(error)))?
+            .map_err(|error| self.invalid(call, io::Error::other(error)))?
             .to_bytes();
-        serde_json::from_slice(&text).map_err(|error| self.nonsense(call, error.into()))
+        serde_json::from_slice(&text).map_err(|error| self.invalid(call, error.into()))
     }
 
     /// Whether the connection has ended, so that no call can succeed.
@@ -226,49 +227,49 @@ impl SandboxClient {
         self.requests.is_closed()
     }
 
-    async fn tell(
+    async fn send(
         &self,
         call: &'static str,
         method: Method,
         path: &str,
-        what: &impl Serialize,
+        value: &impl Serialize,
     ) -> Result<(), ConnectionError> {
-        let body = self.encode(call, what)?;
-        self.ask(call, method, path, body).await.map(|_| ())
+        let body = self.encode(call, value)?;
+        self.request(call, method, path, body).await.map(|_| ())
     }
 
     pub(super) fn encode(
         &self,
         call: &'static str,
-        what: &impl Serialize,
+        value: &impl Serialize,
     ) -> Result<Bytes, ConnectionError> {
-        match serde_json::to_vec(what) {
+        match serde_json::to_vec(value) {
             Ok(body) => Ok(body.into()),
-            Err(error) => Err(self.nonsense(call, error.into())),
+            Err(error) => Err(self.invalid(call, error.into())),
         }
     }
 
-    /// Asks, and waits for an answer to begin.
-    async fn ask(
+    /// Sends a request, and waits until its response begins.
+    async fn request(
         &self,
         call: &'static str,
         method: Method,
         path: &str,
         body: Bytes,
     ) -> Result<Response<Incoming>, ConnectionError> {
-        self.ask_with(call, method, path, Either::Left(Full::new(body)))
+        self.request_with_body(call, method, path, Either::Left(Full::new(body)))
             .await
     }
 
-    /// Asks with a body that goes on while the answer comes.
-    pub(super) async fn converse(
+    /// Sends a request whose body is streamed while the response arrives.
+    pub(super) async fn request_streaming(
         &self,
         call: &'static str,
         path: &str,
         body: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<Response<Incoming>, ConnectionError> {
         let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
-        self.ask_with(
+        self.request_with_body(
             call,
             Method::POST,
             path,
@@ -277,24 +278,24 @@ impl SandboxClient {
         .await
     }
 
-    async fn ask_with(
+    async fn request_with_body(
         &self,
         call: &'static str,
         method: Method,
         path: &str,
         body: Body,
     ) -> Result<Response<Incoming>, ConnectionError> {
-        let asked = self.ask_in_time(call, method, path, body);
-        match tokio::time::timeout(ANSWER_PATIENCE, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(ConnectionError::Silent {
+        let response = self.request_untimed(call, method, path, body);
+        match tokio::time::timeout(RESPONSE_TIMEOUT, response).await {
+            Ok(response) => response,
+            Err(_) => Err(ConnectionError::Timeout {
                 pod: Arc::clone(&self.pod),
                 call,
             }),
         }
     }
 
-    async fn ask_in_time(
+    async fn request_untimed(
         &self,
         call: &'static str,
         method: Method,
@@ -305,31 +306,31 @@ impl SandboxClient {
             .method(method)
             .uri(format!("http://sandbox{path}"))
             .body(body)
-            .map_err(|error| self.nonsense(call, io::Error::other(error)))?;
-        let answer = self.requests.clone().send_request(request).await;
-        let answer = answer.map_err(|source| ConnectionError::Lost {
+            .map_err(|error| self.invalid(call, io::Error::other(error)))?;
+        let response = self.requests.clone().send_request(request).await;
+        let response = response.map_err(|source| ConnectionError::Lost {
             pod: Arc::clone(&self.pod),
             call,
             source,
         })?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        if response.status().is_success() {
+            return Ok(response);
         }
-        let text = Limited::new(answer.into_body(), LARGEST_REFUSAL)
+        let text = Limited::new(response.into_body(), MAX_REJECTION_SIZE)
             .collect()
             .await
-            .map_err(|error| self.nonsense(call, io::Error::other(error)))?
+            .map_err(|error| self.invalid(call, io::Error::other(error)))?
             .to_bytes();
         let problem = serde_json::from_slice(&text);
-        Err(ConnectionError::Refused {
+        Err(ConnectionError::Rejected {
             pod: Arc::clone(&self.pod),
             call,
-            problem: problem.map_err(|error| self.nonsense(call, error.into()))?,
+            problem: problem.map_err(|error| self.invalid(call, error.into()))?,
         })
     }
 
-    fn nonsense(&self, call: &'static str, source: io::Error) -> ConnectionError {
-        ConnectionError::Nonsense {
+    fn invalid(&self, call: &'static str, source: io::Error) -> ConnectionError {
+        ConnectionError::Invalid {
             pod: Arc::clone(&self.pod),
             call,
             source,
@@ -337,23 +338,23 @@ impl SandboxClient {
     }
 }
 
-/// States on their way.
-struct Coming {
-    /// None once it has ended.
+/// Reads states from a response.
+struct StateReader {
+    /// `None` after its end.
     body: Option<Incoming>,
     lines: StateLines,
 }
 
-impl Coming {
-    /// The newest state, waiting for one if none has come. A broken connection is an end like any other: what there is
-    /// to know about it is said by the next call.
+impl StateReader {
+    /// The newest state; waits for one if none has arrived. Treats a broken connection like an end: the next request
+    /// returns its error.
     async fn next(mut self) -> io::Result<Option<(PodState, Self)>> {
         loop {
-            let here = self
+            let available = self
                 .body
                 .as_mut()
                 .and_then(|body| body.frame().now_or_never());
-            let frame = match here {
+            let frame = match available {
                 Some(frame) => frame,
                 None => {
                     if let Some(state) = self.lines.newest()? {

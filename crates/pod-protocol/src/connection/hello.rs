@@ -5,46 +5,46 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::{Hello, VERSION};
+use crate::{SandboxHello, VERSION};
 
-/// How long the line may be; anybody can dial.
-pub(super) const LONGEST: usize = 4096;
-/// How long it may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit of the line, which is read before the client is authenticated.
+pub(super) const MAX_LINE: usize = 4096;
+/// Limit of the time until the line is complete.
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why who dialled is not let in.
+/// Why a connection was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// Nothing, or not all of it, was said in time.
-    #[error("a sandbox dialled and did not say who it is within {} s", PATIENCE.as_secs())]
-    Silent,
-    /// The connection ended, or was never one.
-    #[error("a sandbox dialled and was gone before it said who it is")]
-    Gone(#[source] io::Error),
-    /// More was said than anybody has to say.
-    #[error("what dialled is no sandbox: its first line is longer than {LONGEST} bytes")]
+    /// No complete line within the limit.
+    #[error("client sent no hello within {} s", HELLO_TIMEOUT.as_secs())]
+    Timeout,
+    /// The client closed the connection first, or it broke.
+    #[error("client closed the connection before its hello")]
+    Closed(#[source] io::Error),
+    /// The first line is too long.
+    #[error("client is no sandbox: its first line is longer than {MAX_LINE} bytes")]
     TooLong,
-    /// Something else was said.
-    #[error("what dialled is no sandbox: it does not say who it is")]
-    Nonsense(#[source] serde_json::Error),
+    /// The first line is not a hello.
+    #[error("client is no sandbox: its first line is no hello")]
+    Invalid(#[source] serde_json::Error),
     /// A sandbox of another release.
     #[error(
-        "the sandbox of pod {uid} speaks version {theirs} of the protocol, this kubelet version {VERSION}"
+        "sandbox of pod {uid} uses version {theirs} of the protocol, this kubelet version {VERSION}"
     )]
-    Version {
+    VersionMismatch {
         /// The pod.
         uid: String,
-        /// Its version.
+        /// The sandbox's version.
         theirs: u32,
     },
-    /// It is not who it says.
-    #[error("what dialled as the sandbox of pod {uid} is not known here")]
-    Stranger {
+    /// Its pod or its token is unknown.
+    #[error("cannot authenticate sandbox of pod {uid}")]
+    Unauthenticated {
         /// The pod.
         uid: String,
     },
-    /// It said who it is, and then not what HTTP/2 says.
-    #[error("the sandbox of pod {uid} does not speak HTTP/2")]
+    /// The HTTP/2 handshake after the line failed.
+    #[error("HTTP/2 handshake with sandbox of pod {uid} failed")]
     Handshake {
         /// The pod.
         uid: String,
@@ -54,22 +54,27 @@ pub enum HelloError {
     },
 }
 
-/// Says who this sandbox is.
-pub(super) async fn say(io: &mut (impl AsyncWrite + Unpin), hello: &Hello) -> io::Result<()> {
+/// Sends the hello of this sandbox.
+pub(super) async fn send(
+    io: &mut (impl AsyncWrite + Unpin),
+    hello: &SandboxHello,
+) -> io::Result<()> {
     let mut line = serde_json::to_vec(hello)?;
     line.push(b'\n');
     io.write_all(&line).await?;
     io.flush().await
 }
 
-/// Hears who dialled. Reads no further than the line, as far as the caller of `io` can see.
-pub(super) async fn hear(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Hello, HelloError> {
-    let line = tokio::time::timeout(PATIENCE, line(io))
+/// Receives a hello. Consumes nothing of `io` after the line.
+pub(super) async fn receive(
+    io: &mut (impl AsyncBufRead + Unpin),
+) -> Result<SandboxHello, HelloError> {
+    let line = tokio::time::timeout(HELLO_TIMEOUT, read_line(io))
         .await
-        .map_err(|_| HelloError::Silent)??;
-    let hello: Hello = serde_json::from_slice(&line).map_err(HelloError::Nonsense)?;
+        .map_err(|_| HelloError::Timeout)??;
+    let hello: SandboxHello = serde_json::from_slice(&line).map_err(HelloError::Invalid)?;
     if hello.version != VERSION {
-        return Err(HelloError::Version {
+        return Err(HelloError::VersionMismatch {
             uid: hello.uid,
             theirs: hello.version,
         });
@@ -77,16 +82,16 @@ pub(super) async fn hear(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Hello, 
     Ok(hello)
 }
 
-async fn line(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, HelloError> {
+async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, HelloError> {
     let mut line = Vec::new();
     loop {
-        let more = io.fill_buf().await.map_err(HelloError::Gone)?;
+        let more = io.fill_buf().await.map_err(HelloError::Closed)?;
         if more.is_empty() {
-            return Err(HelloError::Gone(io::ErrorKind::UnexpectedEof.into()));
+            return Err(HelloError::Closed(io::ErrorKind::UnexpectedEof.into()));
         }
         let end = memchr::memchr(b'\n', more);
         let taken = end.unwrap_or(more.len());
-        if line.len() + taken > LONGEST {
+        if line.len() + taken > MAX_LINE {
             return Err(HelloError::TooLong);
         }
         line.extend_from_slice(&more[..taken]);
@@ -104,14 +109,15 @@ mod tests {
 
     use super::*;
 
-    fn heard(said: &[u8], buffer: usize) -> Result<(Hello, Vec<u8>), HelloError> {
+    /// The hello in `sent`, and the bytes after it.
+    fn received(sent: &[u8], buffer: usize) -> Result<(SandboxHello, Vec<u8>), HelloError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .unwrap();
         runtime.block_on(async {
-            let mut io = BufReader::with_capacity(buffer, said);
-            let hello = hear(&mut io).await?;
+            let mut io = BufReader::with_capacity(buffer, sent);
+            let hello = receive(&mut io).await?;
             let mut rest = Vec::new();
             io.read_to_end(&mut rest).await.unwrap();
             Ok((hello, rest))
@@ -120,24 +126,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_be_said(said: Vec<u8>, buffer in 1..64_usize) {
-            let _ = heard(&said, buffer);
+        fn random_bytes_do_not_panic(sent: Vec<u8>, buffer in 1..64_usize) {
+            let _ = received(&sent, buffer);
         }
 
         #[test]
-        fn what_is_said_is_heard_and_no_more(
+        fn hello_is_received_and_nothing_after_it_consumed(
             token in ".{0,99}",
             uid in ".{0,99}",
             rest: Vec<u8>,
             buffer in 1..999_usize,
         ) {
-            let hello = Hello { version: VERSION, token, uid };
-            let mut said = serde_json::to_vec(&hello).unwrap();
-            said.push(b'\n');
-            said.extend_from_slice(&rest);
-            let (heard, left) = heard(&said, buffer).unwrap();
-            prop_assert_eq!(heard.token, hello.token);
-            prop_assert_eq!(heard.uid, hello.uid);
+            let hello = SandboxHello { version: VERSION, token, uid };
+            let mut sent = serde_json::to_vec(&hello).unwrap();
+            sent.push(b'\n');
+            sent.extend_from_slice(&rest);
+            let (received, left) = received(&sent, buffer).unwrap();
+            prop_assert_eq!(received.token, hello.token);
+            prop_assert_eq!(received.uid, hello.uid);
             prop_assert_eq!(left, rest);
         }
     }

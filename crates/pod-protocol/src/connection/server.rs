@@ -1,4 +1,4 @@
-//! The sandbox's side: dials its kubelet, and answers it.
+//! The sandbox's end: connects to its kubelet, and serves its requests.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -24,219 +24,222 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::lingering::Lingering;
-use super::{FRAME, MAX_STREAMS, PING_EVERY, PING_PATIENCE, hello, sessions, state_lines};
-use crate::streams::{Frames, Words};
+use super::shared_socket::SharedSocket;
+use super::{
+    MAX_FRAME_SIZE, MAX_STREAMS, PING_INTERVAL, PING_TIMEOUT, hello, server_streams, state_lines,
+};
+use crate::streams::{FrameReader, FrameStream};
 use crate::usage::PodUsage;
-use crate::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop};
+use crate::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop};
 
-/// How long to wait before the kubelet is dialled again, at first and at most.
-const REDIAL_FIRST: Duration = Duration::from_millis(50);
-const REDIAL_AT_MOST: Duration = Duration::from_secs(1);
-/// How long a kubelet may take to ask anything. One that listens but never asks is not there.
-const FIRST_WORD_PATIENCE: Duration = Duration::from_secs(10);
-/// How long answers under way may take once the sandbox ends.
-const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
-/// How large a request may be: a bundle, with the content of all its volumes.
-const LARGEST_REQUEST: usize = 64 * 1024 * 1024;
-/// How much of one request may wait to be read: enough that whoever sends a file into the pod need not wait for us each time.
+/// The first and the longest delay before the sandbox connects again.
+const RECONNECT_DELAY: Duration = Duration::from_millis(50);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// A kubelet that accepts connections but sends no request within this time counts as absent.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for responses in progress when the sandbox exits.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Limit of a request: a bundle, with the content of all its volumes.
+const MAX_REQUEST_SIZE: usize = 64 * 1024 * 1024;
+/// Flow control window of one request: enough that the upload of a file into the pod is not limited by round trips.
 const REQUEST_WINDOW: u32 = 256 * 1024;
-/// Most answers are rare and small, so little is set aside for what is not sent yet.
-const SEND_BUFFER: usize = 64 * 1024;
+/// Most responses are rare and small.
+const SEND_BUFFER_SIZE: usize = 64 * 1024;
 
-/// What a kubelet asks of a pod. All on one thread, so futures need not be `Send`.
+/// What a sandbox does for its kubelet. All on one thread, so futures need not be `Send`.
 #[allow(
     async_fn_in_trait,
     reason = "a sandbox runs on one thread; no caller needs Send futures"
 )]
 pub trait SandboxService: 'static {
-    /// The pod as it should be, now and again. The same bundle may come many times.
+    /// Applies the desired pod. The same bundle may arrive many times.
     fn put_bundle(&self, bundle: Bundle);
 
-    /// End the pod.
+    /// Stops the pod.
     fn stop(&self, stop: Stop);
 
-    /// The pod's end is recorded: clean up and exit.
+    /// The pod's final status is recorded: clean up and exit.
     fn dismiss(&self);
 
-    /// The same, but the pod's logs stay where they are.
+    /// As [`dismiss`](Self::dismiss), but keeps the pod's log files.
     fn retire(&self);
 
-    /// The pod's state, whole, each time it changes.
+    /// The pod's state, complete, on each change.
     fn state(&self) -> watch::Receiver<PodState>;
 
-    /// A part of a container's log.
-    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem>;
+    /// Reads a container's log.
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem>;
 
-    /// What the pod uses now; `None` while there is nothing of it.
+    /// The pod's resource usage; `None` before the first bundle.
     async fn usage(&self) -> Option<PodUsage> {
         None
     }
 
-    /// Runs a command in a container. `client` reads what the client sends after its query.
-    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem>;
+    /// Runs a command in a container. `client` reads the frames that the client sends after its query.
+    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem>;
 
-    /// A container's own streams.
-    async fn attach(&self, query: AttachQuery, client: Words) -> Result<Frames, Problem>;
+    /// Attaches to the streams of a running container.
+    async fn attach(&self, query: AttachQuery, client: FrameReader)
+    -> Result<FrameStream, Problem>;
 
-    /// A connection to a port of the pod.
+    /// Connects to a port of the pod.
     async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem>;
 }
 
-/// A log, as it is read.
-pub type LogBytes = BoxStream<'static, io::Result<Bytes>>;
+/// The bytes of a log.
+pub type LogByteStream = BoxStream<'static, io::Result<Bytes>>;
 
-/// Why a sandbox stopped looking for its kubelet.
+/// Why [`stay_connected`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parting {
-    /// The sandbox itself was done.
+pub enum StayConnectedEnd {
+    /// `done` completed.
     Done,
-    /// There was no kubelet for longer than the sandbox had patience.
-    Forsaken,
+    /// No kubelet was reachable for longer than the time-out.
+    KubeletLost,
 }
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The sandbox itself was done.
+pub enum ServeEnd {
+    /// `done` completed.
     Done,
-    /// It broke, or the kubelet closed it, after the kubelet had asked for something.
-    Broken,
-    /// The kubelet never asked for anything.
-    Unheard,
+    /// It broke, or the kubelet closed it, after at least one request.
+    ConnectionLost,
+    /// The kubelet sent no request.
+    NoRequest,
 }
 
-/// Finds the kubelet at a Unix socket, and again each time it is lost, until `done` or until there was none for
-/// `patience`. Runs within a `LocalSet`.
+/// Serves the kubelet at a Unix socket, and connects again each time the connection is lost, until `done` completes or no
+/// kubelet was reachable for `kubelet_timeout`. Must run in a `LocalSet`.
 ///
-/// After `done`, what the kubelet is being told is still told, the newest state above all.
-pub async fn stay_connected<P: SandboxService>(
+/// After `done`, responses in progress are completed, above all the newest state.
+pub async fn stay_connected<S: SandboxService>(
     socket: &Path,
-    hello: &Hello,
-    pod: Rc<P>,
-    patience: Duration,
+    hello: &SandboxHello,
+    service: Rc<S>,
+    kubelet_timeout: Duration,
     done: impl Future<Output = ()>,
-) -> Parting {
+) -> StayConnectedEnd {
     let mut done = pin!(done.fuse());
-    let mut last_heard = Instant::now();
-    let mut redial = REDIAL_FIRST;
+    let mut last_contact = Instant::now();
+    let mut delay = RECONNECT_DELAY;
     loop {
-        let end = dial(socket, hello, &pod, &mut done, last_heard + patience).await;
-        match end {
-            Ok(Ended::Done) => return Parting::Done,
-            Ok(Ended::Broken) => {
-                tracing::debug!("the connection to the kubelet is lost");
-                last_heard = Instant::now();
-                redial = REDIAL_FIRST;
+        let deadline = last_contact + kubelet_timeout;
+        match connect(socket, hello, &service, &mut done, deadline).await {
+            Ok(ServeEnd::Done) => return StayConnectedEnd::Done,
+            Ok(ServeEnd::ConnectionLost) => {
+                tracing::debug!("connection to the kubelet lost");
+                last_contact = Instant::now();
+                delay = RECONNECT_DELAY;
             }
-            Ok(Ended::Unheard) => tracing::debug!("the kubelet listens but does not ask"),
-            Err(error) => tracing::trace!(%error, "no kubelet yet"),
+            Ok(ServeEnd::NoRequest) => tracing::debug!("kubelet accepted but sent no request"),
+            Err(error) => tracing::trace!(%error, "cannot connect to the kubelet"),
         }
-        let forsaken = last_heard + patience;
+        let deadline = last_contact + kubelet_timeout;
         tokio::select! {
             biased;
-            () = &mut done => return Parting::Done,
-            () = tokio::time::sleep_until(forsaken) => return Parting::Forsaken,
-            () = tokio::time::sleep(redial) => {}
+            () = &mut done => return StayConnectedEnd::Done,
+            () = tokio::time::sleep_until(deadline) => return StayConnectedEnd::KubeletLost,
+            () = tokio::time::sleep(delay) => {}
         }
-        redial = (redial * 2).min(REDIAL_AT_MOST);
+        delay = (delay * 2).min(MAX_RECONNECT_DELAY);
     }
 }
 
-/// One attempt: an error if nobody listens.
-async fn dial<P: SandboxService>(
+/// Connects once, and serves the connection. Fails if no kubelet listens.
+async fn connect<S: SandboxService>(
     socket: &Path,
-    hello: &Hello,
-    pod: &Rc<P>,
+    hello: &SandboxHello,
+    service: &Rc<S>,
     done: impl Future<Output = ()>,
-    forsaken: Instant,
-) -> io::Result<Ended> {
+    deadline: Instant,
+) -> io::Result<ServeEnd> {
     let io = UnixStream::connect(socket).await?;
-    let patience = forsaken.duration_since(Instant::now());
-    Ok(serve_for(
+    let timeout = deadline.duration_since(Instant::now());
+    Ok(serve_with_timeout(
         io,
         hello,
-        Rc::clone(pod),
+        Rc::clone(service),
         done,
-        patience.min(FIRST_WORD_PATIENCE),
+        timeout.min(FIRST_REQUEST_TIMEOUT),
     )
     .await)
 }
 
-/// Says hello on a connection that was just made, and answers the kubelet until it is lost or `done`. Runs within a
-/// `LocalSet`.
-pub async fn serve<IO, P>(
+/// Sends the hello on a new connection, and serves the kubelet's requests until the connection is lost or `done`
+/// completes. Must run in a `LocalSet`.
+pub async fn serve<IO, S>(
     io: IO,
-    hello: &Hello,
-    pod: Rc<P>,
+    hello: &SandboxHello,
+    service: Rc<S>,
     done: impl Future<Output = ()>,
-) -> Ended
+) -> ServeEnd
 where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
-    P: SandboxService,
+    S: SandboxService,
 {
-    serve_for(io, hello, pod, done, FIRST_WORD_PATIENCE).await
+    serve_with_timeout(io, hello, service, done, FIRST_REQUEST_TIMEOUT).await
 }
 
-async fn serve_for<IO, P>(
+async fn serve_with_timeout<IO, S>(
     mut io: IO,
-    hello: &Hello,
-    pod: Rc<P>,
+    hello: &SandboxHello,
+    service: Rc<S>,
     done: impl Future<Output = ()>,
-    patience: Duration,
-) -> Ended
+    first_request_timeout: Duration,
+) -> ServeEnd
 where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
-    P: SandboxService,
+    S: SandboxService,
 {
     let mut done = pin!(done);
-    let heard = Rc::new(Cell::new(false));
+    let requested = Rc::new(Cell::new(false));
     let (open, closing) = watch::channel(());
-    let service = service_fn({
-        let heard = Rc::clone(&heard);
-        let desk = Desk { pod, closing };
+    let handler = service_fn({
+        let requested = Rc::clone(&requested);
+        let handler = RequestHandler { service, closing };
         move |request| {
-            heard.set(true);
-            let desk = desk.clone();
-            async move { Ok::<_, Infallible>(desk.answer(request).await) }
+            requested.set(true);
+            let handler = handler.clone();
+            async move { Ok::<_, Infallible>(handler.handle(request).await) }
         }
     });
 
-    let silence = tokio::time::sleep(patience);
-    let mut silence = pin!(silence);
-    let said = tokio::select! {
-        said = hello::say(&mut io, hello) => said,
-        () = &mut silence => return Ended::Unheard,
-        () = &mut done => return Ended::Done,
+    let timeout = tokio::time::sleep(first_request_timeout);
+    let mut timeout = pin!(timeout);
+    let sent = tokio::select! {
+        sent = hello::send(&mut io, hello) => sent,
+        () = &mut timeout => return ServeEnd::NoRequest,
+        () = &mut done => return ServeEnd::Done,
     };
-    if said.is_err() {
-        return Ended::Unheard;
+    if sent.is_err() {
+        return ServeEnd::NoRequest;
     }
-    let io = Lingering::new(io);
+    let io = SharedSocket::new(io);
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(REQUEST_WINDOW)
-        // All streams together never fill it: a command that does not read its input holds up nobody else.
+        // All streams together can't exhaust it: a command that does not read its input delays no other request.
         .initial_connection_window_size(MAX_STREAMS * REQUEST_WINDOW)
-        .max_frame_size(FRAME)
+        .max_frame_size(MAX_FRAME_SIZE)
         .max_concurrent_streams(MAX_STREAMS)
-        .max_send_buf_size(SEND_BUFFER)
+        .max_send_buf_size(SEND_BUFFER_SIZE)
         .auto_date_header(false)
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_PATIENCE)
-        .serve_connection(TokioIo::new(io.clone()), service);
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .serve_connection(TokioIo::new(io.clone()), handler);
     let mut connection = pin!(connection);
     loop {
         tokio::select! {
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the connection to the kubelet broke");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "connection to the kubelet broke");
                 }
-                return if heard.get() { Ended::Broken } else { Ended::Unheard };
+                return if requested.get() { ServeEnd::ConnectionLost } else { ServeEnd::NoRequest };
             }
-            () = &mut silence, if !heard.get() => {
-                if !heard.get() {
-                    return Ended::Unheard;
+            () = &mut timeout, if !requested.get() => {
+                if !requested.get() {
+                    return ServeEnd::NoRequest;
                 }
             }
             () = &mut done => break,
@@ -244,16 +247,16 @@ where
     }
     drop(open);
     connection.as_mut().graceful_shutdown();
-    let last_words = async {
+    let shutdown = async {
         if connection.await.is_ok() {
-            io.until_peer_is_gone().await;
+            io.wait_for_close().await;
         }
     };
-    let _ = tokio::time::timeout(LAST_WORDS_PATIENCE, last_words).await;
-    Ended::Done
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, shutdown).await;
+    ServeEnd::Done
 }
 
-/// Runs hyper's tasks where the sandbox runs.
+/// Runs hyper's tasks on the sandbox's thread.
 #[derive(Clone, Copy)]
 struct LocalExecutor;
 
@@ -263,69 +266,76 @@ impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for LocalExecu
     }
 }
 
-pub(super) type Answer =
+pub(super) type ServiceResponse =
     Response<Either<Full<Bytes>, StreamBody<LocalBoxStream<'static, io::Result<Frame<Bytes>>>>>>;
-/// The answer to what can't be done.
-pub(super) type Refusal = (StatusCode, Problem);
+/// A response of status 4xx or 5xx.
+pub(super) type Rejection = (StatusCode, Problem);
 
-/// Where requests are answered.
-struct Desk<P> {
-    pod: Rc<P>,
-    /// Closed when the sandbox ends.
+struct RequestHandler<S> {
+    service: Rc<S>,
+    /// Closed when the sandbox exits.
     closing: watch::Receiver<()>,
 }
 
-impl<P> Clone for Desk<P> {
+impl<S> Clone for RequestHandler<S> {
     fn clone(&self) -> Self {
         Self {
-            pod: Rc::clone(&self.pod),
+            service: Rc::clone(&self.service),
             closing: self.closing.clone(),
         }
     }
 }
 
-impl<P: SandboxService> Desk<P> {
-    async fn answer(self, request: Request<Incoming>) -> Answer {
+impl<S: SandboxService> RequestHandler<S> {
+    async fn handle(self, request: Request<Incoming>) -> ServiceResponse {
         let (head, body) = request.into_parts();
-        match self.find(&head.method, head.uri.path(), body).await {
-            Ok(answer) => answer,
+        match self.route(&head.method, head.uri.path(), body).await {
+            Ok(response) => response,
             Err((code, problem)) => {
-                tracing::debug!(method = %head.method, path = head.uri.path(), %code, problem = problem.message, "refused");
-                refusal(code, &problem)
+                tracing::debug!(method = %head.method, path = head.uri.path(), %code, problem = problem.message, "request rejected");
+                rejection(code, &problem)
             }
         }
     }
 
-    async fn find(self, method: &Method, path: &str, body: Incoming) -> Result<Answer, Refusal> {
+    async fn route(
+        self,
+        method: &Method,
+        path: &str,
+        body: Incoming,
+    ) -> Result<ServiceResponse, Rejection> {
         if let Some(port) = path.strip_prefix("/v1/port-forward/") {
-            return sessions::port_forward(&*self.pod, port, body).await;
+            return server_streams::port_forward(&*self.service, port, body).await;
         }
         match (method.as_str(), path) {
-            ("PUT", "/v1/pod") => self.pod.put_bundle(read(body).await?),
-            ("POST", "/v1/stop") => self.pod.stop(read(body).await?),
-            ("POST", "/v1/dismiss") => self.pod.dismiss(),
-            ("POST", "/v1/retire") => self.pod.retire(),
-            ("GET", "/v1/state") => return Ok(streamed(states(self.pod.state(), self.closing))),
-            ("GET", "/v1/usage") => return told(self.pod.usage().await.as_ref()),
-            ("POST", "/v1/logs") => {
-                let query = read(body).await?;
-                let log = self.pod.logs(query).await;
-                return log.map(streamed).map_err(refused);
+            ("PUT", "/v1/pod") => self.service.put_bundle(read_json(body).await?),
+            ("POST", "/v1/stop") => self.service.stop(read_json(body).await?),
+            ("POST", "/v1/dismiss") => self.service.dismiss(),
+            ("POST", "/v1/retire") => self.service.retire(),
+            ("GET", "/v1/state") => {
+                return Ok(streaming(states(self.service.state(), self.closing)));
             }
-            ("POST", "/v1/exec") => return sessions::exec(&*self.pod, body).await,
-            ("POST", "/v1/attach") => return sessions::attach(&*self.pod, body).await,
+            ("GET", "/v1/usage") => return usage(self.service.usage().await.as_ref()),
+            ("POST", "/v1/logs") => {
+                let query = read_json(body).await?;
+                let log = self.service.logs(query).await;
+                return log.map(streaming).map_err(unprocessable);
+            }
+            ("POST", "/v1/exec") => return server_streams::exec(&*self.service, body).await,
+            ("POST", "/v1/attach") => return server_streams::attach(&*self.service, body).await,
             _ => {
                 return Err((
                     StatusCode::NOT_FOUND,
-                    problem("NotFound", format!("a sandbox has no {method} {path}")),
+                    Problem::new("NotFound", format!("unknown request {method} {path}")),
                 ));
             }
         }
-        Ok(whole(StatusCode::NO_CONTENT, Bytes::new()))
+        Ok(complete(StatusCode::NO_CONTENT, Bytes::new()))
     }
 }
 
-/// Each state that is the newest when there is room to send it, beginning with the one that is; the last one too.
+/// The current state, then each state that is the newest when the connection has room for it. The last state before the
+/// sandbox exits is always sent.
 fn states(
     mut states: watch::Receiver<PodState>,
     closing: watch::Receiver<()>,
@@ -339,59 +349,51 @@ fn states(
             },
             _ = closing.changed() => return Ok(None),
         }
-        let line = state_lines::line(&states.borrow_and_update())?;
+        let line = state_lines::encode_line(&states.borrow_and_update())?;
         Ok(Some((Bytes::from(line), (states, closing))))
     })
     .boxed()
 }
 
-async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, Refusal> {
-    let body = Limited::new(body, LARGEST_REQUEST).collect().await;
-    let bytes = body.map_err(|error| bad(error.to_string()))?.to_bytes();
-    serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))
+async fn read_json<T: DeserializeOwned>(body: Incoming) -> Result<T, Rejection> {
+    let body = Limited::new(body, MAX_REQUEST_SIZE).collect().await;
+    let bytes = body.map_err(|error| bad_request(error.to_string()))?;
+    serde_json::from_slice(&bytes.to_bytes()).map_err(|error| bad_request(error.to_string()))
 }
 
-/// What was asked makes no sense.
-pub(super) fn bad(why: String) -> Refusal {
-    (StatusCode::BAD_REQUEST, problem("BadRequest", why))
+/// The request is invalid.
+pub(super) fn bad_request(message: String) -> Rejection {
+    (StatusCode::BAD_REQUEST, Problem::new("BadRequest", message))
 }
 
-/// The pod won't, or can't.
-pub(super) fn refused(problem: Problem) -> Refusal {
+/// The service could not do it.
+pub(super) fn unprocessable(problem: Problem) -> Rejection {
     (StatusCode::UNPROCESSABLE_ENTITY, problem)
 }
 
-fn problem(reason: &str, message: String) -> Problem {
-    Problem {
-        reason: reason.to_owned(),
-        message,
-    }
-}
-
-pub(super) fn streamed(bytes: impl Stream<Item = io::Result<Bytes>> + 'static) -> Answer {
+pub(super) fn streaming(bytes: impl Stream<Item = io::Result<Bytes>> + 'static) -> ServiceResponse {
     Response::new(Either::Right(StreamBody::new(
         bytes.map_ok(Frame::data).boxed_local(),
     )))
 }
 
-fn refusal(code: StatusCode, problem: &Problem) -> Answer {
-    // Two strings: nothing in them can fail to be JSON.
-    whole(code, serde_json::to_vec(problem).unwrap_or_default().into())
+fn rejection(code: StatusCode, problem: &Problem) -> ServiceResponse {
+    // Two strings always serialize.
+    complete(code, serde_json::to_vec(problem).unwrap_or_default().into())
 }
 
-/// An answer that may not be there.
-fn told(what: Option<&impl Serialize>) -> Result<Answer, (StatusCode, Problem)> {
-    let missing = || problem("NotFound", "the pod has not begun".to_owned());
-    let what = what.ok_or_else(|| (StatusCode::NOT_FOUND, missing()))?;
-    let text = serde_json::to_vec(what).map_err(|error| {
-        let problem = problem("Internal", error.to_string());
+fn usage(usage: Option<&impl Serialize>) -> Result<ServiceResponse, Rejection> {
+    let missing = || Problem::new("NotFound", "the pod has not been started yet");
+    let usage = usage.ok_or_else(|| (StatusCode::NOT_FOUND, missing()))?;
+    let text = serde_json::to_vec(usage).map_err(|error| {
+        let problem = Problem::new("Internal", error.to_string());
         (StatusCode::INTERNAL_SERVER_ERROR, problem)
     })?;
-    Ok(whole(StatusCode::OK, text.into()))
+    Ok(complete(StatusCode::OK, text.into()))
 }
 
-fn whole(code: StatusCode, bytes: Bytes) -> Answer {
-    let mut answer = Response::new(Either::Left(Full::new(bytes)));
-    *answer.status_mut() = code;
-    answer
+fn complete(code: StatusCode, bytes: Bytes) -> ServiceResponse {
+    let mut response = Response::new(Either::Left(Full::new(bytes)));
+    *response.status_mut() = code;
+    response
 }

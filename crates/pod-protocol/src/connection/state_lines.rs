@@ -1,41 +1,41 @@
-//! States on the wire: one line of JSON each, of which only the newest matters.
+//! States on the wire: one line of JSON each. Only the newest matters.
 
 use std::io;
 
 use crate::PodState;
 
-/// How long one state may be: some hundred containers with long messages.
-const LONGEST: usize = 8 * 1024 * 1024;
+/// Limit of one state: some hundred containers with long messages.
+const MAX_STATE_SIZE: usize = 8 * 1024 * 1024;
 
-/// Turns bytes into states, leaving out those that are already out of date.
+/// Decodes states, and skips those that are out of date already.
 #[derive(Default)]
 pub(super) struct StateLines {
-    /// The newest whole line, unless it was taken.
+    /// The newest complete line, unless it was taken.
     newest: Option<Vec<u8>>,
-    /// The beginning of the next.
-    begun: Vec<u8>,
+    /// The incomplete line after it.
+    partial: Vec<u8>,
 }
 
 impl StateLines {
-    /// Takes in what has come.
+    /// Adds received bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(last) = memchr::memrchr(b'\n', bytes) else {
-            return self.begin(bytes);
+            return self.append(bytes);
         };
         let whole = &bytes[..last];
         let line = match memchr::memrchr(b'\n', whole) {
             Some(before) => whole[before + 1..].to_vec(),
             None => {
-                self.begin(whole)?;
-                std::mem::take(&mut self.begun)
+                self.append(whole)?;
+                std::mem::take(&mut self.partial)
             }
         };
         self.newest = Some(line);
-        self.begun.clear();
-        self.begin(&bytes[last + 1..])
+        self.partial.clear();
+        self.append(&bytes[last + 1..])
     }
 
-    /// The newest state that has come, once.
+    /// The newest state, unless it was taken already.
     pub(super) fn newest(&mut self) -> io::Result<Option<PodState>> {
         let Some(line) = self.newest.take() else {
             return Ok(None);
@@ -43,20 +43,20 @@ impl StateLines {
         Ok(Some(serde_json::from_slice(&line)?))
     }
 
-    fn begin(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.begun.len() + bytes.len() > LONGEST {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.partial.len() + bytes.len() > MAX_STATE_SIZE {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("a state of more than {LONGEST} bytes"),
+                format!("pod state is longer than {MAX_STATE_SIZE} bytes"),
             ));
         }
-        self.begun.extend_from_slice(bytes);
+        self.partial.extend_from_slice(bytes);
         Ok(())
     }
 }
 
-/// A state as it goes over the wire.
-pub(super) fn line(state: &PodState) -> serde_json::Result<Vec<u8>> {
+/// Encodes a state.
+pub(super) fn encode_line(state: &PodState) -> serde_json::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(state)?;
     line.push(b'\n');
     Ok(line)
@@ -77,8 +77,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_newest_state_is_seen_however_it_comes(count in 0..5_usize, chunk in 1..400_usize, greedy: bool) {
-            let bytes: Vec<u8> = (0..count).flat_map(|serial| line(&state(serial)).unwrap()).collect();
+        fn newest_state_is_decoded_from_any_chunks(count in 0..5_usize, chunk in 1..400_usize, greedy: bool) {
+            let bytes: Vec<u8> = (0..count).flat_map(|serial| encode_line(&state(serial)).unwrap()).collect();
             let mut lines = StateLines::default();
             let mut seen = Vec::new();
             for chunk in bytes.chunks(chunk) {
@@ -94,7 +94,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_at_most(chunks: Vec<Vec<u8>>) {
+        fn random_bytes_do_not_panic(chunks: Vec<Vec<u8>>) {
             let mut lines = StateLines::default();
             for chunk in chunks {
                 let _ = lines.push(&chunk);

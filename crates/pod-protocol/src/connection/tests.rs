@@ -1,4 +1,4 @@
-//! Both ends at once, over real sockets.
+//! Both ends, over real sockets.
 
 use std::cell::RefCell;
 use std::future::pending;
@@ -17,16 +17,18 @@ use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 use super::*;
-use crate::streams::{Frames, Words};
-use crate::{AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION};
+use crate::streams::{FrameReader, FrameStream};
+use crate::{
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
+};
 
-/// A pod that remembers what it was told.
-struct Told {
+/// A service that records its calls.
+struct RecordingService {
     calls: RefCell<Vec<String>>,
     state: watch::Sender<PodState>,
 }
 
-impl Told {
+impl RecordingService {
     fn new() -> Rc<Self> {
         Rc::new(Self {
             calls: RefCell::default(),
@@ -34,33 +36,33 @@ impl Told {
         })
     }
 
-    fn note(&self, call: impl Into<String>) {
+    fn record(&self, call: impl Into<String>) {
         self.calls.borrow_mut().push(call.into());
     }
 }
 
-impl SandboxService for Told {
+impl SandboxService for RecordingService {
     fn put_bundle(&self, bundle: Bundle) {
-        self.note(format!("bundle for {}", bundle.node.name));
+        self.record(format!("bundle for {}", bundle.node.name));
     }
 
     fn stop(&self, stop: Stop) {
-        self.note(format!("stop in {}", stop.grace_seconds));
+        self.record(format!("stop in {}", stop.grace_seconds));
     }
 
     fn dismiss(&self) {
-        self.note("dismiss");
+        self.record("dismiss");
     }
 
     fn retire(&self) {
-        self.note("retire");
+        self.record("retire");
     }
 
     fn state(&self) -> watch::Receiver<PodState> {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
         match query.container.as_str() {
             "hello" => {
                 let lines = ["one\n", "two\n"].map(|line| Ok(Bytes::from_static(line.as_bytes())));
@@ -84,14 +86,14 @@ impl SandboxService for Told {
         }
     }
 
-    async fn exec(&self, _: ExecQuery, _: Words) -> Result<Frames, Problem> {
+    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, Problem> {
         Err(Problem {
             reason: "ExecError".to_owned(),
             message: "executable file not found in $PATH".to_owned(),
         })
     }
 
-    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
         Err(Problem {
             reason: "NotFound".to_owned(),
             message: "nothing to attach to".to_owned(),
@@ -119,8 +121,8 @@ fn serial(state: &PodState) -> i64 {
     state.observed_generation.unwrap_or(-1)
 }
 
-fn hello() -> Hello {
-    Hello {
+fn hello() -> SandboxHello {
+    SandboxHello {
         version: VERSION,
         token: "secret".to_owned(),
         uid: "1234".to_owned(),
@@ -129,7 +131,7 @@ fn hello() -> Hello {
 
 fn bundle() -> Bundle {
     let mut bundle: Bundle = serde_json::from_value(serde_json::json!({
-        "pod": {}, "containers": {}, "volumes": {}, "pull_credentials": [], "before": [],
+        "pod": {}, "containers": {}, "volumes": {}, "pull_credentials": [], "previous_statuses": [],
         "node": { "name": "", "host_ips": [], "cluster_dns": [], "cluster_domain": "" }
     }))
     .unwrap();
@@ -137,17 +139,17 @@ fn bundle() -> Bundle {
     bundle
 }
 
-fn known(hello: &Hello) -> Option<String> {
+fn authenticate(hello: &SandboxHello) -> Option<String> {
     (hello.token == "secret").then(|| format!("default/{}", hello.uid))
 }
 
-/// A client of a pod that is served until the test ends.
-async fn connected(pod: &Rc<Told>) -> SandboxClient {
+/// A client of a service that is served until the test ends.
+async fn connect(pod: &Rc<RecordingService>) -> SandboxClient {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let pod = Rc::clone(pod);
     tokio::task::spawn_local(async move { serve(theirs, &hello(), pod, pending()).await });
-    let (said, client) = accept(ours, known).await.unwrap();
-    assert_eq!(said.uid, "1234");
+    let (hello, client) = accept(ours, authenticate).await.unwrap();
+    assert_eq!(hello.uid, "1234");
     client
 }
 
@@ -156,10 +158,10 @@ async fn local<T>(test: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn a_pod_hears_what_its_kubelet_says() {
+async fn requests_reach_the_service() {
     local(async {
-        let pod = Told::new();
-        let client = connected(&pod).await;
+        let pod = RecordingService::new();
+        let client = connect(&pod).await;
         client.put_bundle(&bundle()).await.unwrap();
         let stop = Stop {
             grace_seconds: 30,
@@ -177,10 +179,10 @@ async fn a_pod_hears_what_its_kubelet_says() {
 }
 
 #[tokio::test]
-async fn a_bundle_of_many_megabytes_arrives() {
+async fn large_bundle_arrives() {
     local(async {
-        let pod = Told::new();
-        let client = connected(&pod).await;
+        let pod = RecordingService::new();
+        let client = connect(&pod).await;
         let mut bundle = bundle();
         let content = "x".repeat(9_000_000);
         bundle.volumes.insert("v".to_owned(), content.into());
@@ -191,9 +193,9 @@ async fn a_bundle_of_many_megabytes_arrives() {
 }
 
 #[tokio::test]
-async fn logs_and_their_problems_arrive() {
+async fn logs_and_errors_arrive() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connect(&RecordingService::new()).await;
         let ask = |container: &str| {
             let container = container.to_owned();
             let client = client.clone();
@@ -212,19 +214,19 @@ async fn logs_and_their_problems_arrive() {
             ask("broken").await,
             Err(ConnectionError::Lost { .. })
         ));
-        let refused = ask("absent").await.unwrap_err();
-        assert_eq!(refused.to_string(), r#"container "absent" has no log"#);
-        // One broken stream is that stream's alone.
+        let error = ask("absent").await.unwrap_err();
+        assert_eq!(error.to_string(), r#"container "absent" has no log"#);
+        // A broken stream does not affect others.
         assert_eq!(ask("hello").await.unwrap(), b"one\ntwo\n");
     })
     .await;
 }
 
 #[tokio::test]
-async fn states_are_the_newest_and_never_go_backwards() {
+async fn slow_reader_skips_states_in_order() {
     local(async {
-        let pod = Told::new();
-        let client = connected(&pod).await;
+        let pod = RecordingService::new();
+        let client = connect(&pod).await;
         let mut states = pin!(client.states().await.unwrap());
         assert_eq!(serial(&states.next().await.unwrap().unwrap()), 0);
 
@@ -250,25 +252,25 @@ async fn states_are_the_newest_and_never_go_backwards() {
             count
         };
         let ((), count) = tokio::join!(writer, reader);
-        assert!(count < 2500, "nothing was left out of {count} states");
+        assert!(count < 2500, "no state was skipped: {count}");
     })
     .await;
 }
 
 #[tokio::test]
-async fn who_dawdles_over_logs_does_not_hold_up_states() {
+async fn slow_log_readers_do_not_delay_states() {
     local(async {
-        let pod = Told::new();
-        let client = connected(&pod).await;
+        let pod = RecordingService::new();
+        let client = connect(&pod).await;
         let query = LogQuery {
             container: "endless".to_owned(),
             ..LogQuery::default()
         };
-        let mut dawdlers = Vec::new();
+        let mut readers = Vec::new();
         for _ in 0..40 {
             let mut log = client.logs(&query).await.unwrap().boxed();
             log.next().await.unwrap().unwrap();
-            dawdlers.push(log);
+            readers.push(log);
         }
         let mut states = pin!(client.states().await.unwrap());
         for serial in 1..=50 {
@@ -280,10 +282,10 @@ async fn who_dawdles_over_logs_does_not_hold_up_states() {
 }
 
 #[tokio::test]
-async fn the_stream_of_states_ends_with_the_connection() {
+async fn state_stream_ends_with_the_connection() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let pod = Told::new();
+        let pod = RecordingService::new();
         let (done, end) = oneshot::channel::<()>();
         let serving = tokio::task::spawn_local({
             let pod = Rc::clone(&pod);
@@ -294,17 +296,17 @@ async fn the_stream_of_states_ends_with_the_connection() {
                 .await
             }
         });
-        let (_, client) = accept(ours, known).await.unwrap();
+        let (_, client) = accept(ours, authenticate).await.unwrap();
         let mut states = pin!(client.states().await.unwrap());
         states.next().await.unwrap().unwrap();
 
-        // The last state is told even if the end comes at the same moment.
+        // The last state is sent even if it changes at the same moment as the service ends.
         pod.state.send_replace(state(9));
         done.send(()).unwrap();
         let last = states.next().await.unwrap().unwrap();
         assert_eq!(serial(&last), 9);
         assert!(states.next().await.is_none());
-        assert_eq!(serving.await.unwrap(), Ended::Done);
+        assert_eq!(serving.await.unwrap(), ServeEnd::Done);
         tokio::time::timeout(Duration::from_secs(5), async {
             while !client.is_closed() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -319,85 +321,91 @@ async fn the_stream_of_states_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn only_who_is_recognised_is_let_in() {
+async fn unauthenticated_sandbox_is_rejected() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let stranger = Hello {
+        let unknown = SandboxHello {
             token: "guessed".to_owned(),
             ..hello()
         };
         let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &stranger, Told::new(), pending()).await
+            serve(theirs, &unknown, RecordingService::new(), pending()).await
         });
-        let refused = accept(ours, known).await.unwrap_err();
-        assert!(matches!(refused, HelloError::Stranger { .. }), "{refused}");
-        assert!(!refused.to_string().contains("guessed"));
-        assert_eq!(serving.await.unwrap(), Ended::Unheard);
+        let error = accept(ours, authenticate).await.unwrap_err();
+        assert!(
+            matches!(error, HelloError::Unauthenticated { .. }),
+            "{error}"
+        );
+        assert!(!error.to_string().contains("guessed"));
+        assert_eq!(serving.await.unwrap(), ServeEnd::NoRequest);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hello_is_short_quick_and_makes_sense() {
-    let say = |said: Vec<u8>, close: bool| async move {
+async fn hello_must_be_short_valid_and_timely() {
+    let rejected = |sent: Vec<u8>, close: bool| async move {
         let (mut theirs, ours) = tokio::io::duplex(64 * 1024);
-        theirs.write_all(&said).await.unwrap();
+        theirs.write_all(&sent).await.unwrap();
         let kept = (!close).then_some(theirs);
-        let refused = accept(ours, known).await.unwrap_err();
+        let error = accept(ours, authenticate).await.unwrap_err();
         drop(kept);
-        refused
+        error
     };
     assert!(matches!(
-        say(b"GET / HTTP/1.1\r\n\r\n".to_vec(), false).await,
-        HelloError::Nonsense(_)
+        rejected(b"GET / HTTP/1.1\r\n\r\n".to_vec(), false).await,
+        HelloError::Invalid(_)
     ));
     assert!(matches!(
-        say(vec![b'x'; 10_000], false).await,
+        rejected(vec![b'x'; 10_000], false).await,
         HelloError::TooLong
     ));
     assert!(matches!(
-        say(vec![0xff; 100], true).await,
-        HelloError::Gone(_)
+        rejected(vec![0xff; 100], true).await,
+        HelloError::Closed(_)
     ));
-    assert!(matches!(say(Vec::new(), true).await, HelloError::Gone(_)));
+    assert!(matches!(
+        rejected(Vec::new(), true).await,
+        HelloError::Closed(_)
+    ));
     let begun = Instant::now();
     assert!(matches!(
-        say(b"{".to_vec(), false).await,
-        HelloError::Silent
+        rejected(b"{".to_vec(), false).await,
+        HelloError::Timeout
     ));
     assert_eq!(begun.elapsed().as_secs(), 5);
     let other = br#"{"version":7,"token":"secret","uid":"u"}"#;
     assert!(matches!(
-        say([other.as_slice(), b"\n"].concat(), false).await,
-        HelloError::Version { theirs: 7, .. }
+        rejected([other.as_slice(), b"\n"].concat(), false).await,
+        HelloError::VersionMismatch { theirs: 7, .. }
     ));
 }
 
 #[tokio::test]
-async fn garbage_instead_of_http_ends_the_connection() {
+async fn invalid_http2_ends_the_connection() {
     local(async {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(&[b'z'; 4096]).await.unwrap();
         assert_eq!(
-            serve(theirs, &hello(), Told::new(), pending()).await,
-            Ended::Unheard
+            serve(theirs, &hello(), RecordingService::new(), pending()).await,
+            ServeEnd::NoRequest
         );
-        let mut said = Vec::new();
-        // What was not read of the garbage makes it a reset.
-        let _ = ours.read_to_end(&mut said).await;
-        assert!(said.starts_with(b"{\"version\":1"));
+        let mut sent = Vec::new();
+        // The unread input makes it a reset.
+        let _ = ours.read_to_end(&mut sent).await;
+        assert!(sent.starts_with(b"{\"version\":1"));
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_killed_breaks_its_logs() {
+async fn killed_sandbox_breaks_log_streams() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &hello(), Told::new(), pending()).await
+            serve(theirs, &hello(), RecordingService::new(), pending()).await
         });
-        let (_, client) = accept(ours, known).await.unwrap();
+        let (_, client) = accept(ours, authenticate).await.unwrap();
         let query = LogQuery {
             container: "endless".to_owned(),
             ..LogQuery::default()
@@ -409,7 +417,7 @@ async fn a_sandbox_that_is_killed_breaks_its_logs() {
             match log.next().await {
                 Some(Ok(_)) => {}
                 Some(Err(error)) => break error,
-                None => panic!("a torn log looks whole"),
+                None => panic!("a truncated log ended without an error"),
             }
         };
         assert!(error.to_string().contains("default/1234"), "{error}");
@@ -419,15 +427,15 @@ async fn a_sandbox_that_is_killed_breaks_its_logs() {
 
 async fn next_client(listener: &UnixListener) -> SandboxClient {
     let (io, _) = listener.accept().await.unwrap();
-    accept(io, known).await.unwrap().1
+    accept(io, authenticate).await.unwrap().1
 }
 
 #[tokio::test]
-async fn a_lost_kubelet_is_found_again() {
+async fn sandbox_reconnects_to_a_new_kubelet() {
     local(async {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("kubelet.sock");
-        let pod = Told::new();
+        let pod = RecordingService::new();
         let (done, end) = oneshot::channel::<()>();
         let staying = tokio::task::spawn_local({
             let (socket, pod) = (socket.clone(), Rc::clone(&pod));
@@ -438,7 +446,7 @@ async fn a_lost_kubelet_is_found_again() {
                 stay_connected(&socket, &hello(), pod, Duration::from_secs(60), end).await
             }
         });
-        // At first there is none at all.
+        // At first no kubelet listens.
         tokio::time::sleep(Duration::from_millis(120)).await;
         for round in 1..=3 {
             let listener = UnixListener::bind(&socket).unwrap();
@@ -453,74 +461,87 @@ async fn a_lost_kubelet_is_found_again() {
         let client = next_client(&listener).await;
         client.dismiss().await.unwrap();
         done.send(()).unwrap();
-        assert_eq!(staying.await.unwrap(), Parting::Done);
+        assert_eq!(staying.await.unwrap(), StayConnectedEnd::Done);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn patience_ends_without_a_kubelet() {
-    let forsaken = |socket: &Path| {
+async fn sandbox_gives_up_without_a_kubelet() {
+    let until_lost = |socket: &Path| {
         let socket = socket.to_owned();
         async move {
             let begun = Instant::now();
-            let patience = Duration::from_secs(90);
-            let parting = stay_connected(&socket, &hello(), Told::new(), patience, pending()).await;
-            (parting, begun.elapsed().as_secs())
+            let timeout = Duration::from_secs(90);
+            let end = stay_connected(
+                &socket,
+                &hello(),
+                RecordingService::new(),
+                timeout,
+                pending(),
+            )
+            .await;
+            (end, begun.elapsed().as_secs())
         }
     };
     local(async {
         let dir = tempfile::tempdir().unwrap();
-        let nobody = dir.path().join("nobody.sock");
-        assert_eq!(forsaken(&nobody).await, (Parting::Forsaken, 90));
-        // Somebody who listens, and never says a word.
-        let mute = dir.path().join("mute.sock");
-        let _listener = UnixListener::bind(&mute).unwrap();
-        assert_eq!(forsaken(&mute).await, (Parting::Forsaken, 90));
+        let absent = dir.path().join("absent.sock");
+        assert_eq!(
+            until_lost(&absent).await,
+            (StayConnectedEnd::KubeletLost, 90)
+        );
+        // A listener that never accepts.
+        let silent = dir.path().join("silent.sock");
+        let _listener = UnixListener::bind(&silent).unwrap();
+        assert_eq!(
+            until_lost(&silent).await,
+            (StayConnectedEnd::KubeletLost, 90)
+        );
     })
     .await;
 }
 
 #[tokio::test]
-async fn refusals_have_their_words() {
+async fn errors_have_their_messages() {
     local(async {
-        let client = connected(&Told::new()).await;
-        let refused = client
+        let client = connect(&RecordingService::new()).await;
+        let error = client
             .exec(&ExecQuery::default(), stream::empty())
             .await
             .unwrap_err();
         assert!(
-            refused.to_string().contains("executable file not found"),
-            "{refused}"
+            error.to_string().contains("executable file not found"),
+            "{error}"
         );
-        let refused = client
+        let error = client
             .attach(&AttachQuery::default(), stream::empty())
             .await
             .unwrap_err();
-        assert_eq!(refused.to_string(), "nothing to attach to");
+        assert_eq!(error.to_string(), "nothing to attach to");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let refused = client
+        let error = client
             .port_forward(port, stream::empty())
             .await
             .unwrap_err();
-        assert!(refused.to_string().contains("refused"), "{refused}");
+        assert!(error.to_string().contains("refused"), "{error}");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_port_has_two_ways_with_an_end_each() {
+async fn forwarded_port_directions_end_separately() {
     local(async {
-        let client = connected(&Told::new()).await;
+        let client = connect(&RecordingService::new()).await;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let served = tokio::spawn(async move {
             let (mut connection, _) = listener.accept().await.unwrap();
             let mut all = Vec::new();
             connection.read_to_end(&mut all).await.unwrap();
-            // After the client's end.
+            // Sent after the client's end-of-file.
             connection
                 .write_all(format!("{} bytes", all.len()).as_bytes())
                 .await

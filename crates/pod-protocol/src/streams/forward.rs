@@ -1,4 +1,4 @@
-//! A connection to a port of the pod: bytes both ways, each way with an end of its own.
+//! A connection to a port of the pod: bytes in both directions, each with an end of its own.
 
 use std::io;
 
@@ -9,28 +9,30 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-use super::BLOCK;
-use super::frames::fitting;
-use super::words::next_piece;
+use super::BLOCK_SIZE;
+use super::frame_reader::next_chunk;
+use super::frames::shrink;
 
-/// Carries bytes until both ways have ended, or the client is gone.
+/// Copies bytes until both directions have ended or the client is gone. Returns the bytes from the pod.
 pub fn forward(connection: TcpStream, body: Incoming) -> mpsc::Receiver<io::Result<Bytes>> {
-    let (tell, told) = mpsc::channel(1);
+    let (to_client, from_pod) = mpsc::channel(1);
     tokio::task::spawn_local(async move {
-        // Small answers must not wait for more; whoever speaks here has put them together already.
+        // The client has batched its writes already, so Nagle's algorithm would only delay them.
         let _ = connection.set_nodelay(true);
         let (reader, writer) = connection.into_split();
-        let in_both = async { tokio::try_join!(to_pod(body, writer), from_pod(reader, tell)) };
-        if let Err(error) = in_both.await {
-            tracing::trace!(%error, "a forwarded connection was cut");
+        let copied = async {
+            tokio::try_join!(copy_to_pod(body, writer), copy_to_client(reader, to_client))
+        };
+        if let Err(error) = copied.await {
+            tracing::trace!(%error, "forwarded connection broke");
         }
     });
-    told
+    from_pod
 }
 
-/// Until the client's end, which the pod hears as an end of its input, or until the pod reads no more: it may still speak.
-async fn to_pod(mut body: Incoming, mut writer: OwnedWriteHalf) -> io::Result<()> {
-    while let Some(bytes) = next_piece(&mut body).await? {
+/// Until the client's end-of-file, which is passed on to the pod, or until the pod stops reading: it may still send.
+async fn copy_to_pod(mut body: Incoming, mut writer: OwnedWriteHalf) -> io::Result<()> {
+    while let Some(bytes) = next_chunk(&mut body).await? {
         if writer.write_all(&bytes).await.is_err() {
             return Ok(());
         }
@@ -39,27 +41,30 @@ async fn to_pod(mut body: Incoming, mut writer: OwnedWriteHalf) -> io::Result<()
     Ok(())
 }
 
-/// Until the pod's end; a broken connection is told as broken.
-async fn from_pod(reader: OwnedReadHalf, tell: mpsc::Sender<io::Result<Bytes>>) -> io::Result<()> {
+/// Until the pod's end-of-file. An error of the pod's connection resets the client's stream.
+async fn copy_to_client(
+    reader: OwnedReadHalf,
+    to_client: mpsc::Sender<io::Result<Bytes>>,
+) -> io::Result<()> {
     loop {
         tokio::select! {
-            () = tell.closed() => return Err(io::ErrorKind::BrokenPipe.into()),
+            () = to_client.closed() => return Err(io::ErrorKind::BrokenPipe.into()),
             ready = reader.ready(Interest::READABLE) => drop(ready?),
         }
-        // Not kept from one time to the next: a silent connection needs no memory.
-        let mut block = BytesMut::with_capacity(BLOCK);
+        // Allocated for each read: an idle connection needs no buffer.
+        let mut block = BytesMut::with_capacity(BLOCK_SIZE);
         match reader.try_read_buf(&mut block) {
             Ok(0) => return Ok(()),
             Ok(_) => {
-                if tell.send(Ok(fitting(block))).await.is_err() {
+                if to_client.send(Ok(shrink(block))).await.is_err() {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                let again = io::Error::new(error.kind(), error.to_string());
-                let _ = tell.send(Err(error)).await;
-                return Err(again);
+                let copy = io::Error::new(error.kind(), error.to_string());
+                let _ = to_client.send(Err(error)).await;
+                return Err(copy);
             }
         }
     }

@@ -1,264 +1,268 @@
-//! How the channels of a session share one stream of bytes. Sans-IO.
+//! Multiplexing of a session's channels over one stream of bytes. Sans-IO.
 //!
-//! A frame is a byte that says what it is, three bytes of length (the most significant first), and that many bytes.
+//! A frame is one byte for its kind, three bytes for its length (big-endian), and a payload of that length.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-/// Kind and length.
-const HEAD: usize = 4;
-/// What is not passed on in pieces may be so long: the longest command that Linux takes, in JSON.
-const LONGEST_WHOLE: usize = 4 * 1024 * 1024;
-/// The most that a length can say.
-const LONGEST: usize = 0xff_ffff;
+/// Length of a frame's header.
+const HEADER_SIZE: usize = 4;
+/// Limit for frames that are decoded as a whole: the longest command that Linux accepts, in JSON.
+const MAX_WHOLE_PAYLOAD: usize = 4 * 1024 * 1024;
+/// The largest value of the length field.
+const MAX_PAYLOAD: usize = 0xff_ffff;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
-    /// What is asked; the first frame, and the only one of its kind.
-    Question = 0,
-    /// To the process's standard input.
-    Input = 1,
-    /// Nothing more will come there.
-    InputEnd = 2,
-    /// The terminal's size.
+pub enum FrameKind {
+    /// The session's parameters, in JSON; only the first frame.
+    Query = 0,
+    /// Bytes for the process's standard input.
+    Stdin = 1,
+    /// End of the standard input.
+    StdinEnd = 2,
+    /// The terminal's new size.
     Resize = 3,
-    /// From its standard output, or its terminal.
-    Output = 4,
-    /// From its standard error.
-    Errors = 5,
-    /// How it ended; the last frame.
-    Ended = 6,
+    /// Bytes from its standard output, or its terminal.
+    Stdout = 4,
+    /// Bytes from its standard error.
+    Stderr = 5,
+    /// The end of the session; the last frame.
+    Exit = 6,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         [
-            Self::Question,
-            Self::Input,
-            Self::InputEnd,
+            Self::Query,
+            Self::Stdin,
+            Self::StdinEnd,
             Self::Resize,
-            Self::Output,
-            Self::Errors,
-            Self::Ended,
+            Self::Stdout,
+            Self::Stderr,
+            Self::Exit,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
     }
 
-    /// Its bytes mean something in pieces too.
-    fn flows(self) -> bool {
-        matches!(self, Self::Input | Self::Output | Self::Errors)
+    /// Whether parts of the payload are passed on before the rest has arrived.
+    fn is_streamed(self) -> bool {
+        matches!(self, Self::Stdin | Self::Stdout | Self::Stderr)
     }
 }
 
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct TtySize {
     /// Characters in a line.
     pub columns: u16,
     /// Lines.
     pub rows: u16,
 }
 
-impl Size {
-    /// As a frame.
-    pub fn frame(self) -> Bytes {
+impl TtySize {
+    /// Encodes it as a frame.
+    pub fn to_frame(self) -> Bytes {
         let mut payload = [0; 4];
         payload[..2].copy_from_slice(&self.columns.to_be_bytes());
         payload[2..].copy_from_slice(&self.rows.to_be_bytes());
-        plain(Kind::Resize, &payload)
+        encode_frame(FrameKind::Resize, &payload)
     }
 }
 
 /// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
-    /// The process ended; 128 and the signal's number if it was killed by one. 0 for a session that had no process of its own.
+pub enum SessionEnd {
+    /// The process's exit code; 128 plus the signal's number if a signal killed it. 0 for a session without a process of its own.
     Code(i32),
-    /// The session could not go on, for this reason.
+    /// The session was aborted, for this reason.
     Failed(String),
 }
 
-impl Ending {
-    /// As a frame.
-    pub fn frame(&self) -> Bytes {
-        // A number or a string: nothing in it can fail to be JSON.
-        plain(Kind::Ended, &serde_json::to_vec(self).unwrap_or_default())
+impl SessionEnd {
+    /// Encodes it as a frame.
+    pub fn to_frame(&self) -> Bytes {
+        // A number or a string always serializes.
+        encode_frame(
+            FrameKind::Exit,
+            &serde_json::to_vec(self).unwrap_or_default(),
+        )
     }
 }
 
-/// One thing that was said. What flows may come in more pieces than it was sent in.
+/// A decoded frame. A streamed payload may be split into several of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// JSON.
-    Question(Bytes),
-    /// To standard input.
-    Input(Bytes),
-    /// The end of standard input.
-    InputEnd,
-    /// A new size.
-    Resize(Size),
-    /// From standard output.
-    Output(Bytes),
-    /// From standard error.
-    Errors(Bytes),
-    /// The end of the session.
-    Ended(Ending),
+pub enum StreamFrame {
+    /// [`FrameKind::Query`]
+    Query(Bytes),
+    /// [`FrameKind::Stdin`]
+    Stdin(Bytes),
+    /// [`FrameKind::StdinEnd`]
+    StdinEnd,
+    /// [`FrameKind::Resize`]
+    Resize(TtySize),
+    /// [`FrameKind::Stdout`]
+    Stdout(Bytes),
+    /// [`FrameKind::Stderr`]
+    Stderr(Bytes),
+    /// [`FrameKind::Exit`]
+    Exit(SessionEnd),
 }
 
-/// What came is no frame of ours.
+/// An invalid frame.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Garbled {
-    /// An unknown kind.
-    #[error("a frame of the unknown kind {0}")]
-    Kind(u8),
-    /// Too long for its kind.
-    #[error("a frame of {length} bytes, which is too long for its kind {kind:?}")]
-    Long {
+pub enum FrameError {
+    /// Its kind is unknown.
+    #[error("unknown frame kind {0}")]
+    UnknownKind(u8),
+    /// It is too long for its kind.
+    #[error("frame of kind {kind:?} has {length} bytes, more than allowed")]
+    TooLong {
         /// The kind.
-        kind: Kind,
-        /// How long it would be.
+        kind: FrameKind,
+        /// The payload's length.
         length: usize,
     },
-    /// Its content makes no sense.
-    #[error("a frame of the kind {0:?} that makes no sense")]
-    Content(Kind),
+    /// Its payload can't be decoded.
+    #[error("invalid payload in frame of kind {0:?}")]
+    InvalidPayload(FrameKind),
 }
 
 /// A frame with a copy of `payload`, which must be shorter than 16 MiB.
-pub fn plain(kind: Kind, payload: &[u8]) -> Bytes {
-    let mut bytes = BytesMut::with_capacity(HEAD + payload.len());
-    bytes.put_bytes(0, HEAD);
+pub fn encode_frame(kind: FrameKind, payload: &[u8]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(HEADER_SIZE + payload.len());
+    bytes.put_bytes(0, HEADER_SIZE);
     bytes.extend_from_slice(payload);
-    seal(kind, bytes)
+    finish_frame(kind, bytes)
 }
 
-/// A frame whose payload `fill` puts behind what is there already. `None` if it put nothing.
-pub fn frame<T>(
-    kind: Kind,
-    room: usize,
+/// A frame whose payload `fill` appends to the buffer. No frame if it appends nothing.
+pub fn fill_frame<T>(
+    kind: FrameKind,
+    capacity: usize,
     fill: impl FnOnce(&mut BytesMut) -> T,
 ) -> (T, Option<Bytes>) {
-    let mut bytes = BytesMut::with_capacity(HEAD + room);
-    bytes.put_bytes(0, HEAD);
+    let mut bytes = BytesMut::with_capacity(HEADER_SIZE + capacity);
+    bytes.put_bytes(0, HEADER_SIZE);
     let filled = fill(&mut bytes);
-    let some = bytes.len() > HEAD;
-    (filled, some.then(|| seal(kind, bytes)))
+    let has_payload = bytes.len() > HEADER_SIZE;
+    (filled, has_payload.then(|| finish_frame(kind, bytes)))
 }
 
-fn seal(kind: Kind, mut bytes: BytesMut) -> Bytes {
-    let length = (bytes.len() - HEAD).min(LONGEST);
-    bytes.truncate(HEAD + length);
-    let [_, head @ ..] = u32::try_from(length).unwrap_or_default().to_be_bytes();
+fn finish_frame(kind: FrameKind, mut bytes: BytesMut) -> Bytes {
+    let length = (bytes.len() - HEADER_SIZE).min(MAX_PAYLOAD);
+    bytes.truncate(HEADER_SIZE + length);
+    let [_, length @ ..] = u32::try_from(length).unwrap_or_default().to_be_bytes();
     bytes[0] = kind as u8;
-    bytes[1..HEAD].copy_from_slice(&head);
-    fitting(bytes)
+    bytes[1..HEADER_SIZE].copy_from_slice(&length);
+    shrink(bytes)
 }
 
-/// What was read, without the room that was made for more: it may wait long for a client, and many of its kind with it.
-pub(super) fn fitting(bytes: BytesMut) -> Bytes {
+/// The bytes without most of their unused capacity: many of them may wait for slow clients.
+pub(super) fn shrink(bytes: BytesMut) -> Bytes {
     if bytes.len() * 2 < bytes.capacity() {
         return Bytes::copy_from_slice(&bytes);
     }
     bytes.freeze()
 }
 
-/// Takes frames apart as their bytes come.
+/// Decodes frames from chunks of bytes.
 #[derive(Debug, Default)]
-pub struct Decoder {
-    /// What has come and is not understood yet.
-    here: BytesMut,
-    /// What has come and needs no copying: the rest of the piece that was pushed last.
-    piece: Bytes,
-    /// Of the frame that is under way: its kind, and how much of it is still to come.
-    under_way: Option<(Kind, usize)>,
+pub struct FrameDecoder {
+    /// Bytes of an incomplete header or payload.
+    buffer: BytesMut,
+    /// The rest of the chunk that was pushed last; not copied if it is part of a streamed payload.
+    chunk: Bytes,
+    /// The kind of the current frame, and how much of its payload is still missing.
+    current: Option<(FrameKind, usize)>,
 }
 
-impl Decoder {
-    /// Something came. Everything before it must have been taken.
+impl FrameDecoder {
+    /// Adds a chunk. All frames of the chunk before it must have been taken.
     pub fn push(&mut self, bytes: Bytes) {
-        debug_assert!(self.piece.is_empty(), "a piece was not taken");
-        self.piece = bytes;
+        debug_assert!(self.chunk.is_empty(), "the chunk before was not taken");
+        self.chunk = bytes;
     }
 
-    /// What has been said, if anything more.
-    pub fn take(&mut self) -> Result<Option<Word>, Garbled> {
+    /// The next frame, or the next part of one; `None` if more bytes are needed.
+    pub fn take(&mut self) -> Result<Option<StreamFrame>, FrameError> {
         loop {
-            let (kind, left) = match self.under_way {
-                Some(under_way) => under_way,
+            let (kind, missing) = match self.current {
+                Some(current) => current,
                 None => {
-                    if !self.gather(HEAD) {
+                    if !self.gather(HEADER_SIZE) {
                         return Ok(None);
                     }
-                    let head = self.here.split_to(HEAD);
-                    let length = u32::from_be_bytes([0, head[1], head[2], head[3]]) as usize;
-                    let kind = Kind::from_byte(head[0]).ok_or(Garbled::Kind(head[0]))?;
-                    if !kind.flows() && length > LONGEST_WHOLE {
-                        return Err(Garbled::Long { kind, length });
+                    let header = self.buffer.split_to(HEADER_SIZE);
+                    let length = u32::from_be_bytes([0, header[1], header[2], header[3]]) as usize;
+                    let kind = FrameKind::from_byte(header[0])
+                        .ok_or(FrameError::UnknownKind(header[0]))?;
+                    if !kind.is_streamed() && length > MAX_WHOLE_PAYLOAD {
+                        return Err(FrameError::TooLong { kind, length });
                     }
                     (kind, length)
                 }
             };
-            if kind.flows() {
-                let some = self.piece.split_to(left.min(self.piece.len()));
-                let left = left - some.len();
-                self.under_way = (left > 0).then_some((kind, left));
-                if !some.is_empty() {
-                    return Ok(Some(flowing(kind, some)));
+            if kind.is_streamed() {
+                let part = self.chunk.split_to(missing.min(self.chunk.len()));
+                let missing = missing - part.len();
+                self.current = (missing > 0).then_some((kind, missing));
+                if !part.is_empty() {
+                    return Ok(Some(streamed(kind, part)));
                 }
-                if left > 0 {
+                if missing > 0 {
                     return Ok(None);
                 }
             } else {
-                self.under_way = Some((kind, left));
-                if !self.gather(left) {
+                self.current = Some((kind, missing));
+                if !self.gather(missing) {
                     return Ok(None);
                 }
-                self.under_way = None;
-                return whole(kind, self.here.split_to(left).freeze()).map(Some);
+                self.current = None;
+                return whole(kind, self.buffer.split_to(missing).freeze()).map(Some);
             }
         }
     }
 
-    /// Whether everything that was begun has been said to its end.
+    /// Whether the bytes so far end with a complete frame.
     pub fn is_between_frames(&self) -> bool {
-        self.under_way.is_none() && self.here.is_empty() && self.piece.is_empty()
+        self.current.is_none() && self.buffer.is_empty() && self.chunk.is_empty()
     }
 
-    /// Moves bytes here until there are `wanted`.
+    /// Moves bytes from the chunk to the buffer until it holds `wanted`; returns whether it does.
     fn gather(&mut self, wanted: usize) -> bool {
-        let missing = wanted.saturating_sub(self.here.len());
-        let taken = missing.min(self.piece.len());
-        self.here.extend_from_slice(&self.piece[..taken]);
-        self.piece.advance(taken);
-        self.here.len() >= wanted
+        let missing = wanted.saturating_sub(self.buffer.len());
+        let taken = missing.min(self.chunk.len());
+        self.buffer.extend_from_slice(&self.chunk[..taken]);
+        self.chunk.advance(taken);
+        self.buffer.len() >= wanted
     }
 }
 
-fn flowing(kind: Kind, bytes: Bytes) -> Word {
+fn streamed(kind: FrameKind, bytes: Bytes) -> StreamFrame {
     match kind {
-        Kind::Input => Word::Input(bytes),
-        Kind::Output => Word::Output(bytes),
-        _ => Word::Errors(bytes),
+        FrameKind::Stdin => StreamFrame::Stdin(bytes),
+        FrameKind::Stdout => StreamFrame::Stdout(bytes),
+        _ => StreamFrame::Stderr(bytes),
     }
 }
 
-fn whole(kind: Kind, bytes: Bytes) -> Result<Word, Garbled> {
+fn whole(kind: FrameKind, bytes: Bytes) -> Result<StreamFrame, FrameError> {
     match kind {
-        Kind::Question => Ok(Word::Question(bytes)),
-        Kind::InputEnd => Ok(Word::InputEnd),
-        Kind::Resize => match bytes[..] {
-            [c0, c1, r0, r1] => Ok(Word::Resize(Size {
+        FrameKind::Query => Ok(StreamFrame::Query(bytes)),
+        FrameKind::StdinEnd => Ok(StreamFrame::StdinEnd),
+        FrameKind::Resize => match bytes[..] {
+            [c0, c1, r0, r1] => Ok(StreamFrame::Resize(TtySize {
                 columns: u16::from_be_bytes([c0, c1]),
                 rows: u16::from_be_bytes([r0, r1]),
             })),
-            _ => Err(Garbled::Content(kind)),
+            _ => Err(FrameError::InvalidPayload(kind)),
         },
         _ => match serde_json::from_slice(&bytes) {
-            Ok(ending) => Ok(Word::Ended(ending)),
-            Err(_) => Err(Garbled::Content(kind)),
+            Ok(end) => Ok(StreamFrame::Exit(end)),
+            Err(_) => Err(FrameError::InvalidPayload(kind)),
         },
     }
 }
@@ -269,109 +273,122 @@ mod tests {
 
     use super::*;
 
-    fn all(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<Vec<Word>, Garbled> {
-        let mut words = Vec::new();
-        for piece in bytes.chunks(piece) {
-            decoder.push(Bytes::copy_from_slice(piece));
-            while let Some(word) = decoder.take()? {
-                words.push(word);
+    fn decode_all(
+        decoder: &mut FrameDecoder,
+        bytes: &[u8],
+        chunk: usize,
+    ) -> Result<Vec<StreamFrame>, FrameError> {
+        let mut frames = Vec::new();
+        for chunk in bytes.chunks(chunk) {
+            decoder.push(Bytes::copy_from_slice(chunk));
+            while let Some(frame) = decoder.take()? {
+                frames.push(frame);
             }
         }
-        Ok(words)
+        Ok(frames)
     }
 
-    /// Pieces of one channel that follow each other are one again.
-    fn joined(words: Vec<Word>) -> Vec<Word> {
-        let mut joined: Vec<Word> = Vec::new();
-        for word in words {
-            match (joined.last_mut(), word) {
-                (Some(Word::Input(before)), Word::Input(more))
-                | (Some(Word::Output(before)), Word::Output(more))
-                | (Some(Word::Errors(before)), Word::Errors(more)) => {
+    /// Joins consecutive payloads of the same channel.
+    fn joined(frames: Vec<StreamFrame>) -> Vec<StreamFrame> {
+        let mut joined: Vec<StreamFrame> = Vec::new();
+        for frame in frames {
+            match (joined.last_mut(), frame) {
+                (Some(StreamFrame::Stdin(before)), StreamFrame::Stdin(more))
+                | (Some(StreamFrame::Stdout(before)), StreamFrame::Stdout(more))
+                | (Some(StreamFrame::Stderr(before)), StreamFrame::Stderr(more)) => {
                     *before = [&before[..], &more[..]].concat().into();
                 }
-                (_, word) => joined.push(word),
+                (_, frame) => joined.push(frame),
             }
         }
         joined
     }
 
-    fn said() -> (Vec<Word>, Vec<u8>) {
-        let size = Size {
+    fn session() -> (Vec<StreamFrame>, Vec<u8>) {
+        let size = TtySize {
             columns: 300,
             rows: 24,
         };
         let text = Bytes::from(vec![7; 1000]);
-        let words = vec![
-            Word::Question(Bytes::from_static(b"{}")),
-            Word::Input(text.clone()),
-            Word::Resize(size),
-            Word::InputEnd,
-            Word::Output(text.clone()),
-            Word::Errors(text.clone()),
-            Word::Ended(Ending::Code(137)),
-            Word::Ended(Ending::Failed("why".to_owned())),
+        let frames = vec![
+            StreamFrame::Query(Bytes::from_static(b"{}")),
+            StreamFrame::Stdin(text.clone()),
+            StreamFrame::Resize(size),
+            StreamFrame::StdinEnd,
+            StreamFrame::Stdout(text.clone()),
+            StreamFrame::Stderr(text.clone()),
+            StreamFrame::Exit(SessionEnd::Code(137)),
+            StreamFrame::Exit(SessionEnd::Failed("why".to_owned())),
         ];
         let bytes = [
-            plain(Kind::Question, b"{}"),
-            plain(Kind::Input, &text),
-            plain(Kind::Output, b""),
-            size.frame(),
-            plain(Kind::InputEnd, b""),
-            plain(Kind::Output, &text),
-            plain(Kind::Errors, &text),
-            Ending::Code(137).frame(),
-            Ending::Failed("why".to_owned()).frame(),
+            encode_frame(FrameKind::Query, b"{}"),
+            encode_frame(FrameKind::Stdin, &text),
+            encode_frame(FrameKind::Stdout, b""),
+            size.to_frame(),
+            encode_frame(FrameKind::StdinEnd, b""),
+            encode_frame(FrameKind::Stdout, &text),
+            encode_frame(FrameKind::Stderr, &text),
+            SessionEnd::Code(137).to_frame(),
+            SessionEnd::Failed("why".to_owned()).to_frame(),
         ];
-        (words, bytes.concat())
+        (frames, bytes.concat())
     }
 
     #[test]
-    fn what_is_said_is_heard_in_pieces_of_any_size() {
-        let (words, bytes) = said();
-        for piece in [1, 2, 3, 4, 5, 7, 64, 1003, 1004, 1005, 100_000] {
-            let mut decoder = Decoder::default();
-            let heard = all(&mut decoder, &bytes, piece).unwrap();
-            assert_eq!(joined(heard), words, "in pieces of {piece}");
+    fn chunks_of_any_size_decode_to_same_frames() {
+        let (frames, bytes) = session();
+        for chunk in [1, 2, 3, 4, 5, 7, 64, 1003, 1004, 1005, 100_000] {
+            let mut decoder = FrameDecoder::default();
+            let decoded = decode_all(&mut decoder, &bytes, chunk).unwrap();
+            assert_eq!(joined(decoded), frames, "chunks of {chunk} bytes");
             assert!(decoder.is_between_frames());
         }
     }
 
     #[test]
-    fn a_frame_is_filled_in_place() {
-        let (read, none) = frame(Kind::Output, 10, |_| 0);
+    fn fill_frame_returns_no_empty_frame() {
+        let (read, none) = fill_frame(FrameKind::Stdout, 10, |_| 0);
         assert_eq!((read, none), (0, None));
-        let (_, some) = frame(Kind::Output, 10, |bytes| bytes.extend_from_slice(b"hello"));
-        assert_eq!(some.unwrap(), plain(Kind::Output, b"hello"));
+        let (_, some) = fill_frame(FrameKind::Stdout, 10, |bytes| {
+            bytes.extend_from_slice(b"hello")
+        });
+        assert_eq!(some.unwrap(), encode_frame(FrameKind::Stdout, b"hello"));
     }
 
     #[test]
-    fn nonsense_is_refused() {
-        let hear = |bytes: &[u8]| all(&mut Decoder::default(), bytes, 1000).unwrap_err();
-        assert_eq!(hear(&[9, 0, 0, 0]), Garbled::Kind(9));
+    fn invalid_frames_are_rejected() {
+        let error =
+            |bytes: &[u8]| decode_all(&mut FrameDecoder::default(), bytes, 1000).unwrap_err();
+        assert_eq!(error(&[9, 0, 0, 0]), FrameError::UnknownKind(9));
         assert_eq!(
-            hear(&[0, 255, 255, 255]),
-            Garbled::Long {
-                kind: Kind::Question,
-                length: LONGEST
+            error(&[0, 255, 255, 255]),
+            FrameError::TooLong {
+                kind: FrameKind::Query,
+                length: MAX_PAYLOAD
             }
         );
-        assert_eq!(hear(&[3, 0, 0, 1, 0]), Garbled::Content(Kind::Resize));
-        assert_eq!(hear(&[6, 0, 0, 1, b'{']), Garbled::Content(Kind::Ended));
+        assert_eq!(
+            error(&[3, 0, 0, 1, 0]),
+            FrameError::InvalidPayload(FrameKind::Resize)
+        );
+        assert_eq!(
+            error(&[6, 0, 0, 1, b'{']),
+            FrameError::InvalidPayload(FrameKind::Exit)
+        );
     }
 
     proptest! {
         #[test]
-        fn anything_may_come(bytes: Vec<u8>, piece in 1..50_usize) {
-            let _ = all(&mut Decoder::default(), &bytes, piece);
+        fn random_bytes_do_not_panic(bytes: Vec<u8>, chunk in 1..50_usize) {
+            let _ = decode_all(&mut FrameDecoder::default(), &bytes, chunk);
         }
 
         #[test]
-        fn broken_frames_are_no_danger(at in 0..3000_usize, byte: u8, piece in 1..2000_usize) {
-            let (_, mut bytes) = said();
+        fn corrupted_frames_do_not_panic(at in 0..3000_usize, byte: u8, chunk in 1..2000_usize) {
+            let (_, mut bytes) = session();
             let at = at % bytes.len();
             bytes[at] = byte;
-            let _ = all(&mut Decoder::default(), &bytes, piece);
+            let _ = decode_all(&mut FrameDecoder::default(), &bytes, chunk);
         }
     }
 }

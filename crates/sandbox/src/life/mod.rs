@@ -35,7 +35,7 @@ use std::rc::Rc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::probe::worker::{Which, Word};
+use crate::probe::worker::{ProbeEvent, ProbeKind};
 use crate::seams::{PodNetwork, Runtime};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 
@@ -109,7 +109,7 @@ enum Message {
     },
     Probe {
         serial: u64,
-        which: Which,
-        word: Word,
+        which: ProbeKind,
+        word: ProbeEvent,
     },
 }

@@ -342,7 +342,7 @@ pub fn bundle(mut spec: Value) -> Bundle {
         volumes: Default::default(),
         pull_credentials: Vec::new(),
         node: NodeFacts::default(),
-        before: Vec::new(),
+        previous_statuses: Vec::new(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A container's environment and command, with `$(NAME)` references put in. Pure.
+//! A container's environment and command, with `$(NAME)` references expanded. Pure.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ pub fn environment(
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         variables.set(name, value);
     }
-    // References are to the pod's own variables; those of the image are no concern of its author.
+    // As upstream, references see the pod's variables only, not the image's.
     let mut known = HashMap::new();
     for variable in own {
         let value = match field(variable) {
@@ -45,31 +45,31 @@ pub fn environment(
     variables.0
 }
 
-/// Sets a variable that has no value yet.
+/// Sets a variable unless it is set already.
 pub fn set_default(env: &mut Vec<(String, String)>, name: &str, value: &str) {
     if !env.iter().any(|(found, _)| found == name) {
         env.push((name.to_owned(), value.to_owned()));
     }
 }
 
-/// Those variables that the pod itself has, to which its other words may refer.
-pub fn own(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
+/// The pod's own variables of `env`, to which its command and subPaths may refer.
+pub fn own_variables(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
     let is_own = |name: &str| own.iter().any(|variable| variable.name == name);
     let own = env.iter().filter(|(name, _)| is_own(name));
     own.cloned().collect()
 }
 
-/// The program and its arguments: the pod's words where it has some, else the image's.
+/// The program and its arguments: `command` and `args` of the pod, else ENTRYPOINT and CMD of the image.
 pub fn command(
     image: &ImageDefaults,
     container: &Container,
     known: &HashMap<String, String>,
 ) -> Vec<String> {
-    let words = |list: &Option<Vec<String>>| -> Vec<String> {
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
         let list = list.as_deref().unwrap_or_default();
         list.iter().map(|word| expand(word, known)).collect()
     };
-    let (command, args) = (words(&container.command), words(&container.args));
+    let (command, args) = (expanded(&container.command), expanded(&container.args));
     match (command.is_empty(), args.is_empty()) {
         (true, true) => [image.entrypoint.clone(), image.cmd.clone()].concat(),
         (true, false) => [image.entrypoint.clone(), args].concat(),
@@ -77,7 +77,7 @@ pub fn command(
     }
 }
 
-/// Puts values in place of `$(NAME)`. `$$` is a dollar, and a name that isn't known stays as it is written.
+/// Expands `$(NAME)`. `$$` becomes `$`, and references to unknown names stay.
 pub fn expand(text: &str, known: &HashMap<String, String>) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_put_in() {
+    fn references_are_expanded() {
         for (text, want) in [
             ("x$(A)y$(B)", "x1ytwo"),
             ("$(C)", "$(C)"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn later_variables_win_and_see_earlier_ones() {
+    fn later_variables_override_and_see_earlier_ones() {
         let image = ImageDefaults {
             env: vec!["PATH=/bin".into(), "LANG=C".into()],
             ..Default::default()
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_replaces_the_images_arguments_too() {
+    fn command_replaces_entrypoint_and_cmd() {
         let image = ImageDefaults {
             entrypoint: vec!["e".into()],
             cmd: vec!["c".into()],

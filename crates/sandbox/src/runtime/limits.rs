@@ -1,4 +1,4 @@
-//! What a pod and its containers may use, as their spec says it. Pure.
+//! The cgroup limits of a pod and its containers, from their spec. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use linux::cgroup::{Limits, weight_of_shares};
 use quantity::Amount;
 
-/// One processor, in the measure of which weights are made.
+/// `cpu.shares` of one CPU, from which `cpu.weight` is derived.
 const SHARES_PER_CPU: u64 = 1024;
 
-/// A container's own limits. As upstream: nothing of it is swapped out, and its processes are killed together.
-pub fn of_container(container: &Container) -> Limits {
-    let own = Amounts::of(container.resources.as_ref());
+/// The limits of a container. As upstream: no swap, and the OOM killer kills all of its processes.
+pub fn container_limits(container: &Container) -> Limits {
+    let own = Resources::of(container.resources.as_ref());
     Limits {
         memory: own.memory_limit,
         cpu: own.cpu_limit,
@@ -23,44 +23,43 @@ pub fn of_container(container: &Container) -> Limits {
     }
 }
 
-/// The pod's: what its spec says of the pod as a whole, else what its containers may use together if every one has a limit.
-pub fn of_pod(spec: &PodSpec) -> Limits {
-    let pod = Amounts::of(spec.resources.as_ref());
+/// The limits of a pod: its pod-level resources, else the sum over its containers if all of them have a limit.
+pub fn pod_limits(spec: &PodSpec) -> Limits {
+    let pod = Resources::of(spec.resources.as_ref());
     let overhead = spec.overhead.as_ref();
-    let more = |read: fn(Option<&Quantity>) -> Option<u64>, name: &str| {
+    let overhead_of = |read: fn(Option<&Quantity>) -> Option<u64>, name: &str| {
         read(overhead.and_then(|overhead| overhead.get(name))).unwrap_or(0)
     };
-    let (more_cpu, more_memory) = (more(milli, "cpu"), more(whole, "memory"));
-    // Without a limit on one of them there is none on all.
-    let limit = |of: fn(&Amounts) -> Option<u64>| {
-        let all =
-            every(spec).all(|container| of(&Amounts::of(container.resources.as_ref())).is_some());
-        let amount = |container: &Container| of(&Amounts::of(container.resources.as_ref()));
-        of(&pod).or_else(|| all.then(|| together(spec, amount)))
+    let overhead_cpu = overhead_of(milli, "cpu");
+    let overhead_memory = overhead_of(whole, "memory");
+    let limit = |select: fn(&Resources) -> Option<u64>| {
+        let amount = |container: &Container| select(&Resources::of(container.resources.as_ref()));
+        let all_limited = all_containers(spec).all(|container| amount(container).is_some());
+        select(&pod).or_else(|| all_limited.then(|| effective_amount(spec, amount)))
     };
     let request = pod.cpu_request.unwrap_or_else(|| {
-        together(spec, |container| {
-            let own = Amounts::of(container.resources.as_ref());
+        effective_amount(spec, |container| {
+            let own = Resources::of(container.resources.as_ref());
             own.cpu_request.or(own.cpu_limit)
         })
     });
     Limits {
-        memory: limit(|amounts| amounts.memory_limit)
-            .map(|bytes| bytes.saturating_add(more_memory)),
-        cpu: limit(|amounts| amounts.cpu_limit).map(|milli| milli.saturating_add(more_cpu)),
-        weight: Some(weight(Some(request.saturating_add(more_cpu)))),
+        memory: limit(|resources| resources.memory_limit)
+            .map(|bytes| bytes.saturating_add(overhead_memory)),
+        cpu: limit(|resources| resources.cpu_limit).map(|milli| milli.saturating_add(overhead_cpu)),
+        weight: Some(weight(Some(request.saturating_add(overhead_cpu)))),
         ..Limits::default()
     }
 }
 
-/// Of a container, or of the pod as a whole.
-struct Amounts {
+/// Resources of a container, or of the pod: CPU in millicores, memory in bytes.
+struct Resources {
     cpu_request: Option<u64>,
     cpu_limit: Option<u64>,
     memory_limit: Option<u64>,
 }
 
-impl Amounts {
+impl Resources {
     fn of(resources: Option<&ResourceRequirements>) -> Self {
         type List = Option<BTreeMap<String, Quantity>>;
         let get = |list: fn(&ResourceRequirements) -> &List, name: &str| {
@@ -74,38 +73,37 @@ impl Amounts {
     }
 }
 
-/// What containers use at once: those that stay, or an init container and the sidecars before it, whichever is more.
-pub fn together(spec: &PodSpec, of: impl Fn(&Container) -> Option<u64>) -> u64 {
-    let amount = |container: &Container| of(container).unwrap_or(0);
-    let (mut sidecars, mut most_at_first) = (0_u64, 0_u64);
+/// The effective amount of a resource, as upstream's scheduler computes it: the sum over containers and sidecars, or over an init
+/// container and the sidecars before it, whichever is largest.
+pub fn effective_amount(spec: &PodSpec, amount: impl Fn(&Container) -> Option<u64>) -> u64 {
+    let amount = |container: &Container| amount(container).unwrap_or(0);
+    let (mut sidecars, mut max_init) = (0_u64, 0_u64);
     for container in spec.init_containers.iter().flatten() {
         let own = amount(container);
         if container.restart_policy.as_deref() == Some("Always") {
             sidecars = sidecars.saturating_add(own);
-            most_at_first = most_at_first.max(sidecars);
+            max_init = max_init.max(sidecars);
         } else {
-            most_at_first = most_at_first.max(sidecars.saturating_add(own));
+            max_init = max_init.max(sidecars.saturating_add(own));
         }
     }
-    let staying = spec.containers.iter().map(amount);
-    staying
-        .fold(sidecars, u64::saturating_add)
-        .max(most_at_first)
+    let regular = spec.containers.iter().map(amount);
+    regular.fold(sidecars, u64::saturating_add).max(max_init)
 }
 
-fn every(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+fn all_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers
         .iter()
         .flatten()
         .chain(&spec.containers)
 }
 
-/// Whole units, such as bytes. Nothing, zero and what is no quantity are no limit.
+/// Whole units, such as bytes. A missing, zero or invalid quantity is no limit.
 fn whole(quantity: Option<&Quantity>) -> Option<u64> {
     positive(Amount::of(quantity?)?.value())
 }
 
-/// Thousandths, likewise.
+/// As [`whole`], in thousandths.
 fn milli(quantity: Option<&Quantity>) -> Option<u64> {
     positive(Amount::of(quantity?)?.milli_value())
 }
@@ -114,7 +112,7 @@ fn positive(number: i64) -> Option<u64> {
     u64::try_from(number).ok().filter(|&number| number > 0)
 }
 
-/// The weight of a request in thousandths of a processor.
+/// `cpu.weight` of a request in millicores.
 fn weight(request: Option<u64>) -> u64 {
     weight_of_shares(request.unwrap_or(0).saturating_mul(SHARES_PER_CPU) / 1000)
 }
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit() {
+    fn zero_and_invalid_quantities_are_no_limit() {
         let of = |text: &str| {
             let quantity = Quantity(text.to_owned());
             (milli(Some(&quantity)), whole(Some(&quantity)))
@@ -148,10 +146,10 @@ mod tests {
     }
 
     #[test]
-    fn of_one_container() {
+    fn container_limits_follow_resources() {
         let of = |resources| {
             let one = spec(json!({"containers": [{"name": "a", "resources": resources}]}));
-            let limits = of_container(&one.containers[0]);
+            let limits = container_limits(&one.containers[0]);
             (limits.memory, limits.cpu, limits.weight)
         };
         assert_eq!(of(json!({})), (None, None, Some(1)));
@@ -164,11 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_limited_if_all_of_it_is() {
+    fn pod_is_limited_if_all_containers_are() {
         let of = |second: serde_json::Value| {
             let pod = spec(json!({"containers": [
                 {"name": "a", "resources": limits("500m", "64Mi")}, {"name": "b", "resources": second}]}));
-            let limits = of_pod(&pod);
+            let limits = pod_limits(&pod);
             (limits.memory, limits.cpu)
         };
         assert_eq!(of(json!({})), (None, None));
@@ -180,23 +178,23 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_need_their_share_before_the_others() {
+    fn pod_limit_covers_init_containers() {
         let pod = spec(json!({
             "initContainers": [
                 {"name": "side", "restartPolicy": "Always", "resources": limits("100m", "10Mi")},
                 {"name": "first", "resources": limits("3", "20Mi")}],
             "containers": [{"name": "a", "resources": limits("1", "40Mi")}]}));
-        let limits = of_pod(&pod);
+        let limits = pod_limits(&pod);
         assert_eq!((limits.cpu, limits.memory), (Some(3100), Some(50 << 20)));
     }
 
     #[test]
-    fn the_pods_own_words_count_first() {
+    fn pod_level_resources_override_containers() {
         let pod = spec(json!({
             "resources": {"limits": {"memory": "100Mi"}, "requests": {"cpu": "1"}},
             "overhead": {"memory": "1Mi", "cpu": "1"},
             "containers": [{"name": "a"}]}));
-        let limits = of_pod(&pod);
+        let limits = pod_limits(&pod);
         assert_eq!((limits.cpu, limits.memory), (None, Some(101 << 20)));
         assert_eq!(limits.weight, Some(174));
     }

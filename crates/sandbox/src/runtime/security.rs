@@ -1,12 +1,12 @@
-//! What a container may do: users, capabilities, system calls. Pure.
+//! A container's security context: user, capabilities, system call filter. Pure.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
-
-use crate::inner::message::{Seccomp, UserPlan};
-use crate::seams::ImageDefaults;
 use pod_protocol::Problem;
 
-/// What containers of other runtimes have when nothing is said.
+use crate::inner::message::{SeccompProfile, UserPlan};
+use crate::seams::ImageDefaults;
+
+/// The default capabilities of containerd and Docker.
 const DEFAULT_CAPABILITIES: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -24,29 +24,29 @@ const DEFAULT_CAPABILITIES: &[&str] = &[
     "AUDIT_WRITE",
 ];
 
-/// The part of a security context that isn't about files.
+/// The resolved security context of a container, without what concerns its file system.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Security {
-    /// Who.
+    /// User and groups.
     pub user: UserPlan,
-    /// What root may do.
+    /// Capabilities, without `CAP_`, or `ALL`.
     pub capabilities: Vec<String>,
-    /// No program gives more rights.
+    /// Sets `no_new_privs`.
     pub no_new_privileges: bool,
-    /// The filter of system calls.
-    pub seccomp: Seccomp,
-    /// All that the user namespace gives.
+    /// The system call filter.
+    pub seccomp: SeccompProfile,
+    /// `privileged`, within the user namespace.
     pub privileged: bool,
-    /// `/proc` with nothing hidden.
+    /// `procMount: Unmasked`, or privileged.
     pub unmasked: bool,
 }
 
-/// Works it out from the pod's and the container's security context and the image.
+/// Resolves the security contexts of the pod and of the container, and the image's user.
 pub fn security(
     pod: &PodSpec,
     container: &Container,
     image: &ImageDefaults,
-    one_id: bool,
+    single_id: bool,
 ) -> Result<Security, Problem> {
     let of_pod = pod.security_context.clone().unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
@@ -56,16 +56,16 @@ pub fn security(
         .as_ref()
         .or(of_pod.seccomp_profile.as_ref());
     let seccomp = match profile.map(|profile| profile.type_.as_str()) {
-        Some("RuntimeDefault") if !privileged => Seccomp::RuntimeDefault,
-        // Only whoever asks for it has none. Others have what other runtimes call unconfined, but for keyrings, which would
-        // be their user's.
-        Some("Unconfined") if !privileged => Seccomp::None,
+        Some("RuntimeDefault") if !privileged => SeccompProfile::RuntimeDefault,
+        // No filter only on request. The default of other runtimes is also unconfined; here it denies keyrings, because they would
+        // be those of the job's user.
+        Some("Unconfined") if !privileged => SeccompProfile::Unconfined,
         Some("Localhost") => {
-            return Err(refused(
+            return Err(invalid(
                 "seccomp profiles of type Localhost are not supported",
             ));
         }
-        _ => Seccomp::Keyless,
+        _ => SeccompProfile::DenyKeyrings,
     };
     let mut groups: Vec<u32> = Vec::new();
     let all = of_pod.supplemental_groups.clone().unwrap_or_default();
@@ -79,10 +79,10 @@ pub fn security(
             .or(of_pod.run_as_group)
             .map(id)
             .transpose()?,
-        name: image.user.clone(),
-        groups,
-        groups_strict: of_pod.supplemental_groups_policy.as_deref() == Some("Strict"),
-        one_id,
+        image_user: image.user.clone(),
+        supplemental_groups: groups,
+        strict_groups: of_pod.supplemental_groups_policy.as_deref() == Some("Strict"),
+        single_id,
     };
     if own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true) {
         verify_not_root(&user, container)?;
@@ -98,11 +98,11 @@ pub fn security(
 }
 
 fn verify_not_root(user: &UserPlan, container: &Container) -> Result<(), Problem> {
-    let named = user.name.split(':').next().unwrap_or_default();
+    let named = user.image_user.split(':').next().unwrap_or_default();
     let name = &container.name;
     let uid = match (user.uid, named) {
         (Some(0), _) => {
-            return Err(refused(format!(
+            return Err(invalid(format!(
                 "container's runAsUser breaks non-root policy (container: {name})"
             )));
         }
@@ -111,11 +111,11 @@ fn verify_not_root(user: &UserPlan, container: &Container) -> Result<(), Problem
         (None, named) => named.parse().ok(),
     };
     match uid {
-        Some(0) => Err(refused(format!(
+        Some(0) => Err(invalid(format!(
             "container has runAsNonRoot and image will run as root (container: {name})"
         ))),
         Some(_) => Ok(()),
-        None => Err(refused(format!(
+        None => Err(invalid(format!(
             "container has runAsNonRoot and image has non-numeric user ({named}), cannot verify user is non-root (container: {name})"
         ))),
     }
@@ -131,7 +131,7 @@ fn capabilities(own: &SecurityContext, privileged: bool) -> Result<Vec<String>, 
     let drop: Vec<String> = changes.drop.unwrap_or_default().iter().map(plain).collect();
     for name in add.iter().chain(&drop) {
         if name != "ALL" && !linux::credentials::is_capability(name) {
-            return Err(refused(format!("unknown capability \"CAP_{name}\"")));
+            return Err(invalid(format!("unknown capability \"CAP_{name}\"")));
         }
     }
     let is_all = |name: &String| name == "ALL";
@@ -155,10 +155,10 @@ fn capabilities(own: &SecurityContext, privileged: bool) -> Result<Vec<String>, 
 }
 
 fn id(wanted: i64) -> Result<u32, Problem> {
-    u32::try_from(wanted).map_err(|_| refused(format!("{wanted} is no user or group id")))
+    u32::try_from(wanted).map_err(|_| invalid(format!("invalid user or group id {wanted}")))
 }
 
-fn refused(message: impl Into<String>) -> Problem {
+fn invalid(message: impl Into<String>) -> Problem {
     Problem {
         reason: "CreateContainerConfigError".to_owned(),
         message: message.into(),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_wins_over_the_pod_and_the_pod_over_the_image() {
+    fn container_overrides_pod_and_pod_overrides_image() {
         let found = of(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]}),
             json!({"runAsUser": 5}),
@@ -195,30 +195,37 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (found.user.uid, found.user.gid, &found.user.groups[..]),
+            (
+                found.user.uid,
+                found.user.gid,
+                &found.user.supplemental_groups[..]
+            ),
             (Some(5), Some(2), &[4, 3][..])
         );
         assert!(!found.no_new_privileges);
     }
 
     #[test]
-    fn only_pods_that_ask_for_it_have_no_filter() {
+    fn only_unconfined_pods_have_no_filter() {
         let with = |own: serde_json::Value| of(json!({}), own, "").unwrap().seccomp;
         let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
-        assert_eq!(with(json!({})), Seccomp::Keyless);
-        assert_eq!(with(profile("Unconfined")), Seccomp::None);
-        assert_eq!(with(profile("RuntimeDefault")), Seccomp::RuntimeDefault);
+        assert_eq!(with(json!({})), SeccompProfile::DenyKeyrings);
+        assert_eq!(with(profile("Unconfined")), SeccompProfile::Unconfined);
+        assert_eq!(
+            with(profile("RuntimeDefault")),
+            SeccompProfile::RuntimeDefault
+        );
         let of_pod = of(profile("Unconfined"), json!({}), "").unwrap();
-        assert_eq!(of_pod.seccomp, Seccomp::None);
+        assert_eq!(of_pod.seccomp, SeccompProfile::Unconfined);
         for kind in ["Unconfined", "RuntimeDefault"] {
             let mut privileged = profile(kind);
             privileged["privileged"] = json!(true);
-            assert_eq!(with(privileged), Seccomp::Keyless);
+            assert_eq!(with(privileged), SeccompProfile::DenyKeyrings);
         }
     }
 
     #[test]
-    fn root_is_refused_where_it_must_not_be() {
+    fn run_as_non_root_rejects_root() {
         let non_root = || json!({"runAsNonRoot": true});
         for (own, user, why) in [
             (json!({}), "", "image will run as root"),
@@ -226,8 +233,8 @@ mod tests {
             (json!({}), "app", "non-numeric user (app)"),
             (json!({"runAsUser": 0}), "", "breaks non-root policy"),
         ] {
-            let refused = of(non_root(), own, user).unwrap_err();
-            assert!(refused.message.contains(why), "{refused:?}");
+            let rejected = of(non_root(), own, user).unwrap_err();
+            assert!(rejected.message.contains(why), "{rejected:?}");
         }
         assert!(of(non_root(), json!({}), "1000").is_ok());
         assert!(of(non_root(), json!({"runAsUser": 7}), "").is_ok());
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_ids_are_refused() {
+    fn negative_ids_are_invalid() {
         assert!(of(json!({"runAsUser": -1}), json!({}), "").is_err());
     }
 }

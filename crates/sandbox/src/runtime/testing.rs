@@ -1,4 +1,4 @@
-//! For tests: a runtime whose inner process and world are the test itself.
+//! For tests: a runtime with a recorded world, whose inner process is played by the test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -9,25 +9,27 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use linux::packet;
-
-use super::{LinuxRuntime, Places, Stacking};
-use crate::inner::message::{News, Request};
-use crate::logs::LogDir;
-use crate::seams::{Attachment, ImageRequest, PodImage, Volume, World};
 use pod_protocol::{Bundle, NodeFacts, Problem};
 
-/// A world that notes what it is asked for.
+use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
+use crate::inner::message::{InnerEvent, InnerRequest};
+use crate::logs::LogDir;
+use crate::seams::{Attachment, ImageRequest, PodImage, Volume, World};
+
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A world that records calls.
 #[derive(Clone, Default)]
-pub struct Asked {
-    /// How often for a place in the network.
-    pub places: Rc<Cell<u32>>,
-    /// For which volumes, one after the other.
+pub struct RecordingWorld {
+    /// Number of calls of `attach`.
+    pub attachments: Rc<Cell<u32>>,
+    /// Names of the volumes, in the order of calls.
     pub volumes: Rc<RefCell<Vec<String>>>,
-    /// Volumes that can't be had.
+    /// Volumes for which calls fail.
     pub broken: Rc<RefCell<BTreeSet<String>>>,
 }
 
-impl World for Asked {
+impl World for RecordingWorld {
     async fn image(&self, _: &ImageRequest, _: &[serde_json::Value]) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
@@ -41,13 +43,14 @@ impl World for Asked {
     ) -> Result<Volume, Problem> {
         self.volumes.borrow_mut().push(name.to_owned());
         if self.broken.borrow().contains(name) {
-            return Err(super::volumes::failed(name, &io::Error::other("broken")));
+            let error = io::Error::other("broken");
+            return Err(volume_spec::mount_problem(name, &error));
         }
         Ok(Volume::Layers(Vec::new()))
     }
 
     async fn attach(&self, _: OwnedFd) -> Result<Attachment, Problem> {
-        self.places.set(self.places.get() + 1);
+        self.attachments.set(self.attachments.get() + 1);
         Ok(Attachment {
             interface: "eth0".to_owned(),
             address: [10, 0, 0, 2].into(),
@@ -70,34 +73,34 @@ pub fn bundle(spec: serde_json::Value) -> Bundle {
         volumes: Default::default(),
         pull_credentials: Vec::new(),
         node: NodeFacts::default(),
-        before: Vec::new(),
+        previous_statuses: Vec::new(),
     }
 }
 
-/// A runtime, and the inner process's end of its line.
-pub fn runtime(world: Asked, bundle: Bundle) -> (LinuxRuntime<Asked>, OwnedFd) {
+/// A runtime, and the inner process's end of its socket.
+pub fn runtime(world: RecordingWorld, bundle: Bundle) -> (LinuxRuntime<RecordingWorld>, OwnedFd) {
     let (ours, theirs) = packet::pair().unwrap();
     let nowhere = std::path::PathBuf::from("/nowhere");
-    let places = Places {
+    let dirs = PodDirs {
         disk: nowhere.clone(),
         memory: nowhere.clone(),
         logs: nowhere.clone(),
-        groups: None,
+        cgroup: None,
     };
     let runtime = LinuxRuntime::new(
         world,
-        places,
+        dirs,
         LogDir::new(nowhere),
         rustix::process::getpid(),
         ours,
         bundle,
-        Stacking::default(),
+        Snapshotter::default(),
     );
     (runtime.unwrap(), theirs)
 }
 
-/// The next thing that the inner process is asked for.
-pub async fn asked(inner: &OwnedFd) -> (u64, Request) {
+/// Waits for the next request to the inner process.
+pub async fn next_request(inner: &OwnedFd) -> (u64, InnerRequest) {
     rustix::io::ioctl_fionbio(inner, true).unwrap();
     let message = loop {
         match packet::receive(inner) {
@@ -111,15 +114,20 @@ pub async fn asked(inner: &OwnedFd) -> (u64, Request) {
     (message.number, request)
 }
 
-/// The inner process's answer.
-pub fn say(inner: &OwnedFd, serial: u64, news: &News, beside: &[BorrowedFd<'_>]) {
-    let text = serde_json::to_vec(news).unwrap();
-    packet::send(inner, serial, &text, beside).unwrap();
+/// Sends an event of the inner process.
+pub fn send_event(
+    inner: &OwnedFd,
+    serial: u64,
+    event: &InnerEvent,
+    descriptors: &[BorrowedFd<'_>],
+) {
+    let text = serde_json::to_vec(event).unwrap();
+    packet::send(inner, serial, &text, descriptors).unwrap();
 }
 
-/// Runs a test that has tasks of its own, and not for ever.
-pub async fn within_patience(test: impl Future<Output = ()>) {
+/// Runs a test that spawns local tasks, with a timeout.
+pub async fn run_local(test: impl Future<Output = ()>) {
     let local = tokio::task::LocalSet::new();
-    let test = tokio::time::timeout(Duration::from_secs(5), local.run_until(test));
+    let test = tokio::time::timeout(TEST_TIMEOUT, local.run_until(test));
     test.await.unwrap();
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   kubelet ── request body ──► input, end of input, terminal sizes ─┐
-//!                                                                    ├─ session.rs ── a process, or a container (runtime/streams.rs)
+//!                                                                    ├─ session.rs ── a process, or a container (runtime/streaming.rs)
 //!   kubelet ◄─ response body ── output, errors, exit code           ─┘
 //! ```
 //!

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use pod_protocol::streams::{Frames, Size, Word, Words};
+use pod_protocol::streams::{FrameReader, FrameStream, StreamFrame, TtySize};
 use tokio::sync::mpsc;
 
 use super::input::Input;
@@ -16,7 +16,7 @@ pub struct Session {
     /// Where the client's input goes.
     pub input: Option<Input>,
     /// What the client is told.
-    pub frames: Frames,
+    pub frames: FrameStream,
     /// The terminal that gets the client's size.
     pub terminal: Option<Rc<OwnedFd>>,
     /// A client that vanishes leaves the process as it is, and what it writes is thrown away. Otherwise everything is closed,
@@ -27,7 +27,7 @@ pub struct Session {
 impl Session {
     /// Runs to the session's end, and passes on what the client sends. Returns the frames for the client; dropping them
     /// means that the client is gone.
-    pub fn run(self, client: Words) -> Frames {
+    pub fn run(self, client: FrameReader) -> FrameStream {
         let (tell, told) = mpsc::channel(1);
         tokio::task::spawn_local(converse(self, client, tell));
         stream::unfold(told, |mut told| async move {
@@ -38,7 +38,7 @@ impl Session {
     }
 }
 
-async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {
+async fn converse(session: Session, words: FrameReader, tell: mpsc::Sender<Bytes>) {
     let Session {
         input,
         mut frames,
@@ -61,7 +61,7 @@ async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {
 }
 
 /// Tells everything; `false` if the client was gone first.
-async fn say(frames: &mut Frames, tell: &mpsc::Sender<Bytes>) -> bool {
+async fn say(frames: &mut FrameStream, tell: &mpsc::Sender<Bytes>) -> bool {
     // Room first: what can't be told yet is better left in the process's pipe.
     while let Ok(room) = tell.reserve().await {
         let frame = tokio::select! {
@@ -78,10 +78,10 @@ async fn say(frames: &mut Frames, tell: &mpsc::Sender<Bytes>) -> bool {
 }
 
 /// Passes on what the client says, until it has said all or is gone.
-async fn feed(mut words: Words, mut input: Option<Input>, terminal: Option<Rc<OwnedFd>>) {
+async fn feed(mut words: FrameReader, mut input: Option<Input>, terminal: Option<Rc<OwnedFd>>) {
     loop {
         match words.next().await {
-            Ok(Some(Word::Input(bytes))) => {
+            Ok(Some(StreamFrame::Stdin(bytes))) => {
                 if let Some(open) = &mut input
                     && let Err(error) = open.write(&bytes).await
                 {
@@ -90,8 +90,8 @@ async fn feed(mut words: Words, mut input: Option<Input>, terminal: Option<Rc<Ow
                     input = None;
                 }
             }
-            Ok(Some(Word::InputEnd)) => input = None,
-            Ok(Some(Word::Resize(size))) => {
+            Ok(Some(StreamFrame::StdinEnd)) => input = None,
+            Ok(Some(StreamFrame::Resize(size))) => {
                 if let Some(terminal) = &terminal
                     && let Err(error) = resize(terminal, size)
                 {
@@ -111,7 +111,7 @@ async fn feed(mut words: Words, mut input: Option<Input>, terminal: Option<Rc<Ow
     }
 }
 
-fn resize(terminal: &OwnedFd, size: Size) -> io::Result<()> {
+fn resize(terminal: &OwnedFd, size: TtySize) -> io::Result<()> {
     let size = rustix::termios::Winsize {
         ws_row: size.rows,
         ws_col: size.columns,

@@ -11,11 +11,13 @@ use bytes::Bytes;
 use futures::future::join_all;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use pod_protocol::connection::{
-    Conversation, Ended, LogBytes, SandboxClient, SandboxService, accept, serve,
+    LogByteStream, SandboxClient, SandboxService, SandboxSession, ServeEnd, accept, serve,
 };
-use pod_protocol::streams::{BLOCK, Ending, Frames, Kind, Size, Word, Words, plain};
+use pod_protocol::streams::{
+    BLOCK_SIZE, FrameKind, FrameReader, FrameStream, SessionEnd, StreamFrame, TtySize, encode_frame,
+};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, Hello, LogQuery, PodState, Problem, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -54,16 +56,16 @@ impl SandboxService for TestPod {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
         let logs = self.logs.as_ref().ok_or_else(not_found)?;
         logs.read(&query).await
     }
 
-    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem> {
+    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
         Ok(run(query)?.run(client))
     }
 
-    async fn attach(&self, _: AttachQuery, _: Words) -> Result<Frames, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
         Err(not_found())
     }
 
@@ -79,15 +81,15 @@ fn not_found() -> Problem {
     }
 }
 
-fn hello() -> Hello {
-    Hello {
+fn hello() -> SandboxHello {
+    SandboxHello {
         version: VERSION,
         token: String::new(),
         uid: "1234".to_owned(),
     }
 }
 
-fn known(hello: &Hello) -> Option<String> {
+fn known(hello: &SandboxHello) -> Option<String> {
     Some(hello.uid.clone())
 }
 
@@ -121,10 +123,10 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
             let (to, from) = pipe::pipe().unwrap();
             let frames = stream::unfold(Some(from), |from| async move {
                 let mut from = from?;
-                let mut block = vec![0; BLOCK];
+                let mut block = vec![0; BLOCK_SIZE];
                 match from.read(&mut block).await.unwrap() {
-                    0 => Some((Ending::Code(7).frame(), None)),
-                    read => Some((plain(Kind::Output, &block[..read]), Some(from))),
+                    0 => Some((SessionEnd::Code(7).to_frame(), None)),
+                    read => Some((encode_frame(FrameKind::Stdout, &block[..read]), Some(from))),
                 }
             });
             Ok(session(Some(Input::Own(to)), frames.boxed_local()))
@@ -141,7 +143,7 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
         Some("endless") => {
             let frames = stream::repeat_with(|| {
                 SAID.fetch_add(1, Ordering::Relaxed);
-                plain(Kind::Errors, &[b'x'; BLOCK])
+                encode_frame(FrameKind::Stderr, &[b'x'; BLOCK_SIZE])
             });
             Ok(session(None, frames.boxed_local()))
         }
@@ -152,7 +154,7 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
                 let _guard = guard;
                 pending::<Bytes>().await
             });
-            let said = stream::iter([plain(Kind::Output, b"here")]);
+            let said = stream::iter([encode_frame(FrameKind::Stdout, b"here")]);
             Ok(session(None, said.chain(frames).boxed_local()))
         }
         _ => Err(not_found()),
@@ -185,12 +187,14 @@ fn input(room: usize) -> (mpsc::Sender<Bytes>, impl Stream<Item = Bytes>) {
 }
 
 /// What is said on either channel, and the end.
-async fn all(mut conversation: Conversation) -> io::Result<(Vec<u8>, Option<Ending>)> {
+async fn all(mut conversation: SandboxSession) -> io::Result<(Vec<u8>, Option<SessionEnd>)> {
     let mut output = Vec::new();
     while let Some(word) = conversation.next().await? {
         match word {
-            Word::Output(bytes) | Word::Errors(bytes) => output.extend_from_slice(&bytes),
-            Word::Ended(ending) => return Ok((output, Some(ending))),
+            StreamFrame::Stdout(bytes) | StreamFrame::Stderr(bytes) => {
+                output.extend_from_slice(&bytes)
+            }
+            StreamFrame::Exit(ending) => return Ok((output, Some(ending))),
             other => panic!("{other:?}"),
         }
     }
@@ -205,20 +209,23 @@ async fn a_command_hears_its_input_and_its_end() {
         let conversation = client.exec(&query(&["cat"]), stream).await.unwrap();
         for word in ["one ", "two"] {
             sender
-                .send(plain(Kind::Input, word.as_bytes()))
+                .send(encode_frame(FrameKind::Stdin, word.as_bytes()))
                 .await
                 .unwrap();
         }
-        let size = Size {
+        let size = TtySize {
             columns: 80,
             rows: 24,
         };
-        sender.send(size.frame()).await.unwrap();
-        sender.send(plain(Kind::InputEnd, &[])).await.unwrap();
+        sender.send(size.to_frame()).await.unwrap();
+        sender
+            .send(encode_frame(FrameKind::StdinEnd, &[]))
+            .await
+            .unwrap();
         // The sender is still there: the end of the input is not the end of the client.
         let (output, ending) = all(conversation).await.unwrap();
         assert_eq!(output, b"one two");
-        assert_eq!(ending, Some(Ending::Code(7)));
+        assert_eq!(ending, Some(SessionEnd::Code(7)));
     })
     .await;
 }
@@ -229,7 +236,7 @@ async fn large_streams_go_both_ways_at_once() {
         let client = connected().await;
         let blocks: Vec<Bytes> = (0..512_u32)
             .map(|serial| {
-                let bytes: Vec<u8> = (0..BLOCK as u32)
+                let bytes: Vec<u8> = (0..BLOCK_SIZE as u32)
                     .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(serial) >> 13) as u8)
                     .collect();
                 bytes.into()
@@ -237,7 +244,7 @@ async fn large_streams_go_both_ways_at_once() {
             .collect();
         let frames: Vec<Bytes> = blocks
             .iter()
-            .map(|block| plain(Kind::Input, block))
+            .map(|block| encode_frame(FrameKind::Stdin, block))
             .collect();
         // Its end is the end of the body.
         let conversation = client.exec(&query(&["cat"]), stream::iter(frames)).await;
@@ -247,7 +254,7 @@ async fn large_streams_go_both_ways_at_once() {
             "{} bytes came back",
             output.len()
         );
-        assert_eq!(ending, Some(Ending::Code(7)));
+        assert_eq!(ending, Some(SessionEnd::Code(7)));
     })
     .await;
 }
@@ -262,13 +269,13 @@ async fn who_does_not_read_holds_up_only_what_he_asked() {
             .unwrap();
         let mut deaf = Vec::new();
         for _ in 0..20 {
-            let frame = plain(Kind::Input, &[0; BLOCK]);
+            let frame = encode_frame(FrameKind::Stdin, &[0; BLOCK_SIZE]);
             let frames = stream::repeat(frame);
             deaf.push(client.exec(&query(&["deaf"]), frames).await.unwrap());
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         let said = SAID.load(Ordering::Relaxed);
-        assert!(said * BLOCK < 1 << 20, "{said} blocks wait");
+        assert!(said * BLOCK_SIZE < 1 << 20, "{said} blocks wait");
         client.dismiss().await.unwrap();
         let (output, _) = {
             let conversation = client.exec(&query(&["cat"]), stream::empty()).await;
@@ -291,7 +298,7 @@ async fn a_client_that_is_gone_is_noticed() {
         let mut conversation = client.exec(&query(&words), stream).await.unwrap();
         assert!(matches!(
             conversation.next().await.unwrap(),
-            Some(Word::Output(_))
+            Some(StreamFrame::Stdout(_))
         ));
         assert!(!file.exists());
         drop((conversation, sender));
@@ -319,7 +326,7 @@ async fn hundreds_of_commands_at_once() {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let text = serial.to_string();
             sender
-                .send(plain(Kind::Input, text.as_bytes()))
+                .send(encode_frame(FrameKind::Stdin, text.as_bytes()))
                 .await
                 .unwrap();
             drop(sender);
@@ -366,7 +373,7 @@ async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
         drop(dir);
         let rest: Vec<Bytes> = log.try_collect().await.unwrap();
         assert!(rest.concat() == said);
-        assert_eq!(serving.await.unwrap(), Ended::Done);
+        assert_eq!(serving.await.unwrap(), ServeEnd::Done);
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Which processes are a container's, and what they use, by what `/proc` tells.
+//! The processes of a pod and their resource usage, from `/proc`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -7,78 +7,82 @@ use std::time::Duration;
 use linux::usage::{DiskBytes, Memory, Table};
 use pod_protocol::usage::MemoryUsage;
 
-/// The pod's processes at one moment.
+/// A snapshot of the pod's processes.
 pub(super) struct PodProcesses {
     table: Table,
-    /// All of the pod.
+    /// Pids of all processes of the pod.
     all: HashSet<i32>,
-    /// By process: the mount namespace that it is in, which each container has one of.
-    mounts: HashMap<i32, PathBuf>,
+    /// The mount namespace by pid. Each container has its own.
+    mount_namespaces: HashMap<i32, PathBuf>,
 }
 
-/// What some processes use together.
+/// Resource usage summed over processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Together {
+pub(super) struct ProcessTotals {
     pub cpu: Duration,
     pub memory: MemoryUsage,
     pub processes: u64,
-    /// `None` if it can't be told of any of them.
+    /// `None` if it is unknown for all of them.
     pub disk: Option<DiskBytes>,
 }
 
 impl PodProcesses {
-    /// Looks at the inner process and all below it. The inner process hides: where `/proc` is mounted with `hidepid`, it is left out.
-    pub(super) fn look(inner: i32) -> Self {
+    /// Reads the inner process and its descendants. The inner process is not dumpable, so it is missing with `hidepid`.
+    pub(super) fn read(inner: i32) -> Self {
         let table = Table::below(inner).or_else(|| Table::read().ok());
         let table = table.unwrap_or_default();
         let all = table.tree([inner]);
-        let mounts = all
+        let mount_namespaces = all
             .iter()
             .filter_map(|&pid| Some((pid, mount_namespace(pid)?)))
             .collect();
-        Self { table, all, mounts }
+        Self {
+            table,
+            all,
+            mount_namespaces,
+        }
     }
 
-    /// What the container with this first process uses: those in its mount namespace, among them commands that were
-    /// run in it, and all that descend from one of those.
-    pub(super) fn of_container(&self, first: i32) -> Together {
-        let own = self.mounts.get(&first);
-        let same = |pid: &i32| own.is_some() && self.mounts.get(pid) == own;
+    /// Sums up the container with this first process: the processes in its mount namespace, which include exec commands, and their
+    /// descendants.
+    pub(super) fn container_totals(&self, first: i32) -> ProcessTotals {
+        let own = self.mount_namespaces.get(&first);
+        let same = |pid: &i32| own.is_some() && self.mount_namespaces.get(pid) == own;
         let roots = self.all.iter().copied().filter(same).chain([first]);
-        self.add_up(&self.table.tree(roots))
+        self.sum(&self.table.tree(roots))
     }
 
-    /// What the whole pod uses, and what has ended of it: the inner process is the parent of all.
-    pub(super) fn of_pod(&self) -> Together {
-        self.add_up(&self.all)
+    /// Sums up the pod. CPU time includes exited processes, because the inner process reaps them.
+    pub(super) fn pod_totals(&self) -> ProcessTotals {
+        self.sum(&self.all)
     }
 
-    fn add_up(&self, pids: &HashSet<i32>) -> Together {
-        let mut sum = Together {
+    fn sum(&self, pids: &HashSet<i32>) -> ProcessTotals {
+        let mut totals = ProcessTotals {
             cpu: self.table.cpu(pids),
-            ..Together::default()
+            ..ProcessTotals::default()
         };
         for (pid, sample) in pids
             .iter()
             .filter_map(|pid| Some((pid, self.table.get(*pid)?)))
         {
             let memory = Memory::of(*pid, sample);
-            sum.memory.usage += memory.all;
-            sum.memory.working_set += memory.all;
-            sum.memory.rss += memory.anonymous;
-            sum.memory.page_faults += sample.page_faults.0;
-            sum.memory.major_page_faults += sample.page_faults.1;
+            totals.memory.usage += memory.all;
+            totals.memory.working_set += memory.all;
+            totals.memory.rss += memory.anonymous;
+            totals.memory.page_faults += sample.page_faults.0;
+            totals.memory.major_page_faults += sample.page_faults.1;
             if let Some(swap) = memory.swap {
-                *sum.memory.swap.get_or_insert(0) += swap;
+                *totals.memory.swap.get_or_insert(0) += swap;
             }
             if let Some(bytes) = DiskBytes::of(*pid) {
-                let disk = sum.disk.get_or_insert_default();
+                let disk = totals.disk.get_or_insert_default();
                 disk.read += bytes.read;
                 disk.written += bytes.written;
             }
-            sum.processes += 1;
+            totals.processes += 1;
         }
-        sum
+        totals
     }
 }
 
@@ -93,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_seen_also_when_it_has_ended() {
-        // A shell that works, in a child that it waits for, and then stays.
+    fn cpu_time_includes_exited_children() {
+        // A shell that burns CPU time in a child, waits for it, and then sleeps.
         let mut shell = std::process::Command::new("sh")
             .args([
                 "-c",
@@ -104,10 +108,10 @@ mod tests {
             .unwrap();
         let pid = shell.id() as i32;
         let mut counter = MonotonicSum::default();
-        let (mut used, mut last) = (0, Together::default());
+        let (mut used, mut last) = (0, ProcessTotals::default());
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while used < 50_000_000 && std::time::Instant::now() < end {
-            last = PodProcesses::look(pid).of_container(pid);
+            last = PodProcesses::read(pid).container_totals(pid);
             let now = counter.note(u64::try_from(last.cpu.as_nanos()).unwrap());
             assert!(now >= used);
             used = now;

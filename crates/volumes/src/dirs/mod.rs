@@ -56,7 +56,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// The expected type.
         expected: &'static str,
-        /// What is there, or why that can't be told.
+        /// The actual type, or the error of determining it.
         found: Result<&'static str, io::Error>,
     },
     /// The directory of a persistent volume is missing.

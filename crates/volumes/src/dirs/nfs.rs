@@ -34,31 +34,31 @@ pub(super) fn open(server: &str, path: &str) -> Result<OwnedFd, VolumeError> {
         path: path.to_owned(),
     };
     let (mount, rest) = locate(&mounts, server, path).ok_or_else(not_mounted)?;
-    let mount_point: PathBuf = mount.mount_point.join(rest).components().collect();
+    let dir_path: PathBuf = mount.mount_point.join(rest).components().collect();
     let top = open_directory(&mount.mount_point).map_err(failed("open", &mount.mount_point))?;
     let dir = match linux::place::beneath(&top, rest) {
         Ok(Some(dir)) => dir,
-        Ok(None) => return Err(VolumeError::Missing(mount_point)),
+        Ok(None) => return Err(VolumeError::Missing(dir_path)),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
             return Err(VolumeError::NfsLink {
                 server: server.to_owned(),
                 path: path.to_owned(),
             });
         }
-        Err(error) => return Err(failed("open", &mount_point)(error)),
+        Err(error) => return Err(failed("open", &dir_path)(error)),
     };
     // Another file system may be mounted on the directory or on one of its parents.
-    let id = linux::mounted::id(&dir).map_err(failed("stat", &mount_point))?;
+    let id = linux::mounted::id(&dir).map_err(failed("stat", &dir_path))?;
     let is_expected = |mount: &Mount| {
         let rest = mount.holds(server, path);
-        mount.id == id && rest.is_some_and(|rest| mount.mount_point.join(rest) == mount_point)
+        mount.id == id && rest.is_some_and(|rest| mount.mount_point.join(rest) == dir_path)
     };
     if !mounts.iter().any(is_expected) {
         return Err(not_mounted());
     }
     let is_foreign = |mount: &&Mount| {
-        mount.mount_point != mount_point
-            && mount.mount_point.starts_with(&mount_point)
+        mount.mount_point != dir_path
+            && mount.mount_point.starts_with(&dir_path)
             && !mount.is_of(server)
     };
     match mounts.iter().find(is_foreign) {
@@ -175,8 +175,8 @@ mod tests {
         let mounts = parse(mounts);
         let at = |server, path| {
             let (mount, rest) = locate(&mounts, server, path)?;
-            let mount_point: PathBuf = mount.mount_point.join(rest).components().collect();
-            Some(mount_point.display().to_string())
+            let dir_path: PathBuf = mount.mount_point.join(rest).components().collect();
+            Some(dir_path.display().to_string())
         };
         assert_eq!(at("nas", "/export/home/me").as_deref(), Some("/home/me"));
         assert_eq!(at("nas", "/export/home").as_deref(), Some("/home"));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use control_plane::home::{Outside, outside};
+use control_plane::dir::ControlPlaneDirOfPid;
 
 /// A cluster that leads on this host.
 #[derive(Debug, Clone)]
@@ -13,7 +13,7 @@ pub struct Found {
     pub name: String,
     /// The job that it is in.
     pub job: Option<u32>,
-    files: Outside,
+    files: ControlPlaneDirOfPid,
 }
 
 impl Found {
@@ -70,7 +70,7 @@ fn is_in_a_pod(pid: u32) -> bool {
 
 /// The cluster whose place this process sees, and what tells that place from others.
 fn look(pid: u32) -> Option<(Found, u64)> {
-    let files = outside(pid);
+    let files = ControlPlaneDirOfPid::new(pid);
     let text = std::fs::read_to_string(files.kubeconfig()).ok()?;
     let place = std::fs::metadata(files.kubeconfig()).ok()?.dev();
     let name = context(&text)?.to_owned();
@@ -110,7 +110,7 @@ mod tests {
             "coracle-12-ab34",
             "https://10.0.0.1:6443",
             "PEM",
-            &control_plane::pki::Identity {
+            &control_plane::pki::TlsIdentity {
                 cert_pem: "CERT".to_owned(),
                 key_pem: "KEY".to_owned(),
             },

@@ -16,7 +16,7 @@ use console::{Failure, FailureCode};
 use std::process::ExitCode;
 
 use clap::Args;
-use control_plane::Component;
+use control_plane::ControlPlaneComponent;
 
 use self::here::Found;
 use cluster::carry;
@@ -89,14 +89,16 @@ pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
 
 /// A name that is none is said before anything is looked for.
 fn check(name: &str) -> Result<(), Failure> {
-    let known = Component::ALL
+    let known = ControlPlaneComponent::ALL
         .iter()
         .any(|component| component.program() == name);
     let kubelet = name == KUBELET || name.strip_prefix("kubelet/").is_some_and(is_node);
     if known || kubelet {
         return Ok(());
     }
-    let names = Component::ALL.map(Component::program).join(", ");
+    let names = ControlPlaneComponent::ALL
+        .map(ControlPlaneComponent::program)
+        .join(", ");
     Err(Failure::new(
         FailureCode::Usage,
         format!("there is no component {name:?}"),

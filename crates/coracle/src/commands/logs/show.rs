@@ -20,7 +20,7 @@ pub fn list(cluster: &Found) -> anyhow::Result<()> {
     let mut row =
         |name: &str, bytes: &str, place: &str| writeln!(out, "{name:<26}{bytes:>12}  {place}");
     row("COMPONENT", "BYTES", "FILE")?;
-    for component in control_plane::Component::ALL {
+    for component in control_plane::ControlPlaneComponent::ALL {
         let [old, new] = files(&cluster.logs(), component.program());
         let size = |path: &Path| path.metadata().map_or(0, |meta| meta.len());
         let bytes = (size(&old) + size(&new)).to_string();

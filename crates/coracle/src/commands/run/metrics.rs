@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
-use control_plane::Pki;
-use control_plane::pki::{FRONT_PROXY_CLIENT, Subject, Usage};
+use control_plane::ClusterPki;
+use control_plane::pki::{CertificateSubject, CertificateUsage, FRONT_PROXY_CLIENT};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -33,15 +33,16 @@ pub struct Metrics {
 }
 
 /// Starts it on an address of this host, and tells the cluster in the background.
-pub async fn start(client: Client, pki: &Pki, host: IpAddr) -> anyhow::Result<Metrics> {
+pub async fn start(client: Client, pki: &ClusterPki, host: IpAddr) -> anyhow::Result<Metrics> {
     let listener = TcpListener::bind((host, 0))
         .await
         .context("cannot open the metrics API's port")?;
     let address = listener.local_addr()?;
     let names = vec![format!("{NAME}.{NAMESPACE}.svc"), host.to_string()];
-    let server = pki
-        .cluster
-        .issue(&Subject::server(NAME, names), Usage::Server)?;
+    let server = pki.cluster.issue(
+        &CertificateSubject::server(NAME, names),
+        CertificateUsage::Server,
+    )?;
     let identity = MetricsServerIdentity {
         cert_pem: server.cert_pem,
         key_pem: server.key_pem,

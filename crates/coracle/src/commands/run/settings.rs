@@ -126,7 +126,8 @@ fn defaults() -> RunOptions {
 
 /// Whether two networks, already checked, have an address in common.
 fn overlap(a: &str, b: &str) -> bool {
-    let ranges = control_plane::components::network(a).zip(control_plane::components::network(b));
+    let ranges = control_plane::components::address_range(a)
+        .zip(control_plane::components::address_range(b));
     ranges.is_some_and(|(a, b)| a.start() <= b.end() && b.start() <= a.end())
 }
 

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use network::hub::{Hub, Namespaces};
+use network::hub::{Hub, HubNamespaces};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
@@ -83,7 +83,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     }
 }
 
-fn read_start() -> anyhow::Result<(HubStart, Option<Namespaces>)> {
+fn read_start() -> anyhow::Result<(HubStart, Option<HubNamespaces>)> {
     let message = linux::packet::receive(rustix::stdio::stdin())?;
     let message = message.context("the agent ended before it said what to do")?;
     anyhow::ensure!(
@@ -92,7 +92,7 @@ fn read_start() -> anyhow::Result<(HubStart, Option<Namespaces>)> {
     );
     let start =
         serde_json::from_slice(&message.text).context("what the agent says is not understood")?;
-    Ok((start, Namespaces::from_descriptors(message.descriptors)))
+    Ok((start, HubNamespaces::from_descriptors(message.descriptors)))
 }
 
 /// Why a process serves no longer.

@@ -12,7 +12,7 @@ use cluster::enrolment::{
     AgentMessage, COMPATIBLE_VERSION, Enrolled, EnrolmentRefused, JoinConfig, LeaderConnection,
     LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
 };
-use control_plane::pki::{Identity, KUBELET_CLIENT};
+use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
 use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use tokio::net::TcpListener;
@@ -99,7 +99,7 @@ pub async fn run(
         open_files: linux::descriptors::raise_limit(None)?,
     });
     let api = SocketAddr::new(identity.leader, identity.response.api_port);
-    let login = Identity {
+    let login = TlsIdentity {
         cert_pem: identity.response.client_cert_pem.clone(),
         key_pem: identity.client_key_pem.clone(),
     };

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use network::hub::Namespaces;
+use network::hub::HubNamespaces;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
@@ -39,7 +39,7 @@ struct Running {
     /// The process that we started, if we did.
     child: Option<Child>,
     /// Held so that pods keep their network when all of the hub's processes are killed.
-    namespaces: Option<Namespaces>,
+    namespaces: Option<HubNamespaces>,
     /// They are those of the hub that runs now.
     are_current: bool,
 }
@@ -64,7 +64,7 @@ impl NodeHub {
         let mut running = self.running.lock().await;
         let socket = &self.start.socket;
         // Perhaps one of an agent before us; and if our child has ended, its other process listens.
-        if !with(socket, network::hub::is_there).await? {
+        if !with(socket, network::hub::is_listening).await? {
             if running.namespaces.is_none() {
                 running.namespaces = with(&self.start.dir, find_namespaces).await?;
             }
@@ -72,7 +72,7 @@ impl NodeHub {
             running.are_current = false;
         }
         if !running.are_current {
-            match with(socket, Namespaces::of_hub).await? {
+            match with(socket, HubNamespaces::of_hub).await? {
                 Ok(namespaces) => {
                     running.namespaces = Some(namespaces);
                     running.are_current = true;
@@ -94,7 +94,10 @@ impl NodeHub {
             // As long as its namespaces are not held, pods lose their network with the hub.
             if ready.is_ok() && self.running.lock().await.are_current {
                 retries.reset();
-                if network::hub::lost(&self.start.socket).await.is_ok() {
+                if network::hub::wait_for_exit(&self.start.socket)
+                    .await
+                    .is_ok()
+                {
                     tracing::warn!("the hub's worker has ended");
                 }
             }
@@ -127,7 +130,7 @@ impl NodeHub {
         Some(process_limit::of_containers(of_pods, outside))
     }
 
-    async fn spawn(&self, before: Option<&Namespaces>) -> anyhow::Result<Child> {
+    async fn spawn(&self, before: Option<&HubNamespaces>) -> anyhow::Result<Child> {
         let (ours, theirs) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
@@ -139,7 +142,7 @@ impl NodeHub {
             .context("cannot start the node's hub")?;
         let output = child.stdout.take().context("the node's hub has no pipe")?;
         let start = serde_json::to_vec(&self.start)?;
-        let descriptors = before.map(Namespaces::descriptors).unwrap_or_default();
+        let descriptors = before.map(HubNamespaces::descriptors).unwrap_or_default();
         let descriptors = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
         let descriptors: Vec<OwnedFd> = descriptors.collect::<io::Result<_>>()?;
         let send = move || {
@@ -158,7 +161,7 @@ impl NodeHub {
     pub async fn end(&self) {
         let socket = &self.start.socket;
         let gone = async {
-            while matches!(with(socket, network::hub::end).await, Ok(Ok(()))) {
+            while matches!(with(socket, network::hub::shut_down).await, Ok(Ok(()))) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -183,10 +186,10 @@ async fn with<T: Send + 'static>(
 
 /// The user namespace of pods that run in a node's directory, if we came after their hub had died: a new hub must be in it to reach
 /// them.
-fn find_namespaces(dir: &Path) -> Option<Namespaces> {
+fn find_namespaces(dir: &Path) -> Option<HubNamespaces> {
     let pods = std::fs::read_dir(dir.join("pods")).ok()?;
     pods.flatten()
-        .find_map(|pod| Namespaces::of_sandbox(&pod.path()).ok())
+        .find_map(|pod| HubNamespaces::of_sandbox(&pod.path()).ok())
 }
 
 /// Waits for the hub's word that it is ready, or why not.

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_protocol::Problem;
 use quantity::bytes;
-use sandbox::runtime::{Places, together};
+use sandbox::runtime::{PodDirs, effective_amount};
 
 /// The resource.
 const STORAGE: &str = "ephemeral-storage";
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const PART: u32 = 20;
 
 /// Waits until the pod has written more than it may, and says so in upstream's words. For ever, if it may write all.
-pub async fn exceeded(pod: &Pod, places: &Places) -> Problem {
+pub async fn exceeded(pod: &Pod, places: &PodDirs) -> Problem {
     let Some(limits) = Limits::of(pod) else {
         return std::future::pending().await;
     };
@@ -39,7 +39,7 @@ pub async fn exceeded(pod: &Pod, places: &Places) -> Problem {
 }
 
 /// Why the pod has to go now, if it has to.
-async fn look(limits: &Limits, places: &Places) -> Option<String> {
+async fn look(limits: &Limits, places: &PodDirs) -> Option<String> {
     let dirs = Dirs::of(limits, places);
     // Walking a tree blocks, and this thread is the pod's only one.
     let usage = tokio::task::spawn_blocking(move || dirs.measure()).await;
@@ -138,7 +138,7 @@ fn of_pod(spec: &PodSpec, own: impl Fn(&Container) -> Option<u64>) -> Option<u64
     init.chain(&spec.containers).find_map(&own)?;
     let overhead = spec.overhead.as_ref();
     let overhead = overhead.and_then(|overhead| bytes(overhead.get(STORAGE)?));
-    Some(together(spec, own).saturating_add(overhead.unwrap_or(0)))
+    Some(effective_amount(spec, own).saturating_add(overhead.unwrap_or(0)))
 }
 
 /// Where to look.
@@ -150,7 +150,7 @@ struct Dirs {
 }
 
 impl Dirs {
-    fn of(limits: &Limits, places: &Places) -> Self {
+    fn of(limits: &Limits, places: &PodDirs) -> Self {
         let volumes = limits.volumes.keys().map(|name| {
             let dir = places.disk.join("volumes").join(name);
             (name.clone(), dir)
@@ -305,10 +305,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_written_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = PodDirs {
             disk: home.path().to_owned(),
             memory: home.path().join("memory"),
-            groups: None,
+            cgroup: None,
             logs: home.path().join("logs"),
         };
         let volume = home.path().join("volumes/v");
@@ -327,10 +327,10 @@ mod tests {
     #[tokio::test]
     async fn files_below_etc_count_for_the_pod() {
         let home = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = PodDirs {
             disk: home.path().to_owned(),
             memory: home.path().join("memory"),
-            groups: None,
+            cgroup: None,
             logs: home.path().join("logs"),
         };
         let limits = limits(json!({ "containers": [

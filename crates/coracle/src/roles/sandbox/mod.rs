@@ -28,13 +28,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
-use network::hub::Namespaces;
-use pod_protocol::connection::{Parting, SandboxService, stay_connected};
-use pod_protocol::{Hello, PodState, VERSION};
+use network::hub::HubNamespaces;
+use pod_protocol::connection::{SandboxService, StayConnectedEnd, stay_connected};
+use pod_protocol::{PodState, SandboxHello, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::checkpoint;
-use sandbox::runtime::{Places, Stacking};
+use sandbox::runtime::{PodDirs, Snapshotter};
 use serde::{Deserialize, Serialize};
 
 use self::pod::SandboxPod;
@@ -78,16 +78,16 @@ pub struct SandboxStart {
     /// The control group in which those of pods are made, if there is one.
     pub groups: Option<PathBuf>,
     /// How their layers become one file system on this node.
-    pub stacking: Stacking,
+    pub stacking: Snapshotter,
 }
 
 impl SandboxStart {
-    fn places(&self) -> Places {
+    fn places(&self) -> PodDirs {
         let pod = self.pod_dir();
-        Places {
+        PodDirs {
             memory: pod.join("memory"),
             logs: pod.join(LOGS),
-            groups: self.groups.clone(),
+            cgroup: self.groups.clone(),
             disk: pod,
         }
     }
@@ -146,7 +146,10 @@ pub struct Processes {
 }
 
 /// All that must be done while there is one thread.
-fn begin(start: &SandboxStart, places: &Places) -> anyhow::Result<(File, Namespaces, Processes)> {
+fn begin(
+    start: &SandboxStart,
+    places: &PodDirs,
+) -> anyhow::Result<(File, HubNamespaces, Processes)> {
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = pod_lock::take(&start.pod_dir()).with_context(context)?;
     let namespaces = move_in(start, places).with_context(context)?;
@@ -200,10 +203,10 @@ fn enter_own_namespaces() -> std::io::Result<()> {
 
 /// Enters the node's user namespace, one of our own below it, in which processes are counted apart from those of other pods, and a
 /// mount namespace with memory that ends with us. Returns the node's.
-fn move_in(start: &SandboxStart, places: &Places) -> std::io::Result<Namespaces> {
+fn move_in(start: &SandboxStart, places: &PodDirs) -> std::io::Result<HubNamespaces> {
     // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
     linux::credentials::hide()?;
-    let namespaces = network::hub::join(&start.node_dir.join("hub.sock"))?;
+    let namespaces = network::hub::join_user_namespace(&start.node_dir.join("hub.sock"))?;
     // The maps of the new user namespace are written through /proc, which is closed to processes that hide. Containers of other
     // pods have no rights in the hub's user namespace, and ours does not have any yet.
     linux::credentials::unhidden(enter_own_namespaces)??;
@@ -250,8 +253,8 @@ fn serve_among_all(socket: OwnedFd) -> std::io::Result<()> {
     served.and(killed)
 }
 
-async fn live(start: SandboxStart, places: Places, forked: Processes) -> anyhow::Result<ExitCode> {
-    let hello = Hello {
+async fn live(start: SandboxStart, places: PodDirs, forked: Processes) -> anyhow::Result<ExitCode> {
+    let hello = SandboxHello {
         version: VERSION,
         token: start.token.clone(),
         uid: start.uid.clone(),
@@ -264,12 +267,12 @@ async fn live(start: SandboxStart, places: Places, forked: Processes) -> anyhow:
         let dismissed = pod.dismissed();
         let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, dismissed).await;
         // As long as the agent's guard lives, there will be an agent again.
-        if parting == Parting::Done || !node_dir::is_guarded(&node_dir) {
+        if parting == StayConnectedEnd::Done || !node_dir::is_guarded(&node_dir) {
             break parting;
         }
     };
     tracing::debug!(?parting, "the sandbox ends");
-    let is_forsaken = parting == Parting::Forsaken;
+    let is_forsaken = parting == StayConnectedEnd::KubeletLost;
     if is_forsaken {
         // What ends now was not the pod's to end, and an agent that does come goes on from here by the pod's policy.
         pod.save_for_good();

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use pod_protocol::connection::{LogBytes, SandboxService};
-use pod_protocol::streams::{Frames, Words};
+use pod_protocol::connection::{LogByteStream, SandboxService};
+use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
 use pod_protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
 use sandbox::checkpoint::Checkpoint;
 use sandbox::life::{self, LifeHandle};
 use sandbox::logs::LogDir;
-use sandbox::runtime::{LinuxRuntime, Places};
+use sandbox::runtime::{LinuxRuntime, PodDirs};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -61,7 +61,7 @@ enum Stage {
 
 struct Waiting {
     start: SandboxStart,
-    places: Places,
+    places: PodDirs,
     forked: Processes,
     /// It was told to end before it began.
     stop: Option<Stop>,
@@ -69,7 +69,7 @@ struct Waiting {
 
 impl SandboxPod {
     /// A pod that waits for its bundle.
-    pub fn new(start: SandboxStart, places: Places, forked: Processes) -> Self {
+    pub fn new(start: SandboxStart, places: PodDirs, forked: Processes) -> Self {
         Self {
             has_share: start.announces,
             logs: LogDir::new(&places.logs),
@@ -302,18 +302,22 @@ impl SandboxService for SandboxPod {
         self.shown.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogBytes, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
         let log = self.logs.read(&query).await?;
         let reader = self.readers.clone();
         Ok(log.inspect(move |_| _ = &reader).boxed())
     }
 
-    async fn exec(&self, query: ExecQuery, client: Words) -> Result<Frames, Problem> {
+    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
         let session = self.runtime()?.open_exec(query).await?;
         Ok(session.run(client))
     }
 
-    async fn attach(&self, query: AttachQuery, client: Words) -> Result<Frames, Problem> {
+    async fn attach(
+        &self,
+        query: AttachQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, Problem> {
         let session = self.runtime()?.open_attach(&query)?;
         Ok(session.run(client))
     }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::Context;
 use images::protocol::{PullCommand, PullOutput};
 use images::{PullPolicy, PullRequest};
-use network::hub::{Attach, Place};
+use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
-use sandbox::runtime::Places;
+use sandbox::runtime::PodDirs;
 use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -55,7 +55,7 @@ pub struct NodeWorld {
 
 impl NodeWorld {
     /// The node of `start`.
-    pub fn new(start: &SandboxStart, places: &Places, puller: Puller) -> Self {
+    pub fn new(start: &SandboxStart, places: &PodDirs, puller: Puller) -> Self {
         let (changed, changes) = mpsc::unbounded_channel();
         Self {
             puller,
@@ -223,7 +223,7 @@ impl World for NodeWorld {
     }
 
     async fn attach(&self, network: OwnedFd) -> Result<Attachment, Problem> {
-        let request = Attach {
+        let request = AttachRequest {
             uid: self.uid.clone(),
             claim: None,
         };
@@ -231,7 +231,7 @@ impl World for NodeWorld {
             reason: "FailedCreatePodSandBox".to_owned(),
             message: format!("failed to setup network for sandbox: {error}"),
         };
-        let place = Place::ask(&self.hub, &request, &network)
+        let place = HubAttachment::request(&self.hub, &request, &network)
             .await
             .map_err(failed)?;
         let attachment = attachment(&place);
@@ -261,7 +261,7 @@ impl World for NodeWorld {
     }
 }
 
-fn attachment(place: &Place) -> Attachment {
+fn attachment(place: &HubAttachment) -> Attachment {
     Attachment {
         interface: network::hub::INTERFACE.to_owned(),
         address: place.address,
@@ -274,17 +274,17 @@ fn attachment(place: &Place) -> Attachment {
 /// the pod has no interface any more and gets none, having said so.
 async fn keep_place(
     hub: PathBuf,
-    mut request: Attach,
-    mut place: Place,
+    mut request: AttachRequest,
+    mut place: HubAttachment,
     network: OwnedFd,
     changed: mpsc::UnboundedSender<Option<Attachment>>,
 ) {
     request.claim = Some(place.address);
     loop {
-        place.lost().await;
+        place.hub_exited().await;
         let deadline = Instant::now() + CLAIM_TIMEOUT;
         place = loop {
-            match Place::ask(&hub, &request, &network).await {
+            match HubAttachment::request(&hub, &request, &network).await {
                 Ok(place) => break place,
                 Err(error) if Instant::now() > deadline && !has_interface(&network) => {
                     tracing::warn!(%error, "the pod has lost its network");

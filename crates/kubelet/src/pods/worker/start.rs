@@ -122,7 +122,7 @@ impl Worker {
                         && (resolved.complete || self.bundle_sent == Some(true)) =>
                 {
                     let mut bundle = resolved.bundle.clone();
-                    bundle.before.clone_from(&self.previous_statuses);
+                    bundle.previous_statuses.clone_from(&self.previous_statuses);
                     connection.client.put_bundle(&bundle).await?;
                     connection.has_bundle = true;
                     Ok(Sent::Bundle)

@@ -286,7 +286,7 @@ fn lost_sandbox_is_replaced_by_restart_policy() {
         fixture.sandbox(0).await.exit();
         wait_for_bundles(&fixture, 1, 1).await;
         let second = fixture.sandbox(1).await;
-        let before = second.bundles.lock().unwrap()[0].before.clone();
+        let before = second.bundles.lock().unwrap()[0].previous_statuses.clone();
         let end = before[0]
             .state
             .as_ref()
@@ -476,7 +476,7 @@ fn pod_is_restarted_if_sandbox_was_lost_with_kubelet() {
         fixture.resolve();
         wait_for_bundles(&fixture, 0, 1).await;
         let before = fixture.sandbox(0).await.bundles.lock().unwrap()[0]
-            .before
+            .previous_statuses
             .clone();
         assert_eq!(before.len(), 1);
         let statuses = fixture.api.lock().unwrap().statuses.clone();
@@ -528,7 +528,7 @@ fn lost_container_keeps_exit_code_of_checkpoint() {
             }
             wait_for_bundles(&fixture, 0, 1).await;
             let bundle = fixture.sandbox(0).await.bundles.lock().unwrap()[0].clone();
-            let state = bundle.before[0].state.clone().unwrap();
+            let state = bundle.previous_statuses[0].state.clone().unwrap();
             assert_eq!(state.terminated.unwrap().exit_code, 5);
         }
     });

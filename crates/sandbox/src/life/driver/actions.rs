@@ -9,7 +9,7 @@ use super::super::plan::Action;
 use super::super::record::{Kill, Kind, Run, Stage};
 use super::super::run::{self, Order, Reporter};
 use super::{Driver, Handles};
-use crate::probe::worker::Which;
+use crate::probe::worker::ProbeKind;
 use crate::seams::Runtime;
 use pod_protocol::Problem;
 
@@ -138,7 +138,7 @@ impl<R: Runtime> Driver<R> {
             handles.kill.send_replace(Some(kill));
             // Nobody asks any more whether it is alive; whether it takes work is still of interest.
             handles.probes.retain(|(which, task)| {
-                let keep = *which == Which::Readiness;
+                let keep = *which == ProbeKind::Readiness;
                 if !keep {
                     task.abort();
                 }

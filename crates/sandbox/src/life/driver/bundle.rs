@@ -63,7 +63,7 @@ impl<R: Runtime> Driver<R> {
 
     /// Goes on from an earlier sandbox of this pod.
     pub(super) fn remember(&mut self, now: Instant) {
-        for before in &self.bundle.before {
+        for before in &self.bundle.previous_statuses {
             if let Some(record) = self
                 .records
                 .iter_mut()

@@ -21,7 +21,7 @@ use super::plan::{Action, Facts, plan, seconds};
 use super::record::{Kill, Kind, Record};
 use super::restart::RestartPolicy;
 use super::status::{self, Around};
-use crate::probe::worker::Which;
+use crate::probe::worker::ProbeKind;
 use crate::seams::{PodNetwork, Runtime};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 use up::Up;
@@ -56,7 +56,7 @@ pub struct Driver<R> {
 /// What belongs to a run beside its record.
 struct Handles {
     kill: watch::Sender<Option<Kill>>,
-    probes: Vec<(Which, AbortHandle)>,
+    probes: Vec<(ProbeKind, AbortHandle)>,
 }
 
 impl Drop for Handles {

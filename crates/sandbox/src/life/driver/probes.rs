@@ -6,12 +6,12 @@ use super::super::Message;
 use super::super::clock::instant_of;
 use super::super::record::{Kind, Stage};
 use super::Driver;
-use crate::probe::Subject;
-use crate::probe::worker::{self, Which, Word};
+use crate::probe::ProbedContainer;
+use crate::probe::worker::{self, ProbeEvent, ProbeKind};
 use crate::seams::Runtime;
 
 impl<R: Runtime> Driver<R> {
-    pub(super) fn note_probe(&mut self, serial: u64, which: Which, word: Word) {
+    pub(super) fn note_probe(&mut self, serial: u64, which: ProbeKind, word: ProbeEvent) {
         let Some(index) = self.index_of(serial) else {
             return;
         };
@@ -19,19 +19,19 @@ impl<R: Runtime> Driver<R> {
         let path = record.field_path();
         let Some(run) = &mut record.run else { return };
         match (which, word) {
-            (_, Word::Event(reason, message)) => {
+            (_, ProbeEvent::Warning(reason, message)) => {
                 self.journal.note(Some(path), true, reason, message);
             }
             // Too late to matter.
-            (Which::Startup | Which::Liveness, _) if run.kill.is_some() => {}
-            (Which::Startup, Word::Verdict(well)) => {
+            (ProbeKind::Startup | ProbeKind::Liveness, _) if run.kill.is_some() => {}
+            (ProbeKind::Startup, ProbeEvent::ThresholdReached(well)) => {
                 run.startup = Some(well);
                 if well {
                     self.probe_on(index);
                 }
             }
-            (Which::Liveness, Word::Verdict(well)) => run.dead = !well,
-            (Which::Readiness, Word::Verdict(well)) => run.ready = well,
+            (ProbeKind::Liveness, ProbeEvent::ThresholdReached(well)) => run.dead = !well,
+            (ProbeKind::Readiness, ProbeEvent::ThresholdReached(well)) => run.ready = well,
         }
     }
 
@@ -42,7 +42,7 @@ impl<R: Runtime> Driver<R> {
             return;
         }
         if record.spec.startup_probe.is_some() {
-            self.probe(index, Which::Startup);
+            self.probe(index, ProbeKind::Startup);
         } else {
             self.probe_on(index);
         }
@@ -50,16 +50,16 @@ impl<R: Runtime> Driver<R> {
 
     /// The container is up: what is asked from now on.
     fn probe_on(&mut self, index: usize) {
-        self.probe(index, Which::Liveness);
-        self.probe(index, Which::Readiness);
+        self.probe(index, ProbeKind::Liveness);
+        self.probe(index, ProbeKind::Readiness);
     }
 
-    fn probe(&mut self, index: usize, which: Which) {
+    fn probe(&mut self, index: usize, which: ProbeKind) {
         let record = &self.records[index];
         let spec = match which {
-            Which::Startup => &record.spec.startup_probe,
-            Which::Liveness => &record.spec.liveness_probe,
-            Which::Readiness => &record.spec.readiness_probe,
+            ProbeKind::Startup => &record.spec.startup_probe,
+            ProbeKind::Liveness => &record.spec.liveness_probe,
+            ProbeKind::Readiness => &record.spec.readiness_probe,
         };
         let (Some(probe), Some(run), Some(id)) = (spec.clone(), &record.run, &record.id) else {
             return;
@@ -67,8 +67,8 @@ impl<R: Runtime> Driver<R> {
         if run.kill.is_some() {
             return;
         }
-        let subject = Subject {
-            container: record.spec.clone(),
+        let container = ProbedContainer {
+            spec: record.spec.clone(),
             id: id.clone(),
             ip: self.network.ips.first().copied(),
         };
@@ -85,7 +85,7 @@ impl<R: Runtime> Driver<R> {
                 word,
             });
         };
-        let work = worker::work(self.runtime.clone(), which, subject, probe, since, tell);
+        let work = worker::run(self.runtime.clone(), which, container, probe, since, tell);
         let task = tokio::task::spawn_local(work).abort_handle();
         if let Some(handles) = self.handles.get_mut(&serial) {
             handles.probes.push((which, task));

@@ -8,7 +8,8 @@ use Script::Ends;
 
 fn after(sim: &std::rc::Rc<Sim>, spec: Value, before: Value) -> World {
     let mut bundle = bundle(spec);
-    bundle.before = serde_json::from_value::<Vec<ContainerStatus>>(before).expect("statuses");
+    bundle.previous_statuses =
+        serde_json::from_value::<Vec<ContainerStatus>>(before).expect("statuses");
     World::with(sim, bundle)
 }
 

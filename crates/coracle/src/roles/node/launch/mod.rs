@@ -14,11 +14,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
 use kubelet::{LaunchError, LaunchRequest, Launcher, LauncherKind, SandboxHandle, SandboxProcess};
-use pod_protocol::connection::LogBytes;
+use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::checkpoint;
 use sandbox::logs::LogDir;
-use sandbox::runtime::Stacking;
+use sandbox::runtime::Snapshotter;
 use tokio::sync::OnceCell;
 
 use super::hub::NodeHub;
@@ -44,7 +44,7 @@ pub struct Launchers {
     /// The control group in which those of pods are made, if there is one.
     pub groups: Option<PathBuf>,
     /// How layers are stacked here, once that is known.
-    pub stacking: OnceCell<Stacking>,
+    pub stacking: OnceCell<Snapshotter>,
     /// The job, for steps of it.
     pub job: u32,
     /// This node, by Slurm's name for it.
@@ -90,7 +90,11 @@ impl Launcher for Launchers {
         .boxed()
     }
 
-    fn logs(&self, uid: &str, query: LogQuery) -> BoxFuture<'_, Option<Result<LogBytes, Problem>>> {
+    fn logs(
+        &self,
+        uid: &str,
+        query: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
         let dir = self.place.dir.join("pods").join(uid).join("logs");
         async move {
             if !dir.exists() {
@@ -104,7 +108,7 @@ impl Launcher for Launchers {
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
         // Of a sandbox that was killed; others remove their pod's group themselves.
         if let (Some(groups), Some(uid)) = (&self.groups, dir.file_name()) {
-            let group = sandbox::runtime::pod_group(groups, &uid.to_string_lossy());
+            let group = sandbox::runtime::pod_cgroup(groups, &uid.to_string_lossy());
             if let Err(error) = group.remove() {
                 tracing::warn!(group = %group.path().display(), %error, "cannot remove a control group");
             }
@@ -129,7 +133,7 @@ pub fn end_all(place: &NodeDir) {
             0
         });
         let sandboxes = node_dir::kill_sandboxes(&place.dir);
-        let has_hub = network::hub::end(&place.hub_socket()).is_ok();
+        let has_hub = network::hub::shut_down(&place.hub_socket()).is_ok();
         if marked + sandboxes == 0 && !has_hub {
             return;
         }
@@ -143,7 +147,7 @@ fn boxed(handle: impl SandboxHandle + 'static) -> Box<dyn SandboxHandle> {
 
 impl Launchers {
     /// How layers are stacked here.
-    pub async fn stacking(&self) -> anyhow::Result<Stacking> {
+    pub async fn stacking(&self) -> anyhow::Result<Snapshotter> {
         let chosen = self
             .stacking
             .get_or_try_init(|| rootfs::choose(&self.place.dir));

@@ -1,75 +1,68 @@
-//! Whom the kernel kills first when the machine has no memory left, as upstream's kubelet wants it.
+//! `oom_score_adj` of a container, as upstream's kubelet sets it.
 //!
-//! The kernel's own score of a process is the share of memory that it uses, in thousandths. What is added here makes
-//! those who asked for nothing go first, then those who use more than they asked for. A user can raise the number of his
-//! own processes but not lower it, so that for Guaranteed pods nothing is added.
+//! The kernel's OOM score of a process is its share of memory in thousandths. The adjustment makes BestEffort pods die first, then
+//! Burstable pods that exceed their requests. An ordinary user can't set a negative value, so Guaranteed pods keep the inherited one.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 
-const BEST_EFFORT: i64 = 1000;
-const GUARANTEED: i64 = -997;
-/// The pods without which a node is none.
+use super::limits::effective_amount;
+
+const BEST_EFFORT_ADJ: i64 = 1000;
+const GUARANTEED_ADJ: i64 = -997;
 const NODE_CRITICAL: &str = "system-node-critical";
 
-/// The number for a container, on a node with so many bytes of memory.
-pub(super) fn adjustment(pod: &Pod, container: &Container, capacity: u64) -> i32 {
+/// `oom_score_adj` of a container, on a node with `capacity` bytes of memory.
+pub(super) fn oom_score_adj(pod: &Pod, container: &Container, capacity: u64) -> i32 {
     let spec = pod.spec.as_ref();
     let status = pod.status.as_ref();
     let class = status.and_then(|status| status.qos_class.as_deref());
     let critical =
         spec.is_some_and(|spec| spec.priority_class_name.as_deref() == Some(NODE_CRITICAL));
-    let number = match (class, spec) {
-        _ if critical => GUARANTEED,
-        (Some("Guaranteed"), _) => GUARANTEED,
+    let adj = match (class, spec) {
+        _ if critical => GUARANTEED_ADJ,
+        (Some("Guaranteed"), _) => GUARANTEED_ADJ,
         (Some("Burstable"), Some(spec)) => burstable(spec, container, capacity),
-        _ => BEST_EFFORT,
+        _ => BEST_EFFORT_ADJ,
     };
-    i32::try_from(number).unwrap_or(0)
+    i32::try_from(adj).unwrap_or(0)
 }
 
-/// The more of the machine a container asks for, the less it is to blame for using it.
+/// The larger the container's memory request, the lower the adjustment.
 fn burstable(spec: &PodSpec, container: &Container, capacity: u64) -> i64 {
-    let mut request = memory(container.resources.as_ref());
+    let mut request = memory_request(container.resources.as_ref());
     let sidecar = container.restart_policy.as_deref() == Some("Always")
         && init(spec).any(|other| other.name == container.name);
     if sidecar {
-        // One that serves the others must not go before them.
+        // A sidecar must not die before the containers that it serves.
         let regular = spec.containers.iter();
-        let least = regular.map(|other| memory(other.resources.as_ref())).min();
+        let least = regular
+            .map(|other| memory_request(other.resources.as_ref()))
+            .min();
         request = request.max(least.unwrap_or(0));
     }
-    request = request.saturating_add(unclaimed(spec));
+    request = request.saturating_add(unassigned_request(spec));
     let share = u128::from(request) * 1000 / u128::from(capacity.max(1));
     let share = i64::try_from(share).unwrap_or(i64::MAX);
-    // Always after those who asked for nothing, and before those who use what they asked for.
-    (BEST_EFFORT.saturating_sub(share)).clamp(BEST_EFFORT + GUARANTEED, BEST_EFFORT - 1)
+    // Between BestEffort and Guaranteed.
+    (BEST_EFFORT_ADJ.saturating_sub(share))
+        .clamp(BEST_EFFORT_ADJ + GUARANTEED_ADJ, BEST_EFFORT_ADJ - 1)
 }
 
-/// The share of each container in what the pod as a whole asks for and none of its containers does.
-fn unclaimed(spec: &PodSpec) -> u64 {
-    let of_pod = memory(spec.resources.as_ref());
-    let request = |container: &Container| memory(container.resources.as_ref());
-    let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
-    let (mut sidecars, mut starting) = (0_u64, 0_u64);
-    for container in init(spec) {
-        if is_sidecar(container) {
-            sidecars = sidecars.saturating_add(request(container));
-            starting = starting.max(sidecars);
-        } else {
-            starting = starting.max(sidecars.saturating_add(request(container)));
-        }
-    }
-    let requests = spec.containers.iter().map(request);
-    let claimed = starting.max(requests.fold(sidecars, u64::saturating_add));
+/// Each container's share of the pod-level request that exceeds the containers' requests.
+fn unassigned_request(spec: &PodSpec) -> u64 {
+    let of_pod = memory_request(spec.resources.as_ref());
+    let assigned = effective_amount(spec, |container| {
+        Some(memory_request(container.resources.as_ref()))
+    });
     let count = (spec.containers.len() + init(spec).count()).max(1);
-    of_pod.saturating_sub(claimed) / count as u64
+    of_pod.saturating_sub(assigned) / count as u64
 }
 
 fn init(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers.iter().flatten()
 }
 
-fn memory(resources: Option<&ResourceRequirements>) -> u64 {
+fn memory_request(resources: Option<&ResourceRequirements>) -> u64 {
     let requests = resources.and_then(|resources| resources.requests.as_ref());
     let memory = requests.and_then(|requests| requests.get("memory"));
     memory.and_then(quantity::bytes).unwrap_or(0)
@@ -89,17 +82,21 @@ mod tests {
         let spec = pod.spec.as_ref().unwrap();
         let mut all = init(spec).chain(&spec.containers);
         let container = all.find(|container| container.name == name).unwrap();
-        adjustment(&pod, container, 10 * GIB)
+        oom_score_adj(&pod, container, 10 * GIB)
     }
 
-    fn asking(name: &str, memory: &str) -> Value {
+    fn requesting(name: &str, memory: &str) -> Value {
         json!({ "name": name, "resources": { "requests": { "memory": memory } } })
     }
 
     #[test]
-    fn who_asks_for_more_goes_later() {
+    fn larger_request_lowers_adjustment() {
         let one = |class: &str, memory: &str| {
-            of(class, json!({ "containers": [asking("a", memory)] }), "a")
+            of(
+                class,
+                json!({ "containers": [requesting("a", memory)] }),
+                "a",
+            )
         };
         assert_eq!(one("BestEffort", "0"), 1000);
         assert_eq!(one("Guaranteed", "1Gi"), -997);
@@ -112,22 +109,22 @@ mod tests {
     }
 
     #[test]
-    fn the_most_that_can_be_asked_for_is_not_too_much() {
+    fn huge_requests_do_not_overflow() {
         let spec = json!({
-            "initContainers": [asking("i", "8Ei"), asking("j", "8Ei")],
-            "containers": [asking("a", "8Ei"), asking("b", "8Ei"), asking("c", "8Ei")],
+            "initContainers": [requesting("i", "8Ei"), requesting("j", "8Ei")],
+            "containers": [requesting("a", "8Ei"), requesting("b", "8Ei"), requesting("c", "8Ei")],
             "resources": { "requests": { "memory": "8Ei" } },
         });
         assert_eq!(of("Burstable", spec, "a"), 3);
     }
 
     #[test]
-    fn sidecars_stay_as_long_as_those_they_serve() {
-        let mut sidecar = asking("s", "1Gi");
+    fn sidecar_outlives_smallest_container() {
+        let mut sidecar = requesting("s", "1Gi");
         sidecar["restartPolicy"] = json!("Always");
         let spec = json!({
-            "initContainers": [sidecar, asking("i", "1Gi")],
-            "containers": [asking("a", "3Gi"), asking("b", "2Gi")],
+            "initContainers": [sidecar, requesting("i", "1Gi")],
+            "containers": [requesting("a", "3Gi"), requesting("b", "2Gi")],
         });
         assert_eq!(of("Burstable", spec.clone(), "s"), 800);
         assert_eq!(of("Burstable", spec.clone(), "i"), 900);
@@ -135,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_asks_for_as_a_whole_is_everybodys() {
+    fn pod_level_request_is_shared() {
         let spec = json!({
-            "containers": [asking("a", "1Gi"), { "name": "b" }],
+            "containers": [requesting("a", "1Gi"), { "name": "b" }],
             "resources": { "requests": { "memory": "5Gi" } },
         });
         assert_eq!(of("Burstable", spec.clone(), "a"), 700);
@@ -145,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn those_without_which_a_node_is_none_stay_longest() {
+    fn node_critical_pod_counts_as_guaranteed() {
         let spec =
             json!({ "priorityClassName": "system-node-critical", "containers": [{ "name": "a" }] });
         assert_eq!(of("BestEffort", spec, "a"), -997);

@@ -1,7 +1,7 @@
-//! Keeps containers from running the program that they are started by.
+//! Keeps containers from executing our own program (compare CVE-2019-5736).
 //!
-//! Until a process has become its program, its `/proc/self/exe` is ours. Whoever names that as a container's program, or as
-//! what interprets it, would have our file in a container, as the program of a process that the container owns.
+//! Until a process executes its program, its `/proc/self/exe` is our file. A container that names that path as its program, or as
+//! the program's interpreter, would execute our file as a process that the container controls.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,35 +13,35 @@ use std::path::{Path, PathBuf};
 use linux::sealed::FileId;
 use rustix::fs::{Mode, OFlags};
 
-use super::failure::Failure;
+use super::error::InnerError;
 
-/// How much of a script's first line the kernel reads.
-const FIRST_LINE: usize = 256;
-/// How often a program may be interpreted by another.
-const MAX_DEPTH: usize = 6;
+/// The kernel reads this much of a script's first line.
+const FIRST_LINE_SIZE: usize = 256;
+/// Maximum depth of nested interpreters.
+const MAX_INTERPRETERS: usize = 6;
 
 /// The file that this process runs from.
 #[derive(Clone, Copy, Debug)]
-pub struct OwnProgram(FileId);
+pub struct SelfExe(FileId);
 
-impl OwnProgram {
-    /// To be found while `/proc` is the host's.
+impl SelfExe {
+    /// Must be called while `/proc` is the host's.
     pub fn find() -> io::Result<Self> {
         FileId::of_own_program().map(Self)
     }
 
-    /// Refuses a program that is ours, or is interpreted by ours, in the current root and directory.
+    /// Fails if a program is our file or is interpreted by it, in the current root and directory.
     ///
-    /// What can't be read is left to the kernel: a script that the user may execute and not read runs nothing of ours, unless
-    /// that user is root without its usual capabilities.
-    pub fn refuse(self, program: &Path) -> Result<(), Failure> {
+    /// A file that can't be read passes: a script that its user may execute but not read can't run our file, unless that user is
+    /// root without its usual capabilities.
+    pub fn deny(self, program: &Path) -> Result<(), InnerError> {
         let mut next = program.to_owned();
-        for _ in 0..MAX_DEPTH {
+        for _ in 0..MAX_INTERPRETERS {
             let Ok(found) = std::fs::metadata(&next) else {
                 break;
             };
             if FileId::of(&found) == self.0 {
-                return Err(Failure::program(format!(
+                return Err(InnerError::program(format!(
                     "exec: \"{}\": containers can't run the program that starts them",
                     program.display()
                 )));
@@ -55,22 +55,22 @@ impl OwnProgram {
     }
 }
 
-/// What interprets a program: a script's by its first line, another's by its header.
+/// The interpreter of a script (`#!`) or of an ELF file (its dynamic linker).
 fn interpreter(program: &Path) -> io::Result<Option<PathBuf>> {
-    // A pipe must not hold us up.
+    // Opening a pipe must not block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(program, flags, Mode::empty())?);
-    let mut line = [0; FIRST_LINE];
+    let mut line = [0; FIRST_LINE_SIZE];
     let read = file.read_at(&mut line, 0)?;
-    let name = match of_script(&line[..read]) {
+    let name = match script_interpreter(&line[..read]) {
         Some(name) => Some(name.to_owned()),
         None => linux::elf::interpreter(&file)?,
     };
     Ok(name.map(|name| PathBuf::from(OsStr::from_bytes(&name))))
 }
 
-/// As the kernel reads it: the first word after `#!`.
-fn of_script(line: &[u8]) -> Option<&[u8]> {
+/// Parses as the kernel does: the first word after `#!`.
+fn script_interpreter(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"#!")?;
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = rest.iter().position(|byte| !is_space(byte))?;
@@ -84,20 +84,21 @@ fn of_script(line: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inner::error::InnerErrorKind;
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn the_first_word_of_a_script_is_its_interpreter() {
-        assert_eq!(of_script(b"#!/bin/sh\n"), Some(&b"/bin/sh"[..]));
-        assert_eq!(of_script(b"#! \t/a -b c"), Some(&b"/a"[..]));
-        assert_eq!(of_script(b"#!/cut"), Some(&b"/cut"[..]));
-        assert_eq!(of_script(b"#! "), None);
-        assert_eq!(of_script(b"echo"), None);
+    fn interpreter_is_first_word_of_script() {
+        assert_eq!(script_interpreter(b"#!/bin/sh\n"), Some(&b"/bin/sh"[..]));
+        assert_eq!(script_interpreter(b"#! \t/a -b c"), Some(&b"/a"[..]));
+        assert_eq!(script_interpreter(b"#!/cut"), Some(&b"/cut"[..]));
+        assert_eq!(script_interpreter(b"#! "), None);
+        assert_eq!(script_interpreter(b"echo"), None);
     }
 
     #[test]
-    fn our_program_is_refused_however_it_is_named() {
-        let own = OwnProgram::find().unwrap();
+    fn own_program_is_denied_under_any_name() {
+        let self_exe = SelfExe::find().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let script = |name: &str, interpreter: &Path| {
@@ -109,11 +110,12 @@ mod tests {
         script("second", &at("script"));
         std::fs::hard_link(std::env::current_exe().unwrap(), at("hard")).unwrap();
         for name in ["link", "script", "through-link", "second", "hard"] {
-            let refused = own.refuse(&at(name)).unwrap_err();
-            assert!(refused.program && refused.message.contains(name), "{name}");
+            let denied = self_exe.deny(&at(name)).unwrap_err();
+            assert_eq!(denied.kind, InnerErrorKind::Program);
+            assert!(denied.message.contains(name), "{name}");
         }
 
-        // A program with a dynamic linker of its own choice.
+        // An ELF file that names our program as its dynamic linker.
         let shell = std::fs::read("/bin/sh").unwrap();
         let linker = linux::elf::interpreter(&File::open("/bin/sh").unwrap());
         let linker = linker.unwrap().unwrap();
@@ -122,14 +124,14 @@ mod tests {
         let name = b"/proc/self/exe\0";
         other[place.unwrap()..][..name.len()].copy_from_slice(name);
         std::fs::write(at("linked"), other).unwrap();
-        assert!(own.refuse(&at("linked")).is_err());
+        assert!(self_exe.deny(&at("linked")).is_err());
 
         script("plain", Path::new("/bin/sh"));
         script("round", &at("round"));
         std::fs::create_dir(at("dir")).unwrap();
         for name in ["plain", "round", "dir", "none"] {
-            assert!(own.refuse(&at(name)).is_ok(), "{name}");
+            assert!(self_exe.deny(&at(name)).is_ok(), "{name}");
         }
-        assert!(own.refuse(Path::new("/bin/sh")).is_ok());
+        assert!(self_exe.deny(Path::new("/bin/sh")).is_ok());
     }
 }

@@ -1,22 +1,22 @@
-//! Directories that an image declares as volumes (VOLUME): the container's own, and writable whatever its root is.
+//! Volumes that an image declares (VOLUME): directories of the container, writable even if its root is read-only.
 
 use std::path::Path;
 
 use linux::tree::Tree;
 
 use super::container;
-use super::failure::{Failure, failed};
-use super::message::ImageVolume;
+use super::error::{InnerError, cannot};
+use super::message::DeclaredVolume;
 
-/// One that is still in no place.
-pub struct Opened<'a> {
+/// A detached mount of a volume.
+pub struct OpenVolume<'a> {
     tree: Tree,
     target: &'a Path,
 }
 
-/// Makes the directories, while the outside is visible.
-pub fn open(volumes: &[ImageVolume]) -> Result<Vec<Opened<'_>>, Failure> {
-    let open = |volume: &ImageVolume| {
+/// Creates the directories and opens them, while the host's file system is visible.
+pub fn open(volumes: &[DeclaredVolume]) -> Result<Vec<OpenVolume<'_>>, InnerError> {
+    let open = |volume: &DeclaredVolume| {
         make_empty(&volume.dir)?;
         Tree::copy(&volume.dir, false)
     };
@@ -25,22 +25,22 @@ pub fn open(volumes: &[ImageVolume]) -> Result<Vec<Opened<'_>>, Failure> {
         .map(|volume| {
             let target = volume.target.as_path();
             let tree =
-                open(volume).map_err(failed(format!("making the volume {}", target.display())))?;
-            Ok(Opened { tree, target })
+                open(volume).map_err(cannot(format!("create volume {}", target.display())))?;
+            Ok(OpenVolume { tree, target })
         })
         .collect()
 }
 
-/// Takes away what an attempt that failed has left, which would be in the way of what the image has.
+/// Removes what a failed attempt left: it would conflict with the image's content.
 fn make_empty(dir: &Path) -> std::io::Result<()> {
     linux::remove::tree(dir)?;
     std::fs::create_dir_all(dir)
 }
 
-/// Puts them in place, with what the image has there. The container's root must be ours by now.
-pub fn put(volumes: &[Opened<'_>]) -> Result<(), Failure> {
-    for Opened { tree, target } in volumes {
-        fill(tree, target).map_err(failed(format!("filling the volume {}", target.display())))?;
+/// Mounts the volumes and copies the image's content into them. The container's root must be entered already.
+pub fn mount(volumes: &[OpenVolume<'_>]) -> Result<(), InnerError> {
+    for OpenVolume { tree, target } in volumes {
+        fill(tree, target).map_err(cannot(format!("fill volume {}", target.display())))?;
     }
     Ok(())
 }
@@ -48,11 +48,11 @@ pub fn put(volumes: &[Opened<'_>]) -> Result<(), Failure> {
 fn fill(tree: &Tree, target: &Path) -> std::io::Result<()> {
     let of_image = match std::fs::metadata(target) {
         Ok(found) if found.is_dir() => Some(Tree::copy(target, false)?),
-        // A file in its place is left alone, as nothing could be mounted there.
+        // A directory can't be mounted on a file.
         Ok(_) => return Ok(()),
         Err(_) => None,
     };
-    container::put(tree, target)?;
+    container::mount_at(tree, target)?;
     match of_image {
         Some(of_image) => linux::stack::copy_directory(of_image.open()?, target).map(drop),
         None => Ok(()),
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_begins_empty_also_after_an_attempt_that_failed() {
+    fn volume_is_empty_after_failed_attempt() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("volumes/0");
         for _ in 0..2 {

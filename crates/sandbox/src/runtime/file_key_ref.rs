@@ -1,23 +1,21 @@
-//! Variables whose values other containers of the pod have written to a file (`valueFrom.fileKeyRef`).
+//! Environment variables from files that other containers of the pod have written (`valueFrom.fileKeyRef`).
 //!
-//! The file is a container's, so it is nobody to be trusted: it is looked for as if its volume were all there is, and
-//! only a plain file of a moderate size is read.
+//! Such a file is untrusted: its path is resolved with the volume as root, and only a regular file of limited size is read.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{EnvVar, FileKeySelector};
+use pod_protocol::Problem;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::seams::Volume;
-use pod_protocol::Problem;
 
-/// No honest file is longer.
-const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// The variables with values in place of references to files. Values stay as they are: their dollars are doubled.
-pub(super) fn put_in(
+/// Replaces references to files with their values. `$` is escaped, so that values are not expanded.
+pub(super) fn resolve(
     variables: &[EnvVar],
     volumes: &BTreeMap<String, Volume>,
 ) -> Result<Vec<EnvVar>, Problem> {
@@ -41,7 +39,7 @@ pub(super) fn put_in(
     Ok(all)
 }
 
-/// `None`: it isn't there, and need not be.
+/// Returns `None` if the value is missing and optional.
 fn value(
     selector: &FileKeySelector,
     volumes: &BTreeMap<String, Volume>,
@@ -87,39 +85,39 @@ fn read(dir: &Path, path: &str) -> std::io::Result<String> {
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    // A pipe must not make us wait.
+    // Opening a pipe must not block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)?;
+    let resolve_flags = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve_flags)?;
     let file = std::fs::File::from(file);
     let found = file.metadata()?;
-    if !found.is_file() || found.len() > MAX_FILE {
-        return Err(std::io::Error::other("it is not a file of moderate size"));
+    if !found.is_file() || found.len() > MAX_FILE_SIZE {
+        return Err(std::io::Error::other("not a regular file of at most 1 MiB"));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_FILE).read_to_end(&mut bytes)?;
+    file.take(MAX_FILE_SIZE).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The value of `key`: lines of `NAME='value'`, in single quotes, over as many lines as it takes. The first counts.
+/// Parses lines of the form `NAME='value'`, where the value may span lines, and returns the first value of `key`.
 fn parse(text: &str, key: &str) -> Result<Option<String>, (usize, &'static str)> {
     let mut lines = (1..).zip(text.lines());
     while let Some((number, line)) = lines.next() {
-        let wrong = |why| Err((number, why));
+        let syntax_error = |why| Err((number, why));
         let line = line.trim_start_matches([' ', '\t']);
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let Some((name, rest)) = line.split_once('=') else {
-            return wrong("there is no '='");
+            return syntax_error("missing '='");
         };
         if name.is_empty() {
-            return wrong("there is no name before '='");
+            return syntax_error("missing name before '='");
         }
         if name.ends_with([' ', '\t']) {
-            return wrong("there is a space before '='");
+            return syntax_error("space before '='");
         }
-        // As a shell would have it: the value is empty, and what follows is something else.
+        // As in a shell, the value is empty then.
         if rest.starts_with([' ', '\t']) {
             if name == key {
                 return Ok(None);
@@ -127,7 +125,7 @@ fn parse(text: &str, key: &str) -> Result<Option<String>, (usize, &'static str)>
             continue;
         }
         let Some(mut rest) = rest.strip_prefix('\'') else {
-            return wrong("a value must be in single quotes");
+            return syntax_error("value is not in single quotes");
         };
         let mut value = String::new();
         let after = loop {
@@ -139,11 +137,11 @@ fn parse(text: &str, key: &str) -> Result<Option<String>, (usize, &'static str)>
             value.push('\n');
             match lines.next() {
                 Some((_, next)) => rest = next,
-                None => return wrong("the quote is not closed"),
+                None => return syntax_error("unterminated quote"),
             }
         };
         if !after.is_empty() && !after.starts_with('#') {
-            return wrong("something follows the closing quote");
+            return syntax_error("unexpected text after the closing quote");
         }
         if name == key {
             return Ok(Some(value));
@@ -161,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_as_upstream_does() {
+    fn file_is_parsed_as_upstream_does() {
         let text = "# comment\n\n  A='1 $(B)'\nB='two\nlines' # why\nA='again'\nC= 'x'\nD=''\n";
         let get = |key: &str| parse(text, key).unwrap();
         assert_eq!(get("A").as_deref(), Some("1 $(B)"));
@@ -174,7 +172,7 @@ mod tests {
         ] {
             assert!(parse(wrong, "Z").is_err(), "{wrong}");
         }
-        // What comes after is nobody's business.
+        // Parsing stops at the key.
         assert_eq!(parse("A='1'\nnonsense", "A").unwrap().as_deref(), Some("1"));
     }
 
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_from_the_volume_and_from_nowhere_else() {
+    fn value_is_read_only_from_inside_the_volume() {
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("secret"), "K='stolen'\n").unwrap();
         let volume = outside.path().join("volume");
@@ -212,17 +210,17 @@ mod tests {
             },
         )]);
         let get = |path: &str, key: &str, optional: bool| {
-            let put = put_in(&[variable(path, key, optional)], &volumes);
-            put.map(|all| all.into_iter().next().and_then(|one| one.value))
+            let resolved = resolve(&[variable(path, key, optional)], &volumes);
+            resolved.map(|all| all.into_iter().next().and_then(|one| one.value))
         };
         assert_eq!(get("env", "K", false).unwrap().as_deref(), Some("a$$b"));
         assert_eq!(get("in", "K", false).unwrap().as_deref(), Some("a$$b"));
         assert_eq!(get("env", "L", true).unwrap(), None);
         assert_eq!(get("none", "K", true).unwrap(), None);
         for path in ["out", "pipe", "none", "."] {
-            let refused = get(path, "K", false).unwrap_err();
-            assert_eq!(refused.reason, "CreateContainerConfigError");
-            assert!(refused.message.contains("couldn't parse env file"));
+            let rejected = get(path, "K", false).unwrap_err();
+            assert_eq!(rejected.reason, "CreateContainerConfigError");
+            assert!(rejected.message.contains("couldn't parse env file"));
         }
         let missing = get("env", "L", false).unwrap_err().message;
         assert!(

@@ -1,7 +1,7 @@
-//! A connection that outlives its HTTP/2.
+//! A socket that stays open after its HTTP/2 server has finished.
 //!
-//! Closing a socket while the peer still writes makes that peer's writes fail, and a client whose write has failed
-//! throws away what it has not read yet. So whoever says the last word holds the socket until the other has read it.
+//! Closing a socket while the peer still writes makes the peer's writes fail, and an HTTP/2 client whose write has failed
+//! discards responses that it has not read yet. So the server keeps the socket open until the peer has closed its side.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -11,28 +11,28 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-/// A socket that is shared with the HTTP/2 server on it. All on one thread, and never used by both at once.
-pub(super) struct Lingering<IO>(Rc<RefCell<IO>>);
+/// A socket shared with the HTTP/2 server on it. Both are on one thread, and never use it at the same time.
+pub(super) struct SharedSocket<IO>(Rc<RefCell<IO>>);
 
-impl<IO> Clone for Lingering<IO> {
+impl<IO> Clone for SharedSocket<IO> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
 }
 
-impl<IO: AsyncRead + AsyncWrite + Unpin> Lingering<IO> {
+impl<IO: AsyncRead + AsyncWrite + Unpin> SharedSocket<IO> {
     pub(super) fn new(io: IO) -> Self {
         Self(Rc::new(RefCell::new(io)))
     }
 
-    /// Waits until the peer, who has been told that nothing more will come, has gone.
-    pub(super) async fn until_peer_is_gone(mut self) {
-        let mut unheard = [0; 256];
-        while self.read(&mut unheard).await.is_ok_and(|read| read > 0) {}
+    /// Waits until the peer, which has received GOAWAY, closes its side.
+    pub(super) async fn wait_for_close(mut self) {
+        let mut discarded = [0; 256];
+        while self.read(&mut discarded).await.is_ok_and(|read| read > 0) {}
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Lingering<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for SharedSocket<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -42,7 +42,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Lingering<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for SharedSocket<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

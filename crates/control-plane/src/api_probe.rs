@@ -1,4 +1,4 @@
-//! Waits for the API server.
+//! Probes the API server until it responds.
 
 use std::io;
 use std::sync::Arc;
@@ -11,22 +11,25 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
-use crate::protocol::{ClusterConfig, Component};
+use crate::protocol::{ClusterConfig, ControlPlaneComponent};
 
-/// An answer that takes longer was lost with a server that died.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between attempts.
-const RETRY: Duration = Duration::from_millis(10);
+/// A later response was lost with a server that died.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The interval of attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Asks the API server on this host questions, as a component.
-pub(crate) struct Probe {
+/// A client of the API server on this host, with the certificate of a component.
+pub(crate) struct ApiProbe {
     port: u16,
     connector: TlsConnector,
 }
 
-impl Probe {
-    /// Asks as `component`, with its certificate.
-    pub(crate) fn new(config: &ClusterConfig, component: Component) -> io::Result<Self> {
+impl ApiProbe {
+    /// A probe with the certificate of `component`.
+    pub(crate) fn new(
+        config: &ClusterConfig,
+        component: ControlPlaneComponent,
+    ) -> io::Result<Self> {
         let file = |name: String| {
             config
                 .files
@@ -56,10 +59,13 @@ impl Probe {
     /// Returns when a GET of `path` is answered with 200.
     ///
     /// The server binds its port early and accepts late: a connection made in between waits in the
-    /// kernel's queue, and is answered the moment that the server is there.
+    /// kernel's queue, and is answered as soon as the server accepts.
     pub(crate) async fn until_ok(&self, path: &str) {
-        while !matches!(timeout(PATIENCE, self.is_ok(path)).await, Ok(Ok(true))) {
-            sleep(RETRY).await;
+        while !matches!(
+            timeout(REQUEST_TIMEOUT, self.is_ok(path)).await,
+            Ok(Ok(true))
+        ) {
+            sleep(RETRY_INTERVAL).await;
         }
     }
 

@@ -1,8 +1,7 @@
-//! The control plane's own place: a file system in memory, mounted over `/tmp` of a mount namespace
-//! that nobody else is in. It disappears with the last process in it.
+//! The control plane's directory: a tmpfs over `/tmp` in a private mount namespace. The kernel frees it with the
+//! last process in that namespace.
 //!
-//! From outside, the same user (and nobody else) sees it below `/proc/PID/root`; see
-//! [`outside`].
+//! Other processes of the same user, and only of that user, reach it below `/proc/PID/root`; see [`ControlPlaneDirOfPid`].
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,64 +11,68 @@ use std::path::{Path, PathBuf};
 
 use crate::protocol::ClusterConfig;
 
-/// Where it is mounted. `/tmp` exists everywhere, and nothing in the namespace needs the host's.
+/// The mount point. `/tmp` exists everywhere, and no process in the namespace needs the host's.
 const MOUNT_POINT: &str = "/tmp";
 /// The file with the administrator's kubeconfig.
 const KUBECONFIG: &str = "kubeconfig";
 /// The directory with the upstream programs.
 const PROGRAMS: &str = "programs";
-/// The directory with the workload, if it was brought here.
+/// The directory with the workload, if it was copied to this node.
 const WORKLOAD: &str = "workload";
 /// The directory with the components' logs.
 const LOGS: &str = "logs";
-/// The store's directory.
+/// etcd's data directory.
 const STORE: &str = "store";
-/// More than the store's own limit of 2 GiB with its log; memory is used only as it fills.
+/// The size limit of the tmpfs: more than etcd's limit of 2 GiB and its log. Memory is used only as it fills.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// The paths inside the place.
+/// The control plane's directory, with paths as its own processes see them.
 #[derive(Debug, Clone)]
-pub struct Home {
+pub struct ControlPlaneDir {
     root: PathBuf,
 }
 
-impl Home {
-    /// Mounts it and makes visible in it what the configuration names, wherever that was: also below
-    /// the directory that it covers. Programs and workload stay visible when their files are removed
-    /// outside; the seed and the logs are the directories themselves.
+impl ControlPlaneDir {
+    /// Mounts the tmpfs, and bind-mounts the files and directories of the configuration into it. Their sources may be
+    /// below the directory that the tmpfs covers. Programs and workload are bound file by file, so they stay when
+    /// their names are removed outside; the seed and the logs are bound as directories.
     pub fn mount(config: &ClusterConfig) -> io::Result<Self> {
-        let home = Self::at(MOUNT_POINT);
+        let cp_dir = Self::at(MOUNT_POINT);
         let open = |dir: Option<&PathBuf>| dir.map(|dir| open_dir(dir)).transpose();
         let (seed, logs) = (open(config.seed.as_ref())?, open(config.log_dir.as_ref())?);
         let (release, workload) = (
             open(Some(&config.release))?,
             open(config.workload.as_ref())?,
         );
-        linux::mount::tmpfs(&home.root, MAX_BYTES)?;
-        for dir in [home.pki(), home.seed(), home.logs()] {
+        linux::mount::tmpfs(&cp_dir.root, MAX_BYTES)?;
+        for dir in [cp_dir.pki(), cp_dir.seed(), cp_dir.logs()] {
             make_dir(&dir)?;
         }
-        for (source, target) in [(seed, home.seed()), (logs, home.logs())] {
+        for (source, target) in [(seed, cp_dir.seed()), (logs, cp_dir.logs())] {
             if let Some(source) = source {
                 linux::mount::bind(&path_of(&source), &target)?;
             }
         }
         if let Some(release) = release {
-            show_files(&path_of(&release), &home.programs(), Below::Nothing)?;
+            bind_files(&path_of(&release), &cp_dir.programs(), BindDepth::FilesOnly)?;
         }
         if let Some(workload) = workload {
-            show_files(&path_of(&workload), &home.workload(), Below::All)?;
+            bind_files(
+                &path_of(&workload),
+                &cp_dir.workload(),
+                BindDepth::Recursive,
+            )?;
         }
-        std::env::set_current_dir(&home.root)?;
-        Ok(home)
+        std::env::set_current_dir(&cp_dir.root)?;
+        Ok(cp_dir)
     }
 
-    /// The same paths elsewhere, for tests.
+    /// The same layout at another path, for tests.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Writes every file of the configuration, readable by the user only.
+    /// Writes the files of the configuration, readable only by the user.
     pub fn write(&self, config: &ClusterConfig) -> io::Result<()> {
         for (name, content) in &config.files {
             write_private(&self.pki().join(name), content)?;
@@ -82,7 +85,7 @@ impl Home {
         self.root.join("pki")
     }
 
-    /// A file of [`Home::pki`], as a flag's value.
+    /// A file of [`ControlPlaneDir::pki`], as a flag's value.
     pub fn pki_file(&self, name: &str) -> String {
         self.pki().join(name).display().to_string()
     }
@@ -92,12 +95,12 @@ impl Home {
         self.root.join(PROGRAMS)
     }
 
-    /// The workload, if it was brought here.
+    /// The directory with the workload, if it was copied to this node.
     pub fn workload(&self) -> PathBuf {
         self.root.join(WORKLOAD)
     }
 
-    /// The store to start from, if there is one.
+    /// The seed: an etcd data directory to start from, if there is one.
     pub fn seed(&self) -> PathBuf {
         self.root.join("seed")
     }
@@ -107,32 +110,32 @@ impl Home {
         self.root.join(LOGS)
     }
 
-    /// The store's directory.
+    /// etcd's data directory.
     pub fn store(&self) -> PathBuf {
         self.root.join(STORE)
     }
 
-    /// The store's socket, the only way to it.
+    /// The socket on which etcd serves clients.
     pub fn store_socket(&self) -> PathBuf {
         self.root.join("store.sock")
     }
 
-    /// The socket of the proxy through which the API server reaches nodes, pods and services.
+    /// The socket of the egress proxy, through which the API server reaches nodes, pods and services.
     pub fn egress_socket(&self) -> PathBuf {
         self.root.join("egress.sock")
     }
 }
 
-/// The place as the same user's other processes see it, given the id of a process in it.
+/// The control plane's directory as other processes of the same user see it, by the pid of one of its processes.
 #[derive(Debug, Clone)]
-pub struct Outside(PathBuf);
+pub struct ControlPlaneDirOfPid(PathBuf);
 
-/// See [`Outside`].
-pub fn outside(pid: u32) -> Outside {
-    Outside(PathBuf::from(format!("/proc/{pid}/root{MOUNT_POINT}")))
-}
+impl ControlPlaneDirOfPid {
+    /// The directory of the control plane that process `pid` belongs to.
+    pub fn new(pid: u32) -> Self {
+        Self(PathBuf::from(format!("/proc/{pid}/root{MOUNT_POINT}")))
+    }
 
-impl Outside {
     /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.0.join(KUBECONFIG)
@@ -143,12 +146,12 @@ impl Outside {
         self.0.join(PROGRAMS)
     }
 
-    /// The workload, if it was brought here.
+    /// The directory with the workload, if it was copied to this node.
     pub fn workload(&self) -> PathBuf {
         self.0.join(WORKLOAD)
     }
 
-    /// The store's directory.
+    /// etcd's data directory.
     pub fn store(&self) -> PathBuf {
         self.0.join(STORE)
     }
@@ -158,37 +161,37 @@ impl Outside {
         self.0.join(LOGS)
     }
 
-    /// A directory for caches that vanish with the cluster.
+    /// A directory for caches, removed with the cluster.
     pub fn cache(&self) -> PathBuf {
         self.0.join("cache")
     }
 }
 
-/// What of a directory is shown.
+/// Which files of a directory are bound.
 #[derive(Clone, Copy, PartialEq)]
-enum Below {
-    /// Its own files.
-    Nothing,
-    /// Those of directories below it too.
-    All,
+enum BindDepth {
+    /// Only its own files.
+    FilesOnly,
+    /// Files of subdirectories too.
+    Recursive,
 }
 
-/// Makes a new directory in which the files of another are seen, each by a mount of its own: a file that
-/// is mounted stays until the mount goes, whoever removes its name elsewhere.
-fn show_files(source: &Path, target: &Path, below: Below) -> io::Result<()> {
+/// Creates `target` and bind-mounts the files of `source` into it one by one: a bound file stays until it is unmounted,
+/// even if its name is removed in `source`.
+fn bind_files(source: &Path, target: &Path, depth: BindDepth) -> io::Result<()> {
     make_dir(target)?;
     for entry in std::fs::read_dir(source)? {
         let entry = entry?;
         let (from, to) = (entry.path(), target.join(entry.file_name()));
         let link = std::fs::read_link(&from).ok();
         if let Some(link) = link.filter(|link| link.components().count() == 1) {
-            // One program may have many names.
+            // A link within the directory: another name of a multi-call program.
             std::os::unix::fs::symlink(link, &to)?;
         } else if from.is_file() {
             File::create_new(&to)?;
             linux::mount::bind(&from, &to)?;
-        } else if from.is_dir() && below == Below::All {
-            show_files(&from, &to, below)?;
+        } else if from.is_dir() && depth == BindDepth::Recursive {
+            bind_files(&from, &to, depth)?;
         }
     }
     Ok(())
@@ -198,7 +201,7 @@ fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// An open directory as a path that mounts above it don't change.
+/// A path to an open directory that later mounts do not cover.
 fn path_of(dir: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
