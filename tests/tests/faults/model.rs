@@ -27,9 +27,10 @@ pub fn restarts(faults: &[Fault], node: &str, target: Target, first: bool) -> Re
     }
 }
 
-/// Whether the next restart of one container restarts the whole pod.
+/// Whether the next pull of an image restarts the whole pod: a fork server of pulls is replaced by the other one, unless both were killed
+/// at once.
 pub fn lost_puller(faults: &[Fault], node: &str, target: Target) -> bool {
-    kills(faults, node, target, Layer::Puller) > 0
+    kills(faults, node, target, Layer::Puller) > 1
 }
 
 fn kills(faults: &[Fault], node: &str, target: Target, layer: Layer) -> u64 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read the start line → lock the pod → a user namespace below the hub's → mounts of our own → fork the inner process and the
-//!     puller
+//!     fork servers of image pulls
 //!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
 //! ```
 //!
@@ -141,8 +141,8 @@ pub struct Processes {
     inner: Pid,
     /// Where it is asked.
     line: OwnedFd,
-    /// Where the puller is asked.
-    puller: OwnedFd,
+    /// Of which pulls of images are forked.
+    fork_servers: Vec<puller::ForkServer>,
 }
 
 /// All that must be done while there is one thread.
@@ -153,13 +153,13 @@ fn begin(
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = pod_lock::take(&start.pod_dir()).with_context(context)?;
     let namespaces = move_in(start, places).with_context(context)?;
-    // First, so that it holds nothing of the line to the inner process, which ends with that.
-    let puller = puller::fork().context("cannot fork the puller of images")?;
+    // First, so that they hold nothing of the line to the inner process, which ends with that.
+    let fork_servers = puller::fork().context("cannot fork the servers of image pulls")?;
     let (inner, line) = fork_inner(start.host_pid)?;
     let forked = Processes {
         inner,
         line,
-        puller,
+        fork_servers,
     };
     Ok((lock, namespaces, forked))
 }

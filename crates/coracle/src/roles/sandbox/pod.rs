@@ -139,7 +139,7 @@ impl SandboxPod {
             forked,
             stop,
         } = waiting;
-        let world = NodeWorld::new(&start, &places, Puller::new(forked.puller)?);
+        let world = NodeWorld::new(&start, &places, Puller::new(forked.fork_servers)?);
         let stacking = start.stacking.clone();
         let (pod, looked_at) = (bundle.pod.clone(), places.clone());
         let runtime = LinuxRuntime::new(

@@ -95,8 +95,10 @@ impl NodeWorld {
         if let Err(error) = &process
             && error.kind() == std::io::ErrorKind::BrokenPipe
         {
-            // Only a new sandbox has a new one: the kubelet starts it, and it goes on by the pod's policy.
-            tracing::error!("the pod's puller of images was killed");
+            // Only a new sandbox can fork hidden processes again. The kubelet starts it, and the pod goes on by its policy.
+            tracing::error!(
+                "the pod's sandbox ends: all of its fork servers for image pulls were killed"
+            );
             std::process::exit(1);
         }
         let mut process = process.context("cannot start a process to pull it")?;
