@@ -1,7 +1,7 @@
-//! `coracle doctor`: what does this host, or a node of a partition, offer, and what does Coracle make of it?
+//! `coracle doctor`: checks whether this host, or a node of a partition, can run pods, and with which features.
 //!
-//! In three steps, a file each: [`survey`] asks the kernel, the file systems and Slurm and judges nothing; [`findings`] turns the answers into
-//! findings, without asking anything; [`report`] shows them. [`remote`] has the first two done on a compute node.
+//! Three steps, a file each: [`survey`] collects facts about kernel, file systems and Slurm; [`findings`] judges them;
+//! [`report`] prints the result. [`remote`] runs the first two on a compute node.
 
 mod findings;
 mod remote;
@@ -41,7 +41,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Looks, reports, and tells by the exit code whether pods can run there.
+/// Prints the report. The exit code says whether pods can run there.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     cluster::carry::remove();
     let report = match &args.partition {

@@ -1,4 +1,4 @@
-//! The doctor on a compute node: the same program, started there by `srun`.
+//! `coracle doctor --partition`: `srun` starts this program on a compute node.
 
 use console::say;
 use std::path::Path;
@@ -13,19 +13,19 @@ use super::report::Report;
 use cluster::carry::program::Program;
 use cluster::carry::script::{self, SHELL};
 
-/// Most that we read of a report, and of complaints.
+/// Limit on the report, and on standard error of `srun`.
 const MAX_OUTPUT: u64 = 1 << 20;
-/// After this we say that we wait.
+/// Delay before a message says that the job is queued.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// The report on some node of a partition.
+/// Runs the doctor on a node of `partition` and returns its report.
 pub async fn look(partition: &str) -> anyhow::Result<Report> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let args = ["doctor".to_owned(), "--json".to_owned()];
     match attempt(&slurm, partition, &program, &args, None).await {
         Err(SlurmError::ProgramNotFound { .. }) => {
-            // No shared file system holds us, so a shell there receives us.
+            // The node does not see this program's file, so a shell there receives a copy of it.
             let ours = Program::own()
                 .await
                 .context("cannot read our own program")?;
@@ -49,7 +49,7 @@ async fn attempt(
         command: invocation.display(),
         source,
     };
-    // In our own process group: Ctrl-C must reach srun, which then gives the job back.
+    // In this process group, so that Ctrl-C reaches srun, which then cancels the job.
     let mut child = tokio::process::Command::from(invocation.std_command())
         .stdin(match carried {
             Some(_) => Stdio::piped(),
@@ -61,7 +61,7 @@ async fn attempt(
         .spawn()
         .map_err(start)?;
     if let Some(program) = carried {
-        // A step that ends at once doesn't read; its own words say why.
+        // A step that exits at once closes the pipe; its standard error gives the reason.
         drop(program.send(child.stdin.take(), |_| Ok(())));
     }
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -80,11 +80,11 @@ async fn attempt(
         }
     };
     let (stdout, stderr, status) = ended?;
-    // Exit code 1 is also the doctor's own, so the report decides.
+    // The doctor itself exits with 1 too if pods can't run, so a report on standard output decides.
     find_report(&stdout).ok_or_else(|| slurm::classify("srun", Some(status), &stderr))
 }
 
-/// The report in what a task printed: prologs and shells of the site may say something before and after it.
+/// Finds the report in a task's output: the site's prologs and shells may print lines before and after it.
 fn find_report(stdout: &str) -> Option<Report> {
     let starts = stdout.match_indices('{').map(|(at, _)| at);
     let at_line_start = |&at: &usize| at == 0 || stdout.as_bytes()[at - 1] == b'\n';
@@ -114,7 +114,7 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, args: &[String]) -
         name: "coracle-doctor",
     };
     let mut invocation = submission.invocation(slurm, []);
-    // From inside a job too, a new job is meant and not a step: the job must not be seen.
+    // Start a new job even inside a job: srun must not see the variables that make it start a step.
     let describes_a_job = |name: &String| {
         name.starts_with("SLURM_JOB")
             || name == "SLURM_NODELIST"
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_found_among_other_words() {
+    fn report_is_found_among_other_output() {
         let report = r#"{"schema":1,"coracle":"0","host":"n","podsCanRun":true,"slurmUsable":true,"findings":[]}"#;
         let found = |text: &str| find_report(text).map(|report| report.host);
         assert_eq!(found(report).as_deref(), Some("n"));

@@ -1,33 +1,33 @@
-//! Showing findings: for people as lines, for programs as JSON.
+//! The report: text for people, JSON for programs.
 
 use std::io::{IsTerminal, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// How a thing is.
+/// The state of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Something less good takes its place.
+    /// A fallback is used.
     Degraded,
-    /// What depends on it does not work.
+    /// Features that depend on it do not work.
     Missing,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// A stable name for programs.
+    /// A stable identifier for programs.
     pub id: String,
-    /// The part of Coracle that it concerns: pods, network, storage or slurm.
+    /// The affected part of Coracle: pods, network, storage or slurm.
     pub area: String,
     /// A name for people.
     pub title: String,
-    /// How it is.
+    /// The state.
     pub status: Status,
-    /// What was found.
+    /// The observed facts.
     pub found: String,
     /// What Coracle does with it.
     #[serde(rename = "with")]
@@ -35,26 +35,26 @@ pub struct Finding {
     /// What Coracle does without it.
     #[serde(rename = "without")]
     pub without_it: String,
-    /// What can be done about it.
+    /// How to fix it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Everything about one host. The JSON form is documented in the help of `coracle doctor`.
+/// All findings of one host. The help of `coracle doctor` documents the JSON form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// The version of this form.
+    /// The version of the JSON schema.
     pub schema: u32,
     /// Coracle's version.
     pub coracle: String,
-    /// The host that was looked at.
+    /// The host that was checked.
     pub host: String,
     /// Whether pods can run there.
     pub pods_can_run: bool,
     /// Whether Slurm's commands work there, which `coracle run` needs.
     pub slurm_usable: bool,
-    /// What was found.
+    /// The results of all checks.
     pub findings: Vec<Finding>,
 }
 
@@ -71,7 +71,7 @@ impl Report {
         Ok(())
     }
 
-    /// The report for people.
+    /// Formats the report for people.
     pub fn render(&self, colours: bool) -> String {
         let paint = |code: &str, text: &str| {
             if colours {
@@ -99,7 +99,7 @@ impl Report {
                 Status::Degraded => ("degraded", "33"),
                 Status::Missing => ("missing", "31"),
             };
-            // Padded before painting: colour codes have no width.
+            // Pad before colouring, because escape sequences count as characters but have no width.
             let word = paint(code, &format!("{word:<8}"));
             text.push_str(&format!(
                 "  {word}  {:<21}  {}\n",
@@ -130,7 +130,7 @@ impl Report {
     }
 }
 
-/// A report can come from another machine: nothing in it may move the cursor.
+/// Removes control characters: a report from another host must not be able to move the cursor.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }

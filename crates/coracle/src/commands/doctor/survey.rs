@@ -1,4 +1,4 @@
-//! Asking: probes in processes of their own, files, and Slurm. Nothing is judged here.
+//! Collects facts about this host: probes in child processes, files, and Slurm's commands. [`super::findings`] judges them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use slurm::{Allocation, Partition, Slurm, SlurmError};
 
 use crate::{probe, rootfs};
 
-/// The settings that decide over user namespaces, on one distribution or another.
+/// The sysctls that can restrict user namespaces; which of them exist depends on the distribution.
 pub const SETTINGS: &[&str] = &[
     "user.max_user_namespaces",
     "kernel.unprivileged_userns_clone",
@@ -31,41 +31,41 @@ const PROBES: &[&str] = &[
 /// A directory and the file system under it.
 #[derive(Debug, Clone)]
 pub struct Directory {
-    /// How it was named: a variable, or what it is.
+    /// Its origin: an environment variable, or a description.
     pub source: &'static str,
     /// Its path.
     pub path: PathBuf,
-    /// What holds it; the error in words.
+    /// Its file system, or the error message.
     pub file_system: Result<FileSystem, String>,
-    /// Whether a file can be made in it.
+    /// Whether a probe could create a file in it.
     pub writable: bool,
 }
 
-/// What Slurm answered. Errors are kept as words with their hints.
+/// The results of Slurm's commands.
 #[derive(Debug)]
 pub struct SlurmAnswers {
-    /// Whether all commands are there.
+    /// The path of `srun`, if all of Slurm's commands are installed.
     pub commands: Result<PathBuf, SlurmError>,
     /// The version of the commands.
     pub version: Option<Result<slurm::SlurmVersion, SlurmError>>,
-    /// Whether a controller answers.
+    /// Whether the controller responds to `scontrol ping`.
     pub controller: Option<Result<(), SlurmError>>,
-    /// The partitions, where the controller answers.
+    /// The partitions; empty if the controller does not respond.
     pub partitions: Vec<Partition>,
     /// The job that this process runs in.
     pub job: Option<u32>,
 }
 
-/// Everything that was asked and answered.
+/// All facts about a host.
 #[derive(Debug)]
 pub struct Survey {
     /// The host's name.
     pub host: String,
-    /// The user's name, as the host knows it.
+    /// The user's name in the host's user database.
     pub user: String,
     /// The running kernel.
     pub kernel: Kernel,
-    /// What each probe said.
+    /// The result of each probe, by its name.
     pub probes: BTreeMap<&'static str, Result<String, String>>,
     /// The values of [`SETTINGS`] that this kernel has.
     pub settings: BTreeMap<&'static str, String>,
@@ -75,27 +75,26 @@ pub struct Survey {
     pub newuidmap: Helper,
     /// The program that maps group ids.
     pub newgidmap: Helper,
-    /// The cgroup of version 2 that we are in.
+    /// This process' cgroup v2.
     pub cgroup: Option<Cgroup>,
-    /// What `/proc` hides.
+    /// The `hidepid` option of `/proc`.
     pub hidepid: Option<String>,
-    /// The home directory.
     pub home: Option<Directory>,
-    /// The directory of this program.
+    /// The directory that holds this program.
     pub program: Option<Directory>,
-    /// Candidates for local storage, best first.
+    /// Candidates for local storage, in order of preference.
     pub scratch: Vec<Directory>,
-    /// Whether overlayfs works on the first writable one of these.
+    /// Whether overlayfs works on the first writable directory of `scratch`.
     pub overlay_on_scratch: Option<Result<String, String>>,
     /// fuse-overlayfs, if it is on PATH.
     pub fuse_overlayfs: Option<PathBuf>,
-    /// What the user wants instead of the best (`CORACLE_ROOTFS`).
+    /// The user's choice of a stacking method (`CORACLE_ROOTFS`).
     pub wanted_stacking: Option<String>,
-    /// What Slurm said.
+    /// The results of Slurm's commands.
     pub slurm: SlurmAnswers,
 }
 
-/// Asks everything.
+/// Collects all facts.
 pub async fn take() -> Survey {
     let scratch = scratch_candidates();
     let (probes, overlay_on_scratch, slurm) =
@@ -132,7 +131,7 @@ pub async fn take() -> Survey {
     }
 }
 
-/// Where local storage may be: the site's own answer first.
+/// Candidates for local storage. Slurm's and the site's variables come before `/tmp`.
 fn scratch_candidates() -> Vec<Directory> {
     let named = ["SLURM_TMPDIR", "TMPDIR"];
     let mut found: Vec<Directory> = named

@@ -15,7 +15,7 @@ pub fn ls(store: &ImageStore, json: bool) -> anyhow::Result<()> {
     };
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // `ls | head -1` is no failure.
+        // `ls | head -1` closes the pipe early, which is no error.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => Ok(done?),
     }

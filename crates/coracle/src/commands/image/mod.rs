@@ -1,7 +1,6 @@
-//! `coracle image …`: the user's store of container images, and the role that pulls for pods.
+//! `coracle image …`: the user's store of container images.
 //!
-//! What an image is, and all that is done to one, is in the crate `images`; here are the command line
-//! and what the user sees of it.
+//! The crate `images` implements the operations; this module has their command line and output.
 
 mod list;
 mod passing;
@@ -124,7 +123,6 @@ pub struct SaveArgs {
     store: StoreArgs,
 }
 
-/// What `save` writes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SaveFormat {
     /// For `docker load` and everybody who reads OCI layouts
@@ -171,7 +169,7 @@ pub struct PruneArgs {
     store: StoreArgs,
 }
 
-/// Runs a command.
+/// Runs one of the commands.
 pub async fn run(command: ImageCommand) -> anyhow::Result<()> {
     match command {
         ImageCommand::Pull(args) => pull(&args).await,
@@ -183,7 +181,7 @@ pub async fn run(command: ImageCommand) -> anyhow::Result<()> {
     }
 }
 
-/// What the user can do about an error, if it is one of images.
+/// A hint for errors about images.
 pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
     let hint = match store_error(cause) {
         Some(ImageStoreError::OutOfSpace { .. }) => {
@@ -207,7 +205,7 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
     hint.map(str::to_owned)
 }
 
-/// How the program ends on an error of images.
+/// The exit code for errors about images.
 pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     match store_error(cause) {
         Some(ImageStoreError::OutOfSpace { .. }) => return Some(FailureCode::CannotWrite),
@@ -233,7 +231,7 @@ pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     ours.then_some(FailureCode::NoImage)
 }
 
-/// The store's failure that an error is, or that it passes on as its own.
+/// The store's error, if `cause` is one or wraps one transparently.
 fn store_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ImageStoreError> {
     let loading = match cause.downcast_ref() {
         Some(LoadError::Store(error)) => Some(error),
@@ -264,7 +262,7 @@ impl StoreArgs {
 async fn pull(args: &PullArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
     let config = RegistryConfig::from_environment()?;
-    // A name that is none is found before anything is downloaded.
+    // Parse all names before the first download.
     for reference in parse(&args.images)? {
         let request = PullRequest {
             reference: reference.to_string(),
@@ -303,7 +301,7 @@ async fn load(args: LoadArgs) -> anyhow::Result<()> {
                 let file = File::open(&args.input).map_err(|error| {
                     Failure::new(FailureCode::NoImage, format!("can't read {shown}")).because(error)
                 })?;
-                // A pipe has none.
+                // The size of a pipe is 0, so it counts as unknown.
                 let size = file.metadata().ok().map(|found| found.len());
                 let from: Box<dyn Read> = Box::new(file);
                 (shown, size.filter(|size| *size > 0), from)
@@ -379,14 +377,14 @@ async fn save(args: SaveArgs) -> anyhow::Result<()> {
     .await
 }
 
-/// The file appears when it is complete.
+/// Writes to a temporary file and renames it when it is complete.
 fn save_file(
     store: &ImageStore,
     references: &[Reference],
     format: ArchiveFormat,
     path: &Path,
 ) -> anyhow::Result<()> {
-    // What a link leads to is written, not the link.
+    // Write to the target of a symbolic link; do not replace the link.
     let path = fs::canonicalize(path).or_else(|_| std::path::absolute(path))?;
     let failed = |error: io::Error| not_saved(&path, SaveError::Write(error));
     let name = path.display().to_string();
@@ -398,7 +396,7 @@ fn save_file(
             .into());
     }
     if there.is_some_and(|there| !there.is_file()) {
-        // A pipe or a device stays what it is.
+        // Write into a pipe or device; do not replace it by a file.
         let to = File::options().write(true).open(&path).map_err(failed)?;
         let to = Passing::new(to, &name, None);
         return archive::save(store, references, format, to, &path)
@@ -415,7 +413,7 @@ fn save_file(
     Ok(())
 }
 
-/// Names the place that can't be written.
+/// Adds the path to an error about writing.
 fn not_saved(path: &Path, error: SaveError) -> anyhow::Error {
     match error {
         SaveError::Write(source) => {
@@ -447,7 +445,7 @@ async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A digest takes the tags with it that stand for it, which the user may not know of.
+/// The message for a removed image. Removing by digest also removes tags, so it lists those.
 fn removed(reference: &Reference, gone: &[Reference]) -> String {
     let others = gone.iter().filter(|name| *name != reference);
     let others: Vec<_> = others.map(ToString::to_string).collect();
@@ -481,7 +479,7 @@ fn parse(names: &[String]) -> Result<Vec<Reference>, ReferenceError> {
     names.iter().map(|name| name.parse()).collect()
 }
 
-/// A line on standard output; it is no failure if nobody reads it.
+/// Writes a line to standard output. A closed pipe is no error.
 fn print(line: &str) -> io::Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,14 +1,14 @@
-//! Archives on their way in or out, with a bar for those who wait.
+//! A progress bar for archives that are read or written.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
 use console::{DownloadProgress, FileProgress};
 
-/// Nobody looks at a bar more often.
+/// Interval between updates of the bar.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// Passes bytes on, and shows how many there were.
+/// A reader or writer that shows the number of bytes passed through.
 #[derive(Debug)]
 pub struct Passing<T> {
     inner: T,
@@ -18,7 +18,7 @@ pub struct Passing<T> {
 }
 
 impl<T> Passing<T> {
-    /// `name` is what the user calls it, `total` its size if that is known.
+    /// `name` is shown to the user; `total` is the size, if known.
     pub fn new(inner: T, name: &str, total: Option<u64>) -> Self {
         let mut progress = DownloadProgress::new().file(name);
         progress.begin_quietly(total);

@@ -1,4 +1,4 @@
-//! What the user sees of a pull: a bar for each layer.
+//! Progress of a pull: a bar for each layer.
 
 use console::say;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use images::{Digest, PullEvent, PullProgress};
 
 use console::{DownloadProgress, FileProgress};
 
-/// Bars on a terminal, lines elsewhere.
+/// Bars on a terminal, plain lines otherwise.
 #[derive(Debug)]
 pub struct Bars {
     all: DownloadProgress,
@@ -16,7 +16,7 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// Nothing is shown yet.
+    /// Shows nothing until the first event.
     pub fn new() -> Bars {
         Bars {
             all: DownloadProgress::new(),
@@ -25,7 +25,7 @@ impl Bars {
     }
 }
 
-/// Enough to tell layers apart.
+/// A short form of the digest, long enough to distinguish layers.
 fn name(blob: &Digest) -> String {
     blob.hex()[..12].to_owned()
 }

@@ -1,4 +1,4 @@
-//! Judging: from a [`Survey`] to a [`Report`], without asking anything. A file per area; each function is one finding.
+//! Turns a [`Survey`] into a [`Report`]. Each file is an area, each function a finding; none of them probes anything.
 
 mod network;
 mod pods;
@@ -8,10 +8,10 @@ mod storage;
 use super::report::{Finding, Report, Status};
 use super::survey::Survey;
 
-/// The version of the JSON form.
+/// The version of the JSON schema.
 const SCHEMA: u32 = 1;
 
-/// What was looked at, before it is known how it is. Every finding starts as one of these, so that none lacks a word.
+/// A finding without its status. The fields are common to all outcomes, so that no finding lacks one.
 struct Topic {
     id: &'static str,
     area: &'static str,
@@ -47,7 +47,7 @@ impl Topic {
     }
 }
 
-/// Judges everything.
+/// Makes the report.
 pub fn judge(survey: &Survey) -> Report {
     let findings = [
         pods::findings(survey),
@@ -61,7 +61,7 @@ pub fn judge(survey: &Survey) -> Report {
             .iter()
             .any(|finding| finding.id == id && accepted.contains(&finding.status))
     };
-    // Root file systems need overlayfs, FUSE or, failing these, just room for a copy: so room is what counts.
+    // Root file systems need overlayfs, FUSE or, failing these, space for a copy. So only space is required.
     let pods_can_run = is("user-namespaces", &[Status::Ok, Status::Degraded])
         && is("local-scratch", &[Status::Ok, Status::Degraded]);
     let slurm_usable = is("slurm-commands", &[Status::Ok, Status::Degraded])
@@ -76,7 +76,7 @@ pub fn judge(survey: &Survey) -> Report {
     }
 }
 
-/// What a probe said; a probe that was not run has failed.
+/// A probe's result; a probe that has not run counts as failed.
 fn answer<'a>(survey: &'a Survey, probe: &str) -> Result<&'a str, &'a str> {
     match survey.probes.get(probe) {
         Some(Ok(words)) => Ok(words),
@@ -85,7 +85,7 @@ fn answer<'a>(survey: &'a Survey, probe: &str) -> Result<&'a str, &'a str> {
     }
 }
 
-/// Everything that is made inside a user namespace fails without one; saying so once is enough.
+/// The next step of findings that fail because user namespaces don't work: refers to the finding about those.
 fn needs_user_namespaces(survey: &Survey) -> Option<String> {
     answer(survey, "user-namespace")
         .is_err()

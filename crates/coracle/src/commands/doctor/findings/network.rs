@@ -1,4 +1,4 @@
-//! What the pod network is made of.
+//! Findings about the pod network.
 
 use super::{Topic, answer, needs_user_namespaces};
 use crate::commands::doctor::report::Finding;
@@ -58,7 +58,7 @@ fn tun(survey: &Survey) -> Finding {
     }
 }
 
-/// Only root can load kernel modules, and a name in this file makes it happen at every start.
+/// Next step for missing kernel modules. Only root can load them; a file in `modules-load.d` does so at every boot.
 fn modules(survey: &Survey, names: &str) -> String {
     needs_user_namespaces(survey).unwrap_or_else(|| {
         format!("an administrator can load the kernel modules {names} (names in /etc/modules-load.d/coracle.conf)")

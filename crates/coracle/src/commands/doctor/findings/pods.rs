@@ -1,4 +1,4 @@
-//! What pods are made of: namespaces, ids, process control.
+//! Findings about what pods need: namespaces, subordinate ids, seccomp, cgroups.
 
 use linux::probe::subid::Helper;
 
@@ -6,9 +6,9 @@ use super::{Topic, answer, needs_user_namespaces};
 use crate::commands::doctor::report::Finding;
 use crate::commands::doctor::survey::Survey;
 
-/// The oldest kernel with overlayfs for ordinary users.
+/// The first kernel with overlayfs in user namespaces.
 const OLDEST_KERNEL: (u32, u32) = (5, 11);
-/// Containers take a handful of user namespaces each; a limit below this is felt.
+/// Each container takes a few user namespaces, so a lower limit is reported.
 const FEW_NAMESPACES: u64 = 256;
 
 pub fn findings(survey: &Survey) -> Vec<Finding> {

@@ -1,4 +1,4 @@
-//! Slurm, as far as this host sees it.
+//! Findings about Slurm as seen from this host.
 
 use slurm::{PartitionState, SlurmError, SlurmVersion};
 

@@ -1,10 +1,10 @@
-//! Where images and file systems of containers can live.
+//! Findings about storage for images and containers' root file systems.
 
 use super::{Topic, answer, needs_user_namespaces};
 use crate::commands::doctor::report::Finding;
 use crate::commands::doctor::survey::{Directory, Survey};
 
-/// A few images and their file systems fit into this.
+/// Free space that suffices for a few images and containers.
 const ROOM: u64 = 5 << 30;
 
 pub fn findings(survey: &Survey) -> Vec<Finding> {
@@ -122,7 +122,7 @@ fn fuse(survey: &Survey) -> Finding {
     }
 }
 
-/// Which of the three ways is used, as a node chooses it (`node/stacking.rs`).
+/// The stacking method that a node chooses (`node/stacking.rs`).
 fn root_file_systems(survey: &Survey) -> Finding {
     let topic = Topic {
         id: "root-file-systems",

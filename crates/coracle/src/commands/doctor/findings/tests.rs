@@ -1,4 +1,4 @@
-//! Whole reports from made-up hosts: a good one, and one that refuses everything.
+//! Reports of invented hosts: one where everything works, and one where nothing does.
 
 use std::collections::BTreeMap;
 
@@ -153,7 +153,7 @@ fn the_json_form_is_stable() {
 }
 
 #[test]
-fn without_slurm_pods_can_run_all_the_same() {
+fn pods_can_run_without_slurm() {
     let report = judge(&Survey {
         slurm: bad().slurm,
         ..good()
@@ -207,7 +207,7 @@ fn what_subordinate_ids_lack_is_named() {
 }
 
 #[test]
-fn scratch_in_memory_or_on_the_network_is_a_second_choice() {
+fn scratch_in_memory_or_on_network_is_degraded() {
     let on = |kind: &str, shared| {
         let scratch = vec![directory("/tmp", "/tmp", kind, shared)];
         status_of(&Survey { scratch, ..good() }, "local-scratch")
