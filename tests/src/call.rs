@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::{Output, Running};
 
-/// Nothing that a test runs takes longer, unless it says so.
+/// Default time-out of a command; see [`Call::within`].
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command with its place, its user and its input.
+/// A command with its host, user and standard input.
 #[derive(Debug, Clone)]
 pub struct Call {
     lab: std::path::PathBuf,
@@ -21,7 +21,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// `words` for the lab whose state is in `lab`.
+    /// `words` are the command and its arguments; `lab` is the lab's state directory.
     pub(crate) fn new(lab: &Path, words: &[&str]) -> Self {
         Self {
             lab: lab.to_owned(),
@@ -33,31 +33,31 @@ impl Call {
         }
     }
 
-    /// On this host instead of `login`.
+    /// Runs the command on this host instead of `login`.
     pub fn on(mut self, host: &str) -> Self {
         self.host = host.to_owned();
         self
     }
 
-    /// As this user instead of `user1`.
+    /// Runs the command as this user instead of `user1`.
     pub fn user(mut self, user: &str) -> Self {
         self.user = user.to_owned();
         self
     }
 
-    /// With this to read, and then the end of the input.
+    /// Sets the standard input of [`Call::run`]. End-of-file follows the text.
     pub fn stdin(mut self, text: &str) -> Self {
         self.stdin = Some(text.to_owned());
         self
     }
 
-    /// It may take this long.
+    /// Sets the time-out of [`Call::run`].
     pub fn within(mut self, seconds: u64) -> Self {
         self.patience = Duration::from_secs(seconds);
         self
     }
 
-    /// Runs it to its end.
+    /// Runs the command and waits for its exit.
     #[track_caller]
     pub fn run(self) -> Output {
         let patience = self.patience;
@@ -68,7 +68,7 @@ impl Call {
         running.wait(patience)
     }
 
-    /// Starts it; its input stays open.
+    /// Starts the command. Its standard input stays open.
     #[track_caller]
     pub fn start(self) -> Running {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"));

@@ -1,36 +1,36 @@
-//! Pods that look around themselves. Their scripts print only what is wrong, so that one cluster can answer many questions.
+//! Pods that check their own environment. Their scripts print only failures, so that one cluster can serve many checks.
 
 use serde_json::{Value, json};
 
 use crate::{BUSYBOX, Cluster};
 
-/// What such a script may say: `is WHAT EXPECTED ACTUAL`, `fails COMMAND…`, `works COMMAND…`.
+/// Shell functions for such a script: `is WHAT EXPECTED ACTUAL`, `fails COMMAND…`, `works COMMAND…`.
 const WORDS: &str = r#"
 is() { [ "$2" = "$3" ] || echo "$1 is '$3', not '$2'"; }
 fails() { if said=$("$@" 2>&1); then echo "should fail: $*"; fi; }
 works() { said=$("$@" 2>&1) || echo "should work: $*: $said"; }
 "#;
 
-/// A container whose script looks around; `more` has its other fields.
+/// A container whose script checks its environment; `more` has further fields of the container.
 pub fn looking(name: &str, more: Value, script: &str) -> Value {
-    // The API's own `$(…)` is not the shell's.
+    // The API server would expand `$(…)` as a variable reference; `$$` escapes it.
     let script = format!("{WORDS}\n{script}\ntrue").replace('$', "$$");
     let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
     merged(own, more)
 }
 
-/// A pod that ends when its containers have; `more` has the other fields of its `spec`.
+/// A pod with restart policy Never; `more` has further fields of its `spec`.
 pub fn pod(name: &str, more: Value, containers: &[Value]) -> Value {
     let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": containers});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": merged(spec, more)})
 }
 
-/// A pod with one container that looks around.
+/// A pod with one container that checks its environment.
 pub fn looking_pod(name: &str, more: Value, container: Value, script: &str) -> Value {
     pod(name, more, &[looking("main", container, script)])
 }
 
-/// An object with the fields of another, which win.
+/// Adds the fields of `more` to an object. Fields of `more` take precedence.
 pub fn merged(mut into: Value, more: Value) -> Value {
     if let (Some(into), Value::Object(more)) = (into.as_object_mut(), more) {
         into.extend(more);
@@ -48,7 +48,7 @@ impl Cluster {
         ));
     }
 
-    /// Waits for the end of pods that look around, and fails if one of them, or an exit code, says that something is wrong.
+    /// Waits until these pods have succeeded. Fails if a pod does not succeed, or if one of its containers printed anything.
     #[track_caller]
     pub fn find_all_right(&mut self, pods: &[&str]) {
         let mut wrong = Vec::new();

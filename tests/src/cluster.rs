@@ -1,4 +1,4 @@
-//! A cluster that is held open: its workload is a shell to which the test talks.
+//! A running cluster. Its workload is a shell, to which the test sends commands.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::{Lab, Output, Role, Running, eventually, wait_until};
 /// A running cluster.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The command that holds it.
+    /// The command whose workload is the shell.
     pub run: Running,
     asked: u32,
     read: usize,
@@ -20,13 +20,13 @@ impl Cluster {
         Self::start_as(lab, "user1", &["srun", "-N2", "coracle", "run"])
     }
 
-    /// A cluster of another user or with other options; `words` end where the workload comes.
+    /// Starts a cluster of another user or with other options. `words` is the command line without the workload.
     #[track_caller]
     pub fn start_as(lab: &Lab, user: &str, words: &[&str]) -> Self {
         Self::hold(lab.call(&[words, &["bash"]].concat()).user(user).start())
     }
 
-    /// A command that runs `bash` in a cluster.
+    /// Wraps a running command that runs `bash` in a cluster.
     #[track_caller]
     pub fn hold(run: Running) -> Self {
         let mut cluster = Self {
@@ -38,7 +38,7 @@ impl Cluster {
         cluster
     }
 
-    /// Runs a command in the cluster's shell; what it wrote to either stream, if it succeeded.
+    /// Runs a command in the cluster's shell, which must succeed; returns its stdout and stderr.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> String {
         let (code, text) = self.try_ask(command);
@@ -46,12 +46,12 @@ impl Cluster {
         text
     }
 
-    /// Runs a command in the cluster's shell: its exit code, and what it wrote to either stream.
+    /// Runs a command in the cluster's shell; returns its exit code, and its stdout and stderr.
     #[track_caller]
     pub fn try_ask(&mut self, command: &str) -> (i32, String) {
         self.asked += 1;
         let mark = format!("--- answer {} ", self.asked);
-        // In a shell of its own, whose input is not ours.
+        // Run the command in its own shell, with /dev/null as standard input.
         let quoted = command.replace('\'', r"'\''");
         self.run.write(&format!(
             "bash -c '{quoted}' </dev/null 2>&1; echo \"{mark}$?\"\n"
@@ -84,7 +84,7 @@ impl Cluster {
         })
     }
 
-    /// Whether kubectl says that all `count` nodes, and no others, are Ready.
+    /// Whether there are exactly `count` nodes and all are Ready.
     pub fn has_ready_nodes(&mut self, count: usize) -> bool {
         let (_, text) = self.try_ask("kubectl get nodes --no-headers");
         let states: Vec<_> = text
@@ -94,7 +94,7 @@ impl Cluster {
         states.len() == count && states.iter().all(|state| *state == "Ready")
     }
 
-    /// Kills the agent of node2, and waits until the next one has taken over.
+    /// Kills the agent of node2, and waits until its replacement runs and both nodes are Ready.
     #[track_caller]
     pub fn next_agent(&mut self, lab: &Lab) {
         let agent = lab.find("node2", Role::Agent);
@@ -105,21 +105,21 @@ impl Cluster {
         wait_until(30, "both nodes are Ready", || self.has_ready_nodes(2));
     }
 
-    /// What kubectl shows as JSON.
+    /// Runs kubectl with `--output=json` and parses its output.
     #[track_caller]
     pub fn json(&mut self, kubectl: &str) -> serde_json::Value {
         let text = self.ask(&format!("kubectl {kubectl} --output=json"));
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// The shell ends with this code, and the cluster with it.
+    /// Ends the shell with this code; the cluster must end with the same code.
     #[track_caller]
     pub fn exit(mut self, code: i32) -> Output {
         self.run.write(&format!("exit {code}\n"));
         self.run.wait(Duration::from_secs(30)).ended_with(code)
     }
 
-    /// Waits until the cluster has ended by itself.
+    /// Waits until the cluster has ended without a command from the test.
     #[track_caller]
     pub fn ends_within(self, seconds: u64) -> Output {
         self.run.wait(Duration::from_secs(seconds))

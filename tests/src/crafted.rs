@@ -1,10 +1,11 @@
-//! Images with a configuration and a last layer of the test's choice.
+//! Images whose configuration and last layer are chosen by the test.
 
 use serde_json::{Value, json};
 
 use crate::Lab;
 
-/// Makes an archive as `docker save` does: a busybox, and upon it what `$LAYER` writes to standard output as a tar file.
+/// Makes an archive in the format of `docker save`. Its first layer has busybox. `$LAYER` writes the second layer to standard
+/// output as a tar file.
 const ARCHIVE: &str = r#"
 set -eu
 work=$(mktemp -d)
@@ -23,11 +24,11 @@ printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["first.tar","second
 tar --create manifest.json config.json first.tar second.tar
 "#;
 
-/// A last layer with nothing in it.
+/// An empty last layer.
 pub const EMPTY_LAYER: &str = "tar --create --files-from=/dev/null";
 
-/// A last layer with `/bin/busybox-chown`, which carries `cap_chown=ep`, and a `/tmp` for everybody. Only root could give a file a
-/// capability for tar to find, so what tar would write of it is written here, before the file.
+/// A last layer with `/bin/busybox-chown`, which has the file capability `cap_chown=ep`, and a world-writable `/tmp`. Only root can
+/// set a file capability, so the script writes tar's extended header itself, before the file.
 pub const CAPABLE_LAYER: &str = r#"
 perl -e '
 my $record = " SCHILY.xattr.security.capability=" . pack("V5", 0x02000001, 1, 0, 0, 0) . "\n";
@@ -41,19 +42,20 @@ tar --format=ustar --owner=0 --group=0 --create bin/busybox-chown tmp
 "#;
 
 impl Lab {
-    /// Puts an image into the store of `user1`; `config` is as in an image's configuration, `layer` writes a tar file.
+    /// Loads an image into the store of `user1`. `config` is the `config` object of the image's configuration; `layer` is a command
+    /// that writes a tar file.
     #[track_caller]
     pub fn load_image(&self, name: &str, config: Value, layer: &str) {
         self.archive(name, config, layer, "coracle image load --input -");
     }
 
-    /// Puts an image into the store of a user.
+    /// Loads an image into the store of a user.
     #[track_caller]
     pub fn load_image_for(&self, user: &str, name: &str, config: Value, layer: &str) {
         self.archive_for(user, name, config, layer, "coracle image load --input -");
     }
 
-    /// Writes an archive with the image for a command of `user1` to read.
+    /// Makes an archive of the image, and pipes it to `reader`, a command of `user1`.
     #[track_caller]
     pub fn archive(&self, name: &str, config: Value, layer: &str, reader: &str) {
         self.archive_for("user1", name, config, layer, reader);

@@ -2,7 +2,7 @@
 
 use crate::Lab;
 
-/// A file system in memory, at a place of a host that it hides, and gone when this is dropped.
+/// A tmpfs, mounted over a directory of a host until this is dropped.
 #[derive(Debug)]
 pub struct SmallDisk<'a> {
     lab: &'a Lab,
@@ -11,14 +11,15 @@ pub struct SmallDisk<'a> {
 }
 
 impl<'a> SmallDisk<'a> {
-    /// On `node1`, with these options of tmpfs, such as its `size`. If there is no such place, `user1` makes it, in a home directory.
+    /// Mounts on `node1`, with these options of tmpfs, such as `size`. If the directory does not exist, `user1` makes it, in a home
+    /// directory.
     #[track_caller]
     pub fn on_node1(lab: &'a Lab, name: &str, place: &'static str, options: &str) -> Self {
         lab.sh(&format!("mkdir -p {place}")).run().succeeded();
         Self::on(lab, "node1", name, place, options)
     }
 
-    /// On any host, at a place that exists.
+    /// Mounts on any host, over a directory that exists.
     #[track_caller]
     pub fn on(lab: &'a Lab, host: &str, name: &str, place: &'static str, options: &str) -> Self {
         let mount = format!("mount -n -t tmpfs -o {options} '{name}' {place}");

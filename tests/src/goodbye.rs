@@ -1,16 +1,16 @@
-//! Pods that say goodbye when their job ends, and what is left to see of that.
+//! Pods that terminate gracefully when their job ends, and checks of what they did.
 
 use serde_json::{Value, json};
 
 use crate::{BUSYBOX, Cluster, Lab, Watched, condition, container, merged, pod};
 
-/// Where the one on this node says it, in the home directory of `user1`.
+/// The directory, in the home directory of `user1`, to which the pod on this node writes when it terminates.
 fn place(node: &str) -> String {
     format!("goodbye-{node}")
 }
 
 impl Cluster {
-    /// Makes a pod on each of these nodes that says goodbye, and waits until they are ready and somebody watches.
+    /// Creates a pod on each of these nodes that terminates gracefully. Returns once they are ready, with a watch on them.
     #[track_caller]
     pub fn with_polite_pods(&mut self, lab: &Lab, nodes: &[&str]) -> Watched {
         let watched = self.watch_pods(lab);
@@ -23,7 +23,7 @@ impl Cluster {
     }
 }
 
-/// One with a hook, an end of its own and a sidecar that ends last, bound to a node.
+/// A pod on a node, with a preStop hook, a SIGTERM handler and a sidecar that ends last.
 fn polite(node: &str) -> Value {
     let says = |word: &str, last: &str| {
         format!("trap 'echo {word} >> /out/words; {last}' TERM; while true; do sleep 0.1; done")
@@ -51,7 +51,8 @@ fn polite(node: &str) -> Value {
     pod(&format!("polite-{node}"), spec, &[main])
 }
 
-/// After the end of the job: the API server was told how the pods on these nodes ended. What each of them said.
+/// After the end of the job: checks that the pods on these nodes reported their final status to the API server. Returns what each
+/// of them wrote.
 #[track_caller]
 pub fn said_goodbye(lab: &Lab, watched: &Watched, nodes: &[&str]) -> Vec<String> {
     let mut words = Vec::new();

@@ -1,5 +1,5 @@
-//! The image that pods of tests run: Debian's static busybox, and nothing else. It is made on the spot, so that no registry and
-//! no build is needed. And what pods of other images are made of and say.
+//! The image that most tests use: Debian's static busybox and nothing else. Tests make it themselves, so that they need no registry
+//! and no build. And helpers for pods of other images.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{Cluster, Lab, eventually, merged, pod};
 /// The name under which [`Lab::load_busybox`] puts it into the store.
 pub const BUSYBOX: &str = "coracle.test/busybox:1";
 
-/// Writes an archive as `docker save` does to standard output.
+/// Writes an archive to standard output, in the format of `docker save`.
 const ARCHIVE: &str = r#"
 set -eu
 work=$(mktemp -d)
@@ -31,19 +31,19 @@ tar --create --mtime=@0 manifest.json config.json layer.tar
 "#;
 
 impl Lab {
-    /// Puts [`BUSYBOX`] into the store of `user1`.
+    /// Loads [`BUSYBOX`] into the store of `user1`.
     #[track_caller]
     pub fn load_busybox(&self) {
         self.load_busybox_for("user1");
     }
 
-    /// Puts [`BUSYBOX`] into the store of a user.
+    /// Loads [`BUSYBOX`] into the store of a user.
     #[track_caller]
     pub fn load_busybox_for(&self, user: &str) {
         self.load_busybox_on("login", user);
     }
 
-    /// Puts [`BUSYBOX`] into the store of a user as a host sees it, where hosts share no home.
+    /// Loads [`BUSYBOX`] into a user's store on this host, in labs whose hosts share no home directory.
     #[track_caller]
     pub fn load_busybox_on(&self, host: &str, user: &str) {
         let script = format!(
@@ -54,18 +54,18 @@ impl Lab {
     }
 }
 
-/// The configuration of an image that says something and ends.
+/// The configuration of an image that prints a text and exits.
 pub fn says(text: &str) -> Value {
     json!({"Env": ["PATH=/bin"], "Cmd": ["echo", text]})
 }
 
-/// A pod of one container that does what its image says.
+/// A pod with one container, which runs the image's own command.
 pub fn plain(name: &str, image: &str, more: Value) -> Value {
     let main = json!({"name": "main", "image": image});
     pod(name, json!({}), &[merged(main, more)])
 }
 
-/// Waits until a pod waits, with these words in its message.
+/// Waits until the pod's image can't be pulled, with `words` in the container's message.
 #[track_caller]
 pub fn waits_with(cluster: &mut Cluster, pod: &str, words: &str) {
     let mut last = Value::Null;

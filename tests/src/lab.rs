@@ -1,4 +1,4 @@
-//! The lab that a test has to itself.
+//! A lab, which a test uses exclusively.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::{Call, Output, eventually};
 /// The hosts that the tests use.
 pub const HOSTS: [&str; 4] = ["login", "node1", "node2", "node3"];
 
-/// What Slurm may take to notice that its jobs have ended.
+/// Time in which Slurm notices that its jobs have ended.
 const SLURM_PATIENCE: Duration = Duration::from_secs(20);
-/// What may take a moment longer than the command of which it was a part.
+/// Time in which processes and files disappear after the command that they belonged to.
 const LAST_MOMENT: Duration = Duration::from_secs(3);
-/// What a job may take to go after its processes were killed under Slurm's nose: linuxproc looks again after 1, 2, 4 … 64 s.
+/// Time that a job takes to complete after its processes were killed without Slurm: proctrack/linuxproc polls after 1, 2, 4 … 64 s.
 const CLEANING: Duration = Duration::from_secs(130);
 
-/// Where a lab that tests share is. There may be others, `…-2` and `…-3`, for tests that run at the same time.
+/// The directory of a lab that tests share. There may be two more, `…-2` and `…-3`, for tests that run in parallel.
 fn common_dir() -> PathBuf {
     let first = std::env::var_os("CORACLE_LAB_DIR")
         .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
@@ -34,20 +34,20 @@ fn common_dir() -> PathBuf {
     }
 }
 
-/// A lab, and what was in it at first.
+/// A lab, and a snapshot of its state at the start of the test.
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
     hosts: Vec<String>,
     before: State,
-    /// Of a lab that the test made itself, and takes down.
+    /// The test made this lab, which is destroyed on drop.
     made: bool,
-    /// Held for the whole test: the lab may be that of other tests too, which are started at the same time.
+    /// Lock on a shared lab for the whole test: other tests may be started at the same time.
     _turn: Option<File>,
 }
 
 impl Lab {
-    /// Waits for its turn, and takes the lab when it is clean.
+    /// Waits for a free shared lab, cleans it and locks it.
     #[track_caller]
     pub fn ready() -> Self {
         let dir = common_dir();
@@ -66,7 +66,7 @@ impl Lab {
         lab
     }
 
-    /// Makes another lab, beside the common one, and takes it down when it is dropped.
+    /// Makes a lab beside the shared ones, which is destroyed on drop.
     #[track_caller]
     pub fn make(dir: &str, options: &[&str], nodes: usize) -> Self {
         let mut lab = Self {
@@ -84,52 +84,52 @@ impl Lab {
         lab
     }
 
-    /// The same lab, when the test has put into it what shall stay.
+    /// Takes the snapshot again, after the test has prepared the lab.
     pub fn look_again(mut self) -> Self {
         self.before = self.look();
         self
     }
 
-    /// A host that has lost its power and boots again has other namespaces than before.
+    /// Starts a host after a loss of power. It has new namespaces, which are added to the snapshot.
     pub fn start_host(&mut self, host: &str) {
         self.command("start-host", &[host]).succeeded();
         let namespaces = format!("{host}: namespace: ");
         self.before.adopt(&self.look(), &namespaces);
     }
 
-    /// Where its state is.
+    /// The lab's state directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its hosts.
+    /// The lab's hosts.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
 
-    /// A command; on `login` and as `user1` unless told otherwise.
+    /// A command, by default on `login` and as `user1`.
     pub fn call(&self, words: &[&str]) -> Call {
         Call::new(&self.dir, words)
     }
 
-    /// A line for the shell of `user1` on `login`.
+    /// A shell script, by default on `login` and as `user1`.
     pub fn sh(&self, script: &str) -> Call {
         self.call(&["bash", "-c", script])
     }
 
-    /// Runs a line of shell as root on a host.
+    /// Runs a shell script as root on a host.
     pub fn root(&self, host: &str, script: &str) -> Output {
         self.call(&["sh", "-c", script]).user("root").on(host).run()
     }
 
-    /// Runs a line of shell on the machine itself; what it printed.
+    /// Runs a shell script on the machine itself; returns its output.
     pub fn machine(&self, script: &str) -> String {
         let output = Command::new("sh").args(["-c", script]).output();
         let output = output.expect("there is a shell");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Writes a file into the home directory of `user1`; its path. [`Lab::remove`] takes it away.
+    /// Writes a file in the home directory of `user1`; returns its path. [`Lab::remove`] removes it.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = format!("/home/user1/{name}");
         let script = format!("mkdir -p \"$(dirname '{path}')\" && cat > '{path}'");
@@ -159,7 +159,7 @@ impl Lab {
         }
     }
 
-    /// Fails unless everything is as it was before the test, on every host.
+    /// Fails unless the state of every host is that of the snapshot.
     #[track_caller]
     pub fn nothing_left(&self) {
         let queue = eventually(SLURM_PATIENCE, || self.queue_is_empty().then_some(()));
@@ -176,7 +176,7 @@ impl Lab {
         assert!(gone.is_some(), "left behind:\n{}", left.join("\n"));
     }
 
-    /// Whether Slurm has no job, also none that is just ending, and all nodes are idle.
+    /// Whether Slurm has no job, not even a completing one, and all nodes are idle.
     pub fn queue_is_empty(&self) -> bool {
         let asked = self.root(
             "login",
@@ -206,8 +206,7 @@ impl Lab {
         );
     }
 
-    /// A test that failed, or was ended by a time limit, may have left something. It is not the next test's business, so
-    /// it is ended here: what belongs to the lab's two users, process by process.
+    /// Removes what a failed or timed-out test left behind: all processes and files of the lab's two users.
     #[track_caller]
     fn tidy(&self) {
         let clean = || (self.queue_is_empty() && self.look().strangers().is_empty()).then_some(());
@@ -224,7 +223,7 @@ impl Lab {
             {
                 self.kill(host, "KILL", process);
             }
-            // With all that is in them: files of pods have other owners.
+            // Recursively: files of pods in these directories have other owners.
             self.root(host, "find /tmp /var/tmp /dev/shm -mindepth 1 -maxdepth 1 '(' -user user1 -o -user user2 ')' -exec rm -rf {} +");
         }
         let tidy = eventually(CLEANING, clean);

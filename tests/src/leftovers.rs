@@ -1,10 +1,10 @@
-//! What there is on the hosts of a lab: everything that a cluster could leave behind.
+//! The state of a lab's hosts: everything that a cluster could leave behind.
 
 use std::collections::BTreeSet;
 
 use crate::Lab;
 
-/// Prints a line for each thing that a user's program could leave. Seeds are kept on purpose.
+/// Prints a line for each process, file, socket, port, mount, namespace and IPC object. Seeds are kept on purpose.
 const LOOK: &str = r#"
 ps -ww -eo uid=,pid=,stat=,args= | awk '($1 == 2001 || $1 == 2002 || ($1 >= 200000 && $1 < 265536)) { print "process: " $0 }'
 find /tmp /var/tmp /dev/shm /dev/mqueue /run/lock /run/user -mindepth 1 2>/dev/null | sed 's/^/file: /'
@@ -22,12 +22,12 @@ lsns --noheadings --output TYPE,NS | sed 's/^/namespace: /' | sort -u
 ipcs -m -q -s | awk '$3 == "user1" || $3 == "user2" { print "ipc: " $0 }'
 "#;
 
-/// Everything there is, a line for each, with its host.
+/// The lines of all hosts, each prefixed by its host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State(BTreeSet<String>);
 
 impl State {
-    /// Looks at all hosts at once.
+    /// Inspects all hosts in parallel.
     pub(crate) fn look(lab: &Lab) -> Self {
         let looks: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = lab
@@ -47,18 +47,18 @@ impl State {
         Self(lines.filter(|line| !is_of_the_look(line)).collect())
     }
 
-    /// What is here and was not there before.
+    /// Lines that `before` does not have.
     pub(crate) fn beyond(&self, before: &Self) -> Vec<String> {
         self.0.difference(&before.0).cloned().collect()
     }
 
-    /// From now on, what begins like this counts as being there before.
+    /// Adds lines of `now` with this prefix to the snapshot.
     pub(crate) fn adopt(&mut self, now: &Self, prefix: &str) {
         let adopted = now.0.iter().filter(|line| line.starts_with(prefix));
         self.0.extend(adopted.cloned());
     }
 
-    /// What can't belong to a lab in which nothing runs.
+    /// Lines that must not exist in an idle lab.
     pub(crate) fn strangers(&self) -> Vec<&String> {
         let strange = |line: &&String| {
             line.contains(": process: ")
@@ -69,7 +69,7 @@ impl State {
     }
 }
 
-/// Slurm's and the database's connections come and go.
+/// Slurm's abstract sockets come and go.
 fn is_of_the_look(line: &str) -> bool {
     line.contains("socket: @") && line.contains("slurm")
 }

@@ -1,11 +1,11 @@
-//! Drives the real `coracle` on the real Slurm of the lab (lab/README.md), as an ordinary user of it.
+//! Runs the real `coracle` on the real Slurm of the lab (lab/README.md), as an ordinary user.
 //!
-//! A test takes the lab with [`Lab::ready`], which waits for its turn and for a clean lab, and ends with
-//! [`Lab::nothing_left`]. In between it runs commands on hosts ([`Call`]), keeps some running
-//! ([`Running`]), or holds a whole cluster open and talks to a shell in it ([`Cluster`]). Nothing here knows the program's
-//! source code: only its command line, its messages and its processes.
+//! A test takes a lab with [`Lab::ready`], which waits for a free one and cleans it, and ends with [`Lab::nothing_left`]. In
+//! between it runs commands on hosts ([`Call`]), keeps some running ([`Running`]), or starts a cluster and sends commands to a
+//! shell in it ([`Cluster`]). These tests depend only on the program's command line, messages and processes, not on its source
+//! code.
 //!
-//! `CORACLE_LAB_DIR` chooses the lab, as it does for the commands of `lab/`.
+//! `CORACLE_LAB_DIR` selects the lab, as for the commands in `lab/`.
 
 mod call;
 mod checks;

@@ -1,10 +1,10 @@
-//! Waiting for something to become true: by looking again and again, never by a fixed sleep.
+//! Waiting for conditions by polling, never by a fixed sleep.
 
 use std::time::{Duration, Instant};
 
 const LOOK_EVERY: Duration = Duration::from_millis(30);
 
-/// Looks until `look` finds something; `None` after `patience`.
+/// Polls `look` until it returns a value; `None` after the time-out.
 pub fn eventually<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + patience;
     loop {
@@ -18,7 +18,7 @@ pub fn eventually<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// Waits until `holds`, and fails the test if that takes more than `seconds`.
+/// Polls until `holds` returns true. Fails the test after `seconds`.
 #[track_caller]
 pub fn wait_until(seconds: u64, what: &str, mut holds: impl FnMut() -> bool) {
     let held = eventually(Duration::from_secs(seconds), || holds().then_some(()));

@@ -1,14 +1,14 @@
-//! Pods of a cluster: made from text, waited for, looked at.
+//! Creates, awaits and inspects pods of a cluster.
 
 use serde_json::Value;
 
 use crate::{BUSYBOX, Cluster, Lab, Process, eventually};
 
-/// Where tests put their manifests, in the home directory of `user1`.
+/// The directory of manifests, in the home directory of `user1`.
 const DIR: &str = "pods";
 
 impl Cluster {
-    /// Creates what the manifests say; `IMAGE` in them stands for [`BUSYBOX`].
+    /// Creates the objects in these manifests. `IMAGE` is replaced by [`BUSYBOX`].
     #[track_caller]
     pub fn create(&mut self, lab: &Lab, manifests: &str) {
         let file = lab.write(
@@ -19,7 +19,7 @@ impl Cluster {
         lab.remove(DIR);
     }
 
-    /// Waits for `what` of a pod, as `kubectl wait --for` understands it.
+    /// Waits for a pod with `kubectl wait --for=WHAT`.
     #[track_caller]
     pub fn wait_for(&mut self, pod: &str, what: &str) {
         let (code, text) = self.try_ask(&format!(
@@ -36,20 +36,20 @@ impl Cluster {
         }
     }
 
-    /// Waits until a pod is in this phase; its whole object.
+    /// Waits until a pod is in this phase; returns the pod.
     #[track_caller]
     pub fn in_phase(&mut self, pod: &str, phase: &str) -> Value {
         self.wait_for(pod, &format!("jsonpath={{.status.phase}}={phase}"));
         self.pod(pod)
     }
 
-    /// A pod's object.
+    /// Gets a pod.
     #[track_caller]
     pub fn pod(&mut self, name: &str) -> Value {
         self.json(&format!("get pod {name}"))
     }
 
-    /// Looks at a pod until `holds`, and fails the test if that takes too long.
+    /// Polls a pod until `holds` returns true. Fails the test after a time-out.
     #[track_caller]
     pub fn pod_until(&mut self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
@@ -62,13 +62,13 @@ impl Cluster {
         last
     }
 
-    /// What a container of a pod has written.
+    /// The log of a container.
     #[track_caller]
     pub fn logs(&mut self, pod: &str, container: &str) -> String {
         self.ask(&format!("kubectl logs {pod} --container={container}"))
     }
 
-    /// The reasons and messages of the events of a pod, a line for each.
+    /// The reasons and messages of a pod's events, one per line.
     #[track_caller]
     pub fn events(&mut self, pod: &str) -> String {
         self.ask(&format!(
@@ -76,7 +76,7 @@ impl Cluster {
         ))
     }
 
-    /// Waits until there is an event of a pod that has all of `words` in it.
+    /// Waits for an event of a pod that contains `words`.
     #[track_caller]
     pub fn event(&mut self, pod: &str, words: &str) {
         let mut last = String::new();
@@ -88,7 +88,7 @@ impl Cluster {
     }
 }
 
-/// The status of a container of any kind.
+/// The status of a container, init container or ephemeral container.
 #[track_caller]
 pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let kinds = [
@@ -104,7 +104,7 @@ pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no status of {name}: {:#}", pod["status"]))
 }
 
-/// "True", "False" or nothing, and the reason, of a condition.
+/// The status and reason of a condition; the status is empty if the condition is missing.
 pub fn condition(pod: &Value, kind: &str) -> String {
     let all = pod["status"]["conditions"].as_array();
     let found = all.and_then(|all| all.iter().find(|condition| condition["type"] == kind));
@@ -119,7 +119,7 @@ pub fn condition(pod: &Value, kind: &str) -> String {
 }
 
 impl Lab {
-    /// The processes of any host whose command line has `mark` in it, with their hosts.
+    /// The processes of all hosts whose command line contains `mark`, with their hosts.
     pub fn marked(&self, mark: &str) -> Vec<(String, Process)> {
         let on = |host: &String| {
             let all = self.processes(host).into_iter();

@@ -1,32 +1,32 @@
-//! The processes of a host, and which of Coracle's parts each is.
+//! The processes of a host, and the role of each within Coracle.
 
 use crate::Lab;
 
-/// A process as `ps` shows it; its id is the one that it has on its host.
+/// A process as `ps` shows it, with its pid on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its id.
+    /// Its pid.
     pub pid: u32,
-    /// Its parent's id.
+    /// Its parent's pid.
     pub parent: u32,
-    /// Whose it is.
+    /// Its user.
     pub user: String,
     /// Its command line.
     pub args: String,
 }
 
-/// The parts of Coracle.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// `coracle run`, the process that Slurm started.
     LeaderGuard,
     /// `coracle run` below its guard.
     LeaderWorker,
-    /// `coracle internal control-plane`, outside of its namespaces.
+    /// `coracle internal control-plane`, outside of the control plane's namespaces.
     ControlPlaneOuter,
-    /// `coracle internal control-plane`, the first process inside.
+    /// `coracle internal control-plane`, the first process inside of them.
     ControlPlaneFirst,
-    /// One of upstream's programs, by its name.
+    /// An upstream component, by name.
     Component(&'static str),
     /// The `srun` that starts the agents.
     AgentSrun,
@@ -43,7 +43,7 @@ pub enum Role {
 }
 
 impl Lab {
-    /// Every process of a host.
+    /// All processes of a host.
     pub fn processes(&self, host: &str) -> Vec<Process> {
         let listed = self.root(host, "ps -ww -eo pid=,ppid=,user:32=,args=");
         listed.stdout.lines().filter_map(parse).collect()
@@ -57,13 +57,13 @@ impl Lab {
             .collect()
     }
 
-    /// The process of `user1` on `host` that has this role; waits for it to come.
+    /// The process of `user1` on `host` with this role; waits until it exists.
     #[track_caller]
     pub fn find(&self, host: &str, role: Role) -> Process {
         self.find_of(host, "user1", role)
     }
 
-    /// The process of a user on `host` that has this role; waits for it to come.
+    /// The process of a user on `host` with this role; waits until it exists.
     #[track_caller]
     pub fn find_of(&self, host: &str, user: &str, role: Role) -> Process {
         let patience = std::time::Duration::from_secs(10);
@@ -75,12 +75,12 @@ impl Lab {
         found
     }
 
-    /// The process of a user on `host` that has this role, if there is one.
+    /// The process of a user on `host` with this role, if it exists.
     pub fn try_find(&self, host: &str, user: &str, role: Role) -> Option<Process> {
         role.among(&self.processes_of(host, user))
     }
 
-    /// The port of the leader, on node1, to which the agent on another node has its line. The leader listens on others too.
+    /// The port of the leader, on node1, to which the agent on another node is connected. The leader has other listeners too.
     pub fn door_of_the_leader(&self, node: &str, agent: &Process) -> String {
         let leader = self.find("node1", Role::LeaderWorker);
         let sockets = |host: &str, options: &str, owner: &Process, column: usize| -> Vec<String> {
@@ -98,13 +98,13 @@ impl Lab {
         doors.next().expect("the agent has a line to the leader")
     }
 
-    /// Sends a signal, by its name, to a process of a host.
+    /// Sends a signal, by name, to a process on a host.
     pub fn kill(&self, host: &str, signal: &str, process: &Process) {
-        // It may have ended meanwhile.
+        // Ignore errors: the process may have exited.
         self.root(host, &format!("kill -{signal} {}", process.pid));
     }
 
-    /// Whether a process is still there.
+    /// Whether a process still exists.
     pub fn is_alive(&self, host: &str, process: &Process) -> bool {
         self.processes(host).contains(process)
     }
@@ -148,7 +148,7 @@ impl Role {
     }
 }
 
-/// Not an `srun`, a shell or a test's command that merely has our words in its arguments.
+/// Excludes sruns, shells and commands of tests whose arguments merely contain the name of the program.
 fn program_is_ours(process: &Process) -> bool {
     let program = process.args.split(' ').next().unwrap_or_default();
     program.ends_with("coracle") || program == "/proc/self/exe"

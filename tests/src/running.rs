@@ -1,4 +1,4 @@
-//! A command that runs while the test goes on.
+//! A command that runs in the background of a test.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -11,10 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Output, eventually};
 
-/// What an abandoned command gets to end in order.
+/// Grace period of a command that the test has abandoned.
 const GRACE: Duration = Duration::from_secs(25);
 
-/// A command that was started. When it is dropped it is ended, in order if it can be.
+/// A started command. On drop it is terminated, gracefully if possible.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -38,22 +38,22 @@ impl Running {
     /// Writes to its standard input.
     pub fn write(&mut self, text: &str) {
         if let Some(stdin) = &mut self.stdin {
-            // A command that ended does not read; its exit code says more.
+            // Ignore errors: the command has exited, and its exit code says more.
             let _ = stdin.write_all(text.as_bytes());
         }
     }
 
-    /// Ends its standard input.
+    /// Closes its standard input.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
-    /// What it has written to standard output so far.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -65,13 +65,13 @@ impl Running {
         }
     }
 
-    /// Waits until it has written `words` to standard output.
+    /// Waits until standard output contains `words`.
     #[track_caller]
     pub fn until_stdout(&mut self, words: &str) {
         self.until(words, |running| running.stdout().contains(words));
     }
 
-    /// Waits until it has written `words` to standard error.
+    /// Waits until standard error contains `words`.
     #[track_caller]
     pub fn until_stderr(&mut self, words: &str) {
         self.until(words, |running| running.stderr().contains(words));
@@ -81,7 +81,7 @@ impl Running {
     fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let seen = eventually(Duration::from_secs(60), || {
             let ended = self.has_ended();
-            // Looked at in this order: what it wrote last counts.
+            // The exit status was taken before the output is checked, so that the command's last output counts.
             if holds(self) {
                 Some(true)
             } else {
@@ -96,12 +96,12 @@ impl Running {
         );
     }
 
-    /// Whether it has ended by now.
+    /// Whether it has exited.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits for its end and for all that it wrote.
+    /// Waits for its exit and for the end of its output.
     #[track_caller]
     pub fn wait(mut self, patience: Duration) -> Output {
         let status = eventually(patience, || self.child.try_wait().ok().flatten());
@@ -151,7 +151,7 @@ impl Drop for Running {
     }
 }
 
-/// One stream of output, read by a thread.
+/// An output stream, read by a thread.
 #[derive(Debug)]
 struct Stream {
     text: Arc<Mutex<Vec<u8>>>,
@@ -183,7 +183,7 @@ impl Stream {
             .into_owned()
     }
 
-    /// Waits for the end of the stream; false if that doesn't come.
+    /// Waits for end-of-file; false after a time-out.
     fn finish(&mut self) -> bool {
         let Some(reader) = self.reader.take() else {
             return true;

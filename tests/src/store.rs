@@ -1,13 +1,13 @@
-//! `coracle image …` with a store of its own, for tests of images.
+//! `coracle image …` with a separate store, for tests of images.
 
 use serde_json::Value;
 
 use crate::{Call, Lab};
 
-/// In the home directory of `user1`: what a test needs, and the store.
+/// The directory of a test's files and its store, in the home directory of `user1`.
 pub const DIR: &str = "images-test";
 
-/// A lab without what a failed test may have left.
+/// A lab without files of failed tests.
 #[track_caller]
 pub fn ready() -> Lab {
     let lab = Lab::ready();
@@ -16,19 +16,19 @@ pub fn ready() -> Lab {
     lab
 }
 
-/// `coracle image …`, in [`DIR`] and with the store there.
+/// `coracle image …`, run in [`DIR`] and with its store.
 pub fn image(lab: &Lab, words: &str) -> Call {
     shell(lab, &format!("coracle image {words}"))
 }
 
-/// A script, in [`DIR`] and with the store there.
+/// A script, run in [`DIR`] and with its store.
 pub fn shell(lab: &Lab, script: &str) -> Call {
     lab.sh(&format!(
         "mkdir -p ~/{DIR} && cd ~/{DIR} && export CORACLE_IMAGES=$PWD/store && set -o pipefail && {script}"
     ))
 }
 
-/// The images of a store, all of them whole.
+/// The references of all images in a store; all must be complete.
 #[track_caller]
 pub fn listed(lab: &Lab, store: &str) -> Vec<String> {
     let listed = image(lab, &format!("ls --json --store {store}"));

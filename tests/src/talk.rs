@@ -1,16 +1,16 @@
-//! Pods that wait to be talked to, and clients that talk to them.
+//! Pods that wait for connections, and clients of exec, attach and port-forward.
 
 use serde_json::{Value, json};
 
 use crate::{BUSYBOX, Cluster, merged, pod};
 
-/// A script that waits for its end, and ends in order.
+/// A script that runs until SIGTERM and then exits with 0.
 pub const WAITS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 
-/// Speaks every version of the protocols of exec, attach and port-forward.
+/// A client that implements every version of the protocols of exec, attach and port-forward.
 const CLIENT: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/streams.py";
 
-/// A container that runs a script; `more` has its other fields.
+/// A container that runs a script; `more` has further fields of the container.
 pub fn runs(name: &str, script: &str, more: Value) -> Value {
     let own = json!({"name": name, "image": BUSYBOX, "command": ["sh", "-c", script]});
     merged(own, more)
@@ -21,8 +21,8 @@ pub fn simple(name: &str, script: &str, more: Value) -> Value {
     pod(name, json!({}), &[runs("main", script, more)])
 }
 
-/// A command whose input is one line, and ends after the command: to containers that may be attached to again, a client whose input
-/// ends has gone.
+/// A command that reads one line and whose standard input stays open until it ends. Needed for containers with `stdin` and without
+/// `stdinOnce`: a client whose input ends is disconnected.
 pub fn with_open_input(line: &str, command: &str) -> String {
     format!(
         "exec 3< <(echo {line}; exec sleep 55); holder=$!; {command} <&3; code=$?; kill $holder; exit $code"
@@ -40,20 +40,20 @@ impl Cluster {
         }
     }
 
-    /// The name of its first node.
+    /// The name of the first node.
     #[track_caller]
     pub fn first_node(&mut self) -> String {
         self.ask("kubectl get nodes --output=jsonpath={.items[0].metadata.name}")
     }
 
-    /// What the client with all protocols (tests/clients/streams.py) heard; `input` is a shell's command that writes what it sends.
+    /// Runs tests/clients/streams.py and returns its report. `input` is a shell command that writes what the client sends.
     #[track_caller]
     pub fn talk(&mut self, input: &str, words: &str) -> Value {
         let text = self.ask(&format!("{input} | timeout 55 {CLIENT} {words}"));
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{words}: {error}: {text}"))
     }
 
-    /// What several of these clients heard that talk at the same time; in their order.
+    /// Runs several of these clients in parallel; returns their reports in the same order.
     #[track_caller]
     pub fn talk_at_once(&mut self, input: &str, clients: &[String]) -> Vec<Value> {
         let mut script = "dir=$(mktemp -d); ".to_owned();
@@ -71,7 +71,7 @@ impl Cluster {
         told.collect()
     }
 
-    /// What this node's kubelet has logged about its API that is worse than news.
+    /// Warnings and errors that this node's kubelet has logged about its API.
     #[track_caller]
     pub fn complaints(&mut self, node: &str) -> Vec<String> {
         let log = self.ask(&format!(

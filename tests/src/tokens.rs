@@ -1,18 +1,18 @@
-//! A registry that demands tokens: Debian's `docker-registry`, behind a small server that gives tokens, passes on all other
-//! requests, and can stop in the middle of a layer.
+//! A registry with token authentication: Debian's `docker-registry`, behind a small proxy that issues tokens and can stall in the
+//! middle of a layer.
 
 use crate::{Lab, Registry, Running, wait_until};
 
-/// Where the server listens, as images are called after it.
+/// The address of the proxy, as in image references.
 pub const TOKENS: &str = "login:5002";
 
-/// What signs tokens, and what the registry knows it by.
+/// Makes the key that signs tokens, and the certificate by which the registry verifies them.
 const KEY: &str = "cd ~/tokens && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=tokens -keyout key.pem -out cert.pem";
-/// What a pull gets to hear that has shown nothing.
+/// The status of a request without credentials.
 const KNOCK: &str =
     "curl --silent --output /dev/null --write-out '%{http_code}' http://login:5002/v2/";
-/// Prints a line for each request: method, path, range, answer. As long as there is a file `halt`, only the first half of a
-/// layer is sent.
+/// Prints a line for each request: method, path, range, status. While a file `halt` exists, it sends only the first half of a
+/// layer.
 const SERVER: &str = r#"
 import base64, http.client, http.server, json, os, socket, subprocess, time, urllib.parse
 
@@ -92,7 +92,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("", 5002), Server).serve_forever()
 "#;
 
-/// A registry that demands tokens, until it is dropped.
+/// A registry with token authentication, stopped on drop.
 #[derive(Debug)]
 pub struct TokenRegistry<'a> {
     lab: &'a Lab,
@@ -101,7 +101,7 @@ pub struct TokenRegistry<'a> {
 }
 
 impl Lab {
-    /// Starts it, with the images that were pushed to another.
+    /// Starts the registry, with the images that were pushed to another one.
     #[track_caller]
     pub fn token_registry(&self, images: &Registry<'_>) -> TokenRegistry<'_> {
         self.write("tokens/server.py", SERVER);
@@ -130,19 +130,19 @@ impl Lab {
 }
 
 impl TokenRegistry<'_> {
-    /// The requests that it has answered so far, a line for each: method, path, range or `-`, status.
+    /// The requests so far, one per line: method, path, range or `-`, status.
     pub fn answered(&self) -> String {
         let said = self.server.as_ref().map(Running::stdout);
         said.unwrap_or_default()
     }
 
-    /// Sends only half of a layer from now on, and holds the connection.
+    /// From now on, sends only half of a layer, and keeps the connection open.
     #[track_caller]
     pub fn halt(&self) {
         self.lab.write("tokens/halt", "");
     }
 
-    /// Sends all again.
+    /// Sends whole layers again.
     pub fn go_on(&self) {
         self.lab.remove("tokens/halt");
     }

@@ -1,23 +1,23 @@
-//! Pods as somebody sees them who watches from outside of the job, until the API server goes.
+//! A watch on pods from outside of the job, until the API server stops.
 
 use serde_json::Value;
 
 use crate::{Cluster, Lab, Running};
 
-/// What the API server tells of pods, from now on.
+/// The watch events of pods.
 #[derive(Debug)]
 pub struct Watched {
     running: Running,
 }
 
 impl Cluster {
-    /// Watches the pods of the default namespace from `login`: by a program that is no part of the cluster, and ends with it.
+    /// Watches the pods of the default namespace from `login`, by a program outside of the cluster.
     #[track_caller]
     pub fn watch_pods(&mut self, lab: &Lab) -> Watched {
         let access = self.ask("echo \"$K8S_CLUSTER_API $K8S_CLUSTER_API_TOKEN\"");
         let (api, token) = access.split_once(' ').expect("an address and a token");
         let address = format!("{api}/api/v1/namespaces/default/pods?watch=1");
-        // The token is read from the input, so that it is on no command line.
+        // curl reads the token from standard input, so that it is on no command line.
         let words = ["--silent", "--no-buffer", "--insecure", "--header", "@-"];
         let words = [&["curl"], &words[..], &[&address]].concat();
         let mut running = lab.call(&words).start();
@@ -28,7 +28,7 @@ impl Cluster {
 }
 
 impl Watched {
-    /// All that was told of a pod so far, in order.
+    /// All states of a pod so far, in order.
     pub fn of(&self, pod: &str) -> Vec<Value> {
         let text = self.running.stdout();
         let events = text
@@ -40,7 +40,7 @@ impl Watched {
             .collect()
     }
 
-    /// How a pod was when it was last told of.
+    /// The latest state of a pod.
     #[track_caller]
     pub fn last_of(&self, pod: &str) -> Value {
         let told = self.of(pod).pop();
