@@ -1,7 +1,7 @@
-//! The processes of a container, wherever they are: those in its mount namespace, and all that descend from one of those.
+//! The processes of a container: those in its mount namespace, and their descendants.
 //!
-//! A process can leave its parent, its session and its process group, but its mount namespace only for a new one, and then it
-//! still descends from somebody who is in the old one, until that one has ended too.
+//! A process can leave its parent, its session and its process group. It can leave its mount namespace only for a new one; it is
+//! then still a descendant of a process in the old namespace, until that process has exited too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,15 +11,15 @@ use rustix::fs::{CWD, Mode, OFlags};
 use crate::process::kill_if;
 use crate::usage::{Sample, Table};
 
-/// All processes of one mount namespace.
+/// All processes of one mount namespace, and their descendants.
 #[derive(Debug)]
 pub struct Kin {
-    /// As long as it is open the kernel gives its number to no other.
+    /// While the descriptor is open, the kernel does not reuse the inode number of the namespace.
     _namespace: OwnedFd,
     number: (u64, u64),
 }
 
-/// A file that stands for the mount namespace of the calling process.
+/// Opens the mount namespace of the calling process.
 pub fn own_namespace() -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(
@@ -31,7 +31,7 @@ pub fn own_namespace() -> io::Result<OwnedFd> {
 }
 
 impl Kin {
-    /// Those of the namespace for which the file stands.
+    /// The processes of the given mount namespace.
     pub fn of(namespace: OwnedFd) -> io::Result<Self> {
         let found = rustix::fs::fstat(&namespace)?;
         Ok(Self {
@@ -40,13 +40,13 @@ impl Kin {
         })
     }
 
-    /// Kills all that there are in this moment, and says how many. Those that are just being made are there the next time.
+    /// Kills all current processes and returns how many there were. Repeat the call to catch processes that were being forked.
     pub fn kill(&self) -> io::Result<usize> {
         let table = Table::read()?;
         let members = table.pids().filter(|pid| self.has(*pid));
         let all = table.tree(members.collect::<Vec<_>>());
         let started = |pid: i32| table.get(pid).map(|sample| sample.started);
-        // Its number may belong to another by now.
+        // The pid may have been reused.
         let is_same = |pid: i32| Sample::of(pid).map(|sample| sample.started) == started(pid);
         let killed = all
             .into_iter()
@@ -55,7 +55,7 @@ impl Kin {
     }
 
     fn has(&self, pid: i32) -> bool {
-        // Neither what has ended nor what belongs to others tells.
+        // The link is unreadable for processes that have exited and for those of other users.
         rustix::fs::stat(format!("/proc/{pid}/ns/mnt"))
             .is_ok_and(|found| (found.st_dev, found.st_ino) == self.number)
     }
@@ -70,10 +70,10 @@ mod tests {
     use super::*;
     use crate::testing::{hidden_child, in_a_child_with_hidepid};
 
-    /// A shell in a namespace of its own starts three that outlive it: one in its session, one not, and one that has left for
-    /// another namespace.
+    /// A shell in its own namespace starts three processes that outlive it: one in its session, one in a new session, and one that
+    /// has moved to another mount namespace.
     #[test]
-    fn nobody_outlives_the_container() {
+    fn kill_ends_detached_processes_of_the_container() {
         let script = "sleep 61.1 & setsid sleep 61.2 & unshare --mount sleep 61.3 & echo; read x";
         let mut shell = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_of_a_process_that_is_not_shown_is_ended() {
+    fn kill_ends_container_of_invisible_process() {
         assert!(in_a_child_with_hidepid(|| {
             let hidden = hidden_child(|| {
                 let mut container = Command::new("unshare");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_left_alone() {
+    fn kill_spares_processes_of_other_namespaces() {
         let mut stranger = Command::new("sleep").arg("60").spawn().unwrap();
         let mut other = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sleep", "60"])

@@ -1,9 +1,8 @@
-//! Thin, safe, documented wrappers over what Linux offers an ordinary user: namespaces, mounts,
-//! processes that die together, signals, network addresses, and probes that find out which of these
-//! this machine grants.
+//! Thin, safe, documented wrappers over the Linux features that an unprivileged user can use: namespaces, mounts, process trees,
+//! signals, network addresses, and probes that find out which of these features this machine permits.
 //!
-//! This is the only crate that may hold `unsafe`. It knows nothing of Kubernetes, Slurm or Coracle:
-//! everything here could be used by any other program.
+//! This is the only crate that may contain `unsafe`. It does not depend on Kubernetes, Slurm or Coracle, so any other program could
+//! use it.
 //!
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 

@@ -1,4 +1,4 @@
-//! Entering new namespaces as an ordinary user.
+//! Entering new namespaces as an unprivileged user.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,26 +12,26 @@ use crate::mount;
 use crate::probe::subid::{self, Range};
 use crate::process::Fork;
 
-/// Moves the calling, single-threaded process into a user and a mount namespace of its own; its next
-/// child becomes the first process of a new pid namespace.
+/// Moves the calling, single-threaded process into new user and mount namespaces; its next child becomes pid 1 of a new pid
+/// namespace.
 ///
-/// The user keeps their own id inside, so files and sockets look as they do outside. Until the next
-/// `exec` the process holds all capabilities over the new namespaces. Mounts made from here on are
-/// seen by nobody else, and disappear with the last process.
+/// The user keeps their own id inside, so the owners of files and sockets look the same as outside. Until the next `exec` the process
+/// holds all capabilities in the new namespaces. Mounts made from now on are visible in this mount namespace only, and disappear with its
+/// last process.
 pub fn enter_private() -> io::Result<()> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let flags = UnshareFlags::NEWUSER | UnshareFlags::NEWNS | UnshareFlags::NEWPID;
     // SAFETY: none of these flags shares or unshares the file descriptor table, the one case that
     // makes `unshare` unsafe.
     unsafe { rustix::thread::unshare_unsafe(flags) }?;
-    // The kernel allows a group map only to those who gave up changing their groups.
+    // The kernel permits an unprivileged gid_map only after setgroups is denied.
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", identity_map(uid.as_raw()))?;
     std::fs::write("/proc/self/gid_map", identity_map(gid.as_raw()))?;
     mount::keep_to_ourselves()
 }
 
-/// Gives the calling process new namespaces of the kinds in `flags`, which must name namespaces only.
+/// Moves the calling process into new namespaces of the kinds in `flags`, which must contain namespace flags only.
 pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     if flags.contains(UnshareFlags::FILES) {
         return Err(io::Error::other("the descriptor table is no namespace"));
@@ -41,12 +41,12 @@ pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that stands for the user namespace of the calling process.
+/// Opens the user namespace of the calling process.
 pub fn own_user_namespace() -> io::Result<OwnedFd> {
     own("user")
 }
 
-/// A file that stands for the network namespace of the calling process.
+/// Opens the network namespace of the calling process.
 pub fn own_network() -> io::Result<OwnedFd> {
     own("net")
 }
@@ -55,20 +55,20 @@ fn own(kind: &str) -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/self/ns/{kind}"))?.into())
 }
 
-/// How many levels a user namespace is below the calling process's own, which is at level 0. An error if it isn't below it.
+/// How many levels a user namespace is below the one of the calling process (level 0). An error if it is not a descendant.
 pub fn level_below_own(namespace: OwnedFd) -> io::Result<u32> {
     let own = identity(own_user_namespace()?)?;
     let mut namespace = namespace;
     let mut level = 0;
     while identity(&namespace)? != own {
-        // The kernel refuses for a namespace that does not descend from ours, so that the walk ends there.
+        // The kernel returns an error for a namespace that is not a descendant of ours, which ends the loop.
         namespace = crate::fresh::parent_namespace(&namespace)?;
         level += 1;
     }
     Ok(level)
 }
 
-/// Device and inode, by which two descriptors of one namespace are known.
+/// Device and inode: equal for two descriptors of the same namespace.
 pub(crate) fn identity(namespace: impl AsFd) -> io::Result<(u64, u64)> {
     let found = rustix::fs::fstat(namespace)?;
     Ok((found.st_dev, found.st_ino))
@@ -77,14 +77,14 @@ pub(crate) fn identity(namespace: impl AsFd) -> io::Result<(u64, u64)> {
 /// How many ids a user namespace has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// The user's own and their subordinate ones: containers may use any usual id.
+    /// The user's own id and their subordinate ids: containers may use any common id.
     Many,
-    /// The user's own only, as root.
+    /// The user's own id only, mapped to root.
     One,
 }
 
-/// Moves the calling, single-threaded process into a user namespace of which it is root, and with it into the other
-/// namespaces of `with`. With subordinate ids and their helpers the namespace has them all from 1 on; else it has one id.
+/// Moves the calling, single-threaded process into a user namespace as its root, and into new namespaces of the kinds in `with`. If the user
+/// has subordinate ids and the setuid helpers work, the ids are mapped from 1 on; otherwise the namespace has one id.
 pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -118,7 +118,7 @@ fn enter(
             map_one(uid, gid)?;
             Ids::One
         }
-        // A map can't be written twice, so there is one namespace more in it.
+        // A map can be written only once, so the single-id map needs a nested namespace.
         Mapped::Users => {
             map_groups(gid)?;
             become_root()?;
@@ -127,7 +127,7 @@ fn enter(
             Ids::One
         }
     };
-    // The maps say who we are; until now we were nobody there.
+    // After the maps are written, switch from the overflow id to root.
     become_root()?;
     unshare(with)?;
     if with.contains(UnshareFlags::NEWNS) {
@@ -136,17 +136,17 @@ fn enter(
     Ok(ids)
 }
 
-/// Which maps of a new user namespace the helpers have written.
+/// Which maps of a new user namespace the helpers wrote.
 #[derive(Clone, Copy)]
 enum Mapped {
     Nothing = 1,
-    /// That of users only: the helper for groups is missing, or has refused.
+    /// The uid_map only: the helper for groups is missing or has failed.
     Users,
     All,
 }
 
-/// Enters a user namespace into which helpers may map something. They are setuid programs and do it from outside, so a child
-/// stays there.
+/// Enters a user namespace and lets helpers write its maps. The helpers are setuid programs that must run in the parent namespace, so a
+/// forked child stays there and runs them.
 fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mapped> {
     let Some(helpers) = helpers else {
         unshare(UnshareFlags::NEWUSER)?;
@@ -176,12 +176,12 @@ fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mappe
     Ok(found.unwrap_or(Mapped::Nothing))
 }
 
-/// Moves the calling, single-threaded process into a user namespace below the current one, of which it must be root, with
-/// the same ids by the same numbers, and with it into the other namespaces of `with`.
+/// Moves the calling, single-threaded process, which must be root, into a child of the current user namespace with all ids mapped to
+/// themselves, and into new namespaces of the kinds in `with`.
 pub fn enter_below(with: UnshareFlags) -> io::Result<()> {
     let users = same_ids(&std::fs::read_to_string("/proc/self/uid_map")?);
     let groups = same_ids(&std::fs::read_to_string("/proc/self/gid_map")?);
-    // Only a process of the namespace above may map more than one id.
+    // The kernel lets only a process in the parent namespace map more than one id.
     let helper = |process: Pid| {
         let write = |file: &str, map: &str| {
             std::fs::write(format!("/proc/{}/{file}", process.as_raw_nonzero()), map).is_ok()
@@ -203,7 +203,7 @@ pub fn enter_below(with: UnshareFlags) -> io::Result<()> {
     unshare(with)
 }
 
-/// A map of the same ids onto themselves, from the text of a map.
+/// Builds an identity map of the ids in the given map text.
 fn same_ids(map: &str) -> String {
     let lines = map.lines().filter_map(|line| {
         let mut fields = line.split_whitespace();
@@ -213,14 +213,14 @@ fn same_ids(map: &str) -> String {
     lines.collect()
 }
 
-/// Maps one user and one group onto root.
+/// Maps one user and one group to root.
 fn map_one(uid: u32, gid: u32) -> io::Result<()> {
     map_groups(gid)?;
     std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))
 }
 
 fn map_groups(gid: u32) -> io::Result<()> {
-    // The kernel allows a group map only to those who gave up changing their groups.
+    // The kernel permits an unprivileged gid_map only after setgroups is denied.
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
 }
@@ -250,8 +250,8 @@ pub fn ids() -> Ids {
     }
 }
 
-/// Makes a user namespace in which `uid` and `gid` are what is root now, and enters it: for a container that runs as
-/// another user where there is only one id to give.
+/// Enters a new user namespace in which the current root is called `uid` and `gid`. This serves containers that run as another user
+/// where only one id is available.
 pub fn rename_only_id(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: as above.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }?;
@@ -266,7 +266,7 @@ fn pipe() -> io::Result<(File, File)> {
     Ok((read.into(), write.into()))
 }
 
-/// Has a setuid helper map `id` onto root and `range` onto the ids after it.
+/// Runs a setuid helper that maps `id` to root, and `range` to the ids from 1 on.
 fn map(helper: &str, process: Pid, id: u32, range: &Range) -> bool {
     Command::new(helper)
         .arg(process.as_raw_nonzero().to_string())
@@ -278,7 +278,7 @@ fn map(helper: &str, process: Pid, id: u32, range: &Range) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// One id, mapped onto itself.
+/// A map of one id to itself.
 fn identity_map(id: u32) -> String {
     format!("{id} {id} 1")
 }
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use crate::testing::in_a_child;
 
-    /// Enters with a helper that maps what everybody may.
+    /// Enters with a helper that writes only maps that need no privilege.
     fn enter_with(helper: impl FnOnce(Pid, u32, u32) -> Mapped) -> bool {
         in_a_child(|| {
             let (uid, gid) = (
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_below_has_the_same_ids() {
+    fn nested_namespace_keeps_the_same_ids() {
         let map = "         0       1000          1\n         1     100000      65536\n";
         assert_eq!(same_ids(map), "0 0 1\n1 1 65536\n");
         let same = in_a_child(|| {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_counted_from_deep_inside() {
+    fn levels_are_counted_from_a_nested_namespace() {
         assert!(in_a_child(|| {
             let level = |namespace| level_below_own(namespace).ok();
             let outer = own_user_namespace().unwrap();
@@ -335,7 +335,7 @@ mod tests {
         }));
     }
 
-    /// A user namespace two levels below ours; the process that made it is gone.
+    /// A user namespace two levels below ours, whose creator has exited.
     fn deep_namespace() -> OwnedFd {
         let (mut told, tell) = pipe().unwrap();
         let (stay, end) = pipe().unwrap();
@@ -359,12 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_has_one_id_where_helpers_do_nothing() {
+    fn namespace_has_one_id_if_helpers_fail() {
         assert!(enter_with(|_, _, _| Mapped::Nothing));
     }
 
     #[test]
-    fn a_namespace_has_one_id_where_only_users_could_be_mapped() {
+    fn namespace_has_one_id_if_newgidmap_fails() {
         assert!(enter_with(|process, uid, _| {
             let map = format!("/proc/{}/uid_map", process.as_raw_nonzero());
             std::fs::write(map, format!("0 {uid} 1")).unwrap();

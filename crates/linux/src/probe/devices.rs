@@ -1,4 +1,4 @@
-//! TUN: the device through which packets leave a network namespace.
+//! Probe for TUN devices, through which packets leave a network namespace.
 
 use std::os::fd::AsRawFd;
 
@@ -12,7 +12,7 @@ const TUN_F_CSUM: libc::c_ulong = 0x01;
 const TUN_F_TSO4: libc::c_ulong = 0x02;
 const TUN_F_TSO6: libc::c_ulong = 0x04;
 
-/// Makes one in a network namespace of its own, and asks for large packets.
+/// Creates a TUN device in a new network namespace and enables TCP segmentation offload.
 pub(super) fn tun(_: Option<&str>) -> Found {
     userns::enter(UnshareFlags::NEWNET)?;
     let device = std::fs::OpenOptions::new()

@@ -1,10 +1,10 @@
-//! What can be read of a host without trying anything: kernel, settings, file systems, cgroups.
+//! Facts about a host that can be read without an experiment: kernel, sysctls, file systems, cgroups.
 
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::Group;
 
-/// The kernel's release, and its version as far as it can be compared.
+/// The kernel's release string and its comparable version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
     /// As `uname -r` prints it.
@@ -30,7 +30,7 @@ fn parse_release(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// A kernel setting (`user.max_user_namespaces`); `None` where the kernel has no such setting.
+/// The value of a sysctl such as `user.max_user_namespaces`; `None` if the kernel does not have it.
 pub fn sysctl(name: &str) -> Option<String> {
     let path = Path::new("/proc/sys").join(name.replace('.', "/"));
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
@@ -39,17 +39,17 @@ pub fn sysctl(name: &str) -> Option<String> {
 /// The file system that holds a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystem {
-    /// Its name, or its magic number where we have none.
+    /// Its name, or its magic number if the name is unknown.
     pub kind: String,
-    /// Whether files on it can be expected on other nodes.
+    /// Whether the file system is probably visible on other nodes.
     pub shared: bool,
-    /// Whether it is in memory, so that files cost RAM of the job.
+    /// Whether it is in memory, so that files count against the memory of the job.
     pub memory: bool,
-    /// Bytes that an ordinary user can still write.
+    /// Bytes available to an unprivileged user.
     pub free: u64,
 }
 
-/// Asks the kernel about the file system under a path.
+/// Describes the file system that holds `path`.
 pub fn file_system(path: &Path) -> std::io::Result<FileSystem> {
     let stat = rustix::fs::statfs(path)?;
     let (kind, class) = name_magic(stat.f_type as u64 & 0xffff_ffff);
@@ -70,7 +70,7 @@ enum Class {
     Other,
 }
 
-/// Magic numbers from linux/magic.h and from the file systems' own sources.
+/// Names of file systems by magic number, from linux/magic.h and the sources of the file systems.
 fn name_magic(magic: u64) -> (String, Class) {
     let (name, class) = match magic {
         0x6969 => ("nfs", Class::Shared),
@@ -97,10 +97,10 @@ fn name_magic(magic: u64) -> (String, Class) {
     (name.to_owned(), class)
 }
 
-/// Whether a file can be made in a directory: tried, since modes, quotas and read-only mounts all have a say.
+/// Whether a file can be created in a directory. Tests it for real, because modes, quotas and read-only mounts all matter.
 pub fn is_writable(dir: &Path) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
-    // A file without a name needs no cleaning up; file systems that have none (NFS) get a named one.
+    // O_TMPFILE needs no clean-up; file systems without it (NFS) get a named file.
     let nameless = std::fs::OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
@@ -120,13 +120,13 @@ pub fn is_writable(dir: &Path) -> bool {
     made
 }
 
-/// What the `hidepid` option of `/proc` says; `None` when it hides nothing.
+/// The `hidepid` option of `/proc`; `None` if all processes are visible.
 pub fn hidepid() -> Option<String> {
     parse_hidepid(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
 }
 
 fn parse_hidepid(mountinfo: &str) -> Option<String> {
-    // Fields: id parent major:minor root mount-point options … - type source super-options; the last /proc is the one seen.
+    // Fields: id parent major:minor root mount-point options … - type source super-options; the last mount on /proc is the visible one.
     let mut lines = mountinfo
         .lines()
         .filter(|line| line.split(' ').nth(4) == Some("/proc"));
@@ -137,22 +137,22 @@ fn parse_hidepid(mountinfo: &str) -> Option<String> {
     (!matches!(value, "0" | "off")).then(|| value.to_owned())
 }
 
-/// The cgroup (version 2) that this process is in.
+/// The cgroup (version 2) of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     /// Its directory.
     pub path: PathBuf,
-    /// The controllers that it may hand on.
+    /// The controllers that it can enable for child cgroups.
     pub controllers: Vec<String>,
-    /// Whether it is ours to divide: groups below it can be made (tried), processes moved, controllers handed on.
+    /// Whether it is delegated to us: we can create child cgroups (tested), move processes and enable controllers.
     pub delegated: bool,
 }
 
-/// Finds it; `None` where the host has version 1 only.
+/// Finds the cgroup of this process; `None` if the host has only version 1.
 pub fn cgroup() -> Option<Cgroup> {
     let group = Group::own()?;
     let child = group.below(&format!("coracle-probe-{}", std::process::id()));
-    // Moving processes and handing controllers on can't be tried while we are in it ourselves; whether we may can be asked.
+    // Enabling controllers cannot be tested while this process is in the cgroup, so check the permissions.
     let delegated = group.is_ours() && child.make().is_ok();
     if delegated {
         let _ = child.remove();
@@ -169,14 +169,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases() {
+    fn kernel_releases_are_parsed() {
         assert_eq!(parse_release("6.18.44-fc-v445"), (6, 18));
         assert_eq!(parse_release("4.18.0-553.el8_10.x86_64"), (4, 18));
         assert_eq!(parse_release("odd"), (0, 0));
     }
 
     #[test]
-    fn the_last_proc_counts() {
+    fn last_proc_mount_decides_hidepid() {
         let line = |options| format!("22 1 0:21 / /proc rw,nosuid - proc proc rw,{options}\n");
         assert_eq!(parse_hidepid(&line("hidepid=2")).as_deref(), Some("2"));
         assert_eq!(
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_have_names() {
+    fn file_systems_are_classified_by_magic_number() {
         assert_eq!(name_magic(0x6969), ("nfs".into(), Class::Shared));
         assert_eq!(
             name_magic(0x1234),

@@ -1,4 +1,4 @@
-//! Links of a pod network: a bridge, and a pair of connected interfaces.
+//! Probe for the links of a pod network: a bridge and a veth pair.
 
 use rustix::thread::UnshareFlags;
 
@@ -8,10 +8,10 @@ use crate::netlink::{Message, Socket};
 /// From linux/if_link.h and linux/veth.h.
 const IFLA_INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
-/// The size of `struct ifinfomsg`; all zero means "a new one, of no family".
+/// The size of `struct ifinfomsg`; all zero means a new interface of no family.
 const INTERFACE_HEADER: [u8; 16] = [0; 16];
 
-/// Makes both in a network namespace of its own.
+/// Creates both in a new network namespace.
 pub(super) fn bridge_and_veth(_: Option<&str>) -> Found {
     userns::enter(UnshareFlags::NEWNET)?;
     let socket = Socket::open(libc::NETLINK_ROUTE).map_err(at("netlink socket"))?;

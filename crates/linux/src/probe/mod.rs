@@ -1,12 +1,12 @@
-//! What does this machine grant an ordinary user? Answered by trying.
+//! Probes that find out what this machine permits an unprivileged user, by trying it.
 //!
-//! Most answers need namespaces of their own, and a process that entered them can't go back. So every probe is a short-lived
-//! process: the program starts itself with the probe's name, [`main`] tries the thing for real, prints one line and ends;
-//! whatever was made (namespaces, mounts, devices, tables) goes away with it. [`main`] must be reached before any thread is
-//! started: a threaded process can't enter a user namespace.
+//! Most probes need new namespaces, and a process cannot return from these. So every probe is a short-lived process: the program
+//! starts itself with the name of the probe, [`main`] runs the experiment, prints one line and exits. Namespaces, mounts, devices and
+//! tables that it created disappear with it. Call [`main`] before any thread starts: a multi-threaded process cannot enter a user
+//! namespace.
 //!
-//! What can simply be read (versions, settings, file systems, subordinate ids) is in [`host`] and [`subid`]. This module reports; what the
-//! answers mean is for the caller to say. Start reading at [`PROBES`].
+//! Facts that can simply be read (versions, sysctls, file systems, subordinate ids) are in [`host`] and [`subid`]. This module only
+//! reports; the caller decides what the results mean. Start reading at [`PROBES`].
 
 mod devices;
 pub mod host;
@@ -19,13 +19,13 @@ mod userns;
 
 use std::io::Write as _;
 
-/// What a probe found: words for a person, either way.
+/// The result of a probe: a human-readable description of the success or of the failure.
 pub(crate) type Found = Result<String, String>;
 
-/// A probe: given the argument after `=` in its name, if any.
+/// A probe function. It gets the argument after `=` in the name of the probe, if any.
 type Probe = fn(Option<&str>) -> Found;
 
-/// Every probe by name.
+/// All probes by name.
 pub const PROBES: &[(&str, Probe)] = &[
     ("user-namespace", userns::user_namespace),
     ("process-namespace", userns::process_namespace),
@@ -36,13 +36,13 @@ pub const PROBES: &[(&str, Probe)] = &[
     ("bridge", link::bridge_and_veth),
     ("nftables", nftables::table_and_nat_chain),
     ("seccomp", seccomp::notification),
-    // Helpers of the probes above, each a process of its own.
+    // Helpers of the probes above, each run in its own process.
     ("helper-mount-proc", userns::helper_mount_proc),
     ("helper-wait-for-map", userns::helper_wait_for_map),
 ];
 
-/// The whole life of a probe process. Prints `ok WORDS` or `no WORDS` on one line and returns the exit code: 0 when it worked,
-/// 1 when it did not, 2 when there is no such probe. `name` may carry an argument: `overlay=/scratch/dir`.
+/// The main function of a probe process. Prints `ok TEXT` or `no TEXT` on one line and returns the exit code: 0 for success, 1 for failure,
+/// 2 for an unknown probe. `name` may contain an argument: `overlay=/scratch/dir`.
 pub fn main(name: &str) -> i32 {
     let (name, argument) = name
         .split_once('=')
@@ -56,7 +56,7 @@ pub fn main(name: &str) -> i32 {
     }
 }
 
-/// Reads the line that [`main`] printed. Anything else (a crash, a message of somebody's wrapper) is a failure.
+/// Parses the line that [`main`] printed. Any other output (a crash, a message of a wrapper script) is a failure.
 pub fn parse_answer(stdout: &str) -> Result<String, String> {
     let line = stdout
         .lines()
@@ -83,12 +83,12 @@ fn report(word: &str, words: &str, code: i32) -> i32 {
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    // Nobody to tell if this fails; the exit code says the same.
+    // If stdout is closed, the exit code still reports the result.
     let _ = writeln!(std::io::stdout(), "{word} {words}");
     code
 }
 
-/// `EPERM` alone says nothing: name the step that failed.
+/// Adds the failed step to an error, because `EPERM` alone does not identify it.
 pub(crate) fn at<E: std::fmt::Display>(step: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{step}: {error}")
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_back() {
+    fn answers_are_parsed() {
         assert_eq!(parse_answer("ok all fine\n"), Ok("all fine".into()));
         assert_eq!(
             parse_answer("hello\nno mount: EPERM\n\n"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_probes_are_refused() {
+    fn unknown_probes_are_rejected() {
         assert_eq!(main("no-such-probe=x"), 2);
     }
 }

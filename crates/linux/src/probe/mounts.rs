@@ -1,4 +1,4 @@
-//! Mounts that need more than a user namespace: overlayfs and FUSE.
+//! Probes for mounts that need more than a user namespace: overlayfs and FUSE.
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use rustix::thread::UnshareFlags;
 use super::{Found, at, userns};
 use crate::mount;
 
-/// Covers a directory that every machine has with an empty file system in memory, seen by this process only.
+/// Mounts an empty tmpfs over a directory that exists on every machine; only this process sees it.
 pub(super) fn scratch_tmpfs() -> Result<PathBuf, String> {
     let dir = ["/tmp", "/dev/shm", "/mnt"]
         .iter()
@@ -21,12 +21,12 @@ pub(super) fn scratch_tmpfs() -> Result<PathBuf, String> {
     Ok(dir.to_owned())
 }
 
-/// Stacks two directories as a container's root file system would be. With an argument, the writable layer is there, on
-/// the file system that will hold it in earnest: not every file system can be one (NFS, Lustre).
+/// Mounts an overlay like the root file system of a container. With an argument, the upper layer is in that directory, on the file
+/// system that containers will use: some file systems (NFS, Lustre) cannot hold an upper layer.
 pub(super) fn overlay(upper_home: Option<&str>) -> Found {
     userns::enter(UnshareFlags::empty())?;
     let upper_home = upper_home.map(PathBuf::from);
-    // The directory of the upper layer may lie below what the tmpfs covers, so it is entered first and used by relative path.
+    // The tmpfs may cover the directory of the upper layer, so enter that directory first and use a relative path.
     if let Some(dir) = &upper_home {
         std::env::set_current_dir(dir).map_err(at("entering the scratch directory"))?;
     }
@@ -63,7 +63,7 @@ pub(super) fn overlay(upper_home: Option<&str>) -> Found {
     Ok("mounted with userxattr; deletions and replaced directories work".to_owned())
 }
 
-/// What images do to lower layers: change a file, delete it, and replace a directory (which needs extended attributes).
+/// Repeats what images do to lower layers: change a file, delete it, and replace a directory (which needs extended attributes).
 fn works(merged: &Path) -> Result<(), String> {
     let dir = merged.join("dir");
     std::fs::write(dir.join("file"), "upper").map_err(at("changing a file of the lower layer"))?;
@@ -77,10 +77,10 @@ fn works(merged: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens `/dev/fuse` and mounts a file system on it, with nobody to answer.
+/// Opens `/dev/fuse` and mounts a file system on it that has no server.
 pub(super) fn fuse(_: Option<&str>) -> Found {
     userns::enter(UnshareFlags::empty())?;
-    // Opened inside: the kernel mounts only for the namespace that opened the device.
+    // Open the device inside the user namespace: the kernel mounts only for the namespace that opened it.
     let device = std::fs::OpenOptions::new()
         .read(true)
         .write(true)

@@ -1,4 +1,4 @@
-//! nftables: what services are made of. One batch with a table and a chain for network address translation.
+//! Probe for nftables, with which Services are implemented: one batch with a table and a NAT chain.
 
 use rustix::thread::UnshareFlags;
 
@@ -21,7 +21,7 @@ const HOOK_PRIORITY: u16 = 2;
 /// `struct nfgenmsg`: family IPv4.
 const IPV4: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 
-/// Makes both in a network namespace of its own.
+/// Creates both in a new network namespace.
 pub(super) fn table_and_nat_chain(_: Option<&str>) -> Found {
     userns::enter(UnshareFlags::NEWNET)?;
     let socket = Socket::open(libc::NETLINK_NETFILTER).map_err(at("netlink socket"))?;
@@ -33,7 +33,7 @@ fn batch() -> Message {
     let mut message = Message::default();
     let frame = |message: &mut Message, kind, sequence| {
         let open = message.begin(kind, libc::NLM_F_REQUEST as u16, sequence);
-        // In a frame the last two bytes name the subsystem, in network order.
+        // In a batch message the last two bytes are the subsystem, in network byte order.
         message.bytes(&[0, 0]);
         message.bytes(&SUBSYSTEM.to_be_bytes());
         message.end(open);

@@ -1,11 +1,11 @@
-//! seccomp notification: one process answers the system calls of another.
+//! Probe for seccomp user notification, by which one process answers the system calls of another.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::{Found, at};
 
-/// Asks what the kernel knows, then installs a filter that allows everything and yields a listener. Only one listener is allowed in
-/// a chain of filters: inside a container that has one already this fails, and rightly.
+/// Checks that the kernel supports the feature, then installs a filter that allows all calls and returns a listener. A chain of filters may
+/// have only one listener, so this correctly fails inside a container that already has one.
 pub(super) fn notification(_: Option<&str>) -> Found {
     let action: u32 = libc::SECCOMP_RET_USER_NOTIF;
     // SAFETY: the kernel reads one u32, which outlives the call.
@@ -65,7 +65,7 @@ fn listen() -> Result<OwnedFd, String> {
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(at("installing a listener")(std::io::Error::last_os_error())),
     }

@@ -1,4 +1,4 @@
-//! Subordinate ids: `/etc/subuid`, `/etc/subgid`, or whatever `getsubids` knows (LDAP, SSSD).
+//! Subordinate ids from `/etc/subuid` and `/etc/subgid`, or from `getsubids` (LDAP, SSSD).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 pub struct Range {
     /// The first id.
     pub start: u32,
-    /// How many.
+    /// The number of ids.
     pub count: u32,
 }
 
-/// What one user has.
+/// The subordinate ids of one user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// User ids, largest range first.
@@ -21,7 +21,7 @@ pub struct Ranges {
     pub group: Vec<Range>,
 }
 
-/// The ranges of a user, from the files or, where these have none, from `getsubids`.
+/// The ranges of a user from the files or, if these have none, from `getsubids`.
 pub fn lookup(uid: u32) -> Ranges {
     let name = user_name(uid);
     Ranges {
@@ -43,7 +43,7 @@ fn ranges_for(file: &str, options: &[&str], name: Option<&str>, uid: u32) -> Vec
     ranges
 }
 
-/// The user's name. A static program has no NSS, so a program of the host is asked; the environment is only a guess.
+/// The user's name, from `getent`, because a static program has no NSS. `$USER` is the fallback.
 pub fn user_name(uid: u32) -> Option<String> {
     let entry = output_of("getent", ["passwd", &uid.to_string()]);
     let asked = entry.and_then(|text| text.split(':').next().map(str::to_owned));
@@ -64,7 +64,7 @@ fn output_of<'a>(program: &str, args: impl IntoIterator<Item = &'a str>) -> Opti
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// `name:start:count` or `uid:start:count`, a line each.
+/// Parses lines of `name:start:count` or `uid:start:count`.
 fn parse_file(text: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
     let uid = uid.to_string();
     let mine = |owner: &str| owner == uid || Some(owner) == name;
@@ -79,7 +79,7 @@ fn parse_file(text: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
         .collect()
 }
 
-/// `0: user1 100000 65536`, a line each.
+/// Parses lines of `0: user1 100000 65536`.
 fn parse_getsubids(text: &str) -> Vec<Range> {
     let lines = text
         .lines()
@@ -100,18 +100,18 @@ fn range(start: &str, count: &str) -> Option<Range> {
     (range.count > 0 && range.start.checked_add(range.count).is_some()).then_some(range)
 }
 
-/// Why a setuid helper (`newuidmap`, `newgidmap`) can't do its work.
+/// State of a setuid helper (`newuidmap`, `newgidmap`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Helper {
-    /// It is there and has the privilege it needs.
+    /// Installed with the privilege that it needs.
     Ready(PathBuf),
-    /// It is there, but without setuid bit and without file capabilities.
+    /// Installed, but without setuid bit and without file capabilities.
     Unprivileged(PathBuf),
-    /// It is not on `PATH`.
+    /// Not on `PATH`.
     Missing,
 }
 
-/// Looks for a helper on `PATH` and at its privileges.
+/// Finds a helper on `PATH` and checks its privileges.
 pub fn helper(name: &str) -> Helper {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_by_name_or_number() {
+    fn ranges_are_found_by_name_or_uid() {
         let text = "# a comment\nuser1:100000:65536\nuser2:1:1\n2001:300000:1000\nuser1:x:y\nuser1:9:0\nuser1:4294967295:5\n";
         let starts = |name, uid| {
             parse_file(text, name, uid)
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_getsubids_prints() {
+    fn getsubids_output_is_parsed() {
         let expected = Range {
             start: 100_000,
             count: 65_536,

@@ -1,4 +1,4 @@
-//! User and process namespaces, and mapping more than one id into them.
+//! Probes for user and pid namespaces, and for mapping more than one id into them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use rustix::thread::UnshareFlags;
 use super::{Found, at, subid};
 use crate::mount;
 
-/// Enters a new user namespace together with others, as its root, and keeps mounts private.
+/// Enters a new user namespace as its root, together with new namespaces of the kinds in `others`, and makes mounts private.
 pub(super) fn enter(others: UnshareFlags) -> Result<(), String> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let flags = UnshareFlags::NEWUSER | UnshareFlags::NEWNS | others;
@@ -21,7 +21,7 @@ pub(super) fn enter(others: UnshareFlags) -> Result<(), String> {
     mount::keep_to_ourselves().map_err(at("making mounts private"))
 }
 
-/// A user namespace is worth something only with capabilities in it (AppArmor on Ubuntu takes them away), so something is mounted.
+/// Mounts a tmpfs too, because AppArmor on Ubuntu permits user namespaces but removes the capabilities in them.
 pub(super) fn user_namespace(_: Option<&str>) -> Found {
     enter(UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)?;
     super::mounts::scratch_tmpfs()?;
@@ -29,7 +29,7 @@ pub(super) fn user_namespace(_: Option<&str>) -> Found {
     Ok("entered, with mounts and a host name of its own".to_owned())
 }
 
-/// A new `/proc` for a new process namespace: refused where parts of the host's own `/proc` are covered.
+/// Mounts `/proc` for a new pid namespace. The kernel refuses if parts of the host's `/proc` are covered by other mounts.
 pub(super) fn process_namespace(_: Option<&str>) -> Found {
     enter(UnshareFlags::NEWPID)?;
     let output = itself("helper-mount-proc")
@@ -39,7 +39,7 @@ pub(super) fn process_namespace(_: Option<&str>) -> Found {
     super::parse_answer(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The first process of the namespace that [`process_namespace`] made.
+/// Runs as pid 1 of the namespace that [`process_namespace`] created.
 pub(super) fn helper_mount_proc(_: Option<&str>) -> Found {
     if std::process::id() != 1 {
         return Err("not the first process of its namespace".to_owned());
@@ -51,7 +51,7 @@ pub(super) fn helper_mount_proc(_: Option<&str>) -> Found {
     Ok("a process namespace with its own /proc".to_owned())
 }
 
-/// Maps the user's subordinate ids into the namespace of a child, with the setuid helpers, and reads the maps back.
+/// Maps the user's subordinate ids into the user namespace of a child with the setuid helpers, and reads the maps back.
 pub(super) fn subordinate_ids(_: Option<&str>) -> Found {
     let uid = rustix::process::getuid().as_raw();
     let gid = rustix::process::getgid().as_raw();
@@ -86,13 +86,13 @@ pub(super) fn subordinate_ids(_: Option<&str>) -> Found {
             user_ids.count, group_ids.count
         ))
     })();
-    // The child ends at the end of its input.
+    // The child exits when its stdin closes.
     drop(child.stdin.take());
     let _ = child.wait();
     mapped
 }
 
-/// Enters a user namespace without a map and waits to be given one.
+/// Enters a user namespace without maps, and waits for the parent to write them.
 pub(super) fn helper_wait_for_map(_: Option<&str>) -> Found {
     // SAFETY: as in `enter`: no descriptor table is unshared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(at("unshare"))?;
@@ -104,7 +104,7 @@ pub(super) fn helper_wait_for_map(_: Option<&str>) -> Found {
     Ok("mapped".to_owned())
 }
 
-/// Runs `newuidmap PID 0 ID 1 1 START COUNT` or its twin.
+/// Runs `newuidmap PID 0 ID 1 1 START COUNT`, or `newgidmap` with the same arguments.
 fn map(helper: &str, pid: u32, id: u32, range: &subid::Range) -> Result<(), String> {
     let numbers = [0, id, 1, 1, range.start, range.count].map(|n| n.to_string());
     let output = Command::new(helper)
@@ -124,7 +124,7 @@ fn map(helper: &str, pid: u32, id: u32, range: &subid::Range) -> Result<(), Stri
         .map_or_else(|| format!("{helper} failed"), str::to_owned))
 }
 
-/// This program again, as another probe.
+/// A command that runs this program as another probe.
 fn itself(probe: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["internal", "probe", probe]);
