@@ -1,5 +1,5 @@
-//! What is mounted where, as this process sees it. Asks the kernel and never the file systems themselves, one of which may
-//! be served by a process that doesn't answer.
+//! The mount table as this process sees it. It queries the kernel and never the file systems, because the server of one of them
+//! may not respond.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,13 +9,13 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// Whether something is mounted on `place`, an absolute path without links.
+/// Whether something is mounted on `place`, an absolute path without symbolic links.
 pub fn is_mounted(place: &Path) -> io::Result<bool> {
     let text = std::fs::read("/proc/self/mountinfo")?;
     Ok(places(&text).any(|found| Path::new(OsStr::from_bytes(&found)) == place))
 }
 
-/// The number, in `/proc/PID/mountinfo`, of the mount that an open file lies on. Two mounts of one file system differ in it.
+/// The id, in `/proc/PID/mountinfo`, of the mount that holds an open file. Two mounts of one file system have different ids.
 pub fn id(file: impl AsFd) -> io::Result<u64> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let status = rustix::fs::statx(file.as_fd(), c"", flags, StatxFlags::MNT_ID)?;
@@ -25,7 +25,7 @@ pub fn id(file: impl AsFd) -> io::Result<u64> {
     Ok(status.stx_mnt_id)
 }
 
-/// The mount that `id` is mounted on, in the text of a mountinfo; the root of a mount namespace is its own.
+/// The id of the parent mount of `id` in the text of a mountinfo file; the root of a mount namespace may be its own parent.
 pub(crate) fn parent(text: &[u8], id: u64) -> Option<u64> {
     let number = |field: Option<&[u8]>| std::str::from_utf8(field?).ok()?.parse().ok();
     text.split(|byte| *byte == b'\n').find_map(|line| {
@@ -41,7 +41,7 @@ fn places(text: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
         .map(unescape)
 }
 
-/// A field of mountinfo as it is: spaces and their kin are written as a backslash and three octal digits there.
+/// Decodes a field of mountinfo, where spaces and other special characters are a backslash and three octal digits.
 pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -66,14 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_points_are_read() {
+    fn mount_points_are_unescaped() {
         let text = b"36 35 98:0 / / rw - ext3 /dev/root rw\n37 36 0:5 /x /a\\040b\\134 rw shared:1 - tmpfs t rw\nbad\n";
         let found: Vec<_> = places(text).collect();
         assert_eq!(found, [b"/".to_vec(), b"/a b\\".to_vec()]);
     }
 
     #[test]
-    fn each_mount_has_a_number_and_a_parent() {
+    fn mounts_have_an_id_and_a_parent() {
         let text = std::fs::read("/proc/self/mountinfo").unwrap();
         let [root, proc] =
             ["/", "/proc"].map(|path| id(std::fs::File::open(path).unwrap()).unwrap());

@@ -15,9 +15,9 @@ use crate::process::Fork;
 /// Moves the calling, single-threaded process into new user and mount namespaces; its next child becomes pid 1 of a new pid
 /// namespace.
 ///
-/// The user keeps their own id inside, so the owners of files and sockets look the same as outside. Until the next `exec` the process
-/// holds all capabilities in the new namespaces. Mounts made from now on are visible in this mount namespace only, and disappear with its
-/// last process.
+/// The user keeps their own id inside, so the owners of files and sockets look the same as outside. Until the next `exec` the
+/// process holds all capabilities in the new namespaces. Mounts made from now on are visible in this mount namespace only, and
+/// disappear with its last process.
 pub fn enter_private() -> io::Result<()> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let flags = UnshareFlags::NEWUSER | UnshareFlags::NEWNS | UnshareFlags::NEWPID;
@@ -83,8 +83,8 @@ pub enum Ids {
     One,
 }
 
-/// Moves the calling, single-threaded process into a user namespace as its root, and into new namespaces of the kinds in `with`. If the user
-/// has subordinate ids and the setuid helpers work, the ids are mapped from 1 on; otherwise the namespace has one id.
+/// Moves the calling, single-threaded process into a user namespace as its root, and into new namespaces of the kinds in `with`.
+/// If the user has subordinate ids and the setuid helpers work, the ids are mapped from 1 on; otherwise the namespace has one id.
 pub fn enter_as_root(with: UnshareFlags) -> io::Result<Ids> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -145,8 +145,8 @@ enum Mapped {
     All,
 }
 
-/// Enters a user namespace and lets helpers write its maps. The helpers are setuid programs that must run in the parent namespace, so a
-/// forked child stays there and runs them.
+/// Enters a user namespace and lets helpers write its maps. The helpers are setuid programs that must run in the parent
+/// namespace, so a forked child stays there and runs them.
 fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mapped> {
     let Some(helpers) = helpers else {
         unshare(UnshareFlags::NEWUSER)?;
@@ -176,8 +176,8 @@ fn enter_mapped(helpers: Option<impl FnOnce(Pid) -> Mapped>) -> io::Result<Mappe
     Ok(found.unwrap_or(Mapped::Nothing))
 }
 
-/// Moves the calling, single-threaded process, which must be root, into a child of the current user namespace with all ids mapped to
-/// themselves, and into new namespaces of the kinds in `with`.
+/// Moves the calling, single-threaded process, which must be root, into a child of the current user namespace with all ids mapped
+/// to themselves, and into new namespaces of the kinds in `with`.
 pub fn enter_below(with: UnshareFlags) -> io::Result<()> {
     let users = same_ids(&std::fs::read_to_string("/proc/self/uid_map")?);
     let groups = same_ids(&std::fs::read_to_string("/proc/self/gid_map")?);

@@ -1,6 +1,6 @@
-//! Just enough netlink to try things: build a message, send it, read the kernel's verdict.
+//! Minimal netlink: build a message, send it, read the kernel's acknowledgement.
 //!
-//! What the kernel is asked for here is little; it needs no library. Later parts of the network may.
+//! The few requests here do not justify a library.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,11 +9,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 #[derive(Default)]
 pub(crate) struct Message(Vec<u8>);
 
-/// A message or attribute that is not finished: its length is written at the end.
+/// A message or attribute that is not finished: its length is filled in at the end.
 pub(crate) struct Open(usize);
 
 impl Message {
-    /// Starts a message. Every request asks for an acknowledgement, unless it belongs to a frame around others.
+    /// Starts a message. Every request asks for an acknowledgement, except the begin and end messages of a batch.
     pub(crate) fn begin(&mut self, kind: u16, flags: u16, sequence: u32) -> Open {
         let open = Open(self.0.len());
         self.0.extend(0u32.to_ne_bytes());
@@ -30,7 +30,7 @@ impl Message {
         self.0[open.0..open.0 + 4].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// Raw bytes: a protocol's own header.
+    /// Appends raw bytes: the header of a protocol.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
@@ -42,14 +42,14 @@ impl Message {
         self.end_nest(open);
     }
 
-    /// A text attribute, with the zero at its end.
+    /// A text attribute with a terminating zero byte.
     pub(crate) fn text(&mut self, kind: u16, value: &str) {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attribute(kind, &bytes);
     }
 
-    /// Starts an attribute that holds others.
+    /// Starts a nested attribute.
     pub(crate) fn nest(&mut self, kind: u16) -> Open {
         let open = Open(self.0.len());
         self.0.extend(0u16.to_ne_bytes());
@@ -57,7 +57,7 @@ impl Message {
         open
     }
 
-    /// Ends such an attribute; the next one starts at a multiple of four.
+    /// Ends a nested attribute and pads it to a multiple of four bytes.
     pub(crate) fn end_nest(&mut self, open: Open) {
         let length = (self.0.len() - open.0) as u16;
         self.0[open.0..open.0 + 2].copy_from_slice(&length.to_ne_bytes());
@@ -77,11 +77,11 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Sends messages and waits for as many acknowledgements; the first refusal is the error.
+    /// Sends messages and waits for the given number of acknowledgements; returns the first error.
     pub(crate) fn ask(&self, message: &Message, acknowledgements: usize) -> io::Result<()> {
         rustix::io::write(&self.0, &message.0)?;
         let mut seen = 0;
@@ -94,7 +94,7 @@ impl Socket {
         Ok(())
     }
 
-    /// The kernel answers at once or never: a probe must not hang.
+    /// Waits for the answer. The wait is bounded so that a probe cannot hang.
     fn wait_readable(&self) -> io::Result<()> {
         let mut poll = libc::pollfd {
             fd: self.0.as_raw_fd(),
@@ -110,7 +110,7 @@ impl Socket {
     }
 }
 
-/// Counts the acknowledgements in what the kernel sent; other messages are passed over.
+/// Counts the acknowledgements in the received bytes, and ignores other messages.
 fn read_verdicts(mut bytes: &[u8]) -> io::Result<usize> {
     let number =
         |bytes: &[u8], at: usize| Some(i32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_counted_and_refusals_named() {
+    fn acknowledgements_are_counted_and_errors_returned() {
         let both = [verdict(0), verdict(0)].concat();
         assert_eq!(read_verdicts(&both).unwrap(), 2);
         let refused = read_verdicts(&[verdict(0), verdict(-libc::EPERM)].concat()).unwrap_err();

@@ -1,10 +1,10 @@
-//! Messages with file descriptors, between two processes of ours.
+//! Messages with file descriptors between two processes of this program.
 //!
-//! A message is one packet: a number, a text, its descriptors beside it. Text that is long travels in memory of its own, as the
-//! first descriptor, because the kernel bounds the size of packets.
+//! A message is one packet: a number, a text and file descriptors. A long text is sent as a memfd in the first descriptor,
+//! because the kernel limits the size of packets.
 //!
-//! The kernel drops descriptors for which the receiver has no room, in silence. So the number and a short text arrive
-//! whatever happens, and a message says whether it is whole: to lack descriptors costs one request, not the line.
+//! The kernel silently drops descriptors that exceed the receiver's limit. The number and a short text still arrive, and
+//! [`Message::is_whole`] is false. So a lack of descriptors fails one request, not the connection.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -17,32 +17,32 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
-/// So many descriptors may come with one message, a long text's not counted.
+/// The maximum number of descriptors per message, without the memfd of a long text.
 pub const MAX_DESCRIPTORS: usize = 8;
-/// No message of ours is longer. (The kernel starts no program with more than 6 MiB of arguments and environment.)
+/// The maximum length of a text. (The kernel limits the arguments and environment of a program to 6 MiB.)
 pub const MAX_TEXT: usize = 16 << 20;
-/// What is not longer travels in the packet itself.
+/// Texts up to this length are sent in the packet itself.
 const SHORT: usize = 32 << 10;
-/// Where a packet's text is: in it, or in memory.
+/// Where the text of a packet is: in the packet, or in a memfd.
 const IN_PACKET: u8 = b'.';
 const IN_MEMORY: u8 = b'm';
-/// The place of the text, and the number.
+/// The length of the header: the location of the text, and the number.
 const HEAD: usize = 1 + size_of::<u64>();
 
-/// A message that has arrived.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// What its sender calls it.
+    /// The number that the sender chose.
     pub number: u64,
-    /// Empty if it was long and got lost.
+    /// Empty if it was long and its memfd was dropped.
     pub text: Vec<u8>,
-    /// None if one of them got lost.
+    /// Empty if one of them was dropped.
     pub descriptors: Vec<OwnedFd>,
-    /// There was a free descriptor for everything in it.
+    /// False if the kernel dropped descriptors of this message.
     pub is_whole: bool,
 }
 
-/// Two connected ends. Packets keep their boundaries, and the end of one side is seen by the other.
+/// Two connected sockets. They keep packet boundaries, and each side sees when the other one closes.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -92,7 +92,7 @@ fn in_memory(text: &[u8]) -> io::Result<File> {
     Ok(memory)
 }
 
-/// Receives one message; `None` at the other side's end.
+/// Receives one message; `None` if the other side has closed.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_sent() {
+    fn text_above_the_maximum_is_rejected() {
         let (here, there) = pair().unwrap();
         let error = send(&here, 1, &vec![0; MAX_TEXT + 1], &[]).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
@@ -179,9 +179,9 @@ mod tests {
         assert_eq!((message.number, message.text.len()), (2, MAX_TEXT));
     }
 
-    /// The limit is the whole process's; each test is a process of its own.
+    /// RLIMIT_NOFILE applies to the whole process, but nextest runs each test in its own process.
     #[test]
-    fn without_free_descriptors_the_line_goes_on() {
+    fn connection_survives_a_lack_of_descriptors() {
         let (here, there) = pair().unwrap();
         let long = vec![b'x'; SHORT + 1];
         send(&here, 1, &long, &[here.as_fd()]).unwrap();

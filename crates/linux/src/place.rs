@@ -1,7 +1,7 @@
-//! A place in somebody else's root directory, found as that root's own programs find it, and made if it is missing.
+//! Resolves a path in another root directory as programs in that root would, and creates it if it is missing.
 //!
-//! Links are read here, one by one, and never followed by the kernel: so none of them leads out of the root, those that dangle
-//! can be filled, and the links of `/proc` that are more than their text (`/proc/1/root`) are no more than that.
+//! This module reads each symbolic link itself, and the kernel follows none. So no link leads out of the root, the targets of
+//! dangling links can be created, and magic links of `/proc` (`/proc/1/root`) are resolved by their text only.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -13,26 +13,26 @@ use std::path::{Component, Path};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// As many as the kernel follows.
+/// The kernel's own limit on symbolic links.
 const MOST_LINKS: usize = 40;
 
-/// The kernel asks to be asked again if the tree moves under it.
+/// Retries for openat2, which returns EAGAIN if directories are renamed meanwhile.
 const ATTEMPTS: usize = 64;
 
-/// What is made where nothing is.
+/// The kind of file to create if the path is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A directory.
     Directory,
-    /// An empty file, in directories that are made too.
+    /// An empty file; missing parent directories are created too.
     File,
 }
 
-/// Opens what is at `path` in the directory `root`, as `O_PATH`; what is missing is made.
+/// Opens `path` in the directory `root` as `O_PATH`; missing components are created.
 pub fn make(root: &Path, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
-    // From the root down to where we are.
+    // The directories between the root and the current position.
     let mut below: Vec<OwnedFd> = Vec::new();
     let mut left = parts(path);
     let mut links = 0;
@@ -68,8 +68,8 @@ pub fn make(root: &Path, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     Ok(below.pop().unwrap_or(root))
 }
 
-/// Opens what is at `path` below `dir`, as `O_PATH`, or nothing if there is nothing. A symbolic link on the way, or at the end,
-/// is an error: nothing but the names given leads anywhere.
+/// Opens `path` below `dir` as `O_PATH`; `None` if it does not exist. A symbolic link in the path, also as its last component, is
+/// an error.
 pub fn beneath(dir: impl AsFd, path: &Path) -> io::Result<Option<OwnedFd>> {
     if path.as_os_str().is_empty() {
         return Ok(Some(dir.as_fd().try_clone_to_owned()?));
@@ -86,8 +86,8 @@ pub fn beneath(dir: impl AsFd, path: &Path) -> io::Result<Option<OwnedFd>> {
     Err(Errno::AGAIN.into())
 }
 
-/// Makes the directory at `path` the working directory, unless one of the links of `/proc` leads there that are more than their
-/// text: what a process holds open before it becomes a container's program is not the container's.
+/// Changes the working directory to `path`, unless the path contains a magic link of `/proc`: a container must not reach
+/// descriptors that its process holds open before exec.
 pub fn enter(path: &Path) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_MAGICLINKS;
@@ -120,7 +120,7 @@ fn open_or_make(dir: &OwnedFd, name: &OsStr, kind: Kind) -> Result<OwnedFd, Errn
         }
     };
     match made {
-        // Somebody was quicker.
+        // EEXIST: another process was faster.
         Ok(()) | Err(Errno::EXIST) => open(),
         Err(error) => Err(error),
     }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_those_of_the_root_and_what_they_miss_is_made() {
+    fn links_resolve_within_the_root() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap().join("root");
         fs::create_dir_all(root.join("var/lib")).unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_leads_anywhere_beneath_a_directory() {
+    fn beneath_rejects_symbolic_links() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("top/real")).unwrap();
         fs::write(dir.path().join("top/real/file"), "").unwrap();
@@ -204,12 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_is_no_way_into_a_directory() {
+    fn enter_rejects_magic_links() {
         let dir = tempfile::tempdir().unwrap();
         let open = fs::File::open(dir.path()).unwrap();
         let magic = format!("/proc/self/fd/{}", open.as_raw_fd());
         symlink(&magic, dir.path().join("link")).unwrap();
-        // A link is told of in the same way if it leads through too many others.
+        // ELOOP is also the error for too many symbolic links.
         for path in [Path::new(&magic), &dir.path().join("link")] {
             let refused = enter(path).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));

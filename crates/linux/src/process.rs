@@ -4,9 +4,9 @@
 //! the *parent death signal* ends a child with its parent, a *subreaper* inherits every orphan below
 //! it, and the death of a pid namespace's first process ends all others in it (see [`crate::namespace`]).
 //!
-//! Where `/proc` is mounted with `hidepid`, a user does not see processes that they may not trace: those of other users, and their own that
-//! [hide](crate::credentials::hide). What is found here by looking through `/proc` is what it shows to the caller. Only the list of its own
-//! children is complete.
+//! Where `/proc` is mounted with `hidepid`, a user does not see processes that they may not trace: those of other users, and
+//! their own that [hide](crate::credentials::hide). What is found here by looking through `/proc` is what it shows to the caller.
+//! Only the list of its own children is complete.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -86,9 +86,9 @@ pub fn become_subreaper() -> io::Result<()> {
     Ok(())
 }
 
-/// Kills every process below this one, children before their parents: a child may be there to act when its parent is
-/// killed, as that of `srun` is, which then kills the whole step. Orphans come back to a subreaper, also those that `/proc` does not
-/// show. Returns when none is left or `patience` is over.
+/// Kills every process below this one, children before their parents: a child may be there to act when its parent is killed, as
+/// that of `srun` is, which then kills the whole step. Orphans come back to a subreaper, also those that `/proc` does not show.
+/// Returns when none is left or `patience` is over.
 pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     let end = Instant::now() + patience;
     let ours = own_id();
@@ -200,7 +200,8 @@ fn deepest_first(root: i32, parents: &HashMap<i32, i32>) -> Vec<i32> {
     found
 }
 
-/// Kills every visible process of this user that [`carries`] `variable` (`NAME=value`), ourselves excepted: what a dead process of ours had started, wherever it went since. Returns how many there were.
+/// Kills every visible process of this user that [`carries`] `variable` (`NAME=value`), ourselves excepted: what a dead process
+/// of ours had started, wherever it went since. Returns how many there were.
 pub fn kill_marked(variable: &str) -> io::Result<usize> {
     let ours = own_id();
     let others = all()?.filter(|pid| *pid != ours);
@@ -261,8 +262,8 @@ pub fn parents() -> io::Result<HashMap<i32, i32>> {
     Ok(all()?.filter_map(with_parent).collect())
 }
 
-/// The children of all threads of a process, by its number or `self`. An error if the process can't be seen, or if the kernel lists no
-/// children.
+/// The children of all threads of a process, by its number or `self`. An error if the process can't be seen, or if the kernel
+/// lists no children.
 pub(crate) fn children(process: impl Display) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {

@@ -1,8 +1,9 @@
 //! The limit on the number of a user's processes (RLIMIT_NPROC), which counts threads.
 //!
 //! The kernel compares RLIMIT_NPROC with the number of threads that the user has on the whole machine. Since Linux 5.14 a user
-//! namespace also keeps the limit of the process that created it: a fork inside fails if the user's threads, inside and outside, exceed
-//! that limit, whatever limit the forking process has. So a lower limit for the namespace reserves processes for use outside of it.
+//! namespace also keeps the limit of the process that created it: a fork inside fails if the user's threads, inside and outside,
+//! exceed that limit, whatever limit the forking process has. So a lower limit for the namespace reserves processes for use
+//! outside of it.
 
 use std::fs::File;
 use std::io;
@@ -43,8 +44,9 @@ pub fn lower_for_program() -> io::Result<()> {
     OF_PROGRAMS.get().map_or(Ok(()), |limit| lower(*limit))
 }
 
-/// How many threads of this user are in neither the user namespace `inside` nor its descendants. [Non-dumpable](crate::credentials::hide)
-/// processes count as outside. They do not count at all if `/proc` does not show them (`hidepid`).
+/// How many threads of this user are in neither the user namespace `inside` nor its descendants.
+/// [Non-dumpable](crate::credentials::hide) processes count as outside. They do not count at all if `/proc` does not show them
+/// (`hidepid`).
 pub fn threads_outside(inside: impl AsFd) -> io::Result<u64> {
     let inside = identity(&inside)?;
     let user = rustix::process::getuid().as_raw();

@@ -1,4 +1,4 @@
-//! Waiting for signals in a process without threads or an event loop.
+//! Signal handling for a process without threads or an event loop.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-/// A signal that was taken, and where it came from.
+/// A received signal and its origin.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
     /// Which signal.
     pub signal: Signal,
-    /// The kernel sent it (a key on the terminal, a child's end), so our whole process group has it already.
+    /// The kernel sent it (a key on the terminal, a child's exit), so our whole process group has received it.
     pub from_kernel: bool,
 }
 
-/// A set of signals that are held back from their usual effect until [`Held::wait`] takes them.
+/// A set of blocked signals, which [`Held::wait`] receives.
 #[derive(Debug)]
 pub struct Held {
     set: libc::sigset_t,
@@ -24,7 +24,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds back `signals` in the calling thread and in what it forks.
+    /// Blocks `signals` in the calling thread; forked processes inherit that.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
@@ -46,7 +46,7 @@ impl Held {
         }
     }
 
-    /// Waits for the next of the signals.
+    /// Waits for the next of the signals, without a time-out.
     pub fn wait(&self) -> io::Result<Taken> {
         loop {
             if let Some(taken) = self.wait_for(Duration::from_secs(3600))? {
@@ -55,7 +55,7 @@ impl Held {
         }
     }
 
-    /// The same for at most this long; `None` if there was none.
+    /// Like [`Held::wait`], with a time-out; `None` if it expires.
     pub fn wait_for(&self, patience: Duration) -> io::Result<Option<Taken>> {
         let patience = libc::timespec {
             tv_sec: patience.as_secs().try_into().unwrap_or(libc::time_t::MAX),
@@ -86,7 +86,7 @@ impl Held {
         }
     }
 
-    /// Gives the signals back their usual effect.
+    /// Restores the previous signal mask.
     pub fn release(self) -> io::Result<()> {
         // SAFETY: `before` was filled by `pthread_sigmask` in `new`.
         let error =
@@ -98,13 +98,12 @@ impl Held {
     }
 }
 
-/// A descriptor that becomes readable when a child ends, for a process that waits for other things too. SIGCHLD has no other
-/// effect from then on.
+/// A descriptor that becomes readable when a child exits, for a process that polls other descriptors too. SIGCHLD stays blocked.
 #[derive(Debug)]
 pub struct ChildEnds(OwnedFd);
 
 impl ChildEnds {
-    /// Starts to listen.
+    /// Blocks SIGCHLD and opens a signalfd for it.
     pub fn listen() -> io::Result<Self> {
         let held = Held::new(&[Signal::CHILD])?;
         // SAFETY: the set was filled by `Held::new`; the kernel copies it.
@@ -118,13 +117,13 @@ impl ChildEnds {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Takes note, so that it becomes readable only at the next end.
+    /// Reads the pending signal, so that the descriptor becomes readable only at the next exit.
     pub fn take_note(&self) {
-        // As many as are queued; one read per signal, and there is at most one pending.
+        // Standard signals are not queued: at most one SIGCHLD is pending.
         let _ = rustix::io::read(&self.0, &mut [0u8; 1024]);
     }
 }
@@ -135,12 +134,12 @@ impl AsFd for ChildEnds {
     }
 }
 
-/// The first and the last real-time signal, as containers know them: C libraries keep some before these for themselves, not
-/// all of them the same.
+/// The first and the last real-time signal for programs in containers. C libraries reserve a few lower ones, glibc and musl
+/// different numbers of them.
 const RTMIN: i32 = 34;
 const RTMAX: i32 = 64;
 
-/// The number of a signal by its name, with `SIG` or without, such as `SIGTERM` or `RTMIN+3`; a number is taken as it is.
+/// The number of a signal by its name, with or without `SIG`, such as `SIGTERM` or `RTMIN+3`. A decimal number is returned as is.
 pub fn by_name(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=RTMAX).contains(&number).then_some(number);
@@ -192,7 +191,7 @@ pub fn by_name(name: &str) -> Option<i32> {
     Some(named.as_raw())
 }
 
-/// Holds no signal back any more: for a process that is about to become another program, which would inherit that.
+/// Unblocks all signals. Call it before exec, because programs inherit the signal mask.
 pub fn hear_all() -> io::Result<()> {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` initialises the set; the other pointer may be null.
@@ -206,11 +205,11 @@ pub fn hear_all() -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a signal, real-time ones too, to a process that was opened.
+/// Sends a signal, which may be a real-time signal, to the process of a pidfd.
 pub fn send(process: impl AsFd, signal: i32) -> io::Result<()> {
     let process = std::os::fd::AsRawFd::as_raw_fd(&process.as_fd());
     let nothing = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: a system call on a descriptor that is open during it; without a siginfo the kernel makes its own.
+    // SAFETY: the descriptor is open during the call; without a siginfo the kernel fills in its own.
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, nothing, 0) };
     if done == 0 {
         Ok(())
@@ -224,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_by_their_names() {
+    fn signals_are_found_by_name() {
         for (name, number) in [
             ("SIGTERM", Some(15)),
             ("TERM", Some(15)),

@@ -150,8 +150,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very
-    /// large, or not ours. Of our own that [hide](crate::credentials::hide) only the anonymous ones count: their program is shared by
+    /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very large,
+    /// or not ours. Of our own that [hide](crate::credentials::hide) only the anonymous ones count: their program is shared by
     /// all of them.
     pub fn of(pid: i32, sample: &Sample) -> Self {
         // Names of programs and of mapped files are no text that one could rely on.

@@ -126,7 +126,8 @@ pub fn hidepid() -> Option<String> {
 }
 
 fn parse_hidepid(mountinfo: &str) -> Option<String> {
-    // Fields: id parent major:minor root mount-point options … - type source super-options; the last mount on /proc is the visible one.
+    // Fields: id parent major:minor root mount-point options … - type source super-options; the last mount on /proc is the
+    // visible one.
     let mut lines = mountinfo
         .lines()
         .filter(|line| line.split(' ').nth(4) == Some("/proc"));

@@ -1,9 +1,9 @@
 //! Probes that find out what this machine permits an unprivileged user, by trying it.
 //!
 //! Most probes need new namespaces, and a process cannot return from these. So every probe is a short-lived process: the program
-//! starts itself with the name of the probe, [`main`] runs the experiment, prints one line and exits. Namespaces, mounts, devices and
-//! tables that it created disappear with it. Call [`main`] before any thread starts: a multi-threaded process cannot enter a user
-//! namespace.
+//! starts itself with the name of the probe, [`main`] runs the experiment, prints one line and exits. Namespaces, mounts, devices
+//! and tables that it created disappear with it. Call [`main`] before any thread starts: a multi-threaded process cannot enter a
+//! user namespace.
 //!
 //! Facts that can simply be read (versions, sysctls, file systems, subordinate ids) are in [`host`] and [`subid`]. This module only
 //! reports; the caller decides what the results mean. Start reading at [`PROBES`].
@@ -41,8 +41,8 @@ pub const PROBES: &[(&str, Probe)] = &[
     ("helper-wait-for-map", userns::helper_wait_for_map),
 ];
 
-/// The main function of a probe process. Prints `ok TEXT` or `no TEXT` on one line and returns the exit code: 0 for success, 1 for failure,
-/// 2 for an unknown probe. `name` may contain an argument: `overlay=/scratch/dir`.
+/// The main function of a probe process. Prints `ok TEXT` or `no TEXT` on one line and returns the exit code: 0 for success, 1
+/// for failure, 2 for an unknown probe. `name` may contain an argument: `overlay=/scratch/dir`.
 pub fn main(name: &str) -> i32 {
     let (name, argument) = name
         .split_once('=')

@@ -4,8 +4,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::{Found, at};
 
-/// Checks that the kernel supports the feature, then installs a filter that allows all calls and returns a listener. A chain of filters may
-/// have only one listener, so this correctly fails inside a container that already has one.
+/// Checks that the kernel supports the feature, then installs a filter that allows all calls and returns a listener. A chain of
+/// filters may have only one listener, so this correctly fails inside a container that already has one.
 pub(super) fn notification(_: Option<&str>) -> Found {
     let action: u32 = libc::SECCOMP_RET_USER_NOTIF;
     // SAFETY: the kernel reads one u32, which outlives the call.
