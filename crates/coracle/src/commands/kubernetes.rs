@@ -1,4 +1,4 @@
-//! `coracle kubernetes …`: downloads or imports a release of upstream Kubernetes, and lists what is installed.
+//! `coracle kubernetes …`: downloads or imports a release of upstream Kubernetes, and lists the installed ones.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -136,7 +136,7 @@ impl From<ImportArgs> for ImportOptions {
     }
 }
 
-/// Runs a command.
+/// Runs one of the commands.
 pub async fn run(command: KubernetesCommand) -> anyhow::Result<()> {
     match command {
         KubernetesCommand::Fetch(args) => {
@@ -158,7 +158,7 @@ pub async fn run(command: KubernetesCommand) -> anyhow::Result<()> {
     }
 }
 
-/// What the user can do about an error, if it is one of this module's.
+/// A hint for errors of this command.
 pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
     let release = || cause.downcast_ref().and_then(ReleaseError::hint);
     let fetch = || cause.downcast_ref().and_then(FetchError::hint);
@@ -166,7 +166,7 @@ pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
     release().or_else(fetch).or_else(import)
 }
 
-/// How the program ends on an error of this module's.
+/// The exit code for errors of this command.
 pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     if cause.is::<ReleaseError>() {
         return Some(FailureCode::NoKubernetes);
@@ -184,7 +184,7 @@ pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
     })
 }
 
-/// After every `fetch` and `import`, also when the release was there before.
+/// Reports a release after `fetch` or `import`, also if it was installed before.
 async fn installed(release: &Release, already: bool) -> anyhow::Result<()> {
     let Release { dir, version } = release;
     match already {
@@ -214,8 +214,8 @@ async fn installed(release: &Release, already: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes what the first start of a cluster would otherwise wait for. Where that can't be (a host
-/// without user namespaces), the first cluster does it.
+/// Makes the seed, so that the first cluster need not wait for it. If that fails (a host without user namespaces), the first cluster
+/// makes it.
 async fn prepare(release: &Release) {
     let mut progress = Phases::new();
     let _ = cluster::ensure_seed(release, DEFAULT_SERVICE_CIDR, &mut progress).await;
@@ -252,7 +252,7 @@ fn ls(search: &Search, out: &mut impl Write) -> io::Result<()> {
         );
     }
     match out.write_all(table.as_bytes()).and_then(|()| out.flush()) {
-        // `ls | head -1` is no failure.
+        // `ls | head -1` closes the pipe early, which is no error.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }

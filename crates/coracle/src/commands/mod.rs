@@ -1,4 +1,4 @@
-//! The commands that users call: `coracle NAME` is module `NAME` here. No command uses another's module.
+//! The user's commands: `coracle NAME` is module `NAME`. No command uses another's module.
 
 pub mod doctor;
 pub mod image;

@@ -1,4 +1,4 @@
-//! A cluster on another host: `coracle logs` is called again there, by a step of its job.
+//! Clusters on other hosts: a step of the cluster's job runs `coracle logs` on the leader's node.
 
 use console::{Failure, FailureCode, say};
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::exit;
 use cluster::carry::program::Program;
 use cluster::carry::script::{self, SHELL};
 
-/// The most that is repeated of what srun says.
+/// Limit on standard error of `srun`.
 const MAX_WORDS: u64 = 64 * 1024;
 
-/// Finds the job, and shows the logs from the node on which its cluster leads.
+/// Finds the job and runs `coracle logs` on the node of its leader.
 pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let job = match args.job {
@@ -40,7 +40,7 @@ pub async fn call_again(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     let words = words(args, job);
     let ended = match step(&slurm, job, &node, &program, &words, None).await {
         Err(SlurmError::ProgramNotFound { .. }) => {
-            // The node doesn't see us, so a shell there receives us.
+            // The node does not see this program's file, so a shell there receives a copy of it.
             let ours = Program::own()
                 .await
                 .context("cannot read our own program")?;
@@ -57,7 +57,7 @@ fn no_such_job(job: u32) -> Failure {
         .hint("`squeue --me` shows your jobs; logs end with the cluster, unless `coracle run --logs DIR` keeps them")
 }
 
-/// The one job of this user that has a cluster in it.
+/// The user's only job with a cluster; an error if there are none or several.
 async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
     let jobs = slurm
         .jobs_with_step("coracle-node")
@@ -107,7 +107,7 @@ async fn step(
         command: invocation.display(),
         source,
     };
-    // In our process group: Ctrl-C reaches srun, which ends the step.
+    // In this process group, so that Ctrl-C reaches srun, which ends the step.
     let mut child = tokio::process::Command::from(invocation.std_command())
         .stdin(match carried {
             Some(_) => Stdio::piped(),
@@ -118,7 +118,7 @@ async fn step(
         .spawn()
         .map_err(start)?;
     if let Some(program) = carried {
-        // A step that ends at once doesn't read; its own words say why.
+        // A step that exits at once closes the pipe; its standard error gives the reason.
         drop(program.send(child.stdin.take(), |_| Ok(())));
     }
     let mut complaints = Vec::new();
@@ -131,7 +131,7 @@ async fn step(
     if status.success() {
         return Ok(0);
     }
-    // Our own words there end with `error:` and `hint:` lines; they are passed on as they are.
+    // Errors of `coracle logs` on that node are already formatted, so print them unchanged.
     if complaints.lines().any(|line| line.starts_with("error: ")) {
         let ours = complaints.lines().filter(|line| !slurm::is_noise(line));
         for line in ours.filter(|line| !line.starts_with("srun: ")) {
@@ -142,7 +142,7 @@ async fn step(
     Err(slurm::classify("srun", Some(status), &complaints))
 }
 
-/// What is called there.
+/// The arguments of `coracle` on that node.
 fn words(args: &LogsArgs, job: u32) -> Vec<String> {
     let mut words = vec![
         "logs".to_owned(),
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_is_asked_there() {
+    fn options_are_passed_to_the_leaders_node() {
         let args = LogsArgs {
             component: Some("etcd".to_owned()),
             follow: true,

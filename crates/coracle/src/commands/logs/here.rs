@@ -1,4 +1,4 @@
-//! The user's clusters on this host: each is the place in memory that a control plane's processes share.
+//! The user's clusters on this host, found by the tmpfs that the processes of a control plane share.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -6,29 +6,28 @@ use std::path::{Path, PathBuf};
 
 use control_plane::dir::ControlPlaneDirOfPid;
 
-/// A cluster that leads on this host.
+/// A cluster whose leader runs on this host.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Its name.
     pub name: String,
-    /// The job that it is in.
+    /// The job that it runs in.
     pub job: Option<u32>,
     files: ControlPlaneDirOfPid,
 }
 
 impl Found {
-    /// The directory with its components' logs.
+    /// The directory of its components' logs.
     pub fn logs(&self) -> PathBuf {
         self.files.logs()
     }
 
-    /// Its administrator's kubeconfig.
+    /// The path of its administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.kubeconfig()
     }
 }
 
-/// All of them, in the order of their names.
+/// All clusters on this host, sorted by name.
 pub fn find() -> Vec<Found> {
     let mut places = HashSet::new();
     let mut found = Vec::new();
@@ -42,7 +41,7 @@ pub fn find() -> Vec<Found> {
             && runs_as(&entry.path(), b"control-plane")
             && !is_in_a_pod(pid)
             && let Some(cluster) = look(pid)
-            // The first process and its parent outside see the same.
+            // The init process of the control plane and its parent outside see the same directory.
             && places.insert(cluster.1)
         {
             found.push(cluster.0);
@@ -52,23 +51,23 @@ pub fn find() -> Vec<Found> {
     found
 }
 
-/// Whether a process calls itself `coracle internal ROLE`. Others' places can't be seen in any case, but what is in a pod may
-/// call itself anything.
+/// Whether the command line of a process is `coracle internal ROLE`. Other users' directories can't be read anyway, but processes in
+/// pods can have any command line.
 fn runs_as(process: &Path, role: &[u8]) -> bool {
     let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).skip(1);
     words.next() == Some(b"internal") && words.next() == Some(role)
 }
 
-/// Whether a process may be in a pod: those are in a user namespace below the hub's, which is below ours. A control plane is in
-/// ours, or in one directly below it. (Where `/proc` is mounted with `hidepid` it does not show the sandbox above a container.)
+/// Whether a process may be in a pod. Pods are in user namespaces below the hub's, which is below ours; a control plane is in ours or
+/// in a child of it. (With `hidepid`, `/proc` does not show the sandbox above a container.)
 fn is_in_a_pod(pid: u32) -> bool {
     let namespace = linux::fresh::namespace_of(pid.cast_signed(), "user");
     let level = namespace.and_then(linux::namespace::level_below_own);
     !matches!(level, Ok(0 | 1))
 }
 
-/// The cluster whose place this process sees, and what tells that place from others.
+/// The cluster whose directory this process sees, and the identity of that directory.
 fn look(pid: u32) -> Option<(Found, u64)> {
     let files = ControlPlaneDirOfPid::new(pid);
     let text = std::fs::read_to_string(files.kubeconfig()).ok()?;
@@ -82,7 +81,7 @@ fn look(pid: u32) -> Option<(Found, u64)> {
     Some((found, place))
 }
 
-/// The name of a cluster, which is that of its kubeconfig's context.
+/// The cluster's name: the current context of its kubeconfig.
 fn context(kubeconfig: &str) -> Option<&str> {
     let line = kubeconfig
         .lines()
@@ -91,7 +90,7 @@ fn context(kubeconfig: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// `coracle-JOB-xxxx`
+/// The job in a cluster's name, `coracle-JOB-xxxx`.
 fn job(name: &str) -> Option<u32> {
     name.strip_prefix("coracle-")?
         .split('-')
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_known_by_its_kubeconfig() {
+    fn cluster_name_is_read_from_kubeconfig() {
         let text = control_plane::kubeconfig::kubeconfig(
             "coracle-12-ab34",
             "https://10.0.0.1:6443",

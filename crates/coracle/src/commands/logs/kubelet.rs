@@ -1,4 +1,4 @@
-//! Logs of nodes' agents, by the API server's way to them.
+//! Logs of nodes' agents, fetched through the API server.
 
 use console::{Failure, FailureCode, say};
 use std::io::Write;
@@ -13,10 +13,10 @@ use kube::{Api, Client, ResourceExt};
 
 use super::here::Found;
 
-/// A node's log can't be followed by one request, so it is asked again.
+/// Polling interval: the kubelet's log endpoint cannot follow.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Shows the log of the agent of one node, or of all one after the other.
+/// Prints the log of one node's agent, or of all nodes' agents in turn.
 pub async fn show(
     cluster: &Found,
     node: Option<&str>,
@@ -38,7 +38,7 @@ pub async fn show(
     loop {
         for node in &mut seen {
             let text = match node.ask(&client, tail).await {
-                // The others may answer.
+                // With several nodes, report the error once and go on with the others.
                 Err(error) if named => {
                     if !std::mem::replace(&mut node.is_silent, true) {
                         say(format_args!("coracle: {error:#}"));
@@ -74,8 +74,8 @@ async fn connect(cluster: &Found) -> anyhow::Result<Client> {
     cluster::client::from_kubeconfig(harmless(kubeconfig)).await
 }
 
-/// Who wrote it isn't known for sure, so nothing is left of it but the server and keys: kubeconfigs can name programs to run and
-/// files to send.
+/// Reduces a kubeconfig to server and keys. Its author is not verified, and kubeconfigs can name programs to execute and files to
+/// send.
 fn harmless(mut kubeconfig: Kubeconfig) -> Kubeconfig {
     for cluster in kubeconfig
         .clusters
@@ -102,7 +102,7 @@ fn harmless(mut kubeconfig: Kubeconfig) -> Kubeconfig {
     kubeconfig
 }
 
-/// That there is no such node, and which there are.
+/// The error about an unknown node; lists the existing ones.
 async fn unknown(client: &Client, name: &str) -> Failure {
     let nodes: Api<Node> = Api::all(client.clone());
     let list = nodes.list(&ListParams::default()).await;
@@ -117,13 +117,13 @@ async fn unknown(client: &Client, name: &str) -> Failure {
     .hint(format!("its nodes are {}", names.join(", ")))
 }
 
-/// How much of a node's log was shown.
+/// The state of one node's log.
 struct Seen {
     name: String,
-    /// The last line that was shown, and since when to ask.
+    /// The last line that was printed, and the start time of the next request.
     last: String,
     since: Option<Timestamp>,
-    /// It didn't answer the last time.
+    /// The last request failed.
     is_silent: bool,
 }
 
@@ -137,17 +137,17 @@ impl Seen {
         }
     }
 
-    /// What is new.
+    /// Fetches the lines since the last request.
     async fn ask(&mut self, client: &Client, tail: Option<usize>) -> anyhow::Result<String> {
         let mut path = format!("/api/v1/nodes/{}/proxy/logs/?query=kubelet", self.name);
         if let Some(tail) = tail {
-            // One at least, to know later what comes after it.
+            // At least one, to find the lines that follow it later.
             path.push_str(&format!("&tailLines={}", tail.max(1)));
         }
         if let Some(since) = self.since {
             path.push_str(&format!("&sinceTime={since}"));
         }
-        // The clocks of hosts differ a little: what is told twice is shown once.
+        // The hosts' clocks may differ, so requests overlap; `new_lines` drops duplicates.
         self.since = Some(Timestamp::now() - SignedDuration::from_secs(10));
         let request = http::Request::get(path).body(Vec::new())?;
         let text = match client.request_text(request).await {
@@ -162,7 +162,7 @@ impl Seen {
         Ok(if tail == Some(0) { "" } else { new }.to_owned())
     }
 
-    /// What follows on the last line that was shown; all of it, if that line isn't there any more.
+    /// The lines after the last printed one, or all lines if `text` does not contain it.
     fn new_lines<'a>(&mut self, text: &'a str) -> &'a str {
         let ends = text.rmatch_indices('\n').map(|(at, _)| &text[..=at]);
         let is_last = |head: &&str| head.lines().next_back() == Some(self.last.as_str());
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubeconfig_can_not_name_programs_and_files() {
+    fn kubeconfig_cannot_name_programs_or_files() {
         let text = r#"{"current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
             "clusters": [{"name": "c", "cluster": {"server": "https://1.2.3.4", "certificate-authority": "/etc/passwd", "proxy-url": "http://evil"}}],
@@ -196,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_twice_is_shown_once() {
+    fn lines_are_shown_once() {
         let mut seen = Seen::new("node1".to_owned());
         assert_eq!(seen.new_lines("1 a\n2 b\n"), "1 a\n2 b\n");
         assert_eq!(seen.new_lines("2 b\n3 c\n"), "3 c\n");
         assert_eq!(seen.new_lines("3 c\n"), "");
         assert_eq!(seen.new_lines(""), "");
-        // With --tail less was shown at first than is told later.
+        // With --tail the first response has fewer lines than the next.
         assert_eq!(seen.new_lines("1 a\n2 b\n3 c\n4 d\n"), "4 d\n");
         assert_eq!(seen.new_lines("8 x\n9 y\n"), "8 x\n9 y\n");
     }

@@ -1,10 +1,10 @@
-//! `coracle logs`: what the parts of a running cluster log.
+//! `coracle logs`: shows the logs of a running cluster's components.
 //!
 //! ```text
-//!   here.rs      finds the user's clusters on this host, by their control plane's processes
-//!   elsewhere.rs finds them by Slurm, and calls `coracle logs` again on the node of the leader
-//!   show.rs      a component's log files, to their end or followed
-//!   kubelet.rs   the log of a node's agent, by way of the API server
+//!   here.rs      finds the user's clusters on this host by their control plane's processes
+//!   elsewhere.rs finds them with Slurm and runs `coracle logs` on the leader's node
+//!   show.rs      prints or follows a component's log files
+//!   kubelet.rs   fetches the log of a node's agent through the API server
 //! ```
 
 mod elsewhere;
@@ -21,7 +21,7 @@ use control_plane::ControlPlaneComponent;
 use self::here::Found;
 use cluster::carry;
 
-/// What a component's name may begin with that is a node's agent.
+/// The component name, or its prefix in `kubelet/NODE`, that selects agents.
 const KUBELET: &str = "kubelet";
 
 /// `coracle logs`
@@ -61,10 +61,9 @@ Examples:
   coracle logs kubelet/node2            the agent of a node
   coracle logs --job 1234 etcd          of the cluster in another job";
 
-/// The command's entry.
 pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
     if args.here {
-        // Slurm may have carried a copy of ours here.
+        // The program may be a copy that was carried here.
         carry::remove();
     }
     if let Some(name) = &args.component {
@@ -87,7 +86,7 @@ pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A name that is none is said before anything is looked for.
+/// Rejects unknown component names before looking for a cluster.
 fn check(name: &str) -> Result<(), Failure> {
     let known = ControlPlaneComponent::ALL
         .iter()
@@ -106,7 +105,7 @@ fn check(name: &str) -> Result<(), Failure> {
     .hint(format!("components are {names}, kubelet and kubelet/NODE")))
 }
 
-/// As Kubernetes names nodes; nothing else may become part of a URL.
+/// Whether `name` is a valid Node name. It becomes part of a URL, so other characters are refused.
 fn is_node(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     !name.is_empty() && name.chars().all(plain)
@@ -150,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_first() {
+    fn unknown_component_names_are_refused() {
         for good in ["etcd", "kube-apiserver", "kubelet", "kubelet/node1.x"] {
             assert!(check(good).is_ok(), "{good}");
         }

@@ -1,4 +1,4 @@
-//! Log files of components: listed, shown, followed.
+//! Lists, prints and follows the components' log files.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -10,10 +10,10 @@ use anyhow::Context;
 
 use super::here::Found;
 
-/// How soon more is shown. The files are in another mount namespace, or on a shared file system: nobody tells of changes.
+/// Polling interval: inotify does not reach files in another mount namespace or on a shared file system.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Shows which logs there are.
+/// Lists the components that have logs.
 pub fn list(cluster: &Found) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "cluster {}", cluster.name)?;
@@ -30,7 +30,7 @@ pub fn list(cluster: &Found) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shows a component's log.
+/// Prints a component's log, and follows it if `follow` is set.
 pub async fn component(
     cluster: &Found,
     name: &str,
@@ -39,7 +39,7 @@ pub async fn component(
 ) -> anyhow::Result<()> {
     let [old, new] = files(&cluster.logs(), name);
     let mut out = io::stdout().lock();
-    // Opened before anything is read: if it is moved away meanwhile, it is still the same file.
+    // Open it before reading the older file, because a rotation in between would rename it.
     let mut current = open(&new)?;
     let skip = match tail {
         Some(tail) => {
@@ -68,7 +68,7 @@ pub async fn component(
     Ok(())
 }
 
-/// `NAME.log.1`, which is full, and `NAME.log`.
+/// The rotated file `NAME.log.1` and the current file `NAME.log`.
 fn files(dir: &Path, name: &str) -> [PathBuf; 2] {
     ["log.1", "log"].map(|suffix| dir.join(format!("{name}.{suffix}")))
 }
@@ -85,7 +85,7 @@ fn count(path: &Path) -> anyhow::Result<usize> {
     open(path)?.as_mut().map_or(Ok(0), count_open)
 }
 
-/// Its lines; it is at its beginning again afterwards.
+/// Counts the lines of a file and rewinds it.
 fn count_open(file: &mut File) -> anyhow::Result<usize> {
     let mut lines = 0;
     let mut reader = BufReader::new(&*file);
@@ -102,25 +102,25 @@ fn count_open(file: &mut File) -> anyhow::Result<usize> {
     Ok(lines)
 }
 
-/// Writes what is in a file but for its first lines; how many of those are still to be left out when it has fewer.
+/// Copies a file except for its first `skip` lines. Returns how many lines are still to be skipped if the file has fewer.
 fn copy_from_line(file: &mut File, mut skip: usize, out: &mut impl Write) -> io::Result<usize> {
     let mut reader = BufReader::new(&*file);
     while skip > 0 && reader.skip_until(b'\n')? > 0 {
         skip -= 1;
     }
     io::copy(&mut reader, out)?;
-    // What the buffer had was written too: the next read goes on where the file is.
+    // The copy included the buffer, so the file offset is right for the next read.
     Ok(skip)
 }
 
-/// A log that grows, and is moved away when it is full.
+/// A log file that grows and is rotated.
 struct Following {
     path: PathBuf,
     file: Option<File>,
 }
 
 impl Following {
-    /// Until the cluster's end: then its place in memory is gone.
+    /// Runs until the cluster ends, which removes the directory.
     async fn run(mut self, out: &mut impl Write) -> io::Result<()> {
         loop {
             if self.file.is_none() {
@@ -132,7 +132,7 @@ impl Following {
             }
             let moved = self.has_moved();
             if let Some(file) = &mut self.file {
-                // After the question whether it has moved: nothing is added to one that has.
+                // Read after the check: a file that has been rotated gets no more lines, so this reads its end.
                 io::copy(file, out)?;
                 out.flush()?;
             }
@@ -144,7 +144,7 @@ impl Following {
         }
     }
 
-    /// Whether the file of that name is another one now; `None` if the directory is gone.
+    /// Whether the path is now another file; `None` if the directory is gone.
     fn has_moved(&self) -> Option<bool> {
         let Some(file) = &self.file else {
             return self.path.parent()?.is_dir().then_some(false);
@@ -152,7 +152,7 @@ impl Following {
         let known = file.metadata().ok()?;
         match std::fs::metadata(&self.path) {
             Ok(found) => Some((found.dev(), found.ino()) != (known.dev(), known.ino())),
-            // Between two names, or for ever.
+            // In the middle of a rotation, or deleted.
             Err(_) => self.path.parent()?.is_dir().then_some(false),
         }
     }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_may_begin_in_the_full_file() {
+    fn tail_may_begin_in_rotated_file() {
         let dir = tempfile::tempdir().unwrap();
         let [old, new] = files(dir.path(), "etcd");
         std::fs::write(&old, "1\n2\n3\n").unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_is_followed_over_its_turn_and_to_its_end() {
+    async fn log_is_followed_across_rotation_to_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("logs");
         std::fs::create_dir(&home).unwrap();

@@ -1,4 +1,4 @@
-//! What `coracle run` adds to a cluster that is ready: the storage provisioner and `metrics.k8s.io`.
+//! Add-ons that `coracle run` starts in a ready cluster: the storage provisioner and `metrics.k8s.io`.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::storage::{self, Owner, Storage};
 /// The running add-ons.
 pub struct Addons {
     storage: Option<Storage>,
-    /// Held because the API is served until it is dropped.
+    /// Dropping it stops the API.
     metrics: Option<Metrics>,
 }
 
 impl Addons {
-    /// Starts them in a cluster that is ready.
+    /// Starts them in a ready cluster.
     pub async fn start(cluster: &Cluster, slurm: Slurm, allocation: &Allocation) -> Self {
         let owner = Owner {
             slurm: allocation.cluster.clone().unwrap_or_default(),
@@ -29,7 +29,7 @@ impl Addons {
         }
     }
 
-    /// Stops them, and removes the volumes that belong to this cluster alone.
+    /// Stops them and deletes the volumes that belong to this cluster alone.
     pub async fn stop(self, timeout: Duration) {
         drop(self.metrics);
         if let Some(storage) = self.storage {
@@ -38,7 +38,7 @@ impl Addons {
     }
 }
 
-/// A cluster works without metrics, so a failure is only logged.
+/// Failures are only logged, because a cluster works without metrics.
 async fn serve_metrics(cluster: &Cluster) -> Option<Metrics> {
     let host = cluster.advertised_address()?;
     match metrics::start(cluster.client.clone(), cluster.pki(), host).await {

@@ -1,5 +1,4 @@
-//! What the cluster complains about while manifests are waited for: Warning events, each told once, so that nobody waits for a
-//! pod that can't run without knowing.
+//! Prints Warning events of the cluster, each once, while manifests run: the user sees why a pod cannot start.
 
 use console::say;
 use std::collections::{BTreeSet, HashSet};
@@ -10,12 +9,12 @@ use k8s_openapi::api::core::v1::Event;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 
-/// So much of an event's text is shown.
+/// Limit on the length of a printed event.
 const LONGEST: usize = 400;
-/// So many different ones are told; a workload that has more is not helped by another.
+/// Limit on the number of printed events; more would not help the user.
 const MOST: usize = 200;
 
-/// Tells them, in these namespaces, for as long as it is polled.
+/// Prints the events of these namespaces. Never returns.
 pub async fn tell(client: Client, namespaces: BTreeSet<String>) -> Infallible {
     let warnings = watcher::Config::default().fields("type=Warning");
     let events = watcher(Api::<Event>::all(client), warnings).default_backoff();
@@ -35,11 +34,11 @@ pub async fn tell(client: Client, namespaces: BTreeSet<String>) -> Infallible {
             say(format_args!("coracle: {}", line(&event)));
         }
     }
-    // A watch that ends is no end of the workload.
+    // The watch ended; the workload goes on without it.
     std::future::pending().await
 }
 
-/// An event in one line.
+/// Formats an event as one line.
 fn line(event: &Event) -> String {
     let about = &event.involved_object;
     let words = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line() {
+    fn event_is_formatted_as_one_line() {
         let event = |message: &str| -> Event {
             serde_json::from_value(serde_json::json!({
                 "metadata": {}, "reason": "Failed", "message": message,

@@ -1,4 +1,4 @@
-//! The leader's story: start a cluster, run the workload in it, end both in order.
+//! The leader: starts a cluster, runs the workload in it, and ends both in order.
 
 use console::{Failure, FailureCode, Phases, say};
 use std::collections::BTreeMap;
@@ -25,12 +25,12 @@ use crate::exit;
 use crate::waiting_tasks;
 use releases::Release;
 
-/// What upstream's components need; they use a tenth of it.
+/// Address space that upstream's components need. They use a tenth of it as memory.
 const ADDRESS_SPACE: u64 = 4 << 30;
-/// Signals that come within this are one.
+/// Debounce window for signals.
 const ONE_WORD: Duration = Duration::from_millis(500);
 
-/// Leads a cluster on the nodes of `allocation` until the workload ends.
+/// Runs a cluster on the nodes of `allocation` until the workload ends.
 pub async fn lead(
     settings: Settings,
     workload: Workload,
@@ -54,7 +54,7 @@ pub async fn lead(
     let mark = cluster.mark.clone();
 
     let patience = Duration::from_secs(settings.options.start_timeout);
-    // Scripts create a Job and wait for its Pods in the next line, which fails where there are none yet.
+    // Scripts create a Job and wait for its Pods in the next line, which fails unless the controllers run.
     let controllers = matches!(workload, Workload::Program { .. }) && !settings.options.early;
     let started = tokio::select! {
         started = cluster.until_ready(patience, controllers, &mut progress) => started.map(|()| None),
@@ -71,8 +71,7 @@ pub async fn lead(
     };
     progress.abandon();
     if told.guard_is_gone() {
-        // What the guard would have done; before the agents are dismissed, who would do it if we are
-        // killed as well.
+        // Do the guard's work. It comes before the agents stop: if this process is killed too, they do it.
         let _ = linux::process::kill_marked(&format!("{WORKLOAD_MARK}={mark}"));
         waiting_tasks::dismiss_all(&allocation).await;
     }
@@ -101,8 +100,8 @@ fn cluster_options(options: &RunOptions) -> ClusterOptions {
     }
 }
 
-/// Go programs reserve far more addresses than they use memory, and die of such a limit without a
-/// clear word.
+/// Refuses a low `ulimit -v`. Go programs reserve much more address space than they use, and crash below such a limit without a clear
+/// error.
 fn check_address_space() -> Result<(), Failure> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     match limit {
@@ -120,7 +119,7 @@ fn check_address_space() -> Result<(), Failure> {
     }
 }
 
-/// Runs the workload; if it was carried to `carried_dir`, it has moved from there.
+/// Runs the workload. If it was carried, it has been moved from `carried_dir`.
 async fn run(
     cluster: &mut Cluster,
     workload: Workload,
@@ -158,7 +157,7 @@ fn spawn(
 ) -> anyhow::Result<Child> {
     let mut command = tokio::process::Command::new(program);
     command.args(args).envs(env).kill_on_drop(true);
-    // In our process group: it may be a shell that wants the terminal.
+    // In this process group: the workload may be a shell that uses the terminal.
     linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::KILL);
     command.spawn().map_err(|error| {
         Failure::new(
@@ -231,7 +230,7 @@ async fn run_manifests(
 }
 
 fn pass_on(child: &Child, signal: Signal) {
-    // A key on the terminal has reached it already, and twice might mean something else to it.
+    // The terminal has sent SIGINT to the whole group; a second one may mean something else to the workload.
     if signal == Signal::INT && std::io::stdin().is_terminal() {
         return;
     }
@@ -240,15 +239,15 @@ fn pass_on(child: &Child, signal: Signal) {
     }
 }
 
-/// What a signal means.
+/// The action that a signal requests.
 enum Word {
-    /// End in order.
+    /// End the cluster in order.
     End(Signal),
-    /// Something to the workload only (`sbatch --signal=USR1@60`).
+    /// Forward it to the workload (`sbatch --signal=USR1@60`).
     ForWorkload(Signal),
 }
 
-/// The signals that we listen to.
+/// Receives the leader's signals.
 struct Told {
     hangup: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -282,7 +281,7 @@ impl Told {
         }
     }
 
-    /// The next signal that ends the cluster; others are for a workload that isn't there.
+    /// Waits for the next signal that ends the cluster. Drops signals for the workload, which does not run yet or any more.
     async fn next(&mut self) -> Signal {
         loop {
             if let Word::End(signal) = self.word().await {
@@ -291,10 +290,10 @@ impl Told {
         }
     }
 
-    /// Ctrl-C once more, by a person. Slurm and the guard may send us the same signal at the same time.
+    /// Waits for a second Ctrl-C of the user. Slurm and the guard may send duplicates of the first signal, so debounce.
     async fn impatience(&mut self) {
         tokio::time::sleep(ONE_WORD).await;
-        // What came meanwhile is the same word.
+        // Drop duplicates.
         while tokio::time::timeout(Duration::ZERO, self.next())
             .await
             .is_ok()

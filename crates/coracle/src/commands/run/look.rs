@@ -1,8 +1,7 @@
-//! What runs first on the nodes: a few lines of shell, which every host has, that look whether the node
-//! sees what a leader needs.
+//! The shell script that runs first on the nodes. It checks whether the node sees the files that a leader needs.
 //!
-//! Only there can this be known, and only once: a second attempt would cost a second place in the queue,
-//! and what the user pipes in would be gone with the first.
+//! Only the node can check this, and there is one attempt: a second job would queue again, and the first would have consumed
+//! standard input.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +9,13 @@ use cluster::carry;
 use cluster::carry::bundle::Needed;
 use cluster::carry::script::functions;
 
-/// What begins a line on standard error that is for the submitting side and not for the user.
+/// Prefix of control lines: lines on standard error for the submitting host, not for the user.
 pub const CONTROL: &str = "coracle-control: ";
-/// The line by which a leader reports that the workload has ended with 0.
+/// The control line by which a leader reports that the workload exited with 0.
 pub const FINISHED: &str = "coracle-control: finished";
 
-/// Sets `seen`, and leaves the words that follow `--`. A file that is opened is seen as it is, also
-/// where a network file system keeps older answers.
+/// Sets `seen`, and shifts the arguments up to `--`. It opens the files instead of calling stat on paths, because network file
+/// systems may return cached attributes.
 const LOOK: &str = r#"
 program=$1 seen=yes
 shift
@@ -32,11 +31,11 @@ done
 shift
 "#;
 
-/// Becomes `coracle run`, at once or when the bundle is there; if it is told to end before, what came of it is
-/// removed. The tasks that don't lead wait to be dismissed, as in `follow.rs`.
+/// Executes `coracle run`, either at once or when the bundle has arrived; removes the directory if it is terminated before. Other tasks
+/// than the first wait for a signal, as in `waiting_tasks.rs`.
 ///
-/// The receiver removes the directory if it fails, and its name is known to others by then: they could make it anew. So the
-/// program is looked for and executed through a descriptor of the directory that was made here.
+/// The receiver removes the directory if it fails. Other users know its name by then and could create it again. So the script
+/// finds and executes the program through a descriptor of the directory that it has made.
 const START: &str = r#"
 [ $seen = no ] || exec "$program" "$@"
 if [ "${SLURM_PROCID:-0}" != 0 ]; then
@@ -52,8 +51,8 @@ done
 exec /proc/self/fd/9/coracle "$@"
 "#;
 
-/// Only says what it saw, and keeps the job until its input ends. What was brought meanwhile and did not
-/// find its way is removed; a leader has done so itself.
+/// Prints the result of the check, and holds the job until standard input ends. Then it removes the carried files, which a leader that
+/// started has already removed itself.
 const TELL: &str = r#"
 [ "${SLURM_PROCID:-0}" = 0 ] || exit 0
 trap '' TERM INT HUP
@@ -63,10 +62,10 @@ cat >/dev/null
 [ -z "$dir" ] || rm -rf "$dir"
 "#;
 
-/// Where a node waits for the bundle.
+/// A node's request for the bundle.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The directory that it has made for it.
+    /// The directory on the node that receives it.
     pub dir: PathBuf,
     /// The job.
     pub job: u32,
@@ -74,33 +73,33 @@ pub struct Asked {
     pub node: String,
 }
 
-/// What a node told.
+/// The result of the check on a node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Where it wants the bundle, unless it sees everything.
+    /// The directory that receives the bundle; `None` if the node sees all files.
     pub dir: Option<PathBuf>,
     /// The job.
     pub job: u32,
     /// The node.
     pub node: String,
-    /// All nodes of the job, as Slurm writes them.
+    /// All nodes of the job, in Slurm's notation.
     pub nodes: String,
 }
 
-/// The words for the shell that call `coracle` with `words`: the program at `program`, or one that is carried there
-/// where a node doesn't see all that is needed.
+/// The arguments of the shell that executes `coracle` with the arguments `words`: the file `program`, or a carried copy if the node
+/// does not see all of `needed`.
 pub fn and_start(program: &Path, needed: &[Needed], words: Vec<String>) -> Vec<String> {
     let mut all = words_of(START, program, needed);
     all.extend(words);
     all
 }
 
-/// The words for the shell that only look, and hold the job.
+/// The arguments of the shell that only checks, and holds the job.
 pub fn and_tell(program: &Path, needed: &[Needed]) -> Vec<String> {
     words_of(TELL, program, needed)
 }
 
-/// What a node asks in this line, if it asks for the bundle.
+/// Parses a control line that requests the bundle.
 pub fn asks(line: &str) -> Option<Asked> {
     let (dir, rest) = line
         .strip_prefix(CONTROL)?
@@ -111,9 +110,9 @@ pub fn asks(line: &str) -> Option<Asked> {
     Some(Asked { dir, job, node })
 }
 
-/// What a node told of what it sees, among all that it printed.
+/// Finds the result of the check in a node's output.
 pub fn told(output: &str) -> Option<Told> {
-    // A line that is complete.
+    // Skip a line that has not arrived completely.
     let lines = output.split_inclusive('\n').filter(|l| l.ends_with('\n'));
     lines.into_iter().find_map(|line| {
         let (seen, rest) = line.strip_prefix("coracle-look: ")?.split_once(' ')?;
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_another_is_noticed() {
+    fn missing_or_different_files_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("it's a \"file\"");
         std::fs::write(&file, "text").unwrap();
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_seen_is_started_with_its_words() {
+    fn visible_program_is_executed_with_its_arguments() {
         let echo = Path::new("/bin/echo");
         let words = vec!["a b".to_owned(), String::new(), "--".to_owned()];
         let needed = [Needed {
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_directory_for_the_bundle_is_asked_for() {
+    fn only_valid_requests_for_the_bundle_are_parsed() {
         let line = "coracle-control: carry /tmp/coracle-carried.0123456789abcdef 43 node1\n";
         let asked = asks(line).unwrap();
         assert_eq!((asked.job, asked.node.as_str()), (43, "node1"));

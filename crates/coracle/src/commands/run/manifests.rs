@@ -1,8 +1,7 @@
-//! Manifests as a workload: applied with kubectl, then waited for.
+//! Manifests as a workload: applies them with kubectl, then waits.
 //!
-//! Jobs and bare Pods have an end; when all of them have ended, so does the workload, with 1 if any
-//! failed. What never ends by itself (a Deployment, a CronJob) keeps the cluster until the job ends, unless
-//! there is also something that does. Objects that run nothing are not waited for.
+//! The workload ends when all Jobs and bare Pods have ended, with 1 if any of them failed. If there are only objects that never end
+//! (a Deployment, a CronJob), the cluster runs until the Slurm job ends. Objects that run nothing are not waited for.
 
 use console::{Failure, FailureCode, say};
 use std::collections::BTreeMap;
@@ -25,13 +24,13 @@ use super::workload::Manifests;
 
 type Env = BTreeMap<&'static str, OsString>;
 
-/// Custom resources can't be applied in the moment their definition is new.
+/// Custom resources can't be applied until the API server serves their new definition.
 const APPLY_ATTEMPTS: u32 = 5;
 
-/// Between attempts to watch.
+/// Retry interval of watches.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// An object as kubectl reports it.
+/// An object in kubectl's output.
 #[derive(Debug, Clone, Deserialize)]
 struct Applied {
     kind: String,
@@ -46,10 +45,10 @@ struct Metadata {
     namespace: String,
 }
 
-/// Applies the manifests and waits for them; the workload's exit code.
+/// Applies the manifests and waits for them. Returns the workload's exit code.
 pub async fn run(manifests: &Manifests, env: &Env, client: Client) -> anyhow::Result<i32> {
     let text = match manifests {
-        // Read once: applying may need several attempts.
+        // Read it once, because applying may take several attempts.
         Manifests::Stdin => Some(read_stdin().await?),
         Manifests::File(_) | Manifests::Directory(_) => None,
     };
@@ -121,7 +120,7 @@ async fn apply(
     }
 }
 
-/// kubectl's own words if it refuses.
+/// Runs `kubectl apply`. The error is kubectl's own message.
 async fn apply_once(
     manifests: &Manifests,
     text: Option<&[u8]>,
@@ -156,7 +155,7 @@ async fn apply_once(
         .map_err(|error| format!("kubectl's answer is not understood: {error}"))
 }
 
-/// kubectl prints one object, or a list of several.
+/// Parses kubectl's output: one object, or a List of several.
 fn parse_applied(json: &[u8]) -> serde_json::Result<Vec<Applied>> {
     #[derive(Deserialize)]
     struct List {
@@ -197,7 +196,7 @@ impl std::fmt::Display for Applied {
     }
 }
 
-/// Whether it succeeded, once it has ended. The API server may be restarted meanwhile.
+/// Waits until the object has ended and returns whether it succeeded. Retries while the API server restarts.
 async fn wait_for(object: &Applied, client: Client) -> (Applied, bool) {
     let Metadata { name, namespace } = &object.metadata;
     let succeeded = loop {
@@ -219,7 +218,7 @@ async fn wait_for(object: &Applied, client: Client) -> (Applied, bool) {
     (object.clone(), succeeded)
 }
 
-/// A Job that was deleted has ended too.
+/// A deleted Job has ended too.
 fn job_has_ended() -> impl Condition<Job> {
     |job: Option<&Job>| {
         job.is_none_or(|job| job_condition(job, "Complete") || job_condition(job, "Failed"))
@@ -248,7 +247,7 @@ fn phase(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-/// Shows what the object's pods printed, on standard output, or why there is nothing.
+/// Prints the logs of the object's pods to standard output, or the reason why there are none.
 async fn show_logs(object: &Applied, env: &Env, client: &Client) {
     let Metadata { name, namespace } = &object.metadata;
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
@@ -300,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_object_or_a_list() {
+    fn one_object_or_a_list_is_parsed() {
         let one = br#"{"kind":"Job","metadata":{"name":"a","namespace":"default"}}"#;
         let list = br#"{"kind":"List","metadata":{},"items":[
             {"kind":"Namespace","metadata":{"name":"n"}},

@@ -1,7 +1,7 @@
-//! `metrics.k8s.io` of a cluster: served beside the leader, for `kubectl top` and autoscalers.
+//! `metrics.k8s.io` of a cluster: served by the leader, for `kubectl top` and autoscalers.
 //!
-//! The API server finds it as it finds every aggregated API, by a Service and its endpoint. That Service has no address of its own:
-//! nobody in the cluster needs it, and nobody but the API server would be let in.
+//! As with every aggregated API, the API server finds it by a Service and its endpoint. The Service has no cluster IP: only the API
+//! server may connect.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -21,18 +21,18 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The Service, in this namespace.
+/// The name of the Service.
 const NAME: &str = "coracle-metrics";
 const NAMESPACE: &str = "kube-system";
-/// Between attempts to write the objects.
+/// Retry interval for writing the objects.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// An API that is served; it ends when this is dropped.
+/// A running API server; dropping it stops it.
 pub struct Metrics {
     _serving: AbortOnDropHandle<()>,
 }
 
-/// Starts it on an address of this host, and tells the cluster in the background.
+/// Starts it on an address of this host, and registers it with the API server in the background.
 pub async fn start(client: Client, pki: &ClusterPki, host: IpAddr) -> anyhow::Result<Metrics> {
     let listener = TcpListener::bind((host, 0))
         .await
@@ -68,7 +68,7 @@ pub async fn start(client: Client, pki: &ClusterPki, host: IpAddr) -> anyhow::Re
     })
 }
 
-/// Writes the objects by which the API server finds us, until that has worked.
+/// Writes the objects by which the API server finds this one. Retries until that succeeds.
 async fn publish(client: &Client, ca: &str, address: SocketAddr) {
     while let Err(error) = apply(client, ca, address).await {
         tracing::debug!(%error, "cannot tell the cluster about metrics.k8s.io yet");
@@ -103,7 +103,7 @@ async fn apply(client: &Client, ca: &str, address: SocketAddr) -> kube::Result<(
                 .map(drop)
         },
     )?;
-    // Last: the API server looks at once whether somebody answers.
+    // Last, because the API server connects as soon as it is registered.
     let name = format!("{VERSION}.{GROUP}");
     let registration = registration(ca);
     registered
@@ -112,7 +112,7 @@ async fn apply(client: &Client, ca: &str, address: SocketAddr) -> kube::Result<(
     Ok(())
 }
 
-/// Who may look at the cluster may look at this, by the name that upstream's metrics-server has given it.
+/// Upstream metrics-server's ClusterRole: allows everyone who may view the cluster to read metrics.
 const READER: &str = "system:aggregated-metrics-reader";
 
 fn reader() -> Value {

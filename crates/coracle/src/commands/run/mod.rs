@@ -1,8 +1,7 @@
 //! `coracle run`: a cluster for one workload.
 //!
-//! Where it is called decides what it does: outside of any job it asks Slurm for one in which it is
-//! called again ([`submit`]); in the first task of a job it leads ([`lead`]); in all other tasks of the
-//! same `srun` it only waits to be dismissed ([`waiting_tasks`]).
+//! Outside of any job it submits one in which it runs again ([`submit`]). In the first task of a job it is the leader ([`lead`]). In
+//! all other tasks of the same `srun` it waits for a signal of the leader ([`waiting_tasks`]).
 
 mod addons;
 mod complaints;
@@ -30,13 +29,12 @@ use cluster::carry;
 use crate::guard::{self, Over, Policy, Side};
 use crate::waiting_tasks;
 
-/// The command's entry.
 pub fn main(args: RunArgs) -> anyhow::Result<ExitCode> {
     if carry::is_carried() {
-        // The shell that became us holds our directory open (`look.rs`), which the workload must not inherit.
+        // The shell that executed this program holds its directory open (`look.rs`). The workload must not inherit that descriptor.
         linux::descriptors::close_all_on_exec()?;
     }
-    // A copy of ours doesn't stay, however early it ends.
+    // Remove a carried copy of this program on every error.
     run(args).inspect_err(|_| carry::remove())
 }
 
@@ -52,7 +50,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     if let Some((_, path)) = carry::workload() {
         settings.workload = path.into();
     }
-    // Looked at first, also outside: a missing file should not cost a place in the queue.
+    // Check before submitting too, so that a missing file fails before the job is queued.
     let workload = Workload::find(&settings.workload, &settings.args)?;
     let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
         return crate::block_on(submit::new_job(&settings, &workload));

@@ -1,4 +1,4 @@
-//! Carries what a leader needs from the submitting host to its node, by a step of the job.
+//! Sends the bundle from the submitting host to the leader's node, through a step of the job.
 
 use console::{Failure, FailureCode, say};
 use std::io::{self, BufWriter};
@@ -16,10 +16,10 @@ use cluster::carry::bundle::Bundle;
 use cluster::carry::program::Program;
 use cluster::carry::script::{self, SHELL};
 
-/// The most that is repeated of what the other side says.
+/// Limit on the receiver's standard error that is repeated in an error.
 const MAX_WORDS: u64 = 16 * 1024;
 
-/// Carries our program and `bundle` to a node of a running job.
+/// Sends this program and `bundle` to a node of a running job.
 pub async fn carry(slurm: &Slurm, bundle: Arc<Bundle>, to: &Asked) -> anyhow::Result<()> {
     let began = Instant::now();
     let (what, node) = (what(&bundle), to.node.as_str());
@@ -41,7 +41,7 @@ pub async fn carry(slurm: &Slurm, bundle: Arc<Bundle>, to: &Asked) -> anyhow::Re
         .collect();
     let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
     tracing::debug!(command = invocation.display(), "carrying");
-    // Not killed with us: when our end of the pipe closes, the other side cleans up and ends.
+    // No kill_on_drop: the receiver cleans up when this end of the pipe closes.
     let mut child = tokio::process::Command::from(invocation.std_command())
         .process_group(0)
         .stdin(Stdio::piped())
@@ -59,7 +59,7 @@ pub async fn carry(slurm: &Slurm, bundle: Arc<Bundle>, to: &Asked) -> anyhow::Re
     let status = child.wait().await.context("cannot wait for srun")?;
     let sent = sending.await?;
     match sent {
-        // A reader that is gone has said why.
+        // If the receiver closed the pipe, its standard error gives the reason.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             return Err(error).context(format!("cannot read {what}"));
         }
@@ -73,7 +73,7 @@ pub async fn carry(slurm: &Slurm, bundle: Arc<Bundle>, to: &Asked) -> anyhow::Re
     Ok(())
 }
 
-/// The things in a bundle, in words.
+/// Lists the contents of a bundle for a message.
 fn what(bundle: &Bundle) -> String {
     let mut words = "coracle".to_owned();
     if let Some(release) = &bundle.release {

@@ -1,5 +1,4 @@
-//! The command line of `coracle run`, resolved into plain values: which words are ours, which are
-//! Slurm's, and what is to be run.
+//! Splits the command line of `coracle run` into Coracle's options, Slurm's options and the workload.
 
 use console::{Failure, FailureCode};
 use std::ffi::OsString;
@@ -10,21 +9,20 @@ use clap::Parser;
 use crate::cli::{LateOptions, RunArgs, RunOptions};
 use cluster::NODE_PREFIX;
 
-/// What to run and how.
+/// The parsed command line.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Our own options.
+    /// Coracle's options.
     pub options: RunOptions,
-    /// Slurm's options, word by word.
+    /// Slurm's options, one argument each.
     pub slurm: Vec<String>,
-    /// The workload.
+    /// The workload, as named by the user.
     pub workload: OsString,
-    /// Its arguments.
     pub args: Vec<OsString>,
 }
 
 impl Settings {
-    /// Sorts the words of the command line.
+    /// Splits and checks the command line.
     pub fn resolve(args: RunArgs) -> anyhow::Result<Self> {
         let words = split(args.rest)?;
         let mut options = args.options;
@@ -62,7 +60,7 @@ impl Settings {
         })
     }
 
-    /// The words to call `coracle` with once more, inside an allocation.
+    /// The arguments of `coracle` inside an allocation.
     pub fn words_inside(&self) -> Vec<String> {
         let text = |word: &OsString| word.to_string_lossy().into_owned();
         let mut words = vec!["run".to_owned()];
@@ -95,7 +93,7 @@ impl Settings {
     }
 }
 
-/// Those that were given late win over defaults.
+/// Merges options that stand after Slurm's options; values other than the default win.
 fn merge(options: &mut RunOptions, late: RunOptions) {
     let default = defaults();
     options.verbose |= late.verbose;
@@ -124,14 +122,14 @@ fn defaults() -> RunOptions {
         .unwrap_or_default()
 }
 
-/// Whether two networks, already checked, have an address in common.
+/// Whether two valid IPv4 networks overlap.
 fn overlap(a: &str, b: &str) -> bool {
     let ranges = control_plane::components::address_range(a)
         .zip(control_plane::components::address_range(b));
     ranges.is_some_and(|(a, b)| a.start() <= b.end() && b.start() <= a.end())
 }
 
-/// An IPv4 network that is large enough, written as upstream wants it: with the first of its addresses.
+/// Checks that `cidr` is an IPv4 network with a prefix of at most `longest` bits and no host bits, as upstream requires.
 fn check_cidr(option: &str, cidr: &str, longest: u32) -> Result<(), Failure> {
     let parts = cidr.split_once('/').and_then(|(address, bits)| {
         Some((address.parse::<Ipv4Addr>().ok()?, bits.parse::<u32>().ok()?))
@@ -162,7 +160,7 @@ struct Words {
     args: Vec<OsString>,
 }
 
-/// Options up to the first word that is none; that word is the workload, and the rest belongs to it.
+/// Collects options up to the first argument that is none. That argument is the workload, and the rest are its arguments.
 fn split(rest: Vec<OsString>) -> anyhow::Result<Words> {
     let mut words = Words::default();
     let mut rest = rest.into_iter();
@@ -219,7 +217,7 @@ fn ours_takes_value(word: &str) -> bool {
     OURS_WITH_VALUE.contains(&name_of(word)) && !word.contains('=')
 }
 
-/// `logs` in `--logs=/x`.
+/// The name of an option: `logs` in `--logs=/x`.
 fn name_of(word: &str) -> &str {
     let word = word.strip_prefix("--").unwrap_or("");
     word.split_once('=').map_or(word, |(name, _)| name)
@@ -234,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_overlap_are_found() {
+    fn overlapping_networks_are_detected() {
         assert!(overlap("100.64.0.0/10", "100.96.0.0/16"));
         assert!(overlap("100.96.0.0/16", "100.96.0.0/16"));
         assert!(!overlap("100.64.0.0/11", "100.96.0.0/16"));
     }
 
     #[test]
-    fn networks_are_checked() {
+    fn invalid_networks_are_refused() {
         for good in ["100.64.0.0/11", "10.0.0.0/8", "192.168.1.0/24"] {
             check_cidr("--service-cidr", good, 28).unwrap();
         }

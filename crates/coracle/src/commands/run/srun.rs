@@ -1,5 +1,5 @@
-//! One `srun` of the submitting host: what it says is passed on, signals reach the leader through it,
-//! and Slurm's own failures are told apart from the workload's.
+//! One `srun` on the submitting host. Relays standard error, forwards signals to the leader, and distinguishes Slurm's failures from
+//! the workload's.
 
 use console::{Failure, FailureCode};
 use std::process::{ExitStatus, Stdio};
@@ -16,38 +16,38 @@ use tokio::task::JoinHandle;
 use super::look::{CONTROL, FINISHED};
 use crate::exit;
 
-/// How much of the end of standard error is looked at for Slurm's words.
+/// Size of the end of standard error that is searched for Slurm's messages.
 const KEPT_BYTES: usize = 16 * 1024;
-/// How every line of the leader's own begins.
+/// Prefix of every line that the leader prints.
 const OUR_WORDS: &str = "\ncoracle: ";
 
 /// A running `srun`.
 pub struct Srun {
     child: Child,
-    /// Of one that is held by its input.
+    /// The pipes of an srun from [`Srun::start_held`].
     held: Option<(ChildStdin, ChildStdout)>,
     stderr: JoinHandle<Said>,
-    /// Lines that are for us and not for the user.
+    /// Control lines from the node.
     asked: mpsc::UnboundedReceiver<String>,
 }
 
-/// What came on standard error.
+/// A summary of standard error.
 #[derive(Debug, Default)]
 struct Said {
-    /// The end of it.
+    /// Its last [`KEPT_BYTES`].
     words: String,
-    /// Whether the leader said anything at all.
+    /// Whether the leader printed a line.
     by_leader: bool,
-    /// The leader reported that the workload has ended with 0.
+    /// Whether the leader reported that the workload exited with 0.
     finished: bool,
 }
 
 impl Srun {
-    /// Starts one whose standard input and output are ours.
+    /// Starts an srun that inherits standard input and output.
     pub fn start(invocation: &Invocation, terminal: bool) -> anyhow::Result<Self> {
         let mut command = invocation.command();
         if terminal {
-            // It must stay in the terminal's foreground.
+            // It must stay in the foreground process group of the terminal.
             command = invocation.std_command().into();
             command.kill_on_drop(true);
             linux::process::bind_to_us_in_group(command.as_std_mut(), Signal::TERM);
@@ -57,7 +57,7 @@ impl Srun {
         Self::spawn(invocation, command)
     }
 
-    /// Starts one that lasts until [`Srun::finish`] ends its input.
+    /// Starts an srun that runs until [`Srun::finish`] closes its standard input.
     pub fn start_held(invocation: &Invocation) -> anyhow::Result<Self> {
         let mut command = invocation.command();
         linux::process::bind_to_us(command.as_std_mut(), Signal::TERM);
@@ -67,7 +67,7 @@ impl Srun {
 
     fn spawn(invocation: &Invocation, mut command: Command) -> anyhow::Result<Self> {
         tracing::debug!(command = invocation.display(), "asking Slurm");
-        // With a terminal, all that the tasks say goes there; what is left is Slurm's own.
+        // With a terminal, the tasks' output goes there, so only Slurm's own messages come through this pipe.
         command.stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start srun")?;
         let (ask, asked) = mpsc::unbounded_channel();
@@ -86,14 +86,13 @@ impl Srun {
         })
     }
 
-    /// Waits for its end; the exit code of what ran there. `answer` is called with what the node asks
-    /// of us; if that fails, everything ends.
+    /// Waits for srun and returns the exit code. Calls `answer` with the first control line of the node; if that fails, interrupts srun.
     pub async fn run(
         &mut self,
         answer: impl AsyncFn(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<i32> {
         let answering = async {
-            // Once: whoever asks again is not the node.
+            // A node sends one control line; ignore further ones.
             if let Some(line) = self.asked.recv().await {
                 answer(&line).await?;
             }
@@ -113,7 +112,7 @@ impl Srun {
         }
     }
 
-    /// What `find` makes of the first words on standard output; an exit code if it ends before.
+    /// Reads standard output until `find` returns a value. If srun exits before, returns the exit code.
     pub async fn first_words<T>(
         &mut self,
         find: impl Fn(&str) -> Option<T>,
@@ -143,20 +142,20 @@ impl Srun {
         }
     }
 
-    /// Ends one that is held, and waits for that.
+    /// Closes the standard input of a held srun and waits for it to exit.
     pub async fn finish(&mut self) {
         self.held = None;
         let _ = self.child.wait().await;
     }
 
-    /// Slurm's own failures are told apart from the workload's by its words.
+    /// Returns the workload's exit code, or an error if standard error shows that Slurm failed.
     async fn judge(&mut self, status: ExitStatus, told: Option<Signal>) -> anyhow::Result<i32> {
         let said = (&mut self.stderr).await.unwrap_or_default();
         let code = exit::of_child(status);
         if let Some(signal) = told
             && (!said.by_leader || code == exit::of_signal(Signal::INT))
         {
-            // It was queued, or the leader heard an interrupt from us in place of the signal.
+            // The job was still queued, or the leader got SIGINT, which srun was sent in place of `signal`.
             return Ok(exit::of_signal(signal));
         }
         if status.success()
@@ -170,14 +169,14 @@ impl Srun {
         }
         match slurm::classify("srun", Some(status), &said.words) {
             error @ SlurmError::ProgramNotFound { .. } => Err(cluster::slurm_failure(error).into()),
-            // The leader ended before it said anything of its start, and has told why.
+            // The leader failed before its first line, and has printed an error.
             _ if said.words.contains(": task 0: ") => Ok(code),
             error => Err(cluster::slurm_failure(error).into()),
         }
     }
 }
 
-/// Slurm lost the leader's node. To srun that is no failure of a task: it ends with 0.
+/// Slurm lost the leader's node. srun does not count that as a failed task and exits with 0.
 fn unfinished(words: &str) -> Failure {
     Failure::new(
         FailureCode::Broken,
@@ -186,7 +185,7 @@ fn unfinished(words: &str) -> Failure {
     .hint("`sacct -X` shows how the job ended; run it again, without that node (--exclude) if it does not come back")
 }
 
-/// Waits for srun, passing on what ends us: it hands the signal to the leader, which ends in order.
+/// Waits for srun. Forwards termination signals as SIGINT, which srun passes on to the leader.
 async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)> {
     let mut ends = Ends::listen()?;
     let mut told = None;
@@ -196,17 +195,16 @@ async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)>
             signal = ends.next() => signal,
         };
         told.get_or_insert(signal);
-        // Whatever it was: srun would kill the tasks at once on others; on an interrupt they end in
-        // order.
+        // Always SIGINT: on other signals srun kills the tasks at once.
         interrupt(child);
     }
 }
 
-/// The signals that end us.
+/// Receives the signals that terminate this process.
 pub struct Ends([(Signal, tokio::signal::unix::Signal); 3]);
 
 impl Ends {
-    /// Listens from now on.
+    /// Installs the handlers.
     pub fn listen() -> anyhow::Result<Self> {
         Ok(Self([
             (Signal::INT, signal(SignalKind::interrupt())?),
@@ -215,7 +213,7 @@ impl Ends {
         ]))
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Signal {
         let [(int, interrupted), (term, terminate), (hup, hangup)] = &mut self.0;
         tokio::select! {
@@ -232,9 +230,9 @@ fn interrupt(child: &Child) {
     }
 }
 
-/// Copies to our own standard error as it comes, but for lines that are for us.
+/// Copies `from` to standard error, except for control lines.
 async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<String>) -> Said {
-    // As after the end of a line.
+    // A line break, so that the first line matches [`OUR_WORDS`] too.
     let mut kept = vec![b'\n'];
     let mut said = Said::default();
     let mut lines = Lines::default();
@@ -267,17 +265,17 @@ async fn relay(mut from: impl AsyncRead + Unpin, ask: mpsc::UnboundedSender<Stri
     said
 }
 
-/// Takes lines that begin with [`CONTROL`] out of a stream, without holding back anything else.
+/// Filters lines that begin with [`CONTROL`] out of a stream, without delaying other bytes.
 #[derive(Debug, Default)]
 struct Lines {
-    /// The beginning of a line that may turn out to be one.
+    /// The beginning of a line that may be a control line.
     pending: Vec<u8>,
-    /// In the middle of a line that is none.
+    /// In the middle of a line that is no control line.
     passing: bool,
 }
 
 impl Lines {
-    /// What of `bytes`, and of what was held back, is to be passed on now.
+    /// Returns the bytes to pass on; calls `take` with each control line.
     fn pass(&mut self, bytes: &[u8], mut take: impl FnMut(String)) -> Vec<u8> {
         let mut passed = Vec::with_capacity(bytes.len());
         for &byte in bytes {
@@ -299,7 +297,7 @@ impl Lines {
         passed
     }
 
-    /// What is still held back, at the end.
+    /// An incomplete control line at the end of the stream.
     fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending)
     }
@@ -310,9 +308,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_lines_that_ask_are_taken() {
+    fn only_control_lines_are_filtered() {
         let text = "one\ncoracle-control: x\nco\n\ncoracle: two coracle-control: no\ncoracle-co";
-        // However the stream is cut.
+        // Independent of the chunk size.
         for size in [1, 2, 7, 100] {
             let (mut lines, mut passed, mut asked) = (Lines::default(), Vec::new(), Vec::new());
             for chunk in text.as_bytes().chunks(size) {

@@ -1,4 +1,4 @@
-//! The storage provisioner of a cluster: runs beside the leader, and takes the cluster's volumes away at its end.
+//! The cluster's storage provisioner. It runs in the leader and deletes the cluster's volumes when the cluster ends.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use volumes::provisioner::{self, Provisioner, RemoveDir};
 
 use crate::node_dir;
 
-/// A provisioner that serves claims.
+/// A running provisioner.
 pub struct Storage {
     client: Client,
     dir: PathBuf,
@@ -21,9 +21,9 @@ pub struct Storage {
     sweeping: JoinHandle<()>,
 }
 
-/// Starts it, if there is a place for shared volumes at all.
+/// Starts it; `None` if there is no directory for shared volumes.
 pub fn start(client: Client, slurm: Slurm, owner: Owner) -> Option<Storage> {
-    // Beside the images: on the file system that all nodes see.
+    // Beside the image store, on the file system that all nodes share.
     let dir = images::ImageStore::default_path()?.with_file_name("volumes");
     let provisioner = Provisioner::new(client.clone(), &dir, remove(), &owner.line());
     let serving = tokio::spawn(provisioner.run()).abort_handle();
@@ -38,13 +38,13 @@ pub fn start(client: Client, slurm: Slurm, owner: Owner) -> Option<Storage> {
 }
 
 impl Storage {
-    /// Removes what belongs to this cluster alone.
+    /// Stops the provisioner and deletes the volumes that belong to this cluster alone.
     pub async fn end(self, patience: Duration) {
         self.serving.abort();
         let line = self.owner.line();
         let removing = async {
             let _ = self.sweeping.await;
-            // Most clusters have no volumes.
+            // Most clusters have no volumes, so check before making requests.
             if provisioner::marked_clusters(&self.dir).contains(&line) {
                 Provisioner::new(self.client, &self.dir, remove(), &line)
                     .remove_all()
@@ -60,10 +60,10 @@ impl Storage {
     }
 }
 
-/// Removes the volumes of clusters that were killed before they could do it.
+/// Deletes the volumes of clusters that were killed before they could do so.
 async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
     let mut over = provisioner::marked_clusters(&dir);
-    // Another Slurm's jobs share our home directory, perhaps, but not our numbers.
+    // Job ids of another Slurm cluster with the same home directory mean nothing here.
     let job = |line: &str| {
         let owner = Owner::parse(line)?;
         (owner.slurm == ours.slurm && owner.job != ours.job).then_some(owner.job)
@@ -83,7 +83,7 @@ async fn sweep(dir: PathBuf, slurm: Slurm, ours: Owner) {
     provisioner::remove_marked_volumes(&dir, &remove(), &over).await;
 }
 
-/// Whose a volume is: what is written beside it.
+/// The owner of a volume, recorded beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The name of the Slurm cluster.
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_is_written_in_one_line() {
+    fn owner_round_trips_as_one_line() {
         for slurm in ["lab", "", "two words"] {
             let owner = Owner {
                 slurm: slurm.to_owned(),

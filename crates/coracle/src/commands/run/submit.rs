@@ -1,8 +1,8 @@
-//! Outside of an allocation's nodes: `coracle run` asks Slurm to call it again inside.
+//! Outside of an allocation's nodes: submits a job or step in which `coracle run` runs again.
 //!
-//! Usually that is one `srun`, whose tasks become `coracle run` at once. Where the first node doesn't see
-//! all that is needed it says so, and waits until it was carried there ([`carry`]). A program that wants a
-//! terminal is started by a step of its own, because nothing else can be told through a terminal.
+//! Usually that is one `srun`, whose tasks execute `coracle run` at once. If the first node does not see all needed files, it sends a
+//! control line and waits until they are carried there ([`carry`]). A program that uses a terminal is started by a second step, because
+//! control lines can't be separated from a terminal's output.
 
 use console::{Failure, FailureCode};
 use std::io::IsTerminal;
@@ -23,16 +23,16 @@ use cluster::carry::bundle::Bundle;
 use cluster::carry::script::{self, SHELL};
 use releases::Release;
 
-/// What is asked of Slurm.
+/// The parameters of the job or step.
 struct Request<'a> {
     slurm: Slurm,
     settings: &'a Settings,
-    /// A job that is there already, and its first node.
+    /// An existing job and its first node.
     within: Option<(u32, &'a str)>,
     bundle: Arc<Bundle>,
 }
 
-/// Asks Slurm for a new job with the user's options.
+/// Submits a new job with the user's options.
 pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     slurm.ping().await.map_err(cluster::slurm_failure)?;
@@ -41,7 +41,7 @@ pub async fn new_job(settings: &Settings, workload: &Workload) -> anyhow::Result
         .await
 }
 
-/// Moves from `salloc`'s shell to the first node of the allocation.
+/// Runs again on the first node of an allocation, from `salloc`'s shell.
 pub async fn first_node(
     settings: &Settings,
     workload: &Workload,
@@ -68,7 +68,7 @@ impl<'a> Request<'a> {
         workload: &Workload,
         within: Option<(u32, &'a str)>,
     ) -> anyhow::Result<Self> {
-        // The node may have one that this host has not: its leader will say if it doesn't.
+        // The node may have a release even if this host has none; otherwise its leader reports the error.
         let release = Release::find(settings.options.kubernetes.as_deref()).ok();
         let seed = release
             .as_ref()
@@ -115,7 +115,7 @@ impl<'a> Request<'a> {
         srun.run(bring).await
     }
 
-    /// A first step looks, and keeps the job; the second has the terminal.
+    /// The first step checks the files and holds the job; the second has the terminal.
     async fn with_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.bundle.needed();
         let args = look::and_tell(&self.bundle.program, &needed);
@@ -126,7 +126,7 @@ impl<'a> Request<'a> {
             Err(code) => return Ok(code),
         };
         let code = self.in_terminal(told).await;
-        // Also if that failed: the holder removes what was brought in vain.
+        // On failure too, because the holder removes the carried files.
         holder.finish().await;
         code
     }
@@ -150,7 +150,7 @@ impl<'a> Request<'a> {
         }
         let within = Some((told.job, told.node.as_str()));
         let mut invocation = self.invocation(program, &words, within, true);
-        // Or srun would tell the leader of its own node only.
+        // Without it, srun would set it to the leader's node alone.
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), told.nodes);
         invocation.env_set.push(nodes);
         let mut srun = Srun::start(&invocation, true)?;
@@ -183,7 +183,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A program that is started from a terminal gets one there too; manifests don't care.
+/// Whether to run in a pseudo-terminal: for programs that are started from a terminal.
 fn wants_terminal(workload: &Workload) -> bool {
     matches!(workload, Workload::Program { .. })
         && std::io::stdin().is_terminal()

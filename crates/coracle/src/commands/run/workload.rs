@@ -1,4 +1,4 @@
-//! What is to be run in the cluster: a program, or manifests.
+//! The workload of a cluster: a program or manifests.
 
 use console::{Failure, FailureCode};
 use std::collections::BTreeMap;
@@ -8,14 +8,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A workload that was looked at and can be run.
+/// A workload that exists and can be run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Workload {
     /// A program with its arguments.
     Program {
-        /// The command: for a script without permission to run, its interpreter.
+        /// The executable: for a script without execute permission, its interpreter.
         program: PathBuf,
-        /// Its arguments.
         args: Vec<OsString>,
     },
     /// Manifests to apply.
@@ -27,17 +26,17 @@ pub enum Workload {
 pub enum Manifests {
     /// A file.
     File(PathBuf),
-    /// All files of a directory and those below it.
+    /// All manifests below a directory.
     Directory(PathBuf),
     /// Standard input.
     Stdin,
 }
 
-/// Directories of manifests are not nested deeper.
+/// Limit on the depth of directories of manifests.
 const MAX_DEPTH: u32 = 16;
 
 impl Workload {
-    /// Looks at the workload as it was named.
+    /// Finds the workload and checks that it can be run.
     pub fn find(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
         let path = Path::new(name);
         if name == "-" {
@@ -80,8 +79,7 @@ impl Workload {
         Self::script(path, args)
     }
 
-    /// The file or directory that holds the workload, if it was named by a path; programs that are found
-    /// by their name are the node's own.
+    /// The file or directory of a workload that was named by a path. Programs found in PATH are not carried: each node has its own.
     pub fn file(&self, name: &OsStr) -> Option<PathBuf> {
         let by_name = matches!(self, Self::Program { program, .. } if program == Path::new(name));
         let is_file = !by_name || Path::new(name).is_absolute();
@@ -91,7 +89,7 @@ impl Workload {
         std::path::absolute(name).ok()
     }
 
-    /// The same workload when the directory that it is in has moved.
+    /// The same workload after its directory was moved.
     pub fn moved(self, from: &Path, to: &Path) -> Self {
         let moved = |path: PathBuf| match path.strip_prefix(from) {
             Ok(rest) => to.join(rest),
@@ -114,7 +112,7 @@ impl Workload {
     }
 
     fn on_path(name: &OsStr, args: &[OsString]) -> Result<Self, Failure> {
-        // kubectl is put on the workload's PATH by us.
+        // The cluster puts kubectl on the workload's PATH.
         let text = name.to_string_lossy();
         let found = slurm::on_path(&text, &std::env::var_os("PATH").unwrap_or_default());
         if found.is_none() && name != "kubectl" {
@@ -132,7 +130,7 @@ impl Workload {
         })
     }
 
-    /// A script that lacks the permission to be run is run by the interpreter that it names.
+    /// Runs a script without execute permission with the interpreter that its `#!` line names.
     fn script(path: &Path, args: &[OsString]) -> Result<Self, Failure> {
         let mut head = [0; 256];
         let got = File::open(path)
@@ -159,7 +157,7 @@ impl Workload {
     }
 }
 
-/// The environment that a workload finds beside our own.
+/// Environment variables of a workload, in addition to the inherited ones.
 pub fn environment(
     name: &str,
     kubeconfig: &Path,
@@ -174,7 +172,7 @@ pub fn environment(
     let path = std::env::join_paths(dirs).unwrap_or(path);
     BTreeMap::from([
         ("KUBECONFIG", kubeconfig.into()),
-        // kubectl would leave its caches in the home directory.
+        // By default kubectl's caches would be in the home directory.
         ("KUBECACHEDIR", cache.into()),
         ("PATH", path),
         ("K8S_CLUSTER_NAME", name.into()),
@@ -195,7 +193,7 @@ fn without_args(manifests: Manifests, args: &[OsString]) -> Result<Workload, Fai
     }
 }
 
-/// Whether a directory, or one below it, holds a manifest. Links are not followed: they may go round.
+/// Whether a directory contains a manifest, at any depth. Links are not followed: they may form a cycle.
 fn has_manifests(dir: &Path, depth: u32) -> io::Result<bool> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -209,7 +207,7 @@ fn has_manifests(dir: &Path, depth: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a file is a manifest, by its name.
+/// Whether a file has the extension of a manifest.
 pub fn is_manifest(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str);
     extension.is_some_and(|e| ["yaml", "yml", "json"].contains(&e))
@@ -229,14 +227,14 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
     .hint(hint)
 }
 
-/// The words of a `#!` line.
+/// The interpreter and the argument in a `#!` line.
 fn interpreter(head: &[u8]) -> Option<Vec<OsString>> {
     let line = head
         .strip_prefix(b"#!")?
         .split(|byte| *byte == b'\n')
         .next()?;
     let line = std::str::from_utf8(line).ok()?.trim();
-    // As the kernel does it: one argument, with all its spaces.
+    // As the kernel: one argument, which may contain spaces.
     let mut words = line.splitn(2, char::is_whitespace);
     let program = words.next().filter(|program| !program.is_empty())?;
     let rest = words.next().map(str::trim).filter(|rest| !rest.is_empty());
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_run_with_and_without_permission() {
+    fn scripts_run_with_and_without_execute_permission() {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("a script");
         std::fs::write(&script, "#!/usr/bin/env -S bash -e\necho\n").unwrap();
@@ -281,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_carried_if_it_was_named_by_a_path() {
+    fn workload_is_carried_only_if_named_by_path() {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("script");
         std::fs::write(&script, "#!/bin/sh\n").unwrap();
@@ -299,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_run_is_explained() {
+    fn unrunnable_workload_is_explained() {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().join("notes.txt");
         std::fs::write(&text, "hello").unwrap();
