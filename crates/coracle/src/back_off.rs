@@ -1,12 +1,12 @@
-//! How long to wait before something that ended or failed is started again.
+//! Exponential back-off before a failed or exited process is started again.
 
 use std::time::Duration;
 
-/// A process that ran for so long was healthy: its end says nothing about the next.
+/// A process that ran for this long was healthy: its exit does not count towards the back-off.
 const HEALTHY_AFTER: Duration = Duration::from_secs(20);
 
-/// Waits that double from the first to the longest, and begin anew after a success. There is no last one: to give up would be the end
-/// of what the process looks after.
+/// A wait that doubles from `first` to `longest` and resets after a success. There is no limit on retries: the callers supervise
+/// processes that pods depend on, so they must not give up.
 #[derive(Clone, Debug)]
 pub struct BackOff {
     first: Duration,
@@ -15,7 +15,7 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Waits from `first` to `longest`.
+    /// A back-off that starts at `first` and is capped at `longest`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first,
@@ -31,7 +31,7 @@ impl BackOff {
         wait
     }
 
-    /// The wait after the end of a process that ran for `ran`.
+    /// The wait after the exit of a process that ran for `ran`.
     pub fn wait_after(&mut self, ran: Duration) -> Duration {
         if ran >= HEALTHY_AFTER {
             self.reset();
@@ -39,7 +39,7 @@ impl BackOff {
         self.wait()
     }
 
-    /// Begins anew, after a success.
+    /// Resets the wait to `first`, after a success.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn only_healthy_runs_begin_the_waits_anew() {
+    fn only_a_healthy_run_resets_the_back_off() {
         let mut back_off = BackOff::new(Duration::from_millis(50), Duration::from_secs(10));
         let quick = HEALTHY_AFTER - Duration::from_millis(1);
         assert_eq!(back_off.wait_after(quick).as_millis(), 50);

@@ -14,12 +14,12 @@ use crate::commands::logs::LogsArgs;
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Services get addresses that HPC sites don't use themselves.
+/// Default range of Services, in the shared address space of RFC 6598, which HPC sites normally do not use.
 pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
 
 const AFTER_HELP: &str = "\
@@ -61,7 +61,7 @@ pub enum InternalCommand {
         /// By which it is found
         marks: Vec<String>,
     },
-    /// Removes a node's directory when everybody else was killed
+    /// Removes a node's directory if all other processes of the node were killed
     Janitor,
     /// One pod
     Sandbox {
@@ -73,16 +73,16 @@ pub enum InternalCommand {
         /// Which one
         dir: PathBuf,
     },
-    /// Removes unpacked layers that nobody uses
+    /// Removes unpacked layers that no pod uses
     FreeLayers {
-        /// Where they are
+        /// The directory of layers
         dir: PathBuf,
-        /// Until the disk is filled to so many percent
+        /// Stop when disk usage is at most this percentage
         low: u64,
-        /// Only those not used for so many seconds
+        /// Remove only layers not used for this many seconds
         age: u64,
     },
-    /// Takes what is carried to a node that sees none of it
+    /// Unpacks the bundle carried to a leader's node
     Receive {
         /// Where it goes
         dir: PathBuf,
@@ -151,7 +151,7 @@ pub struct RunOptions {
     pub report_end: bool,
 }
 
-/// The same options alone, for those that stand among Slurm's.
+/// Parses options of `coracle run` that come after Slurm's options.
 #[derive(Debug, Parser)]
 #[command(name = "coracle run", no_binary_name = true, after_help = RUN_HELP)]
 pub struct LateOptions {

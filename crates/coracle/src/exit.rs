@@ -1,7 +1,7 @@
-//! How Coracle ends: its exit codes, and errors that say what to do next.
+//! Exit codes of Coracle, and error messages with hints.
 //!
-//! A workload's own exit code is passed on as it is. Codes of Coracle itself follow `sysexits.h`, far
-//! from those that programs usually choose; docs/exit-codes.md lists them.
+//! A workload's exit code is passed through unchanged. Coracle's own codes follow `sysexits.h`, away from the codes that
+//! programs usually choose. docs/exit-codes.md lists them.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
@@ -9,24 +9,24 @@ use std::process::{ExitCode, ExitStatus};
 use console::{Failure, FailureCode, say};
 use rustix::process::Signal;
 
-/// The code of this number.
+/// Converts a number to an exit code; 1 if it does not fit.
 pub fn code(number: i32) -> ExitCode {
     ExitCode::from(u8::try_from(number).unwrap_or(1))
 }
 
-/// The number that a shell gives to what `signal` ended.
+/// The exit code of a process killed by `signal`, as a shell reports it.
 pub fn of_signal(signal: Signal) -> i32 {
     128 + signal.as_raw()
 }
 
-/// The number that a shell gives to a child's end.
+/// The exit code of a child, as a shell reports it.
 pub fn of_child(status: ExitStatus) -> i32 {
     status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// Tells the user about an error, on standard error, and chooses the exit code.
+/// Prints an error on standard error and returns its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     say(format_args!("{}", describe(error)));
     let code = error
@@ -44,7 +44,8 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<FailureCode> {
         .or_else(|| cause.downcast_ref().and_then(code_of_io))
 }
 
-/// What the system refuses for want of something is no defect of ours.
+/// Maps I/O errors caused by the host or its disk (full, read-only, out of descriptors or memory) to their own exit codes, so
+/// that they are not reported as internal errors.
 pub fn code_of_io(error: &std::io::Error) -> Option<FailureCode> {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
@@ -63,7 +64,7 @@ pub fn code_of_io(error: &std::io::Error) -> Option<FailureCode> {
     }
 }
 
-/// The error with its causes, then the hints.
+/// Formats the error, its causes, and the hints.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = format!("error: {error}");
     for cause in error.chain().skip(1) {

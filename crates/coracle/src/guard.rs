@@ -1,12 +1,12 @@
-//! A process of ours, and a guard above it.
+//! Splits a process into a worker and a guard that supervises it.
 //!
-//! The guard is the parent of the worker and has nothing to do but to watch it. It passes on signals,
-//! inherits every orphan below, and when the worker is gone, however that came about, kills what is left.
-//! If the guard itself is killed, the worker hears of it by SIGTERM and ends in order. So `kill -9` of
-//! either leaves nothing behind, also where Slurm doesn't see processes that left their parents.
+//! The guard is the worker's parent. It forwards signals, reaps orphans as their subreaper, and kills all remaining
+//! descendants when the worker exits for any reason. If the guard is killed, the worker gets SIGTERM (its parent death signal)
+//! and shuts down in order. So `kill -9` of either process leaves no processes behind, even where Slurm does not track
+//! processes that were reparented.
 //!
 //! ```text
-//!   slurmstepd ── guard ── worker ── what it starts
+//!   slurmstepd ── guard ── worker ── its children
 //! ```
 
 use console::say;
@@ -19,34 +19,34 @@ use linux::process::Fork;
 use linux::signal::Held;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-/// What happens when the worker dies by a signal.
+/// The guard's reaction when a signal kills the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Everything ends with it.
+    /// Kill the worker's descendants and exit.
     End,
-    /// It is started again, after a back-off if it was not healthy.
+    /// Restart the worker; back off if it was not healthy.
     Restart,
 }
 
-/// On which side of the guard this process now is.
+/// The role of this process after [`split`].
 #[derive(Debug)]
 pub enum Side {
-    /// The worker: go on with the real work.
+    /// The worker: continue with the role's work.
     Worker,
-    /// The guard, and the worker is over.
+    /// The guard, after the worker has exited.
     Guard(Over),
 }
 
-/// How a guard's work ended.
+/// The result that the guard returns with.
 #[derive(Debug, Clone, Copy)]
 pub struct Over {
-    /// End with this code.
+    /// The exit code for this process.
     pub code: ExitCode,
-    /// The worker left what is below to others, so it was left alone. Only one that is restarted does that.
+    /// The worker exited with [`LEFT_TO_OTHERS`], so its descendants were not killed. Only with [`Policy::Restart`].
     pub left_to_others: bool,
 }
 
-/// With this code a worker says that what it started lives on, for another to take over.
+/// A worker exits with this code if its descendants must survive, for another agent to adopt.
 pub const LEFT_TO_OTHERS: u8 = 3;
 
 const SIGNALS: [Signal; 7] = [
@@ -58,12 +58,11 @@ const SIGNALS: [Signal; 7] = [
     Signal::USR1,
     Signal::USR2,
 ];
-/// The waits before a worker is replaced.
 const RESTARTS: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(10));
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Holds back, until it is released, what Slurm may send to every process of a job at once: for a process that ends
-/// by another's word, and whose death would be the death of what hangs on it.
+/// Blocks the signals that Slurm may send to every process of a job at once. For processes that other processes depend on and
+/// that exit on a request from the agent or the leader instead.
 pub fn deaf() -> io::Result<Held> {
     Held::new(&[
         Signal::TERM,
@@ -74,9 +73,9 @@ pub fn deaf() -> io::Result<Held> {
     ])
 }
 
-/// Splits this process, which must have a single thread, into a guard and a worker.
+/// Forks this process, which must have a single thread, into a guard and a worker.
 ///
-/// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.
+/// Returns immediately in each worker, including restarted ones. Returns in the guard when no worker will be started any more.
 pub fn split(policy: Policy) -> io::Result<Side> {
     linux::process::become_subreaper()?;
     let mut restarts = RESTARTS;
@@ -95,7 +94,7 @@ pub fn split(policy: Policy) -> io::Result<Side> {
         let began = Instant::now();
         let status = watch(worker, &held, &mut told)?;
         let died = status.terminating_signal().is_some();
-        // However often: to give up would be the end of what the worker looks after.
+        // Restarts are unlimited: pods depend on the worker.
         if policy == Policy::Restart && died && !told {
             back_off(&held, restarts.wait_after(began.elapsed()), &mut told)?;
             if !told {
@@ -116,7 +115,7 @@ pub fn split(policy: Policy) -> io::Result<Side> {
     }
 }
 
-/// Waits before a worker is started again, unless a signal asks for the end; `told` then.
+/// Waits before the worker is restarted. Returns early, with `told` set, if a signal requests termination.
 fn back_off(held: &Held, wait: Duration, told: &mut bool) -> io::Result<()> {
     let end = Instant::now() + wait;
     while !*told {
@@ -139,21 +138,21 @@ fn asks_for_the_end(signal: Signal) -> bool {
     signal != Signal::USR1 && signal != Signal::USR2
 }
 
-/// Passes signals on until the worker ends; `told` when one of them asked for that.
+/// Forwards signals until the worker exits. Sets `told` if one of them requests termination.
 fn watch(worker: Pid, held: &Held, told: &mut bool) -> io::Result<WaitStatus> {
     loop {
         let taken = held.wait()?;
         match taken.signal {
             Signal::CHILD => {
-                // Orphans come to us too, and several children may share one signal.
+                // The guard also reaps orphans, and several exits may be merged into one SIGCHLD.
                 while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
                     if pid == worker {
                         return Ok(status);
                     }
                 }
             }
-            // A key on the terminal: the worker, in the same process group, has it already. (Of a terminal
-            // that is closed only the session's leader hears, which may be us.)
+            // Sent by the terminal (Ctrl-C): the worker is in the same process group and has received it. The exception is SIGHUP
+            // of a closed terminal, which only the session leader receives; that may be the guard.
             signal if taken.from_kernel && signal != Signal::HUP => {}
             signal => {
                 *told |= asks_for_the_end(signal);

@@ -1,4 +1,4 @@
-//! What this program logs: to standard error, and in a node's agent also into memory, for those who ask the node for its log.
+//! Logging to standard error and, in a node's agent, also to memory, from where the kubelet API serves the node's log.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -12,25 +12,25 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// What is kept in memory at most.
+/// Size limit of the log in memory.
 const KEPT_BYTES: usize = 1 << 20;
-/// `CORACLE_LOG` chooses what is logged, in the form of `RUST_LOG`.
+/// Log filter, in the syntax of `RUST_LOG`.
 const CHOICE: &str = "CORACLE_LOG";
-/// Warnings by default. The client library would report every attempt to connect while the API server is not there yet.
+/// The kube client is off because it logs every failed connection attempt while the API server starts.
 const TO_STDERR: &str = "warn,kube_client=off";
-/// A node remembers more than it says.
+/// The log in memory is more verbose than standard error.
 const TO_MEMORY: &str = "info,kube_client=off,coracle=debug,kubelet=debug,kubelet_api=debug";
 
 static REMEMBERED: OnceLock<Mutex<Ring>> = OnceLock::new();
 
-/// Begins. `remember` keeps what is logged in memory, too.
+/// Sets up logging; with `remember`, also to memory.
 pub fn start(remember: bool) {
     let filter = |default: &str| EnvFilter::try_from_env(CHOICE).unwrap_or_else(|_| default.into());
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        // A terminal that is gone must not take us with it.
+        // A write error, such as on a closed terminal, must not panic.
         .log_internal_errors(false);
     let memory: Option<Filtered<_, _, _>> = remember.then(|| {
         REMEMBERED.get_or_init(Mutex::default);
@@ -45,7 +45,7 @@ pub fn start(remember: bool) {
         .init();
 }
 
-/// What is remembered, oldest first.
+/// The lines in memory, oldest first.
 pub fn remembered() -> Vec<LogLine> {
     let Some(ring) = REMEMBERED.get() else {
         return Vec::new();
@@ -54,7 +54,7 @@ pub fn remembered() -> Vec<LogLine> {
     ring.lines.iter().cloned().collect()
 }
 
-/// The newest lines.
+/// Ring buffer of the newest lines.
 #[derive(Default)]
 struct Ring {
     lines: VecDeque<LogLine>,
@@ -74,7 +74,7 @@ impl Ring {
     }
 }
 
-/// Each event comes in one piece.
+/// Writes each event, which arrives as one `write` call, to the ring buffer.
 #[derive(Clone, Copy)]
 struct ToMemory;
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_so_much_is_remembered() {
+    fn log_in_memory_is_bounded() {
         let mut ring = Ring::default();
         let long = "x".repeat(KEPT_BYTES / 4);
         for index in 0..10 {

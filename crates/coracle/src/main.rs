@@ -1,9 +1,8 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary holds every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs`
-//! and `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate resolves the
-//! command line, wires the other crates together and tells the user what happens; docs/architecture.md
-//! shows the processes.
+//! One binary contains every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs` and
+//! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
+//! the other crates and reports to the user. docs/architecture.md shows the processes.
 
 mod back_off;
 mod cli;
@@ -34,13 +33,13 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    // A node is asked for its log.
+    // The agent serves its own log through the kubelet API.
     log::start(matches!(
         cli.command,
         Command::Internal(InternalCommand::Node)
     ));
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    // Every role decides by itself when it starts threads: some fork before.
+    // Each role starts its own threads, because some roles fork first.
     let ended = match cli.command {
         Command::Run(args) => run::main(args),
         Command::Doctor(args) => block_on(doctor::run(args)),
@@ -68,25 +67,25 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error| exit::report(&error))
 }
 
-/// Waits for the end of a process, given its descriptor, which is readable from then on. (A pipe by name only: it is never read.)
+/// Waits until the process of a pidfd exits: the pidfd is readable from then on. It is wrapped as a pipe only to poll it.
 async fn ended(process: std::os::fd::OwnedFd) -> std::io::Result<()> {
     let process = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(process)?;
     process.readable().await
 }
 
-/// Runs asynchronous work on this thread alone. Children that die with us watch the thread that
-/// started them, so it must be the one that lives longest; and no role has work for a second one.
+/// Runs a future on this thread alone. A parent death signal is sent when the *thread* that forked the child exits, so children
+/// must be forked on the thread that lives longest.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let done = runtime.block_on(work);
-    // Not waiting for a thread that may sit in a read of the terminal for ever.
+    // Does not wait for blocking threads: one may be reading from the terminal.
     runtime.shutdown_background();
     done
 }
 
-/// Clap's own message; help goes to standard output and is no error.
+/// Prints clap's message. Help goes to standard output and is not an error.
 fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() {

@@ -1,5 +1,5 @@
-//! The node's own directory: sockets, unpacked images, and what pods write. It is made by the first agent of a node,
-//! found again by those after it, and removed by whoever ends last.
+//! The node's directory: sockets, unpacked layers, and the pods' data. The first agent of a node creates it, later agents
+//! adopt it, and the node's last process removes it.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -17,31 +17,31 @@ use sha2::{Digest, Sha256};
 
 use crate::pod_lock;
 
-/// The variable that marks a node's hub and sandboxes. They have it as an argument, because nobody can read the environment of
-/// processes that hide.
+/// The variable that marks a node's hub and sandboxes. They carry it as an argument, because the environment of non-dumpable
+/// processes cannot be read.
 pub const MARK: &str = "CORACLE_NODE";
-/// What the names of nodes' directories begin with.
+/// Prefix of the names of node directories.
 const PREFIX: &str = "coracle-";
-/// The file in it that says whose it is: others may share the file system.
+/// A file with the host's name, because several hosts may share the file system.
 const HOST: &str = "host";
-/// Longer than any host's name.
+/// More than any host name has.
 const LONGEST_HOST: u64 = 1024;
-/// Agents come back, and hubs end, long before.
+/// Age after which a directory may be abandoned. Agents are restarted, and hubs exit, long before.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
-/// Where this node keeps its things, and the key to its pods.
+/// The node's directory, and the secrets derived for this node.
 #[derive(Clone, Debug)]
 pub struct NodeDir {
-    /// On a local disk, for this user alone.
+    /// The path, on a local disk, accessible to this user alone.
     pub dir: PathBuf,
-    /// Makes the tokens of sandboxes.
+    /// The key from which the tokens of sandboxes are derived.
     pub key: NodeKey,
-    /// Tells this node's processes from all others, and nothing to those who read it: the value of [`MARK`].
+    /// Value of [`MARK`]: identifies this node's processes and reveals nothing about the secret.
     pub mark: String,
 }
 
 impl NodeDir {
-    /// What the cluster's secret says of this node. Nobody else can guess the directory's name, nor be there first.
+    /// Derives everything from the cluster's secret. Other users cannot guess the directory's name and create it first.
     pub fn new(secret: &str, node: &str) -> Self {
         let text = |what: &str| -> String {
             let bytes = derive(secret, what, node).into_iter().take(16);
@@ -54,7 +54,7 @@ impl NodeDir {
         }
     }
 
-    /// Makes the directory, or finds that of an agent before us.
+    /// Creates the directory, or adopts that of an earlier agent.
     pub fn make(&self) -> io::Result<()> {
         match std::fs::DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -67,15 +67,15 @@ impl NodeDir {
         if !ours {
             return Err(io::Error::other("it belongs to somebody else"));
         }
-        // On a full disk too pods may run that write nothing; without this the directory is not swept, that is all.
+        // Not fatal: pods that write nothing can run on a full disk. Without this file the directory is never swept.
         if let Err(error) = std::fs::write(self.dir.join(HOST), hostname()) {
             tracing::warn!(dir = %self.dir.display(), %error, "cannot write to the node's directory");
         }
         Ok(())
     }
 
-    /// Removes the directories of this user's clusters of which everything on this node was killed at once. The calling
-    /// process must have a single thread.
+    /// Removes directories of this user's clusters whose processes on this node were all killed at once. The calling process must
+    /// have a single thread.
     pub fn sweep() {
         for entry in std::fs::read_dir(scratch()).into_iter().flatten().flatten() {
             if is_abandoned(&entry.path()) {
@@ -84,18 +84,17 @@ impl NodeDir {
         }
     }
 
-    /// The argument that marks processes of this node.
+    /// The argument that marks the node's processes.
     pub fn mark_argument(&self) -> String {
         format!("{MARK}={}", self.mark)
     }
 
-    /// The hub's socket.
     pub fn hub_socket(&self) -> PathBuf {
         self.dir.join("hub.sock")
     }
 
-    /// Removes all of it, unless a pod in it still runs. The calling process must have a single thread: files of containers belong
-    /// to ids that only a process in a user namespace may touch.
+    /// Removes the directory, unless one of its pods still runs. The calling process must have a single thread: the files of
+    /// containers belong to subordinate ids, so a child enters a user namespace to remove them.
     pub fn remove(&self) {
         Self::remove_dir(&self.dir);
     }
@@ -116,9 +115,9 @@ impl NodeDir {
     }
 }
 
-/// Whether this is a node's directory of ours that nobody uses any more.
+/// Whether this is a node directory of this user that no process uses any more.
 ///
-/// Other users make what they like beside ours: nothing in a directory is opened before it is known to be ours.
+/// Other users can create entries with such names, so check the owner of a directory before opening anything in it.
 fn is_abandoned(dir: &Path) -> bool {
     let name = dir.file_name().and_then(|name| name.to_str());
     let id = name.and_then(|name| name.strip_prefix(PREFIX));
@@ -136,25 +135,25 @@ fn is_abandoned(dir: &Path) -> bool {
     is_old && read_host(&opened).is_ok_and(|host| host == hostname()) && !is_in_use(dir)
 }
 
-/// Whether any process of a node other than this one lives: an agent, its guard, the hub, or a sandbox. Not for the guard itself,
-/// which would lose its lock: see [`pod_lock::is_held`].
+/// Whether any process of a node, other than the calling one, runs: an agent, its guard, the hub, or a sandbox. The guard itself
+/// must not call this, because it would lose its lock: see [`pod_lock::is_held`].
 pub fn is_in_use(dir: &Path) -> bool {
     is_guarded(dir) || is_used_below_guard(dir)
 }
 
-/// Whether an agent, the hub or a sandbox of a node lives.
+/// Whether an agent, the hub or a sandbox of a node runs.
 pub fn is_used_below_guard(dir: &Path) -> bool {
     UnixStream::connect(kubelet_socket(dir)).is_ok()
         || network::hub::is_listening(&dir.join("hub.sock"))
         || has_pods(dir)
 }
 
-/// Whether the guard of an agent lives. As long as it does the node has an agent, or is about to have one again.
+/// Whether the guard of an agent runs. If so, the node has an agent or will get one again.
 pub fn is_guarded(dir: &Path) -> bool {
     pod_lock::is_held(dir)
 }
 
-/// Kills the sandboxes of a node, and says how many there were. They hold their locks, whether or not `/proc` shows them.
+/// Kills the sandboxes of a node and returns how many there were. Finds them by their locks, so it does not depend on `/proc`.
 pub fn kill_sandboxes(dir: &Path) -> usize {
     let pods = std::fs::read_dir(dir.join("pods")).into_iter().flatten();
     pods.flatten()
@@ -162,7 +161,7 @@ pub fn kill_sandboxes(dir: &Path) -> usize {
         .count()
 }
 
-/// Whether a sandbox lives. If the check fails, assume that one does.
+/// Whether a sandbox runs. If the check fails, assume that one does.
 pub fn has_pods(dir: &Path) -> bool {
     match std::fs::read_dir(dir.join("pods")) {
         Ok(mut pods) => pods.any(|pod| pod.map_or(true, |pod| pod_lock::is_held(&pod.path()))),
@@ -170,13 +169,13 @@ pub fn has_pods(dir: &Path) -> bool {
     }
 }
 
-/// Removes a node's directory as [`remove`] does, unless a pod in it still runs.
+/// Removes a node's directory as [`remove`] does, unless one of its pods still runs.
 pub fn remove_node(dir: &Path) -> io::Result<()> {
     refuse_with_pods(dir)?;
     remove(dir)
 }
 
-/// An error if a pod in a node's directory still runs: its volumes, logs and lock must not be removed.
+/// Fails if a pod of the node still runs: its volumes, logs and lock must not be removed.
 pub fn refuse_with_pods(dir: &Path) -> io::Result<()> {
     match has_pods(dir) {
         true => Err(io::Error::new(
@@ -187,7 +186,7 @@ pub fn refuse_with_pods(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a directory that belongs to this user; an error if it is anything else.
+/// Opens a directory of this user; fails on any other file, and on links.
 fn open_own_dir(dir: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = File::from(rustix::fs::open(dir, flags, Mode::empty())?);
@@ -195,9 +194,9 @@ fn open_own_dir(dir: &Path) -> io::Result<File> {
     Ok(opened)
 }
 
-/// The host's name in a node's directory.
+/// Reads the host name from a node's directory.
 fn read_host(dir: &File) -> io::Result<String> {
-    // Neither a link nor a FIFO without a writer can make us wait or read something else.
+    // Do not follow links, and do not block on a FIFO without a writer.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(dir, HOST, flags, Mode::empty())?);
     let found = file.metadata()?;
@@ -217,10 +216,10 @@ fn own(found: &Metadata) -> io::Result<()> {
     Err(io::Error::other("it belongs to another user"))
 }
 
-/// Removes a directory that containers have written to, in a user namespace that this process, which must have a single
-/// thread, moves into if it has to.
+/// Removes a directory that containers have written to. The calling process must have a single thread. It moves into a user
+/// namespace if it cannot remove all files otherwise.
 pub fn remove(dir: &Path) -> io::Result<()> {
-    // Without containers' files nothing special is needed.
+    // Sufficient if no files belong to subordinate ids.
     if linux::remove::tree(dir).is_ok() {
         return Ok(());
     }
@@ -228,7 +227,7 @@ pub fn remove(dir: &Path) -> io::Result<()> {
     linux::remove::tree(dir)
 }
 
-/// The same from a process with threads: another one does it.
+/// As [`remove`], for callers with several threads: runs `coracle internal remove`.
 pub async fn remove_elsewhere(dir: PathBuf) -> io::Result<()> {
     let output = tokio::process::Command::new("/proc/self/exe")
         .args(["internal", "remove"])
@@ -243,17 +242,17 @@ pub async fn remove_elsewhere(dir: PathBuf) -> io::Result<()> {
     Err(io::Error::other(words.trim().to_owned()))
 }
 
-/// The socket at which sandboxes find their kubelet, in a node's directory.
+/// The socket, in a node's directory, to which sandboxes connect.
 pub fn kubelet_socket(dir: &Path) -> PathBuf {
     dir.join("kubelet.sock")
 }
 
-/// Where unpacked layers are, in a node's directory.
+/// The directory of unpacked layers, in a node's directory.
 pub fn layers(dir: &Path) -> PathBuf {
     dir.join("layers")
 }
 
-/// The node's local scratch.
+/// The node's local scratch directory.
 pub fn scratch() -> PathBuf {
     let dir = std::env::var_os("TMPDIR").map(PathBuf::from);
     dir.filter(|dir| dir.is_absolute() && dir.is_dir())
@@ -265,7 +264,6 @@ fn derive(secret: &str, what: &str, node: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// This host's name.
 pub fn hostname() -> String {
     rustix::system::uname()
         .nodename()
@@ -280,7 +278,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::SystemTime;
 
-    /// A node's directory that is old enough to be swept, with whatever `fill` puts into it.
+    /// Creates a node directory that is old enough to be swept, with a host file made by `fill`.
     fn old_dir(tmp: &Path, name: char, fill: impl Fn(&Path)) -> PathBuf {
         let dir = tmp.join(format!("{PREFIX}{}", name.to_string().repeat(32)));
         std::fs::create_dir(&dir).unwrap();
@@ -291,7 +289,7 @@ mod tests {
         dir
     }
 
-    /// [`is_abandoned`], or `None` if it does not return.
+    /// The result of [`is_abandoned`], or `None` if it blocks.
     fn judged(dir: PathBuf) -> Option<bool> {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || tell.send(is_abandoned(&dir)));
@@ -317,7 +315,7 @@ mod tests {
             std::fs::write(path, host.repeat(10_000)).unwrap();
         });
         assert_eq!(judged(long), Some(false));
-        // Through a link, another's directory can pass for ours.
+        // A link may point to another user's directory.
         let link = tmp.path().join(format!("{PREFIX}{}", "4".repeat(32)));
         std::os::unix::fs::symlink(&whole, &link).unwrap();
         assert_eq!(judged(link), Some(false));
@@ -329,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_its_own_place_and_always_the_same() {
+    fn directory_depends_on_secret_and_node() {
         let place = |secret, node| NodeDir::new(secret, node).dir;
         assert_eq!(place("s", "node1"), place("s", "node1"));
         assert_ne!(place("s", "node1"), place("s", "node2"));
@@ -362,7 +360,7 @@ mod tests {
     }
 }
 
-/// For tests of what happens while a pod runs.
+/// For tests that need a running pod.
 #[cfg(test)]
 pub mod testing {
     use std::io::{Read, Write};
@@ -371,14 +369,14 @@ pub mod testing {
 
     use crate::pod_lock;
 
-    /// For the other process: the directory to lock.
+    /// Environment variable for the other process: the directory to lock.
     const DIR: &str = "CORACLE_TEST_POD";
 
-    /// Another process that holds the lock of a pod: a process does not see its own.
+    /// Another process that holds the lock of a pod: a process cannot see its own locks.
     pub struct LockedPod(Child);
 
     impl LockedPod {
-        /// Whether the calling process is the one that [`Self::start`] started. Then it has held the lock, and is to end.
+        /// Whether [`Self::start`] started the calling process. If so, this has held the lock until released, and the test must return.
         pub fn is_this_process() -> bool {
             let Some(dir) = std::env::var_os(DIR) else {
                 return false;
@@ -389,7 +387,7 @@ pub mod testing {
             true
         }
 
-        /// Starts it: this program again with the test `test` alone, which must begin with [`Self::is_this_process`].
+        /// Starts the process: this program with the test `test` alone, which must begin with [`Self::is_this_process`].
         pub fn start(test: &str, dir: &Path) -> Self {
             let mut process = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "--nocapture", test])
@@ -404,12 +402,12 @@ pub mod testing {
             Self(process)
         }
 
-        /// Waits for it, after another process has killed it.
+        /// Waits for the process after it was killed.
         pub fn wait(mut self) {
             assert!(!self.0.wait().unwrap().success());
         }
 
-        /// Ends it, and thereby releases the lock.
+        /// Ends the process, which releases the lock.
         pub fn end(mut self) {
             self.0.stdin.take().unwrap().write_all(b"\n").unwrap();
             assert!(self.0.wait().unwrap().success());

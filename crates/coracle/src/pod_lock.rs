@@ -1,9 +1,11 @@
-//! A pod has one sandbox, whatever its kubelets believe: each holds a lock in the pod's directory for as long as it lives, and
-//! dials nobody without it.
+//! Locks that ensure one sandbox per pod and one agent per node.
 //!
-//! It is a record lock of POSIX, because of those the kernel tells who holds them: so a kubelet finds a sandbox that an earlier one
-//! has started, before that dials, and whoever ends the node finds all that are left, also where `/proc` does not show them (`hidepid`).
-//! The guard of a node's agent holds one in the node's directory too, so that a node has one agent.
+//! A sandbox holds a lock in its pod's directory for as long as it runs, and connects to the kubelet only with the lock. The
+//! guard of a node's agent holds one in the node's directory.
+//!
+//! These are POSIX record locks, because the kernel reports the process that holds one (`F_GETLK`). So a kubelet finds a sandbox
+//! that an earlier kubelet started before the sandbox has connected, and the node's shutdown finds all remaining sandboxes, also
+//! where `/proc` does not show them (`hidepid`).
 
 use std::fs::File;
 use std::io;
@@ -15,13 +17,13 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
 
-/// The file, in the directory of the pod or of the node.
+/// Name of the lock file, in the directory of the pod or of the node.
 const NAME: &str = "lock";
-/// How long a sandbox that was killed may take to be gone.
+/// How long a killed sandbox may take to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Takes the lock of the pod whose directory `dir` is, which lasts until what is returned is dropped.
+/// Takes the lock of the pod with the directory `dir`. Dropping the returned file releases it.
 pub fn take(dir: &Path) -> io::Result<File> {
     take_within(dir, PATIENCE)
 }
@@ -38,11 +40,11 @@ pub fn try_take(dir: &Path, patience: Duration) -> io::Result<Option<File>> {
         let file = open(dir)?;
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) if is_file_of(&file, dir) => return Ok(Some(file)),
-            // It was removed or replaced before it was locked, so that nobody else would find the lock.
+            // The file was removed or replaced before it was locked, so other processes would not see this lock. Try again.
             Ok(()) => {}
             Err(Errno::ACCESS | Errno::AGAIN) if Instant::now() < end => std::thread::sleep(PAUSE),
             Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
-            // Better than no pods at all: two of one pod are rare.
+            // The file system has no locks. Run the pod anyway: two sandboxes of one pod are rare.
             Err(error) => {
                 tracing::warn!(dir = %dir.display(), %error, "pods can't be locked here");
                 return Ok(Some(file));
@@ -58,7 +60,7 @@ fn open(dir: &Path) -> io::Result<File> {
     options.open(dir.join(NAME))
 }
 
-/// Whether the file that was opened is the one in `dir`. (To open that one as well, and close it, would release the lock.)
+/// Whether `file` is still the lock file in `dir`. Uses stat: opening and closing the file again would release the lock.
 fn is_file_of(file: &File, dir: &Path) -> bool {
     let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
     let found = std::fs::symlink_metadata(dir.join(NAME)).map(identity);
@@ -66,20 +68,20 @@ fn is_file_of(file: &File, dir: &Path) -> bool {
     opened.is_ok_and(|opened| found.is_ok_and(|found| found == opened))
 }
 
-/// Kills the process that holds the lock, if it isn't this one. Says whether there was one.
+/// Kills the process that holds the lock, if it is not the calling one. Returns whether there was one.
 pub fn kill_holder(dir: &Path) -> bool {
-    // Its number can't become another's while it still holds the lock.
+    // The pid cannot be reused while the process still holds the lock.
     holder(dir).is_some_and(|pid| linux::process::kill_if(pid, || holder(dir) == Some(pid)))
 }
 
-/// The process that holds the lock, if it isn't this one.
+/// The pid of the process that holds the lock, if it is not the calling one.
 pub fn holder(dir: &Path) -> Option<i32> {
     let file = File::open(dir.join(NAME)).ok()?;
     let lock = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).ok()??;
     lock.pid.map(|pid| pid.as_raw_nonzero().get())
 }
 
-/// Whether another process than this one holds the lock. If the check fails, assume that one does.
+/// Whether another process holds the lock. If the check fails, assume that one does.
 ///
 /// Never call this, or [`holder`], in the process that holds the lock: closing any descriptor of the file releases it.
 pub fn is_held(dir: &Path) -> bool {
@@ -90,7 +92,7 @@ pub fn is_held(dir: &Path) -> bool {
             return !kinds.contains(&error.kind());
         }
     };
-    // Where there are no locks, nobody holds one.
+    // If the file system has no locks, none is held.
     fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).is_ok_and(|lock| lock.is_some())
 }
 
@@ -102,18 +104,18 @@ mod tests {
 
     use super::*;
 
-    /// For the process below: the directory to lock.
+    /// Environment variable for the other process: the directory to lock.
     const DIR: &str = "CORACLE_TEST_LOCK";
 
     #[test]
-    fn a_pod_has_one_sandbox_and_it_is_known_which() {
+    fn one_process_holds_the_lock_and_is_found() {
         if let Some(dir) = std::env::var_os(DIR) {
             return hold(Path::new(&dir));
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pod");
         assert_eq!(holder(&dir), None);
-        let mut other = holding("a_pod_has_one_sandbox_and_it_is_known_which", &dir);
+        let mut other = holding("one_process_holds_the_lock_and_is_found", &dir);
         assert_eq!(holder(&dir), i32::try_from(other.id()).ok());
         assert!(is_held(&dir));
         let refused = take_within(&dir, Duration::ZERO).unwrap_err();
@@ -138,13 +140,13 @@ mod tests {
         assert!(kill_holder(&dir));
         assert_eq!(other.wait().unwrap().signal(), Some(9));
         assert!(!kill_holder(&dir));
-        // Nor is it us.
+        // The calling process is not killed either.
         let _lock = take(&dir).unwrap();
         assert!(!kill_holder(&dir));
     }
 
     #[test]
-    fn a_lock_on_a_file_that_was_replaced_is_taken_again() {
+    fn replaced_lock_file_is_detected() {
         let home = tempfile::tempdir().unwrap();
         let file = open(home.path()).unwrap();
         assert!(is_file_of(&file, home.path()));
@@ -154,18 +156,15 @@ mod tests {
         assert!(!is_file_of(&file, home.path()) && is_file_of(&other, home.path()));
     }
 
-    /// Whoever holds the lock removes its file while another waits for it.
+    /// The holder of the lock removes the file while another process waits for the lock.
     #[test]
-    fn who_waits_for_a_lock_does_not_get_that_of_a_removed_file() {
+    fn waiter_does_not_lock_a_removed_file() {
         if let Some(dir) = std::env::var_os(DIR) {
             return hold(Path::new(&dir));
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pod");
-        let mut other = holding(
-            "who_waits_for_a_lock_does_not_get_that_of_a_removed_file",
-            &dir,
-        );
+        let mut other = holding("waiter_does_not_lock_a_removed_file", &dir);
         let waiting = {
             let dir = dir.clone();
             std::thread::spawn(move || take(&dir).unwrap())
@@ -185,7 +184,7 @@ mod tests {
         let _ = std::io::stdin().read(&mut [0]);
     }
 
-    /// Another process, which runs the named test of this module and holds the lock.
+    /// Starts another process that runs the named test of this module and holds the lock.
     fn holding(test: &str, dir: &Path) -> Child {
         let mut other = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])

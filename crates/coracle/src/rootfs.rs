@@ -1,4 +1,4 @@
-//! How this node assembles root file systems from an image's layers: overlayfs, fuse-overlayfs, or a copy.
+//! Selects how this node assembles root file systems from an image's layers: overlayfs, fuse-overlayfs, or a copy.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use sandbox::runtime::Snapshotter;
 
 use crate::probe;
 
-/// The variable by which a user, or a test, chooses.
+/// The variable that overrides the automatic choice.
 pub const VARIABLE: &str = "CORACLE_ROOTFS";
-/// Looked up on PATH.
+/// The program that is looked up on PATH.
 const PROGRAM: &str = "fuse-overlayfs";
 
-/// The user's choice.
+/// The value of [`VARIABLE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Best,
@@ -21,7 +21,7 @@ pub enum Choice {
     Copy,
 }
 
-/// The choice from the environment.
+/// Reads [`VARIABLE`].
 pub fn choice() -> anyhow::Result<Choice> {
     match std::env::var(VARIABLE).unwrap_or_default().as_str() {
         "" => Ok(Choice::Best),
@@ -32,7 +32,7 @@ pub fn choice() -> anyhow::Result<Choice> {
     }
 }
 
-/// The user's choice, or the best that works when tried in `dir`, on the file system that will hold containers' changes.
+/// Returns the user's choice, or the best method that works in `dir`, on the file system for containers' writable layers.
 pub async fn choose(dir: &Path) -> anyhow::Result<Snapshotter> {
     match choice()? {
         Choice::Best => {}
@@ -58,7 +58,7 @@ pub async fn choose(dir: &Path) -> anyhow::Result<Snapshotter> {
     Ok(instead)
 }
 
-/// The path of fuse-overlayfs.
+/// Finds fuse-overlayfs on PATH.
 pub fn fuse_overlayfs() -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let path = std::env::var_os("PATH")?;

@@ -1,6 +1,7 @@
-//! The tasks of an `srun` that don't lead. `srun -N4 coracle run …` starts four of us; one leads and
-//! starts an agent on every node by a step of its own, so the others have nothing to do but to end
-//! when it ends: some sites kill a step in which one task ends long before the others.
+//! The tasks of an `srun` that are not the leader.
+//!
+//! `srun -N4 coracle run …` starts four tasks. One becomes the leader and starts the agents on all nodes as a step of its own.
+//! The other tasks must run until the leader exits: some sites kill a step if one of its tasks exits long before the others.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,16 +10,16 @@ use linux::signal::Held;
 use rustix::process::Signal;
 use slurm::{Allocation, JobLocation, Slurm};
 
-/// The signal that dismisses. Where Slurm signals whole process trees it also reaches the leader's
-/// and everything below it, so it must be one that does nothing to those who don't wait for it.
+/// The signal that tells waiting tasks to exit. Slurm may send it to whole process trees, including the leader's, so its default
+/// action must be to ignore it.
 const DISMISSAL: (Signal, &str) = (Signal::URG, "URG");
 
-/// How often a task that waits looks whether its node still has an agent, and for how long there may be none. A leader
-/// replaces an agent within seconds: without one for longer, everybody who could dismiss us was killed at once.
+/// How often a waiting task checks for an agent on its node, and how long an agent may be missing. The leader replaces an agent
+/// within seconds, so after that the leader and all agents were killed at once and no signal will come.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const LONGEST_ALONE: Duration = Duration::from_secs(20);
 
-/// Waits for the leader's end, or for Slurm's word.
+/// Waits until the leader dismisses this task, Slurm ends the job, or the cluster's processes are gone.
 pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     let held = Held::new(&[DISMISSAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
     let job = format!("SLURM_JOB_ID={}", allocation.job_id);
@@ -33,7 +34,7 @@ pub fn until_dismissed(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dismisses the tasks that wait in the same step as this one.
+/// Dismisses the waiting tasks of the step that this process is in.
 pub async fn dismiss_all(allocation: &Allocation) {
     if let JobLocation::Task { tasks, .. } = allocation.location
         && tasks != Some(1)
@@ -43,7 +44,7 @@ pub async fn dismiss_all(allocation: &Allocation) {
     }
 }
 
-/// Dismisses the tasks that wait in a step.
+/// Dismisses the waiting tasks of a step.
 pub async fn dismiss(job: u32, step: u32) {
     let Ok(slurm) = Slurm::find() else { return };
     if let Err(error) = slurm.signal_step(job, step, DISMISSAL.1).await {

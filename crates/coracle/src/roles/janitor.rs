@@ -1,8 +1,8 @@
-//! `coracle internal janitor`: removes a node's directory if everybody else is killed at once.
+//! `coracle internal janitor`: removes a node's directory if all other processes of the node are killed at once.
 //!
-//! A second Ctrl-C makes `srun` have all processes of a job killed, the agent and its guard among them. The janitor
-//! has left its parents, so that Slurm doesn't see it where it tracks processes by their parents. Where Slurm tracks them
-//! otherwise, it is killed with the rest, and the user's next cluster on the node sweeps.
+//! After a second Ctrl-C, `srun` has Slurm kill all processes of the job, including the agent and its guard. The janitor is a
+//! daemon (reparented, in its own session), so Slurm does not kill it where it tracks processes by their parents. Where Slurm
+//! tracks them by cgroup, it kills the janitor too, and the user's next cluster on the node removes the directory.
 
 use std::io::{BufRead, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use linux::process::Fork;
 
 use crate::node_dir;
 
-/// How often it looks whether somebody is there, how often nobody must have been, and for how long it looks at all: a node
-/// that goes on has a new agent, and thereby a new janitor, by then.
+/// The janitor checks every [`LOOK_EVERY`] whether the directory is in use, removes it after [`NOBODY`] checks in a row without a
+/// user, and exits after [`LOOKS`] checks. If the node continues, a new agent has started a new janitor by then.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const NOBODY: u32 = 5;
 const LOOKS: u32 = 1200;
 
-/// Starts one for the directory `dir`. It waits for as long as any process has what this returns.
+/// Starts a janitor for the directory `dir`. It waits until every copy of the returned pipe is closed.
 pub fn start(dir: &Path) -> anyhow::Result<ChildStdin> {
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "janitor"])
@@ -32,12 +32,12 @@ pub fn start(dir: &Path) -> anyhow::Result<ChildStdin> {
         .context("cannot start a process")?;
     let mut input = child.stdin.take().context("no pipe")?;
     writeln!(input, "{}", dir.display())?;
-    // It leaves us at once, by ending; what it leaves behind goes on.
+    // The child forks the janitor and exits immediately.
     child.wait()?;
     Ok(input)
 }
 
-/// The role's entry.
+/// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
     let mut input = std::io::stdin().lock();
     let mut line = String::new();
@@ -46,7 +46,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     rustix::process::setsid()?;
-    // Ends when the agent, its guard, and all that took their places have ended.
+    // The pipe closes when the agent, its guard and all their replacements have exited.
     input.read_to_end(&mut Vec::new())?;
     let dir = PathBuf::from(line.trim_end());
     let mut nobody = 0;

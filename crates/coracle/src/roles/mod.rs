@@ -1,4 +1,4 @@
-//! The roles that Coracle starts itself: `coracle internal NAME` is module `NAME` here. Their input comes through pipes.
+//! The roles that Coracle starts itself: `coracle internal NAME` runs module `NAME`. Each role reads its input from a pipe or socket.
 
 pub mod control_plane;
 pub mod hub;

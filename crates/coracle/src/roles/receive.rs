@@ -1,5 +1,5 @@
-//! `coracle internal receive DIR`, called in DIR: unpacks on a leader's node the bundle that arrives on standard input. If the stream
-//! breaks off, the disk is full or Slurm ends the step, the directory is removed.
+//! `coracle internal receive DIR`, called in DIR: unpacks the bundle on standard input on a leader's node. If the stream is
+//! truncated, the disk is full or Slurm ends the step, it removes the directory.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,9 +9,9 @@ use cluster::carry::bundle;
 
 use crate::guard::{self, Over, Policy, Side};
 
-/// The role's entry.
+/// Entry point of the role.
 pub fn main(dir: &Path) -> anyhow::Result<ExitCode> {
-    // The guard survives the worker, however that ends.
+    // The guard removes an incomplete directory, however the worker exits.
     match guard::split(Policy::End)? {
         Side::Worker => bundle::receive(std::io::stdin().lock())
             .with_context(|| format!("cannot write to {}", dir.display()))

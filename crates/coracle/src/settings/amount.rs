@@ -1,8 +1,8 @@
-//! Times and sizes as users write them.
+//! Parses durations and sizes in settings.
 
 use std::time::Duration;
 
-/// `90s`, `30m`, `12h`, `30d`, `4w`; a number alone is seconds.
+/// Parses `90s`, `30m`, `12h`, `30d`, `4w`; a number without a unit is seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let seconds = match unit {
@@ -16,7 +16,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     product(number, seconds).map(Duration::from_secs)
 }
 
-/// `500M`, `20G`, `1Ti`, `20GiB`: powers of 1024; a number alone is bytes.
+/// Parses `500M`, `20G`, `1Ti`, `20GiB`, in powers of 1024; a number without a unit is bytes.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text);
     let unit = unit.trim_end_matches(['B', 'b']).trim_end_matches('i');
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes() {
+    fn parses_durations_and_sizes() {
         assert_eq!(duration("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
         assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
         assert_eq!(bytes("20G"), Ok(20 << 30));

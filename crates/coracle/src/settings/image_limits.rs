@@ -5,7 +5,7 @@ use images::ImageLimits;
 
 use super::amount;
 
-/// Changes the limits, as in `bytes=128G,files=8000000`.
+/// Overrides the limits, as in `bytes=128G,files=8000000`.
 const VARIABLE: &str = "CORACLE_IMAGE_LIMITS";
 
 /// The limits from the environment, or the defaults.

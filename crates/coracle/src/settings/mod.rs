@@ -1,4 +1,4 @@
-//! Settings that come from the environment (`CORACLE_*`), for every role alike.
+//! Settings from the environment (`CORACLE_*`), common to all roles.
 
 pub mod amount;
 pub mod image_limits;
@@ -7,7 +7,7 @@ pub mod stream_idle;
 use crate::roles::node::image_gc;
 use crate::rootfs;
 
-/// Rejects malformed settings before a job is asked for, rather than when pods or images suffer from them.
+/// Rejects malformed settings before a job is submitted, rather than when a pod or an image needs them.
 pub fn check() -> anyhow::Result<()> {
     rootfs::choice()?;
     stream_idle::timeout()?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-/// As in `90s`, `10m` or `4h`; upstream's kubelets call it `streamingConnectionIdleTimeout`.
+/// For example `90s`, `10m` or `4h`. Upstream's kubelet calls it `streamingConnectionIdleTimeout`.
 const VARIABLE: &str = "CORACLE_STREAM_IDLE";
 
 /// The time-out from the environment, or upstream's default.
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_need_a_unit() {
+    fn time_out_needs_a_unit() {
         assert_eq!(parse("90s"), Some(Duration::from_secs(90)));
         assert_eq!(parse("10m"), Some(Duration::from_secs(600)));
         assert_eq!(parse("4h"), Some(Duration::from_secs(14400)));
