@@ -1,6 +1,6 @@
-//! Filters on system calls: what a container may not ask of the kernel, and what it is told to have happened.
+//! Seccomp filters: they reject system calls of a container, or pretend that calls succeeded.
 //!
-//! They hold for programs of 32 bits as for those of 64.
+//! The filters apply to 32-bit and 64-bit programs alike.
 
 mod calls;
 mod program;
@@ -18,10 +18,10 @@ const NO: Answer = Answer::Error(libc::EPERM);
 const UNKNOWN: Answer = Answer::Error(libc::ENOSYS);
 const DONE: Answer = Answer::Error(0);
 
-/// Personalities that change nothing dangerous: Linux, its 32-bit form, with and without UNAME26, and "which one is it?".
+/// Personalities without security impact: Linux, its 32-bit form, with and without UNAME26, and the query of the current one.
 const HARMLESS_PERSONALITIES: &[u32] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// Installs the profile that pods know as `RuntimeDefault`, as it is for those who may have these capabilities.
+/// Installs the `RuntimeDefault` profile for a container with these capabilities.
 pub fn install_default(capabilities: CapabilitySet) -> io::Result<()> {
     install(&default_rules(capabilities))
 }
@@ -44,7 +44,7 @@ fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
             | libc::CLONE_NEWPID
             | libc::CLONE_NEWNET;
         rules.push(Rule(CLONE, When::AnyBit(0, namespaces as u32), NO));
-        // Its flags are in memory, where a filter can't look; the C library then falls back to clone.
+        // The flags of clone3 are in memory, which a filter cannot read. On ENOSYS the C library falls back to clone.
         rules.push(Rule(CLONE3, When::Always, UNKNOWN));
     }
     rules.push(Rule(
@@ -52,17 +52,17 @@ fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
         When::NotIn(0, HARMLESS_PERSONALITIES),
         NO,
     ));
-    // AF_VSOCK talks past every network namespace.
+    // AF_VSOCK is not separated by network namespaces.
     let vsock = libc::AF_VSOCK as u32;
     rules.push(Rule(SOCKET, When::Equals(0, u32::MAX, vsock), NO));
     rules
 }
 
-/// Lets the kernel seem to have no keyrings: for containers without [`install_default`], which refuses them too.
+/// Makes the kernel appear to have no keyrings, for containers without [`install_default`], which rejects the keyring calls too.
 ///
-/// A user's keys are the same in all their user namespaces, so that container root could link the keyring of the user's job by its
-/// number, and read what is in it; and all containers would share one user keyring. Runtimes nested in a container, which give each
-/// of theirs a session keyring, go on without one where there are none.
+/// A user's keys are the same in all of their user namespaces. Container root could link the keyring of the user's job by its id
+/// and read the keys, and all containers would share one user keyring. Runtimes nested in a container, which create a session
+/// keyring per container, continue without one after ENOSYS.
 pub fn install_keyless() -> io::Result<()> {
     let rules: Vec<Rule> = KEYS
         .iter()
@@ -71,8 +71,8 @@ pub fn install_keyless() -> io::Result<()> {
     install(&rules)
 }
 
-/// Lets changes of owners, users and groups, and device files, succeed without effect: for a container that has one id
-/// but believes in many.
+/// Makes changes of owners, users and groups, and the creation of device files, succeed without effect: for a container that has
+/// only one id but expects many.
 pub fn install_pretence() -> io::Result<()> {
     let mut rules: Vec<Rule> = PRETENDED
         .iter()
@@ -92,8 +92,8 @@ fn install(rules: &[Rule]) -> io::Result<()> {
         len: code.len() as u16,
         filter: code.as_mut_ptr(),
     };
-    // Kernels before 5.16 slow down all of a filtered program's loads, in fear of what it may learn about itself; runtimes
-    // of containers forgo that.
+    // By default, kernels before 5.16 enable costly Spectre mitigations for filtered programs. Like other container runtimes, opt
+    // out.
     let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: the program points to its instructions, which outlive the call; the kernel copies and checks them.
     let done = unsafe {
@@ -116,20 +116,20 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Filters can't be taken off, so each is tried in a thread of its own, which ends with it.
+    /// A filter cannot be removed, so each test installs it in a new thread.
     fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(work).join().unwrap()
     }
 
-    /// A call as a program of 32 bits makes it: the answer, or an error as a negative number. `None` on a kernel that
-    /// runs no such programs.
+    /// Makes a system call of the 32-bit ABI. Returns its result, or the negative errno; `None` on a kernel without 32-bit
+    /// support.
     fn call_of_32_bits(number: u32, arguments: [u32; 3]) -> Option<i32> {
-        // What such programs are given is settled there.
+        // This file exists only on kernels with 32-bit support.
         std::fs::metadata("/proc/sys/abi/vsyscall32").ok()?;
         let [first, second, third] = arguments.map(u64::from);
         let answer: u64;
-        // SAFETY: the calls that tests make read and write no memory; the first argument's register, which the compiler keeps for
-        // itself, is put back, and those that old kernels clear are told.
+        // SAFETY: the calls that the tests make read and write no memory. The register of the first argument, which the compiler
+        // reserves, is restored, and the registers that old kernels clear are declared.
         unsafe {
             std::arch::asm!(
                 "xchg rbx, {first}",
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_profile_refuses_namespaces_and_lets_programs_run() {
+    fn default_profile_rejects_namespaces_and_runs_programs() {
         in_a_thread(|| {
             crate::credentials::no_new_privileges().unwrap();
             install_default(CapabilitySet::empty()).unwrap();
@@ -161,7 +161,7 @@ mod tests {
         });
     }
 
-    /// What a call that can't succeed is answered, with this filter's capabilities.
+    /// The errno of a failing call under the default filter for these capabilities.
     fn answer(capabilities: CapabilitySet, call: fn() -> libc::c_long) -> Option<i32> {
         in_a_thread(move || {
             crate::credentials::no_new_privileges().unwrap();
@@ -172,8 +172,8 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_unlock_the_calls_that_are_theirs() {
-        // SAFETY: the kernel is given no memory, and knows neither this descriptor nor this clock.
+    fn capabilities_unlock_their_calls() {
+        // SAFETY: the kernel gets no memory, and neither this descriptor nor this clock exists.
         let enter = || unsafe { libc::syscall(libc::SYS_setns, -1, 0) };
         // SAFETY: as above.
         let set_time = || unsafe { libc::syscall(libc::SYS_clock_settime, 4711, 0) };
@@ -189,13 +189,13 @@ mod tests {
         assert_eq!(answer(time, fork), Some(libc::ENOSYS));
         assert_eq!(answer(admin, fork), Some(libc::EINVAL));
         let refused = |capabilities| default_rules(capabilities).len();
-        // Some of what is refused is refused to everybody.
+        // Some calls are rejected whatever the capabilities are.
         assert!(refused(CapabilitySet::all()) > 10);
         assert!(refused(CapabilitySet::BPF) < refused(CapabilitySet::CHOWN));
     }
 
     #[test]
-    fn what_one_id_cannot_do_is_pretended() {
+    fn calls_that_need_many_ids_appear_to_succeed() {
         in_a_thread(|| {
             let file = tempfile::NamedTempFile::new().unwrap();
             let path = file.path().to_owned();
@@ -213,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn no_profile_lets_keyrings_be_used() {
-        // SAFETY: keyctl(KEYCTL_GET_KEYRING_ID, the session's) is given numbers only.
+    fn all_profiles_reject_keyrings() {
+        // SAFETY: keyctl(KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING) takes integers only.
         let keyctl = || unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 1) };
         assert_eq!(answer(CapabilitySet::all(), keyctl), Some(libc::EPERM));
         in_a_thread(move || {
@@ -244,7 +244,7 @@ mod tests {
     const SOCKET_I386: u32 = 359;
 
     #[test]
-    fn programs_of_32_bits_have_the_same_profile() {
+    fn default_profile_applies_to_32_bit_programs() {
         in_a_thread(|| {
             crate::credentials::no_new_privileges().unwrap();
             install_default(CapabilitySet::empty()).unwrap();
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_32_bits_pretend_the_same() {
+    fn pretended_calls_apply_to_32_bit_programs() {
         in_a_thread(|| {
             crate::credentials::no_new_privileges().unwrap();
             install_pretence().unwrap();
             if call_of_32_bits(GETPID, [0; 3]).is_none() {
                 return;
             }
-            // There is no file at the address 0, so that nothing but a filter lets these succeed.
+            // The path is a null pointer, so these calls succeed only because of the filter.
             for (number, arguments) in [
                 (CHOWN32, [0, 5, 5]),
                 (SETUID, [4711, 0, 0]),

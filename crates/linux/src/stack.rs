@@ -1,9 +1,9 @@
-//! What overlayfs would show of a stack of layers, made by copying them into one tree.
+//! Copies a stack of layers into one directory tree, with the result that overlayfs would show.
 //!
-//! For machines whose kernel doesn't stack directories for an ordinary user. Layers come from images, which nobody
-//! should trust: every directory is opened below the top of its tree without following a link, nothing is held in
-//! memory but names, and holes stay holes. A deletion is marked as overlayfs does it (a character device 0/0, the attribute
-//! `user.overlay.opaque`) or, on file systems that can't hold these marks, as image archives do (`.wh.NAME`, `.wh..wh..opq`).
+//! For machines whose kernel has no overlayfs for unprivileged users. Layers come from images, which are untrusted: every
+//! directory is opened below the top of its tree without following a link, only names are kept in memory, and holes in files stay
+//! holes. Deletions are marked as overlayfs does (a character device 0/0, the attribute `user.overlay.opaque`) or, on file
+//! systems that cannot hold these marks, as image archives do (`.wh.NAME`, `.wh..wh..opq`).
 
 mod content;
 
@@ -23,12 +23,12 @@ use rustix::io::Errno;
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE_FILE: &[u8] = b".wh..wh..opq";
 const OPAQUE: &str = "user.overlay.opaque";
-/// Attributes that mean something to those who stack layers, and nothing in a tree that is whole.
+/// Attributes that matter only for stacked layers, and are not copied.
 const MARKS: [&[u8]; 2] = [b"user.overlay.", b"user.fuseoverlayfs."];
 const BUFFER: usize = 128 << 10;
 
-/// Copies what `layers`, the lowest first, show when stacked into the empty directory `target`. Says how many bytes that
-/// takes on the disk.
+/// Copies the merged content of `layers`, the lowest first, into the empty directory `target`. Returns how many bytes it uses on
+/// disk.
 pub fn copy(layers: &[impl AsRef<Path>], target: &Path) -> io::Result<u64> {
     let open = |path: &Path| {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -50,7 +50,7 @@ pub fn copy(layers: &[impl AsRef<Path>], target: &Path) -> io::Result<u64> {
     Ok(copier.taken)
 }
 
-/// Copies what is in the directory `from` into the directory `target`, which becomes like it.
+/// Copies the content and the attributes of the directory `from` to the directory `target`.
 pub fn copy_directory(from: OwnedFd, target: &Path) -> io::Result<u64> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut copier = Copier {
@@ -68,7 +68,7 @@ struct Copier {
     /// The uppermost first.
     layers: Vec<OwnedFd>,
     target: OwnedFd,
-    /// Files with several names, by layer and inode: the first name that was made.
+    /// Hard-linked files by layer and inode: the first name that was created.
     links: HashMap<(usize, u64), Vec<u8>>,
     buffer: Vec<u8>,
     taken: u64,
@@ -76,16 +76,16 @@ struct Copier {
 
 /// A directory of the result.
 struct Place {
-    /// From the top.
+    /// The path from the top.
     path: Vec<u8>,
-    /// The layers that show something in it, the uppermost first.
+    /// The layers that contribute to it, the uppermost first.
     layers: Vec<usize>,
 }
 
 enum Step {
-    /// Copy what is in it.
+    /// Copy the content of the directory.
     Enter(Place),
-    /// All of it is there: owner, mode and times would have been in the way before.
+    /// The content is complete: set owner, mode and times, which would have been overwritten or in the way before.
     Leave(Place),
 }
 
@@ -107,8 +107,8 @@ impl Copier {
         Ok(())
     }
 
-    /// Which of `candidates` show something in the directory at `path`; the first that has something else, or hides what
-    /// lies below, ends them.
+    /// Which of `candidates` contribute to the directory at `path`. The search ends at a layer that has a non-directory there, a
+    /// whiteout, or an opaque directory.
     fn shown(&self, path: &[u8], candidates: &[usize]) -> io::Result<Vec<usize>> {
         let mut shown = Vec::new();
         for &layer in candidates {
@@ -134,7 +134,7 @@ impl Copier {
         let mut seen = HashSet::new();
         for (at, &layer) in place.layers.iter().enumerate() {
             let from = open_directory(&self.layers[layer], &place.path)?;
-            // Of a layer's own files none is hidden by its own marks.
+            // Whiteouts of a layer apply only to the layers below it.
             let mut hidden = Vec::new();
             for entry in Dir::read_from(&from)? {
                 let entry = entry?;
@@ -184,7 +184,7 @@ impl Copier {
         }
     }
 
-    /// Makes anything but a directory; says whether there was anything to make.
+    /// Creates any file that is not a directory. Returns whether there was one to create.
     fn file(
         &mut self,
         layer: usize,
@@ -193,7 +193,7 @@ impl Copier {
         found: &Stat,
     ) -> io::Result<bool> {
         if let Some(first) = self.links.get(&(layer, found.st_ino)) {
-            // All directories on its way were made here, so there is no link to follow.
+            // We created all directories in this path, so it contains no link to follow.
             let empty = AtFlags::empty();
             match rustix::fs::linkat(&self.target, first.as_slice(), to, name, empty) {
                 Err(Errno::MLINK) => {}
@@ -222,17 +222,17 @@ impl Copier {
                 rustix::fs::chmodat(to, name, mode, AtFlags::empty())?;
                 dress_unopened(to, name, found)?;
             }
-            // A whiteout: layers hold no other devices, nor sockets.
+            // A whiteout; layers contain no other devices, and no sockets.
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// Owner, mode, attributes and times.
+    /// Copies owner, mode, attributes and times.
     fn dress(&mut self, from: &OwnedFd, to: &OwnedFd, found: &Stat) -> io::Result<()> {
         let (uid, gid) = owner(found);
         allowed(rustix::fs::fchown(to, uid, gid))?;
-        // After the owner: changing that takes setuid bits and capabilities away.
+        // After the owner, because chown clears setuid bits and capabilities.
         rustix::fs::fchmod(to, Mode::from_raw_mode(found.st_mode & 0o7777))?;
         self.attributes(from, to);
         rustix::fs::futimens(to, &times(found))?;
@@ -241,7 +241,7 @@ impl Copier {
         Ok(())
     }
 
-    /// As far as the file system has them and the user may set them.
+    /// Copies extended attributes, except those that the file system or the permissions do not allow.
     fn attributes(&mut self, from: &OwnedFd, to: &OwnedFd) {
         let Ok(length) = rustix::fs::flistxattr(from, &mut self.buffer[..]) else {
             return;
@@ -259,7 +259,7 @@ impl Copier {
     }
 }
 
-/// Owner and times of what can't be opened.
+/// Copies owner and times of a file that cannot be opened.
 fn dress_unopened(dir: &OwnedFd, name: &[u8], found: &Stat) -> io::Result<()> {
     let (uid, gid) = owner(found);
     let no_follow = AtFlags::SYMLINK_NOFOLLOW;
@@ -274,7 +274,7 @@ fn owner(found: &Stat) -> (Option<Uid>, Option<Gid>) {
     )
 }
 
-/// Where there is one id only, owners stay as they are.
+/// Ignores errors of chown where only one id is available.
 fn allowed(changed: rustix::io::Result<()>) -> io::Result<()> {
     match changed {
         Err(Errno::PERM | Errno::INVAL) => Ok(()),
@@ -297,7 +297,7 @@ fn kind(found: &Stat) -> FileType {
     FileType::from_raw_mode(found.st_mode)
 }
 
-/// Opens a directory below `top`; no component of the path may be a link.
+/// Opens a directory below `top`; no component of the path may be a symbolic link.
 fn open_directory(top: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
     open_below(top, path, OFlags::RDONLY | OFlags::DIRECTORY)
 }
@@ -306,7 +306,7 @@ fn open_below(top: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<O
     let path = if path.is_empty() { b"." } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let flags = flags | OFlags::CLOEXEC;
-    // EAGAIN: something was renamed anywhere on the machine, and the kernel wants to look again.
+    // EAGAIN: a rename anywhere on the machine interfered with the path lookup.
     loop {
         match rustix::fs::openat2(top, path, flags, Mode::empty(), resolve) {
             Err(Errno::AGAIN) => {}
@@ -315,7 +315,7 @@ fn open_below(top: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<O
     }
 }
 
-/// Whether a directory hides those below it.
+/// Whether a directory covers the directories of the layers below.
 fn is_opaque(dir: &OwnedFd) -> io::Result<bool> {
     let mut value = [0; 1];
     if rustix::fs::fgetxattr(dir, OPAQUE, &mut value[..]).is_ok_and(|n| n == 1) && value == *b"y" {
@@ -328,7 +328,7 @@ fn is_opaque(dir: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Whether a file beside `path`, which is not there, says that it was deleted.
+/// Whether a `.wh.` file beside `path`, which does not exist in this layer, marks it as deleted.
 fn is_marked(top: &OwnedFd, path: &[u8]) -> io::Result<bool> {
     let cut = path.iter().rposition(|byte| *byte == b'/');
     let (parent, name) = match cut {
@@ -338,7 +338,7 @@ fn is_marked(top: &OwnedFd, path: &[u8]) -> io::Result<bool> {
     let mark = join(parent, &[WHITEOUT, name].concat());
     match open_below(top, &mark, OFlags::PATH) {
         Ok(_) => Ok(true),
-        // A name that is too long with the mark can't have one.
+        // If the name with the prefix is too long, no such file can exist.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(false),
         Err(error) => Err(error.into()),
     }
@@ -351,7 +351,7 @@ fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Once: the innermost name is the one that helps.
+/// Adds the path to an error, once: the innermost path is the useful one.
 fn named(path: &[u8], error: io::Error) -> io::Error {
     if error.raw_os_error().is_none() {
         return error;

@@ -1,4 +1,4 @@
-//! For tests of what only a process with a single thread may do.
+//! Helpers for tests that need a single-threaded process.
 
 use std::io::{self, Read, Write};
 
@@ -8,18 +8,18 @@ use rustix::thread::{CapabilitySet, UnshareFlags};
 
 use crate::process::Fork;
 
-/// An ordinary user, who need not be known to the machine.
+/// An unprivileged user id, which need not exist in the passwd database.
 const ORDINARY: u32 = 54_322;
 
-/// Forks, and says what the child's work came to.
+/// Runs `work` in a forked child and returns its result.
 pub fn in_a_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child has one thread. It calls the kernel and the allocator, which is prepared for a fork, and ends without
-    // unwinding into what is its parent's.
+    // SAFETY: the child has one thread. It calls the kernel and the allocator, which is prepared for a fork, and exits without
+    // unwinding into frames of its parent.
     match unsafe { libc::fork() } {
         -1 => panic!("{}", io::Error::last_os_error()),
         0 => {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: this ends the process, and nothing else.
+            // SAFETY: this only ends the process.
             unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) }
         }
         pid => {
@@ -29,12 +29,11 @@ pub fn in_a_child(work: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// Like [`in_a_child`], but the child is root and the first process of namespaces of its own, and its `/proc` does not show
-/// processes that hide.
+/// Like [`in_a_child`], but the child is root and pid 1 in new namespaces, and its `/proc` does not show non-dumpable processes.
 pub fn in_a_child_with_hidepid(work: impl FnOnce() -> bool) -> bool {
     in_a_child(|| {
         if rustix::process::getuid().is_root() {
-            // Members of root's group are shown everything.
+            // Members of group 0 see all processes despite hidepid.
             crate::credentials::become_user(ORDINARY, ORDINARY, &[]).unwrap();
             crate::credentials::limit_capabilities(CapabilitySet::empty(), false).unwrap();
             rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
@@ -48,7 +47,7 @@ pub fn in_a_child_with_hidepid(work: impl FnOnce() -> bool) -> bool {
     })
 }
 
-/// Forks a child that hides, does `work`, and waits until it is killed. Returns its number when it has done that. The caller must
+/// Forks a non-dumpable child that runs `work` and then waits to be killed. Returns its pid after `work` is done. The caller must
 /// have a single thread.
 pub fn hidden_child(work: impl FnOnce()) -> i32 {
     let (mut told, mut tell) = io::pipe().unwrap();

@@ -83,8 +83,8 @@ impl Tree {
             rustix::mount::fsconfig_set_string(context.as_fd(), name, value)
         };
         rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
-        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there. Older ones take any word and
-        // refuse at the end.
+        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there. Older ones take any word and refuse
+        // at the end.
         let one_by_one = lower
             .iter()
             .rev()

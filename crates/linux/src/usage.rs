@@ -1,8 +1,8 @@
-//! What processes use, by what `/proc` tells everybody: for where no control group counts it.
+//! Resource usage of processes from `/proc`, for hosts where no cgroup accounts for it.
 //!
-//! A [`Table`] is one look at all processes. Who belongs together is found by descent; what one of them has used is in its
-//! [`Sample`], and that of the children that it has waited for with it. Where `/proc` is mounted with `hidepid`, processes that
-//! [hide](crate::credentials::hide) are in no table.
+//! A [`Table`] is a snapshot of all processes. Processes of one tree are found by descent. The [`Sample`] of a process contains
+//! its own usage and that of the children that it has waited for. If `/proc` is mounted with `hidepid`, a table lacks
+//! [non-dumpable](crate::credentials::hide) processes.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -10,34 +10,34 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-/// Beyond this, adding up shares of pages takes the kernel too long, and holds the process up.
+/// For larger processes the kernel takes too long to compute the proportional set size, and stalls the process meanwhile.
 const LARGEST_SHARED_OUT: u64 = 1 << 30;
 
-/// One process at one moment.
+/// A snapshot of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Who started it, or who has inherited it.
+    /// The pid of its parent or reaper.
     pub parent: i32,
-    /// Of processors, by itself and by children that it has waited for.
+    /// CPU time of the process and of the children that it has waited for.
     pub cpu: Duration,
-    /// Of processors, by itself alone.
+    /// CPU time of the process alone.
     pub own_cpu: Duration,
-    /// Page faults of itself and of such children, and those that had to read.
+    /// Minor and major page faults of the process and of the children that it has waited for.
     pub page_faults: (u64, u64),
-    /// Bytes that are in memory, shared ones in full.
+    /// Resident bytes; shared pages count in full.
     pub resident: u64,
-    /// Bytes of addresses.
+    /// Bytes of virtual memory.
     pub addresses: u64,
-    /// Ticks of the clock between the start of the machine and its own. With its number, this names it for ever.
+    /// Start time in clock ticks since boot. Together with the pid it identifies the process uniquely.
     pub started: u64,
 }
 
-/// All processes that can be seen, by number.
+/// All visible processes by pid.
 #[derive(Clone, Debug, Default)]
 pub struct Table(HashMap<i32, Sample>);
 
 impl Table {
-    /// Looks at all of them. Those that end meanwhile are left out.
+    /// Reads all visible processes. Processes that exit meanwhile are left out.
     pub fn read() -> io::Result<Self> {
         let mut found = HashMap::new();
         for entry in std::fs::read_dir("/proc")? {
@@ -50,8 +50,7 @@ impl Table {
         Ok(Self(found))
     }
 
-    /// Looks at `root` and all that descends from it, and at nobody else. `None` if the kernel doesn't tell of children, or doesn't
-    /// show `root`.
+    /// Reads only `root` and its descendants. `None` if the kernel lists no children, or does not show `root`.
     pub fn below(root: i32) -> Option<Self> {
         Sample::of(root)?;
         let mut found = HashMap::new();
@@ -63,7 +62,7 @@ impl Table {
             found.insert(pid, sample);
             match crate::process::children(pid) {
                 Ok(children) => next.extend(children),
-                // A process that has ended meanwhile has none.
+                // The process has exited.
                 Err(_) if Sample::of(pid).is_none() => {}
                 Err(_) => return None,
             }
@@ -71,17 +70,17 @@ impl Table {
         Some(Self(found))
     }
 
-    /// One of them.
+    /// The sample of one process.
     pub fn get(&self, pid: i32) -> Option<&Sample> {
         self.0.get(&pid)
     }
 
-    /// Their numbers.
+    /// The pids of all processes in the table.
     pub fn pids(&self) -> impl Iterator<Item = i32> {
         self.0.keys().copied()
     }
 
-    /// Those of `roots` that are there, and all that descend from one of them, whether or not that can be seen.
+    /// All processes of the table that are in `roots` or descend from them. The roots themselves need not be visible.
     pub fn tree(&self, roots: impl IntoIterator<Item = i32>) -> HashSet<i32> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for (&pid, sample) in &self.0 {
@@ -98,7 +97,7 @@ impl Table {
         found
     }
 
-    /// What these of them have used of processors together.
+    /// The total CPU time of these processes.
     pub fn cpu<'a>(&self, pids: impl IntoIterator<Item = &'a i32>) -> Duration {
         pids.into_iter()
             .filter_map(|pid| self.0.get(pid))
@@ -108,20 +107,20 @@ impl Table {
 }
 
 impl Sample {
-    /// Looks at one process; `None` if there is none, or it can't be seen.
+    /// Reads one process; `None` if it does not exist or is not visible.
     pub fn of(pid: i32) -> Option<Self> {
         let stat = crate::process::stat_of(pid).ok()?;
         Self::parse(&stat, rustix::param::clock_ticks_per_second(), page())
     }
 
-    /// The text of `/proc/PID/stat`. The command's name stands in parentheses and may itself hold parentheses and
-    /// spaces, so that fields are counted from the last one.
+    /// Parses the text of `/proc/PID/stat`. The command name is in parentheses and may itself contain parentheses and spaces, so
+    /// the fields are counted from the last parenthesis.
     fn parse(stat: &str, ticks_per_second: u64, page: u64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The first field after the name is the third of proc(5).
+        // The first field after the name is field 3 of proc(5).
         let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
-        // Children's times are signed in the kernel's own text, and never negative.
+        // The kernel prints the children's times as signed numbers, but they are never negative.
         let time = |fields: &[usize]| {
             let ticks: u64 = fields.iter().filter_map(|field| number(*field)).sum();
             Duration::from_nanos(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)))
@@ -138,23 +137,23 @@ impl Sample {
     }
 }
 
-/// Memory of a process, each page that it shares with others counted in part.
+/// Memory of a process; a page shared by several processes counts proportionally (PSS).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// All bytes.
     pub all: u64,
-    /// Those that belong to no file.
+    /// Bytes that are not backed by a file.
     pub anonymous: u64,
-    /// Bytes that were put out to swap; `None` if the kernel doesn't tell.
+    /// Bytes in swap; `None` if the kernel does not report them.
     pub swap: Option<u64>,
 }
 
 impl Memory {
-    /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very large,
-    /// or not ours. Of our own that [hide](crate::credentials::hide) only the anonymous ones count: their program is shared by
-    /// all of them.
+    /// Memory of the process in `sample`. Shared pages count in full where PSS is not available: for very large processes and for
+    /// those of other users. Of our own [non-dumpable](crate::credentials::hide) processes only anonymous pages count, because
+    /// they all share one executable.
     pub fn of(pid: i32, sample: &Sample) -> Self {
-        // Names of programs and of mapped files are no text that one could rely on.
+        // Names of programs and of mapped files may not be valid UTF-8.
         let file = |name: &str| {
             let bytes = std::fs::read(format!("/proc/{pid}/{name}")).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -186,7 +185,7 @@ impl Memory {
     }
 }
 
-/// Whether a process of this user can't be looked into.
+/// Whether a process of this user is non-dumpable.
 fn is_hidden(pid: i32) -> bool {
     let user = rustix::process::geteuid().as_raw();
     let is_ours = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == user);
@@ -194,18 +193,18 @@ fn is_hidden(pid: i32) -> bool {
     is_ours && std::fs::read_link(format!("/proc/{pid}/cwd")).is_err_and(refused)
 }
 
-/// Bytes that a process, and children that it has waited for, had read from disks and written to them. What was found in memory
-/// or stays there, as all on a tmpfs does, is none of it.
+/// Bytes that a process, and the children that it has waited for, read from and wrote to disks. Accesses to the page cache or to
+/// a tmpfs do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskBytes {
     /// From disks.
     pub read: u64,
-    /// To disks, sooner or later.
+    /// To disks, including pages that are not written back yet.
     pub written: u64,
 }
 
 impl DiskBytes {
-    /// Of a process; `None` if it can't be told, because it is somebody else's or the kernel doesn't count.
+    /// Of a process; `None` if it belongs to another user, or if the kernel does not account for it.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
     }
@@ -222,7 +221,7 @@ impl DiskBytes {
     }
 }
 
-/// The number of the process that a descriptor of a process stands for; `None` when it has ended.
+/// The pid of the process of a pidfd; `None` if it has exited.
 pub fn pid_of(process: impl AsFd) -> Option<i32> {
     let path = format!("/proc/self/fdinfo/{}", process.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).ok()?;
@@ -235,38 +234,38 @@ pub fn pid_of(process: impl AsFd) -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
-/// When the machine was started, in seconds since 1970.
+/// Boot time in seconds since the epoch.
 pub fn boot_time() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("btime "))?;
     line.trim().parse().ok()
 }
 
-/// What went through an interface of a network.
+/// Traffic counters of a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// What came in.
+    /// Incoming traffic.
     pub received: Traffic,
-    /// What went out.
+    /// Outgoing traffic.
     pub sent: Traffic,
 }
 
-/// Counters of one direction.
+/// Counters for one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes.
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
-    /// Packets that were wrong.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets that there was no room for.
+    /// Packets dropped for lack of buffers.
     pub dropped: u64,
 }
 
-/// The interfaces of the network that a process is in; none if it has ended.
+/// The interfaces of the network namespace of a process; empty if it has exited.
 pub fn interfaces(pid: i32) -> Vec<Interface> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap_or_default();
     parse_interfaces(&text)
@@ -313,7 +312,7 @@ mod tests {
     use crate::testing::{hidden_child, in_a_child_with_hidepid};
 
     #[test]
-    fn fields_are_found_behind_an_awkward_name() {
+    fn fields_are_parsed_after_parentheses_in_names() {
         let stat = "12 (a) b (c) S 7 12 12 0 -1 4194560 10 20 3 4 100 50 30 20 20 0 1 0 900 8192000 25 18446744073709551615 1 1";
         let sample = Sample::parse(stat, 100, 4096).unwrap();
         assert_eq!(
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_uses_memory_and_its_children_are_found() {
+    fn memory_and_descendants_are_found() {
         let mut child = Command::new("sh")
             .args(["-c", "sleep 60 & wait"])
             .stdout(Stdio::null())
@@ -362,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn what_descends_from_a_process_that_is_not_shown_is_found() {
+    fn descendants_of_an_invisible_process_are_found() {
         assert!(in_a_child_with_hidepid(|| {
             let hidden = hidden_child(|| drop(Command::new("sleep").arg("60").spawn().unwrap()));
             assert!(Table::below(hidden).is_none());
             let below = || Table::read().unwrap().tree([hidden]);
-            // Until it is another program, the child of the hidden process hides too.
+            // Until it calls exec, the child of the non-dumpable process is non-dumpable too.
             let end = std::time::Instant::now() + Duration::from_secs(5);
             while below().is_empty() && std::time::Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(2));
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_disks_are_not_those_of_calls() {
+    fn only_disk_bytes_are_counted() {
         let text = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n";
         let bytes = DiskBytes {
             read: 4096,
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_interfaces_are_read() {
+    fn interface_counters_are_parsed() {
         let text = "Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:    1000      10    0    0    0     0          0         0     1000      10    0    0    0     0       0          0

@@ -48,8 +48,7 @@ impl Limits {
 }
 
 /// The weight that means the same as a number of shares, which is how version 1 says it. The curve is the one that runtimes of
-/// containers have agreed upon: it goes through the least, the usual and the largest value of both (2 → 1, 1024 → 100, 262144 →
-/// 10000).
+/// containers have agreed upon: it goes through the least, the usual and the largest value of both (2 → 1, 1024 → 100, 262144 → 10000).
 pub fn weight_of_shares(shares: u64) -> u64 {
     match shares {
         0..=2 => 1,

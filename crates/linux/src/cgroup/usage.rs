@@ -13,8 +13,7 @@ pub struct Usage {
     pub throttling: Option<Throttling>,
     /// Bytes of memory now, files in memory included.
     pub memory: u64,
-    /// Of these, what can't be taken away at once: without files that nobody has read lately. This is what limits are compared
-    /// with.
+    /// Of these, what can't be taken away at once: without files that nobody has read lately. This is what limits are compared with.
     pub working_set: u64,
     /// Of these, memory of processes alone.
     pub rss: u64,

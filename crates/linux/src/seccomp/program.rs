@@ -1,28 +1,28 @@
-//! Rules about system calls as a program that the kernel runs at each of them.
+//! Compiles rules about system calls to a BPF program, which the kernel runs at each call.
 
 use super::calls::Call;
 
-/// What a filter answers to a call.
+/// The result of a filtered call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This error, without doing anything. Zero is success.
+    /// Returns this errno without running the call. Zero is success.
     Error(i32),
 }
 
-/// When it answers so.
+/// The condition of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// At each of them.
+    /// For all arguments.
     Always,
-    /// The argument of this index, masked, is not zero.
+    /// The argument at this index, masked, is not zero.
     AnyBit(u8, u32),
-    /// The argument of this index, masked, is this.
+    /// The argument at this index, masked, equals the value.
     Equals(u8, u32, u32),
-    /// The argument of this index is none of these.
+    /// The argument at this index is none of these.
     NotIn(u8, &'static [u32]),
 }
 
-/// What is answered to a call, and when. All other calls are the kernel's.
+/// A call, a condition and the result. All other calls are allowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule(pub Call, pub When, pub Answer);
 
@@ -33,14 +33,14 @@ const ARGUMENTS: u32 = 16;
 /// From linux/audit.h.
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const AUDIT_ARCH_I386: u32 = 0x4000_0003;
-/// Calls of the x32 kind say that they are of x86_64 and have this bit.
+/// Calls of the x32 ABI have the architecture x86_64 and this bit in the number.
 const X32: u32 = 0x4000_0000;
 
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
 
-/// The program.
+/// Compiles the rules.
 pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
     let native = section(rules, |call| {
         call.x86_64.iter().map(|number| *number as u32).collect()
@@ -50,9 +50,9 @@ pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
         statement(LOAD, ARCHITECTURE),
         jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 3, 0),
         jump(libc::BPF_JEQ, AUDIT_ARCH_I386, 1, 0),
-        // No processor that runs this program knows another.
+        // x86_64 processors run no other architecture.
         answer(Answer::Error(libc::ENOSYS)),
-        // Only jumps without a condition are long enough.
+        // Only unconditional jumps have an offset that is large enough.
         statement(libc::BPF_JMP | libc::BPF_JA, native.len() as u32),
     ];
     code.extend(native);
@@ -60,13 +60,13 @@ pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
     code
 }
 
-/// The rules for one architecture. Ends with an answer in any case.
+/// The rules for one architecture. Every path ends with a return.
 fn section(rules: &[Rule], numbers: impl Fn(&Call) -> Vec<u32>) -> Vec<libc::sock_filter> {
     let mut code = number().to_vec();
     for Rule(call, when, then) in rules {
         for number in numbers(call) {
             let check = condition(*when, *then);
-            // Jumps are relative and short; every condition is.
+            // Conditional jumps have 8-bit relative offsets, which suffices for every condition.
             code.push(jump(libc::BPF_JEQ, number, 0, check.len() as u8));
             code.extend(check);
         }
@@ -75,12 +75,12 @@ fn section(rules: &[Rule], numbers: impl Fn(&Call) -> Vec<u32>) -> Vec<libc::soc
     code
 }
 
-/// Loads the call's number. What x32 has in common with x86_64 has the same number, and the same rules.
+/// Loads the number of the call. Calls that x32 shares with x86_64 have the same number and the same rules.
 fn number() -> [libc::sock_filter; 2] {
     [statement(LOAD, NUMBER), statement(AND, !X32)]
 }
 
-/// Answers if `when` holds, else goes on behind itself with the call's number loaded again.
+/// Returns the result if `when` holds; otherwise loads the number of the call again and falls through.
 fn condition(when: When, then: Answer) -> Vec<libc::sock_filter> {
     let argument = |index: u8| statement(LOAD, ARGUMENTS + 8 * u32::from(index));
     let mut code = match when {

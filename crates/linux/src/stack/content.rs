@@ -1,4 +1,4 @@
-//! What is in a file, copied: by reference where the file system can, else without its holes.
+//! Copies the content of a file: by reflink if the file system supports it, otherwise without the holes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Gives the new file `to` what `from` holds.
+/// Copies the content of `from` to the new file `to`.
 pub fn copy(from: &OwnedFd, to: &OwnedFd, size: u64, buffer: &mut [u8]) -> io::Result<()> {
     if size == 0 || rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
@@ -16,9 +16,9 @@ pub fn copy(from: &OwnedFd, to: &OwnedFd, size: u64, buffer: &mut [u8]) -> io::R
     while at < size {
         let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Nothing but a hole is left.
+            // The rest is a hole.
             Err(Errno::NXIO) => break,
-            // A file system that knows no holes.
+            // The file system does not support SEEK_DATA.
             Err(_) => at,
         };
         let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(size);
@@ -30,7 +30,7 @@ pub fn copy(from: &OwnedFd, to: &OwnedFd, size: u64, buffer: &mut [u8]) -> io::R
 }
 
 fn range(from: &OwnedFd, to: &OwnedFd, mut at: u64, end: u64, buffer: &mut [u8]) -> io::Result<()> {
-    // In the kernel, as long as it does it; which pairs of file systems can depends on its version.
+    // Copy in the kernel while that works; which pairs of file systems it supports depends on its version.
     while at < end {
         let (mut source, mut target) = (at, at);
         let length = usize::try_from(end - at).unwrap_or(1 << 30).min(1 << 30);

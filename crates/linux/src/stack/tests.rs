@@ -41,7 +41,7 @@ impl Layers {
         self.0.path().join("target")
     }
 
-    /// Every path with what it holds.
+    /// All paths of the result, with their content.
     fn copied(&self) -> Vec<String> {
         copy(&self.1, &self.target()).unwrap();
         let mut found = Vec::new();
@@ -74,7 +74,7 @@ fn list(dir: &Path, shown: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn layers_hide_what_lies_below_them() {
+fn upper_layers_cover_lower_layers() {
     let layers = Layers::new(3);
     for path in [
         "etc/a",
@@ -94,7 +94,7 @@ fn layers_hide_what_lies_below_them() {
     layers.white_out(1, "var");
     layers.write(1, "kind/now-a-directory", "1");
     symlink("/etc", layers.1[1].join("link")).unwrap();
-    // What was hidden once doesn't come back.
+    // Deleted content must not reappear.
     layers.write(2, "var/back", "2");
     layers.write(2, "usr/deep/again", "2");
     layers.write(2, "link/new", "2");
@@ -118,7 +118,7 @@ fn layers_hide_what_lies_below_them() {
 }
 
 #[test]
-fn deletions_may_be_marked_by_files() {
+fn wh_files_mark_deletions() {
     let layers = Layers::new(2);
     for path in ["a", "b", "dir/x", "all/old", "again"] {
         layers.write(0, path, "0");
@@ -133,7 +133,7 @@ fn deletions_may_be_marked_by_files() {
 }
 
 #[test]
-fn a_directory_deleted_by_a_file_in_the_middle_stays_deleted() {
+fn wh_file_in_middle_layer_deletes_a_directory() {
     let layers = Layers::new(3);
     layers.write(0, "dir/old", "0");
     layers.write(1, ".wh.dir", "");
@@ -142,7 +142,7 @@ fn a_directory_deleted_by_a_file_in_the_middle_stays_deleted() {
 }
 
 #[test]
-fn files_keep_what_they_are() {
+fn modes_links_attributes_times_and_holes_are_kept() {
     let layers = Layers::new(2);
     layers.write(0, "bin/tool", "tool");
     let tool = layers.1[0].join("bin/tool");
@@ -184,7 +184,7 @@ fn files_keep_what_they_are() {
 }
 
 #[test]
-fn the_object_of_a_failure_is_named() {
+fn existing_target_is_reported() {
     let layers = Layers::new(1);
     layers.write(0, "a/b", "x");
     fs::create_dir(layers.target().join("a")).unwrap();
