@@ -1,4 +1,4 @@
-//! Where there is no shared file system, our program is carried to `/tmp` of the nodes, which other users can write to.
+//! Without a shared file system, the program is carried to `/tmp` of the nodes, where other users can create files.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use e2e::{Lab, Running, wait_until};
 
 const ATTACK: &str = include_str!("carried_program.py");
 
-/// Lets the second user attack on `node1`.
+/// Starts the attacker, `user2`, on `node1`.
 fn attack(lab: &Lab, ways: &[&str]) -> Running {
     let file = "/var/tmp/attack.py";
     let write = lab.call(&["tee", file]).user("user2").on("node1");
@@ -15,7 +15,7 @@ fn attack(lab: &Lab, ways: &[&str]) -> Running {
     lab.call(&words).user("user2").on("node1").start()
 }
 
-/// A lab whose hosts share no home; `~/coracle` and a release are on `login` only.
+/// A lab whose hosts share no home directory. `~/coracle` and a release are on `login` only.
 fn lab(name: &str) -> Lab {
     let lab = Lab::make(name, &["--private-homes"], 2);
     lab.sh(
@@ -27,11 +27,12 @@ fn lab(name: &str) -> Lab {
     lab
 }
 
-/// The disk is full while the program is carried, so that the directory made for it is removed. The task that wanted it still waits.
+/// The disk is full while the program is carried, so that its new directory is removed again. The task that waits for the program
+/// must not use a directory that the attacker makes under the same name.
 #[test]
-fn another_user_cannot_take_the_place_of_a_removed_directory() {
+fn removed_directory_of_carried_program_is_not_reused() {
     let lab = lab("/run/coracle-lab-attacks-remake");
-    // The program doesn't fit, or what follows it doesn't.
+    // With 16 MB the program doesn't fit; with 64 MB the files after it don't.
     for size in ["16M", "64M"] {
         let mount = format!("mount --no-mtab -t tmpfs -o size={size},mode=1777 small /tmp");
         lab.root("node1", &mount).succeeded();
@@ -40,7 +41,7 @@ fn another_user_cannot_take_the_place_of_a_removed_directory() {
         attacker.close_stdin();
         let attacked = attacker.wait(Duration::from_secs(20));
         let left = lab.root("node1", "find /tmp -mindepth 1 -user user1");
-        // Slurm's own may still be looking at it.
+        // Lazily: a process of Slurm may still use it.
         lab.root("node1", "umount --no-mtab --lazy /tmp")
             .succeeded();
         let executed = lab.root("node1", "cat /var/tmp/executed-by");
@@ -52,16 +53,16 @@ fn another_user_cannot_take_the_place_of_a_removed_directory() {
         left.printed("");
         wait_until(30, "the job has ended", || lab.queue_is_empty());
     }
-    // The same command, where there is room and nobody in the way.
+    // The same command succeeds with enough space and without an attacker.
     let run = lab.sh("./coracle run -N1 -wnode1 true").within(120).run();
     run.succeeded();
 }
 
 #[test]
-fn another_user_cannot_replace_the_carried_program() {
+fn another_user_cannot_replace_carried_program() {
     let lab = lab("/run/coracle-lab-attacks-carry");
     let mut attacker = attack(&lab, &["swap", "program", "agents", "enter"]);
-    // Leader and agents, the doctor.
+    // `run` carries the program to leader and agents, `doctor` to one node.
     let run = lab
         .sh("./coracle run -N2 kubectl get nodes -o name")
         .within(150)
@@ -71,7 +72,7 @@ fn another_user_cannot_replace_the_carried_program() {
     let attacked = attacker.wait(Duration::from_secs(20));
     let executed = lab.root("node1", "cat /var/tmp/executed-by");
     assert_eq!(executed.stdout, "", "the victim executed it{attacked}{run}");
-    // It has seen what there is to see.
+    // The attacker has found the directories, so the attack was a real one.
     let attacked = attacked.succeeded().shows(&["found /tmp/coracle-"]);
     for harm in ["entered", "wrote", "exchanged", "renamed"] {
         assert!(!attacked.stdout.contains(harm), "{harm}{attacked}");

@@ -1,7 +1,7 @@
-//! A second user lists every socket of the hosts, and every file that a cluster of another user makes, and tries each.
+//! A second user lists every socket of the hosts, and every file that another user's cluster creates, and tries to access each.
 //!
-//! What second_user.rs attacks by name is found here without knowing any: by the difference that the cluster makes. A decoy of the
-//! victim's own, which is open to everybody, shows that what is open would be found.
+//! second_user.rs attacks known names. This test needs none: it compares the hosts before and after the start of the cluster. A
+//! decoy, which the victim makes accessible to all users, proves that the attacker would find an accessible object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ const PLACES: [&str; 6] = [
 ];
 const USER1: &str = "2001";
 
-/// Open to everybody: a web server, a socket for datagrams, an abstract one, a file, a directory.
+/// Accessible to all users: a web server, a UDP socket, an abstract socket, a file, a directory.
 const DECOY: &str = r#"
 import http.server, os, socket, threading
 os.umask(0)
@@ -37,7 +37,7 @@ server = http.server.HTTPServer(("", 0), http.server.SimpleHTTPRequestHandler)
 print(server.server_port, datagrams.getsockname()[1], flush=True)
 server.serve_forever()
 "#;
-/// What the second user can do to its files and its abstract socket.
+/// The operations on the decoy's files and abstract socket that succeed for the second user.
 const OPEN_DECOY: [(&str, &str); 6] = [
     ("connect", "@decoy"),
     ("create", "/tmp/decoy-dir"),
@@ -48,7 +48,7 @@ const OPEN_DECOY: [(&str, &str); 6] = [
 ];
 
 #[test]
-fn what_a_cluster_makes_is_closed() {
+fn second_user_cannot_access_anything_of_a_cluster() {
     let lab = Lab::ready();
     lab.load_busybox();
     let disks = NODES.map(|node| SmallDisk::on(&lab, node, "clean", "/tmp", "mode=1777"));
@@ -59,7 +59,7 @@ fn what_a_cluster_makes_is_closed() {
 }
 
 #[test]
-fn what_a_carried_cluster_makes_is_closed() {
+fn second_user_cannot_access_anything_of_a_carried_cluster() {
     let lab = Lab::make(
         "/run/coracle-lab-attacks-enumeration",
         &["--private-homes"],
@@ -83,9 +83,9 @@ fn what_a_carried_cluster_makes_is_closed() {
     });
 }
 
-/// Starts a cluster with pods, and attacks all that it made.
+/// Starts a cluster with pods, and attacks everything that it created.
 fn everything_is_closed(lab: &Lab, start: impl FnOnce() -> Cluster) {
-    // As at sites where users see each other's home directories.
+    // Some sites let users read each other's home directories.
     let mode = lab.root("login", "stat -c %a /home/user1").stdout;
     for host in lab.hosts() {
         lab.root(host, "chmod 755 /home/user1").succeeded();
@@ -142,7 +142,7 @@ fn everything_is_closed(lab: &Lab, start: impl FnOnce() -> Cluster) {
     }
 }
 
-/// Pods with what a sandbox makes for them.
+/// Pods for which a sandbox creates files and sockets of all kinds.
 fn workload() -> Vec<Value> {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "precious"}, "stringData": {"key": "value"}});
     let script =
@@ -159,7 +159,7 @@ fn workload() -> Vec<Value> {
     std::iter::once(secret).chain(NODES.map(victim)).collect()
 }
 
-/// Starts the decoy on node1; the ports of its web server and of its datagrams.
+/// Starts the decoy on node1; returns the ports of its web server and of its UDP socket.
 fn start_decoy(lab: &Lab) -> (Running, (String, String)) {
     let words = ["/usr/bin/python3", "-c", DECOY];
     let mut decoy = lab.call(&words).on("node1").start();
@@ -170,7 +170,7 @@ fn start_decoy(lab: &Lab) -> (Running, (String, String)) {
     (decoy, ports)
 }
 
-/// All sockets and files of a host; those of the layers of images are left out, where nobody gets.
+/// All sockets and files of a host, except for those in image layers: no other user can enter their directory.
 fn list(lab: &Lab, host: &str) -> BTreeSet<(String, String)> {
     let listed = attack(lab, host, "root", "enumerate", &json!({"paths": PLACES}));
     let is_noise = |what: &str| {
@@ -182,12 +182,12 @@ fn list(lab: &Lab, host: &str) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// What the second user gets of these files, and of sockets with a name, is the decoy's; the owner gets at them.
+/// Of these files and named sockets, the second user can access only the decoy's. The owner can access all.
 fn files_and_names(lab: &Lab, host: &str, made: &BTreeSet<(String, String)>) {
     let names = made
         .iter()
         .filter(|(kind, _)| kind == "file" || kind == "unix");
-    // A hub renames its socket into place; the kernel keeps the name at which it was bound.
+    // A hub renames its socket after bind(2); the kernel keeps the original name.
     let names = names.map(|(_, name)| name.replace("/hub.new", "/hub.sock"));
     let names: Vec<String> = names.collect();
     let got = open_files(lab, host, &names);
@@ -206,7 +206,7 @@ fn files_and_names(lab: &Lab, host: &str, made: &BTreeSet<(String, String)>) {
     }
 }
 
-/// The ports of `user1` and its pods that the second user sees, but for Slurm's own.
+/// The ports of `user1` and its pods that the second user can list, without those of Slurm's processes.
 fn ports_of_user1(lab: &Lab, host: &str) -> BTreeSet<String> {
     let slurms = lab
         .root(host, "ss -H -l -t -u -n -p | grep '\"srun\"'")
@@ -240,7 +240,7 @@ fn ports_of_user1(lab: &Lab, host: &str) -> BTreeSet<String> {
     found
 }
 
-/// With and without TLS, nobody but the decoy answers a client that shows nothing.
+/// With and without TLS, no listener but the decoy's serves a client without credentials.
 fn without_a_certificate(lab: &Lab, known: &[crate::second_user::Listener], decoy: &str) {
     let ask = |scheme: &str, host: &str, port: &str, path: &str| {
         let command =
@@ -255,7 +255,7 @@ fn without_a_certificate(lab: &Lab, known: &[crate::second_user::Listener], deco
                 "{listener:?}: {path}: {got}"
             );
             let got = ask("http", listener.host, &listener.port, path);
-            // Upstream's server says that it wants TLS.
+            // The API server answers plain HTTP with 400.
             assert!(
                 ["000", "400"].contains(&got.as_str()),
                 "{listener:?}: {path}: {got}"

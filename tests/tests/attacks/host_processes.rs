@@ -1,11 +1,11 @@
-//! Pods that see the processes of the host, and may look into those of their own user namespace: ours are in it too.
+//! Pods with `hostPID`, which may inspect processes of their own user namespace. Some of Coracle's processes are in it too.
 
 use e2e::{Cluster, Lab, WAITS, looking, pod, runs};
 use serde_json::{Value, json};
 
-/// Tells of every process through which it sees the user's home directory, for as long as pods start beside it, and at last of
-/// those whose program it sees. Nothing is started meanwhile, so that it looks often. It does see the other container of its own
-/// pod, but no other pod's.
+/// Reports every process whose root or working directory leads to the user's home directory, while other pods start. At the end it
+/// reports processes of Coracle whose executable it can read. The loop starts no process, so that it polls often. It can inspect
+/// the other container of its own pod, but no other pod's.
 const SPY: &str = r#"
 until test -e /v/end; do
   for p in /proc/[0-9]*; do
@@ -39,13 +39,13 @@ fn spy(name: &str, security: Value) -> Value {
 }
 
 #[test]
-fn the_users_home_is_not_behind_any_process() {
+fn host_pid_pods_cannot_reach_the_users_home() {
     spies_see_nothing("CORACLE_ROOTFS=overlay");
 }
 
-/// Its processes can't hide.
+/// The processes of fuse-overlayfs can't be made non-dumpable.
 #[test]
-fn the_users_home_is_not_behind_fuse_overlayfs() {
+fn host_pid_pods_cannot_reach_home_through_fuse_overlayfs() {
     spies_see_nothing("CORACLE_ROOTFS=fuse-overlayfs");
 }
 

@@ -6,13 +6,13 @@ use e2e::{BUSYBOX, Cluster, Lab, REGISTRY, Running, eventually, merged, plain, s
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// A registry of the attacker's own, on the port `$1`. It knows the manifest of a private image, `$2`, and has none of its blobs. It
-/// prints all credentials that it is shown.
+/// The attacker's registry, on the port `$1`. It has the manifest of a private image, `$2`, and none of its blobs. It prints all
+/// credentials that it receives. Its images:
 ///
-/// - `named`: a manifest that names the private configuration and layers
-/// - `layers`: private layers, and a configuration of its own
-/// - `diff-ids`: a configuration that names the private layers, beside blobs of its own
-/// - anything else is what the client knows it to be, on HEAD, and nothing otherwise
+/// - `named`: a manifest that refers to the private configuration and layers
+/// - `layers`: the private layers, with the attacker's configuration
+/// - `diff-ids`: the attacker's blobs, with a configuration that refers to the private layers
+/// - any other: HEAD confirms the digest that the client requests, GET fails
 const HOSTILE: &str = r#"
 import hashlib, http.server, io, json, socket, sys, tarfile
 
@@ -85,7 +85,7 @@ print("serving", flush=True)
 server.serve_forever()
 "#;
 
-/// The attacker's registry, served by `user2` on the login host.
+/// Starts the attacker's registry, as `user2` on the login host.
 fn hostile_registry(lab: &Lab, port: &str, private: &Value) -> Running {
     let private = private.to_string();
     let words = ["/usr/bin/python3", "-c", HOSTILE, port, &private];
@@ -102,7 +102,7 @@ fn end(lab: &Lab, server: Running) {
     }
 }
 
-/// Waits until the pod is refused its image, and not run.
+/// Waits until the image of the pod can't be pulled.
 #[track_caller]
 fn is_refused(cluster: &mut Cluster, name: &str) {
     let mut last = Value::Null;
@@ -120,14 +120,14 @@ fn is_refused(cluster: &mut Cluster, name: &str) {
 }
 
 #[test]
-fn private_images_are_for_pods_with_their_secret() {
+fn private_images_require_the_pull_secret() {
     let lab = Lab::ready();
     lab.load_busybox();
     let registry = lab.registry();
     lab.registries(&format!(
         "[registry.\"{REGISTRY}\"]\ninsecure = true\n[registry.\"login:5100\"]\ninsecure = true\n"
     ));
-    // No other image in the store has this layer, which might make it everybody's.
+    // A random layer: no other image in the store may have it, or it would not be private.
     let secret = "head -c 100 /dev/urandom > secret && tar --create secret";
     let private = registry.push("team/app", says("private"), secret);
     let (digest, manifest) = registry.manifest("team/app", "1");
@@ -160,7 +160,7 @@ fn private_images_are_for_pods_with_their_secret() {
             pod["metadata"]["name"].as_str().unwrap_or_default(),
         );
     }
-    // As a volume it is the same image.
+    // The same image as a volume.
     let volume =
         json!({"restartPolicy": "Never", "volumes": [{"name": "v", "image": {"reference": head}}]});
     let mut reader = plain(
@@ -174,7 +174,7 @@ fn private_images_are_for_pods_with_their_secret() {
     cluster.event("volume", "Warning Failed");
     assert_eq!(cluster.pod("volume")["status"]["phase"], "Pending");
 
-    // The owner's next pod asks nobody.
+    // The owner's next pod needs no request to the registry.
     let before = registry.answered("GET /v2/team/app/");
     owner["metadata"]["name"] = json!("again");
     cluster.create_objects(&[owner]);

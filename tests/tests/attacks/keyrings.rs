@@ -1,4 +1,4 @@
-//! Containers that look for keys of their user: of the job, and of other pods.
+//! Containers that try to read keys of their user: those of the job and those of other pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,24 +7,25 @@ use e2e::{Cluster, Lab, eventually, plain, pod};
 use serde_json::json;
 
 const IMAGE: &str = "coracle.test/perl:1";
-/// The machine's perl, which makes any system call.
+/// The machine's perl, which can make any system call.
 const LAYER: &str = r"
 cp --parents --dereference /usr/bin/perl .
 ldd /usr/bin/perl | grep --only-matching '/[^ ]*' | xargs cp --parents --dereference --target-directory=.
 tar --owner=0 --group=0 --create *
 ";
 
-/// Calls of the kernel, and what keyctl is asked for.
+/// Numbers of system calls, of keyctl operations and of special keyrings.
 const CALLS: &str = "my ($keyctl, $add_key, $request_key) = (250, 248, 249); my ($id, $join, $link, $search, $read) = (0, 1, 8, 10, 11); \
     my ($process, $session, $user) = (-2, -3, -4); my ($kind, $job, $word, $secret, $left) = ('user', 'job', 'word', 'secret-word', 'left');";
 
-/// A process of the user's that has a key in its session keyring, as that of a job has; it tells the keyring's number.
+/// A process of the user with a key in its session keyring, like one of a job. It prints the keyring's ID.
 const JOB: &str = r#"
 $| = 1; syscall($keyctl, $join, $job); syscall($add_key, $kind, $word, $secret, 11, $session) > 0 or die $!;
 print "keyring ", syscall($keyctl, $id, $session, 0), "\n"; sleep 1000;
 "#;
 
-/// Links the job's keyring, whose number it is told, as a user may, and prints what is in it; then leaves a key for other pods.
+/// Links the job's keyring, `$KEYRING`, as any process of the user may, and prints its key. Then adds a key to the user keyring,
+/// for other pods to find.
 const POD: &str = r#"
 my $room = "." x 11;
 syscall($keyctl, $link, $ENV{KEYRING} + 0, $process); print "link: $!\n";
@@ -36,8 +37,8 @@ my $found = syscall($request_key, $kind, $left, 0, 0); print "found: $found $!\n
 /// In the home directory of `user1`.
 const DIR: &str = "keyrings";
 
-/// Starts agents below a process that has a key in its session keyring, as a site's login does where it makes one for each job. The
-/// keyring's number is in a file.
+/// Replaces `srun`: starts agents below a process with a key in its session keyring, as at sites where PAM makes one for each job.
+/// The keyring's ID is in a file.
 const SRUN: &str = r#"#!/bin/bash
 words=()
 for word; do
@@ -55,8 +56,8 @@ open(my $file, ">", "$ENV{HOME}/keyrings/number") or die $!; print $file syscall
 exec @ARGV or die $!;
 "#;
 
-/// Tells the number of its session keyring, how many keys that holds, whether the job's key is found in it, and, having linked the
-/// job's keyring by its number, whether that key is there at all.
+/// Prints the ID of its session keyring, the number of keys in it, and whether the job's key is found through it. Then links the
+/// job's keyring by its ID, and prints whether the job's key exists at all.
 const OWN: &str = r#"
 $| = 1; my $room = "." x 64;
 my $own = syscall($keyctl, $id, $session, 0); my $keys = syscall($keyctl, $read, $session, $room, 64) / 4;
@@ -66,7 +67,7 @@ print "session=$own keys=$keys search=$why job=$there\n";
 "#;
 
 #[test]
-fn every_container_and_command_has_a_session_keyring_of_its_own() {
+fn containers_and_exec_have_their_own_session_keyrings() {
     let lab = Lab::ready();
     lab.remove(DIR);
     let config = json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
@@ -88,7 +89,7 @@ fn every_container_and_command_has_a_session_keyring_of_its_own() {
             "command": ["perl", "-e", format!("{program} sleep 1000;")],
             "env": [{"name": "KEYRING", "value": job}]})
     };
-    // Others can't ask for their keyring.
+    // The default seccomp profile would block keyctl.
     let unfiltered = json!({"securityContext": {"seccompProfile": {"type": "Unconfined"}}});
     cluster.create_running(&[pod("p", unfiltered, &[container("a"), container("b")])]);
     let mut said = BTreeMap::new();
@@ -121,7 +122,7 @@ fn every_container_and_command_has_a_session_keyring_of_its_own() {
 }
 
 #[test]
-fn no_pod_reaches_keys_of_its_user() {
+fn pods_cannot_read_keys_of_their_user() {
     let lab = Lab::ready();
     let config = json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
     lab.load_image(IMAGE, config, LAYER);

@@ -1,12 +1,12 @@
-//! Users who may read from nodes (`get` on `nodes/proxy`, as monitoring often may) and want to run commands in pods: a WebSocket begins
-//! with a GET, and the API server hands it on to the kubelet under its own name.
+//! Users with `get` on `nodes/proxy`, as monitoring often has, who try to run commands in pods: a WebSocket begins with a GET, and
+//! the API server proxies it to the kubelet with its own credentials.
 //!
-//! What holds, and what doesn't, is in docs/architecture.md, "The kubelet's API".
+//! docs/architecture.md, "The kubelet's API", lists what is prevented and what is not.
 
 use e2e::{Cluster, Lab, WAITS, simple};
 use serde_json::{Value, json};
 
-/// A service account with these rights; its token.
+/// Creates a service account with these rights; returns its token.
 fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> String {
     cluster.ask(&format!(
         "kubectl create serviceaccount {name} && \
@@ -16,12 +16,12 @@ fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> S
     cluster.ask(&format!("kubectl create token {name}"))
 }
 
-/// What a client heard that asked for an upgrade.
+/// The report of a client that requested an upgrade.
 #[derive(Debug)]
 struct Heard(Value);
 
 impl Heard {
-    /// Neither a stream nor output of a command.
+    /// Asserts that there was neither a stream nor output of a command.
     #[track_caller]
     fn is_refused(&self, status: u32, words: &str) {
         let Self(heard) = self;
@@ -32,7 +32,7 @@ impl Heard {
 }
 
 #[test]
-fn who_may_read_from_nodes_runs_no_command_in_pods() {
+fn get_on_nodes_proxy_cannot_exec_in_pods() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
@@ -62,7 +62,7 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
     let mut ask =
         |token: &str, words: &str| Heard(cluster.talk("true", &format!("--token {token} {words}")));
 
-    // At the kubelet itself: a stream is `create`, whatever the method.
+    // Directly at the kubelet: a stream needs `create`, whatever the method.
     let direct = format!("--kubelet {node} websocket v5.channel.k8s.io '/{at_kubelet}'");
     ask(&reader, &direct).is_refused(403, "verb=create, resource=nodes, subresource(s)=[proxy]");
     let got = ask(&writer, &direct).0;
@@ -72,7 +72,8 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
         "{got}"
     );
 
-    // Through the API server's proxy. To it a POST is `create`; a GET passes, but without its query, and so without a command.
+    // Through the API server's node proxy: a POST needs `create`. A GET is proxied, but without its query, and so without a
+    // command.
     let post = format!("spdy v4.channel.k8s.io '{through}/{at_kubelet}'");
     ask(&reader, &post).is_refused(403, "nodes \\\"");
     for path in [at_kubelet, attach] {
@@ -87,7 +88,7 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
         }
     }
 
-    // Through the API server's own way into pods, for which `get` is not enough since 1.35.
+    // Through the pod's `exec` subresource, for which `get` is not enough since 1.35.
     let by_pod = format!("websocket v5.channel.k8s.io '{exec}'");
     ask(&getter, &by_pod).is_refused(403, "is forbidden");
     let got = ask(&owner, &by_pod).0;
@@ -99,7 +100,7 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
     let tunnel = format!("tunnel 8080 '{of_pod}/portforward'");
     ask(&getter, &tunnel).is_refused(403, "is forbidden");
 
-    // Upstream's gap: port-forward needs no query. If this is refused one day, docs/architecture.md is out of date.
+    // A gap in upstream: port-forward needs no query. If this is rejected one day, update docs/architecture.md.
     let request = "printf 'GET /passwd HTTP/1.0\\r\\n\\r\\n'";
     let path = format!("'{through}/portForward/default/p'");
     for words in [
@@ -117,7 +118,7 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
     lab.nothing_left();
 }
 
-/// Of upstream's roles only those of administrators, of API servers and of controllers have it.
+/// Of upstream's roles, only those of administrators, API servers and controllers have this right.
 fn nobody_has_the_right_by_default(cluster: &mut Cluster) {
     let roles = cluster.json("get clusterroles");
     let roles = roles["items"].as_array().expect("a list").iter();
@@ -139,7 +140,7 @@ fn nobody_has_the_right_by_default(cluster: &mut Cluster) {
         .filter_map(|role| role["metadata"]["name"].as_str())
         .filter(|name| !["reader", "writer"].contains(name))
         .collect();
-    // Garbage collection and quotas read everything.
+    // The garbage collector and the quota controller read everything.
     let is_known = |name: &&&str| {
         let known = [
             "cluster-admin",

@@ -1,4 +1,4 @@
-//! Containers that want to run, or to change, the program that starts them: the user's own file on the host.
+//! Containers that try to run or modify the program that starts them: the user's own file on the host.
 
 use e2e::{BUSYBOX, Cluster, Lab, WAITS, container, merged, pod, runs, wait_until};
 use serde_json::json;
@@ -8,13 +8,13 @@ const PROGRAM: &str = "/home/user1/own/coracle";
 const RELEASES: &str = "--kubernetes=/opt/coracle/lib/coracle/kubernetes";
 const REFUSED: &str = "containers can't run the program that starts them";
 
-/// Everything that the kernel knows of the file; the time of its last change, of whatever kind, is among it.
+/// The file's metadata, including its ctime, which every modification changes.
 fn known(lab: &Lab) -> String {
     let stat = format!("stat --format='%i %a %u %g %s %Y %Z' {PROGRAM}");
     lab.root("node1", &stat).succeeded().stdout
 }
 
-/// What the sandboxes of node1 run from.
+/// The executables of the sandboxes on node1.
 fn programs_of_sandboxes(lab: &Lab) -> Vec<String> {
     let all = lab.processes("node1").into_iter();
     let sandboxes = all.filter(|process| process.args.contains("internal sandbox"));
@@ -26,13 +26,13 @@ fn programs_of_sandboxes(lab: &Lab) -> Vec<String> {
         .collect()
 }
 
-/// Has an interpreter of its choice, by script, by link and by both.
+/// Scripts and links whose interpreter is /proc/self/exe.
 const INTERPRETED: &str = r#"
 printf '#!/proc/self/exe\n' > /script; printf '#!/script\n' > /second; ln -s /proc/self/exe /link
 chmod 755 /script /second; touch /ready
 "#;
 
-/// Tries to change every program that it sees, until it is told to end.
+/// Tries to modify every executable that it can see, until `/v/end` exists.
 const CHANGE: &str = r#"
 until test -e /v/end; do
   for exe in /proc/[0-9]*/exe; do
@@ -42,7 +42,7 @@ done
 "#;
 
 #[test]
-fn no_container_runs_or_changes_our_program() {
+fn containers_cannot_run_or_modify_coracle() {
     let lab = Lab::ready();
     lab.load_busybox();
     let copy = format!("mkdir -p {DIR} && cp /opt/coracle/bin/coracle {PROGRAM}");
@@ -51,7 +51,7 @@ fn no_container_runs_or_changes_our_program() {
     let words = ["srun", "--overlap", "-N1", PROGRAM, "run", RELEASES];
     let mut cluster = Cluster::start_as(&lab, "user1", &words);
 
-    // It would wait for its input for ever, and be changed meanwhile.
+    // If this worked, it would wait for input, and its executable could be modified in the meantime.
     let own = json!({"name": "own", "image": BUSYBOX, "stdin": true, "command": ["/proc/self/exe", "internal", "hub"]});
     let volume = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
     let privileged = json!({"securityContext": {"privileged": true}});
@@ -80,7 +80,7 @@ fn no_container_runs_or_changes_our_program() {
         assert!(code != 0 && said.contains(REFUSED), "{program}: {said}");
     }
     cluster.wait_for("step", "condition=Ready");
-    // Processes start beside the container that changes what it can.
+    // Processes start while the other container modifies executables.
     for _ in 0..5 {
         cluster.ask("kubectl exec shared --container=end -- true");
     }

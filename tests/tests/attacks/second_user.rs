@@ -1,6 +1,6 @@
-//! A second user of the same hosts, with any program, against every listener, file, socket and process that Coracle makes.
+//! A second user of the same hosts, with any program, against every listener, file, socket and process of Coracle.
 //!
-//! Each attack is tests/clients/attacker.py, run by `user2`. The owner runs the same, and must succeed: else the attack would
+//! Each attack is tests/clients/attacker.py, run by `user2`. The owner runs it too and must succeed; otherwise the attack would
 //! prove nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,11 +10,11 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 pub const ATTACKER: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/attacker.py";
-/// In the home directory of `user1`: what the test itself needs.
+/// The test's own files, in the home directory of `user1`.
 const DIR: &str = "second-user";
 const STATE: &str = include_str!("../../../docs/state.md");
 
-/// Passes on to Slurm, and keeps what the leader hands over to agents: it holds the token and the cluster's secret.
+/// Wraps `srun`, and keeps the standard input that the leader passes to agents: it contains the token and the cluster's secret.
 const SRUN: &str = r#"#!/bin/bash
 umask 077
 case "$*" in
@@ -23,21 +23,21 @@ case "$*" in
 esac
 "#;
 
-/// What a pod has that is its owner's alone; every value says where it is.
+/// Writes values that only the pod's owner may read. Each value names its location.
 const POD: &str = "echo value-of-local > /vol/local/file; echo value-of-shared > /vol/shared/file
     echo value-of-empty > /vol/empty/file; echo value-of-host-path > /vol/host/file; echo value-of-shm > /dev/shm/file
     chmod 666 /vol/*/file /dev/shm/file; echo value-of-log; trap exit TERM; while true; do sleep 1; done";
 const PLACES: [&str; 6] = ["local", "shared", "empty", "shm", "log", "secret"];
-/// Not a secret: an argument of the pod's process, which every user of the host sees.
+/// Not a secret: an argument of the pod's process, which every user of the host can see.
 const VISIBLE: &str = "visible-argument-of-a-pod";
 
 #[test]
-fn a_second_user_of_the_hosts_gets_nothing() {
+fn second_user_cannot_access_a_cluster() {
     let lab = Lab::ready();
     lab.load_busybox();
     lab.remove(DIR);
     let squatters = Squatters::settle(&lab);
-    // As at sites where users see each other's home directories.
+    // Some sites let users read each other's home directories.
     let mode = lab.root("login", "stat -c %a /home/user1").stdout;
     lab.root("login", "chmod 755 /home/user1").succeeded();
     lab.write(&format!("{DIR}/srun"), SRUN);
@@ -74,7 +74,7 @@ fn a_second_user_of_the_hosts_gets_nothing() {
     cluster.ask("kubectl delete pod --all --grace-period=1");
     squatters.grow_old(&lab);
     cluster.exit(0);
-    // They end, whatever there is in the way.
+    // These commands must terminate in spite of the second user's files.
     lab.call(&["coracle", "logs"]).run();
     lab.call(&["srun", "-N1", "-wnode1", "coracle", "doctor"])
         .run()
@@ -121,7 +121,7 @@ fn workload() -> Vec<Value> {
     objects
 }
 
-/// The processes of `user1` and of its subordinate ids.
+/// The processes of `user1` and of its subordinate IDs.
 pub fn processes(lab: &Lab, host: &str) -> Vec<Process> {
     let is_theirs = |process: &Process| {
         let id = process.user.parse().unwrap_or(0_u32);
@@ -131,7 +131,7 @@ pub fn processes(lab: &Lab, host: &str) -> Vec<Process> {
     all.filter(is_theirs).collect()
 }
 
-/// What the attacker's program says that succeeded: the way, and on what.
+/// Runs the attacker's program; returns the successful operations and their objects.
 #[track_caller]
 pub fn attack(
     lab: &Lab,
@@ -171,7 +171,7 @@ fn processes_are_closed(lab: &Lab, cluster: &mut Cluster, host: &str, theirs: &[
     let own = cluster.ask("echo $PPID").trim().parse::<u32>();
     let own = json!({"pids": [own.expect("a pid")]});
     let mut possible = attack(lab, host, "user1", "processes", &own);
-    // Where the kernel lets users trace only what they start.
+    // For kernels on which users may trace only their own descendants (Yama).
     possible.extend(attack(lab, host, "root", "processes", &own));
     let all = [
         "environ",
@@ -197,7 +197,7 @@ fn processes_are_closed(lab: &Lab, cluster: &mut Cluster, host: &str, theirs: &[
     assert_eq!(ways(&possible), BTreeSet::from(all));
 }
 
-/// All that `user1` and its pods have in places that others see.
+/// Files of `user1` and its pods in directories that other users can enter.
 fn files(lab: &Lab, host: &str) -> Vec<String> {
     let found = lab.root(
         host,
@@ -207,11 +207,11 @@ fn files(lab: &Lab, host: &str) -> Vec<String> {
     found.stdout.lines().map(str::to_owned).collect()
 }
 
-/// What the second user can do to these paths that only their owner should be able to.
+/// Operations on these paths that succeed for the second user, and should not.
 pub fn open_files(lab: &Lab, host: &str, paths: &[String]) -> BTreeSet<(String, String)> {
     let order = json!({"paths": paths});
     let got = attack(lab, host, "user2", "files", &order);
-    // Upstream's programs and start-up objects are the same for everybody.
+    // Upstream's programs and bootstrap objects are not secret.
     let open = [
         "/home/user1/.local/share/coracle/kubernetes",
         "/home/user1/.cache/coracle",
@@ -236,7 +236,7 @@ fn files_are_closed(lab: &Lab, host: &str) {
     assert_eq!(ways(&possible), all, "{host}");
 }
 
-/// Where values may be, of processes and in files.
+/// Files and directories, including those in /proc, in which values may be.
 fn places(theirs: &[Process]) -> Vec<String> {
     let common = [
         "/tmp",
@@ -262,7 +262,7 @@ fn places(theirs: &[Process]) -> Vec<String> {
     places
 }
 
-/// The values that nobody else may see, by names.
+/// The secret values, by name.
 fn secrets(lab: &Lab, cluster: &mut Cluster) -> BTreeMap<String, String> {
     let mut secrets = BTreeMap::new();
     secrets.insert(
@@ -299,7 +299,7 @@ fn no_secret_is_found(
 ) {
     let mut secrets = secrets.clone();
     secrets.insert("visible".to_owned(), VISIBLE.to_owned());
-    // The pod's script names the values that it writes.
+    // The arguments of the pod's script contain the values that it writes.
     let is_script = |name: &str, place: &str| PLACES.contains(&name) && place.ends_with("/cmdline");
     let order = json!({"paths": places(theirs), "secrets": secrets});
     let mut found = attack(lab, host, "user2", "secrets", &order);
@@ -324,10 +324,10 @@ fn each_secret_can_be_found_by_root(lab: &Lab, secrets: &BTreeMap<String, String
     assert_eq!(ways(&elsewhere), names);
 }
 
-/// Every Unix socket that one of these processes listens at, in whichever network namespace.
+/// Tests every Unix socket on which one of these processes listens, in all network namespaces.
 pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let pids: Vec<String> = theirs.iter().map(|p| p.pid.to_string()).collect();
-    // Once in each namespace: a socket is listed in the one in which it was made.
+    // Once per namespace: a socket is listed in the namespace in which it was created.
     let script = format!(
         "for pid in $$ {}; do ns=$(readlink /proc/$pid/ns/net) || continue; case \"$seen\" in *$ns*) continue;; esac; \
          seen=\"$seen $ns\"; nsenter --target $pid --net ss -H -l -x -n -p; done",
@@ -340,7 +340,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
         let owners = owners.filter_map(|rest| rest.split(',').next());
         for pid in owners.filter(|pid| pids.iter().any(|own| own == pid)) {
             let path = line.split_whitespace().nth(4).unwrap_or_default();
-            // A hub renames its socket into place; the kernel keeps the name at which it was bound.
+            // A hub renames its socket after bind(2); the kernel keeps the original name.
             let path = path.replace("/hub.new", "/hub.sock");
             sockets.insert((path, pid.to_owned()));
         }
@@ -356,7 +356,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let mut names = BTreeSet::new();
     for (path, pid) in &sockets {
         let name = path.rsplit('/').next().unwrap_or_default();
-        // Abstract sockets begin with `@`, and every user of the host reaches them.
+        // Abstract sockets begin with `@`. All users of the host can connect to them.
         assert!(
             !path.starts_with('@') && known.contains(&name),
             "{host}: {path} of {pid}"
@@ -392,11 +392,11 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
 pub struct Listener {
     pub host: &'static str,
     pub port: String,
-    /// Which row of docs/state.md describes it.
+    /// The row of docs/state.md that describes it.
     pub kind: &'static str,
 }
 
-/// Every TCP and UDP port of a process of `user1`.
+/// All TCP and UDP ports of processes of `user1`.
 pub fn listeners(lab: &Lab) -> Vec<Listener> {
     let mut found = Vec::new();
     for host in HOSTS {
@@ -414,7 +414,7 @@ pub fn listeners(lab: &Lab) -> Vec<Listener> {
             let Some(process) = theirs.iter().find(|p| p.pid.to_string() == pid) else {
                 continue;
             };
-            // Slurm's own.
+            // Skip ports of Slurm's own processes.
             if line.contains("(\"srun\"") {
                 continue;
             }
@@ -456,7 +456,7 @@ pub fn listeners(lab: &Lab) -> Vec<Listener> {
     found
 }
 
-/// docs/state.md has a row for each, and none that the test doesn't know.
+/// docs/state.md has a row for each listener, and no others.
 fn are_documented(listeners: &[Listener]) {
     let (_, section) = STATE
         .split_once("## Ports on the host's network")
@@ -482,7 +482,7 @@ fn are_documented(listeners: &[Listener]) {
     assert_eq!(counts, [1, 1, 1, 2], "{listeners:?}");
 }
 
-/// What curl gets that shows these words' credentials: the status, `000` without one.
+/// The HTTP status for a request with these options of curl; `000` if there is no response.
 fn status(cluster: &mut Cluster, words: &str, listener: &Listener) -> String {
     let path = match listener.kind {
         "API server" => "/api",
@@ -496,13 +496,13 @@ fn status(cluster: &mut Cluster, words: &str, listener: &Listener) -> String {
     cluster.try_ask(&command).1
 }
 
-/// A whole cluster of the attacker's own, with all the keys of it.
+/// The attacker starts a cluster and uses all of its credentials.
 pub fn credentials_of_another_cluster_open_nothing(
     lab: &Lab,
     cluster: &mut Cluster,
     listeners: &[Listener],
 ) {
-    // It sweeps what is its own user's; not the squatters.
+    // In another directory: the cluster removes old directories of its own user, but must not remove the squatters' in /tmp.
     let elsewhere = ["env", "TMPDIR=/var/tmp"];
     let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
     let mut other = Cluster::start_as(lab, "user2", &[&elsewhere[..], &words].concat());
@@ -532,7 +532,7 @@ pub fn credentials_of_another_cluster_open_nothing(
         }
     }
     other.exit(0);
-    // The same with the owner's.
+    // The owner's credentials are accepted.
     let own = |kind: &str| match kind {
         "API server" => shown[1].clone(),
         "metrics.k8s.io" => format!("{} {}", with("front-proxy-client"), shown[2]),
@@ -565,7 +565,7 @@ fn garbage_and_crowds_keep_nobody_out(lab: &Lab, cluster: &mut Cluster, listener
     }
     let command = "timeout 50 kubectl get nodes && timeout 50 kubectl exec victim-node2 -- true && timeout 50 kubectl top nodes";
     cluster.ask(command);
-    // A new agent has to pass the crowd at the leader too.
+    // A new agent must be able to connect to the leader in spite of these connections.
     cluster.next_agent(lab);
     wait_until(60, "the new agent has found its pods", || {
         cluster.try_ask(command).0 == 0
@@ -576,10 +576,11 @@ fn garbage_and_crowds_keep_nobody_out(lab: &Lab, cluster: &mut Cluster, listener
     }
 }
 
-/// The directory of a node of a cluster of `user1` that was killed.
+/// The directory of a cluster of `user1` that was killed.
 const OLD: &str = "/tmp/coracle-0123456789abcdef0123456789abcdef";
 
-/// What another user puts into `/tmp`, before the cluster starts, under names that look like ours. It is old enough to be swept.
+/// Files that another user creates in `/tmp`, before the cluster starts, with names like Coracle's. They are old enough to be
+/// removed as leftovers.
 struct Squatters;
 
 const SETTLE: &str = r#"
@@ -603,7 +604,7 @@ impl Squatters {
             .run()
             .succeeded();
         for host in HOSTS {
-            // What the next cluster of `user1` sweeps, on nodes. It is made first, so that it is found last.
+            // A leftover that the next cluster of `user1` removes. It is created first, so that it is found last.
             let own = "mkdir -m 700 $dir && hostname | tr -d '\\n' > $dir/host";
             let own = format!("dir={OLD}; {own}");
             lab.sh(&own).on(host).run().succeeded();
@@ -612,7 +613,7 @@ impl Squatters {
         Self
     }
 
-    /// The owner's attempts to write have made the old directory look new.
+    /// Resets the mtime of the old directory, which the owner's test writes have updated.
     fn grow_old(&self, lab: &Lab) {
         for host in HOSTS {
             lab.root(host, &format!("touch -d '-20 minutes' {OLD}"))
@@ -620,7 +621,7 @@ impl Squatters {
         }
     }
 
-    /// Nothing of theirs was followed or removed, nor did it keep us from removing our own; takes it away.
+    /// The second user's files were neither followed nor removed, and the leftover was removed in spite of them. Removes them.
     fn are_untouched(self, lab: &Lab) {
         for host in ["node1", "node2"] {
             let swept = || lab.root(host, &format!("test -e {OLD}")).code != 0;

@@ -1,4 +1,4 @@
-//! Looks at the cluster after a round, until everything is as the model says, or until the time is up.
+//! Polls the cluster after a round until its state is the one that the model allows, or until a time-out.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::inject::{Injected, marked};
 use crate::model::{self, Restarts};
 use crate::workload::{COMPLETIONS, DIR, exit_code};
 
-/// What the cluster may take to heal.
+/// Time in which the cluster must recover.
 const HEAL_TIMEOUT: Duration = Duration::from_secs(150);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 
-/// A pod that runs all the time.
+/// A pod that runs during all rounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standing {
     pub name: String,
@@ -32,22 +32,22 @@ struct Container {
     id: String,
     started: String,
     restarts: u64,
-    /// How many runs have left their line in the pod's emptyDir.
+    /// How many runs have written their line to the pod's emptyDir.
     runs: u64,
 }
 
-/// Why the cluster is not as it should be.
+/// A deviation from the expected state.
 #[derive(Debug)]
 enum Wrong {
-    /// It may get well.
+    /// The cluster may still recover.
     Yet(String),
-    /// It can't.
+    /// The cluster can't recover.
     Forever(String),
 }
 
 use Wrong::{Forever, Yet};
 
-/// What ran before a round.
+/// The pods that run before a round.
 pub fn standing(lab: &Lab, cluster: &mut Cluster) -> Result<Vec<Standing>, String> {
     heal(|| {
         nodes_are_ready(cluster)?;
@@ -57,7 +57,8 @@ pub fn standing(lab: &Lab, cluster: &mut Cluster) -> Result<Vec<Standing>, Strin
     })
 }
 
-/// After a round: every pod is untouched, or was restarted by its policy, and nothing is lost or doubled. What runs now.
+/// After a round: every pod is untouched, or was restarted by its policy, and nothing is lost or duplicated. Returns the pods that
+/// run now.
 pub fn after(
     lab: &Lab,
     cluster: &mut Cluster,
@@ -82,7 +83,7 @@ pub fn after(
     })
 }
 
-/// Repeats a look until it finds nothing wrong.
+/// Repeats a check until it succeeds.
 fn heal<T>(mut look: impl FnMut() -> Result<T, Wrong>) -> Result<T, String> {
     let end = Instant::now() + HEAL_TIMEOUT;
     loop {
@@ -119,7 +120,7 @@ fn nodes_are_ready(cluster: &mut Cluster) -> Result<(), Wrong> {
     }
 }
 
-/// One agent and one hub, each with its guard, on every node, and one process for each container that runs all the time.
+/// Every node has one agent and one hub, each with its guard, and one process for each container that runs during all rounds.
 fn parts_are_there(lab: &Lab) -> Result<(), Wrong> {
     for node in NODES {
         let all = lab.processes(node);
@@ -151,7 +152,7 @@ fn name(pod: &Value) -> &str {
     text(&pod["metadata"], "name")
 }
 
-/// All pods that run all the time, by node; each of them runs and is ready.
+/// All pods that run during all rounds, by node; each must be running and ready.
 fn all_standing(pods: &[Value]) -> Result<Vec<Standing>, Wrong> {
     let mut found = Vec::new();
     for node in NODES {
@@ -212,7 +213,7 @@ fn standing_pod(pod: &Value, node: &'static str, target: Target) -> Result<Stand
 }
 
 impl Standing {
-    /// Whether one of its containers was ever restarted, so that the next time would be delayed by the back-off.
+    /// Whether one of its containers was ever restarted, so that the back-off would delay the next restart.
     pub fn was_restarted(&self) -> bool {
         self.containers.iter().any(|one| one.restarts > 0)
     }
@@ -255,7 +256,7 @@ fn compare(before: &Standing, now: &Standing, faults: &[Fault]) -> Result<(), Wr
     Ok(())
 }
 
-/// Pods of policy Never have ended with their own code, unless they were killed, and images were unpacked.
+/// Pods with policy Never have exited with their own code, unless they were killed; and images were unpacked completely.
 fn rounds_pods(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Wrong> {
     for node in NODES {
         let own = exit_code(round);
@@ -272,7 +273,7 @@ fn rounds_pods(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Wro
     Ok(())
 }
 
-/// Pods that were deleted have left no object and no process.
+/// Deleted pods have left no object and no process.
 fn deleted_are_gone(lab: &Lab, pods: &[Value], faults: &[Fault]) -> Result<(), Wrong> {
     let deleted = model::deleted(faults);
     if let Some(pod) = pods
@@ -313,7 +314,7 @@ fn ended_with(pods: &[Value], wanted: &str, codes: &[u64]) -> Result<(), Wrong> 
     }
 }
 
-/// Every index was done once, by a pod that the API server knows, and what failed was killed.
+/// Every index was completed once, by a pod that the API server knows, and every failed pod had been killed.
 fn job_is_complete(
     lab: &Lab,
     cluster: &mut Cluster,
@@ -394,7 +395,7 @@ fn job_is_complete(
     Ok(())
 }
 
-/// What the pods say themselves: their files, their network, their logs.
+/// Checks in the pods themselves: their files, their network, their logs.
 fn ask_pods(
     cluster: &mut Cluster,
     now: &mut [Standing],
@@ -414,7 +415,7 @@ fn ask_pods(
             container.runs = count.parse().unwrap_or_default();
             let restarts = container.restarts - was.containers[index].restarts;
             let runs = container.runs.saturating_sub(was.containers[index].runs);
-            // A run that is killed at once leaves no line.
+            // A run that is killed at once writes no line.
             if runs > restarts || (restarts == 1 && runs == 0) {
                 return Err(Forever(format!(
                     "{}: {restarts} restarts of {}, but {runs} more runs",
@@ -440,7 +441,7 @@ fn ask_pods(
     Ok(())
 }
 
-/// Commands by names. Those to standing pods end with the word `whole` if all is well.
+/// Commands by name. Those for standing pods print `whole` at the end if they find no problem.
 fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
     let mut questions = Vec::new();
     for pod in pods {
@@ -483,7 +484,7 @@ fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
     questions
 }
 
-/// Runs commands at the same time; what each wrote to either stream.
+/// Runs commands in parallel; returns the stdout and stderr of each.
 fn ask_all(
     cluster: &mut Cluster,
     questions: &[(String, String)],
@@ -508,7 +509,7 @@ fn ask_all(
         .collect())
 }
 
-/// `tick 1`, `tick 2`, … without a gap, unless the log itself says that something was lost.
+/// Checks for `tick 1`, `tick 2`, … without a gap, unless the log itself notes a loss.
 fn ticks_are_whole(name: &str, log: &str) -> Result<(), Wrong> {
     let mut last = 0;
     let mut lost = false;

@@ -1,17 +1,17 @@
-//! What a fault is.
+//! The kinds of faults.
 
 use std::fmt;
 use std::time::Duration;
 
 use e2e::Role;
 
-/// The nodes of the cluster; the leader and the control plane are on the first.
+/// The nodes of the cluster. The leader and the control plane are on the first.
 pub const NODES: [&str; 3] = ["node1", "node2", "node3"];
 
-/// One fault, and when it begins.
+/// A fault, and when it begins.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fault {
-    /// After the round's beginning.
+    /// Since the beginning of the round.
     pub delay: Duration,
     pub kind: Kind,
 }
@@ -20,66 +20,66 @@ pub struct Fault {
 pub enum Kind {
     /// SIGKILL.
     Kill(Victim),
-    /// SIGKILL of a part, and of what replaces it as soon as that is there, so many times.
+    /// SIGKILL of a process, and of each replacement as soon as it exists, this many times.
     KillAgain(Victim, usize),
-    /// SIGKILL while pods end, so long after they were told to.
+    /// SIGKILL while pods terminate, this long after their termination began.
     KillAtEnd(Victim, End, Duration),
-    /// SIGSTOP, and SIGCONT after a while.
+    /// SIGSTOP, and SIGCONT after this time.
     Stop(Victim, Duration),
-    /// Packets between this node and the leader's are dropped for a while.
+    /// Packets between this node and the leader's are dropped for this time.
     Cut(&'static str, Direction, Duration),
-    /// Another user fills `/tmp` of this node for a while.
+    /// Another user fills `/tmp` of this node for this time.
     FullDisk(&'static str, Duration),
 }
 
-/// How pods end.
+/// How the termination of pods begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The pods of [`Target::Ends`] exit by themselves.
     Exit,
-    /// The pod of [`Target::Deleted`] is deleted, and takes a second to end.
+    /// The pod of [`Target::Deleted`] is deleted, and takes a second to terminate.
     Deletion,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Victim {
-    /// A part of Coracle or of the control plane on this host.
+    /// A process of Coracle or of the control plane on this host.
     Part(&'static str, Role),
-    /// The process that pulls an image on this host, so long after it was found.
+    /// The process that pulls an image on this host, this long after it was found.
     ImagePull(&'static str, Pull, Duration),
     /// A process of a pod on this host.
     Pod(&'static str, Target, Layer),
 }
 
-/// What a pull of an image has to do.
+/// The work of an image pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pull {
-    /// The store has the image, and the node has to unpack it.
+    /// The store has the image. The node has to unpack it.
     Unpack,
-    /// Also to fetch it from a registry.
+    /// The image has to be downloaded from a registry, too.
     Download,
 }
 
-/// The pods that are attacked; each node has one of each, but for `Work`, which is where the scheduler puts it, and `Deleted`,
-/// which is made for its fault.
+/// Kinds of pods that faults hit. Each node has one of each, with two exceptions: the scheduler places `Work`, and `Deleted` is
+/// created for its fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Restarted always, two containers, an emptyDir.
+    /// Policy Always, with two containers and an emptyDir.
     Steady,
-    /// Of a StatefulSet, with a local volume.
+    /// In a StatefulSet, with a local volume.
     Keeper,
-    /// Never restarted, ends by itself with a code of its own.
+    /// Policy Never; exits with a code of its own.
     Ends,
-    /// Of an Indexed Job.
+    /// In an Indexed Job.
     Work,
-    /// Restarted always, until it is deleted.
+    /// Policy Always, until it is deleted.
     Deleted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     Sandbox,
-    /// The process of which pulls of images are forked.
+    /// The fork server of image pulls.
     Puller,
     Inner,
     /// The first process of the pod's first container.
@@ -89,23 +89,23 @@ pub enum Layer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Both,
-    /// Only what the node sends to the leader's host is dropped.
+    /// Only packets from the node to the leader's host are dropped.
     ToLeader,
-    /// Only what the leader's host sends to the node is dropped.
+    /// Only packets from the leader's host to the node are dropped.
     FromLeader,
-    /// Nothing is dropped silently: the kernel says that the leader's host can't be reached.
+    /// Packets are rejected: the kernel reports that the leader's host is unreachable.
     Unreachable,
 }
 
 impl Victim {
-    /// Where it is.
+    /// The victim's node.
     pub fn node(&self) -> &'static str {
         match self {
             Self::Part(node, _) | Self::ImagePull(node, ..) | Self::Pod(node, ..) => node,
         }
     }
 
-    /// What it is, wherever that is.
+    /// The victim's kind, regardless of its node.
     fn role(&self) -> String {
         match self {
             Self::Part(_, Role::Component(name)) => (*name).to_owned(),
@@ -117,7 +117,7 @@ impl Victim {
 }
 
 impl Kind {
-    /// Where it happens.
+    /// The node that the fault affects.
     pub fn node(&self) -> &'static str {
         match self {
             Self::Kill(victim)
@@ -128,7 +128,7 @@ impl Kind {
         }
     }
 
-    /// The same for all faults of this kind.
+    /// A name that all faults of this kind share.
     pub fn name(&self) -> String {
         match self {
             Self::Kill(victim) => format!("kill {}", victim.role()),
@@ -145,7 +145,7 @@ impl Kind {
 }
 
 impl Fault {
-    /// When it is over; a kill at once.
+    /// When the fault ends; `None` for kills.
     pub fn end(&self) -> Option<Duration> {
         match &self.kind {
             Kind::Kill(_) | Kind::KillAgain(..) | Kind::KillAtEnd(..) => None,

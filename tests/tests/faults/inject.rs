@@ -1,4 +1,4 @@
-//! Injects faults, and takes those back that last for a while.
+//! Injects faults, and reverts those that last for a while.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use serde_json::Value;
 use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
 use crate::workload;
 
-/// How long a victim may take to appear: pods of Jobs come and go.
+/// How long to wait for a victim in a pod: pods of Jobs come and go.
 const POD_TIMEOUT: Duration = Duration::from_secs(20);
-/// The same for parts.
+/// How long to wait for a victim that is a process of Coracle.
 const PART_TIMEOUT: Duration = Duration::from_secs(4);
-/// What a part may take to be replaced, in the middle of a fault.
+/// How long the replacement of a killed process may take during a fault.
 const NEXT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a pull is begun until it is hit.
+/// How many pulls are started until one is hit.
 const PULL_ATTEMPTS: usize = 3;
-/// What the agent takes to remove the layers of an image that no pod uses any more, so that the next pull unpacks them again.
+/// Time in which the agent removes the layers of an image that no pod uses, so that the next pull unpacks them again.
 const GC_TIME: Duration = Duration::from_secs(3);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
-/// Sends a signal to the process that pulls the image of a pod, so many seconds after it was found, and prints its pid. It is there for a
-/// moment only: a fork of a fork of the sandbox that holds the pod's lock, in the pid namespace of the host.
+/// Sends a signal to the process that pulls the image of a pod, this many seconds after it was found, and prints its pid. The
+/// process is short-lived: a grandchild of the sandbox that holds the pod's lock, in the pid namespace of the host.
 const HIT_PULL: &str = r#"
 import os, signal, sys, time
 lock, number, delay = f"/pods/{sys.argv[1]}/lock", getattr(signal, sys.argv[2]), float(sys.argv[3])
@@ -53,24 +53,24 @@ while time.monotonic() < end:
             raise SystemExit
 "#;
 
-/// What the faults of a round did.
+/// The effect of a round's faults.
 #[derive(Debug, Default)]
 pub struct Injected {
-    /// The uids of pods of Jobs of which a process was killed.
+    /// The UIDs of Job pods of which a process was killed.
     pub killed_work: Vec<String>,
-    /// For each fault that hit nothing, its number and why.
+    /// For each fault that found no victim, its number and the reason.
     pub missed: Vec<(usize, String)>,
 }
 
-/// How to take a fault back.
+/// How to revert a fault.
 enum Undo {
     Continue(&'static str, u32),
     Connect(&'static str, usize),
     FreeDisk(&'static str, usize),
 }
 
-/// Injects the faults of a round, each at its time, and returns when all are over. Pods are told to end as soon as the faults have
-/// begun that come at once.
+/// Injects the faults of a round, each at its time, and returns when all have ended. The pods' termination begins after the faults
+/// without a delay.
 pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], round: usize) -> Injected {
     let mut injector = Injector {
         lab,
@@ -108,13 +108,13 @@ struct Injector<'a> {
     cluster: &'a mut Cluster,
     round: usize,
     began: Instant,
-    /// When, of which fault, and how.
+    /// When to revert, which fault, and how.
     undos: Vec<(Duration, usize, Undo)>,
     injected: Injected,
 }
 
 impl Injector<'_> {
-    /// Begins a fault; an error if it hit nothing.
+    /// Begins a fault; an error if it found no victim.
     fn begin(&mut self, number: usize, fault: &Fault) -> Result<Option<Undo>, String> {
         match &fault.kind {
             Kind::Kill(victim) => {
@@ -160,7 +160,7 @@ impl Injector<'_> {
                 Ok(None)
             }
             Kind::Stop(victim, _) => {
-                // A process that is stopped fails nothing.
+                // Stopping a process does not make its pod fail.
                 let killed = self.injected.killed_work.len();
                 let (host, pid) = self.hit(number, *victim, "STOP")?;
                 self.injected.killed_work.truncate(killed);
@@ -186,7 +186,7 @@ impl Injector<'_> {
         }
     }
 
-    /// Sends a signal to a victim; its host and pid.
+    /// Sends a signal to a victim; returns its host and pid.
     fn hit(
         &mut self,
         number: usize,
@@ -202,7 +202,7 @@ impl Injector<'_> {
         Ok((host, pid))
     }
 
-    /// Makes a pod whose image has to be pulled, and sends a signal to the process that does.
+    /// Creates a pod whose image has to be pulled, and sends a signal to the process that pulls it.
     fn hit_pull(
         &mut self,
         number: usize,
@@ -235,7 +235,7 @@ impl Injector<'_> {
         Err(format!("{pod_name} pulled its image unseen"))
     }
 
-    /// Makes a pod, also if the API server is just being replaced; its uid.
+    /// Creates a pod, with retries while the API server restarts; returns its UID.
     fn create(&mut self, pod: &Value) -> Result<String, String> {
         let command = format!(
             "kubectl create --validate=ignore --output=jsonpath={{.metadata.uid}} --filename=- <<'END OF OBJECT'\n{pod}\nEND OF OBJECT"
@@ -252,7 +252,7 @@ impl Injector<'_> {
         }
     }
 
-    /// The victim's host and pid.
+    /// Finds the victim; returns its host and pid.
     fn find(&mut self, victim: Victim) -> Result<(&'static str, u32), String> {
         let timeout = match victim {
             Victim::Part(..) => PART_TIMEOUT,
@@ -266,7 +266,8 @@ impl Injector<'_> {
     }
 
     fn look(&mut self, victim: Victim) -> Option<(&'static str, u32)> {
-        // The scheduler chooses the nodes of Jobs' pods, and a janitor that was killed comes again with the next agent's guard only.
+        // On any node: the scheduler places the pods of Jobs, and a killed janitor is replaced only with the next guard of the
+        // agent.
         let anywhere = match victim {
             Victim::Part(_, role) => role == Role::Janitor,
             Victim::Pod(_, target, _) => target == Target::Work,
@@ -291,7 +292,7 @@ impl Injector<'_> {
         let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
         let inner = parent(process)?;
         let mut sandbox = inner;
-        // Above it are the agent, or the agent's guard, and Slurm's.
+        // The parent of the topmost sandbox process is the agent, its guard, or slurmstepd.
         while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
             sandbox = above;
         }
@@ -310,7 +311,7 @@ impl Injector<'_> {
                 process.pid
             );
             let uid = self.lab.root(host, &script).stdout.trim().to_owned();
-            // It has ended meanwhile.
+            // How long after the first fault of a round the second one comes.
             if uid.is_empty() {
                 return None;
             }
@@ -319,7 +320,7 @@ impl Injector<'_> {
         Some(pid)
     }
 
-    /// Waits until so long after the round's beginning, and takes faults back meanwhile.
+    /// Waits until this time since the beginning of the round, and reverts faults that end before.
     fn take_back_until(&mut self, time: Duration) {
         loop {
             self.take_back_due();
@@ -333,7 +334,7 @@ impl Injector<'_> {
         }
     }
 
-    /// Takes back those faults whose time is over.
+    /// Reverts the faults whose time is over.
     fn take_back_due(&mut self) {
         let now = self.began.elapsed();
         let is_due = |(end, ..): &mut (Duration, usize, Undo)| *end <= now;
@@ -345,10 +346,10 @@ impl Injector<'_> {
     }
 }
 
-/// Takes a fault back; an error if it turns out to have hit nothing.
+/// Reverts a fault; an error if it turns out that it affected nothing.
 fn take_back(lab: &Lab, undo: &Undo) -> Result<(), String> {
     match undo {
-        // Another fault may have killed it.
+        // Ignore errors: another fault may have killed the process.
         Undo::Continue(host, pid) => drop(lab.root(host, &format!("kill -CONT {pid}"))),
         Undo::Connect(host, number) => {
             let table = format!("table inet fault{number}");
@@ -367,7 +368,7 @@ fn take_back(lab: &Lab, undo: &Undo) -> Result<(), String> {
     Ok(())
 }
 
-/// What drops packets, and counts them.
+/// nftables chains that drop packets and count them.
 fn chains(direction: Direction) -> String {
     let chain = |name: &str, hook: &str, field: &str, verdict: &str| {
         format!(
@@ -395,7 +396,7 @@ fn signal(lab: &Lab, host: &str, name: &str, pid: u32) -> Result<(), String> {
     }
 }
 
-/// Fails also for a process that has ended and that its parent has not waited for.
+/// kill(1) that also fails for zombies.
 fn signal_command(name: &str, pid: u32) -> String {
     format!("! grep -qs '^State:[[:space:]]*[ZX]' /proc/{pid}/status && kill -{name} {pid}")
 }
@@ -404,8 +405,8 @@ fn is_sandbox(process: &Process) -> bool {
     process.args.contains("internal sandbox")
 }
 
-/// The first processes of containers with this mark as their last argument. A shell that has just forked has the same arguments
-/// as its child.
+/// The first processes of containers whose last argument is this mark. A child that a shell has just forked has the same arguments
+/// and is excluded.
 pub fn marked<'a>(all: &'a [Process], mark: &str) -> Vec<&'a Process> {
     let has = |process: &&Process| process.args.ends_with(mark) && process.args.starts_with("sh ");
     let is_child = |process: &Process| {

@@ -1,12 +1,12 @@
-//! Injects faults into a cluster under load, chosen by a seed, and checks after each that every pod is untouched or was restarted by
-//! its policy, with nothing lost or doubled.
+//! Injects faults, chosen by a seed, into a cluster under load. After each round, every pod must be untouched or restarted by its
+//! policy, and nothing may be lost or duplicated.
 //!
 //! ```text
 //!   plan.rs ── rounds of faults ──► inject.rs ──► the cluster with workload.rs ──► check.rs, by the rules of model.rs
 //! ```
 //!
-//! `CORACLE_FAULTS_SEED` chooses the faults, `CORACLE_FAULTS` how many have to be injected, in rounds of one fault or a pair, and
-//! `CORACLE_FAULTS_LONGEST` how many seconds one of them lasts at most. A fault that finds no victim doesn't count.
+//! `CORACLE_FAULTS_SEED` is the seed, `CORACLE_FAULTS` the number of faults, and `CORACLE_FAULTS_LONGEST` the maximum duration of one
+//! in seconds. A round has one fault or two. A fault that finds no victim doesn't count.
 
 mod check;
 mod fault;
@@ -24,12 +24,12 @@ use fault::{Fault, NODES, Target};
 use inject::Injected;
 use tally::Tally;
 
-/// Of the run that is a part of `make test`: always the same, and as long as a few others.
+/// Settings for `make test`: always the same faults, and so few that they take two minutes.
 const SEED: u64 = 1;
 const FAULTS: u64 = 10;
 const LONGEST_SECONDS: u64 = 4;
 
-/// Unpacked images go as soon as no pod uses them, so that there is always one to unpack.
+/// Unpacked images are removed as soon as no pod uses them, so that every pull has to unpack.
 const IMAGE_GC: &str = "CORACLE_IMAGE_GC=high=0,low=0,age=0,every=1s";
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -39,7 +39,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn injected_faults_lose_and_double_nothing() {
+fn injected_faults_lose_and_duplicate_nothing() {
     let seed = setting("CORACLE_FAULTS_SEED", SEED);
     let wanted = setting("CORACLE_FAULTS", FAULTS);
     let longest = Duration::from_secs(setting("CORACLE_FAULTS_LONGEST", LONGEST_SECONDS));
@@ -49,7 +49,7 @@ fn injected_faults_lose_and_double_nothing() {
     );
     println!("{settings}");
     let wanted = usize::try_from(wanted).expect("a number");
-    // Without faults that hit nothing, as many rounds as faults are always enough.
+    // A quarter more rounds than wanted faults, because some faults find no victim.
     let rounds = plan::rounds(seed, longest).take(wanted + wanted / 4);
 
     let lab = Lab::ready();
@@ -83,7 +83,7 @@ fn injected_faults_lose_and_double_nothing() {
             Err(problem) => {
                 println!("  FAILED: {problem}\n{}", state(&lab, &mut cluster));
                 problems.push(format!("{words}: {problem}"));
-                // The other rounds may show more, unless the cluster is broken for good.
+                // Continue: further rounds may find more, unless the cluster is broken for good.
                 workload::end_round(&lab, &mut cluster, number);
                 let now = check::standing(&lab, &mut cluster)
                     .and_then(|now| replace_restarted(&lab, &mut cluster, now, &faults));
@@ -120,7 +120,7 @@ fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], number: usize) -> 
     inject::inject(lab, cluster, faults, number)
 }
 
-/// What runs after a round, when all is well.
+/// Waits for recovery; returns the pods that run after the round.
 fn heal(
     lab: &Lab,
     cluster: &mut Cluster,
@@ -134,8 +134,8 @@ fn heal(
     replace_restarted(lab, cluster, now, faults)
 }
 
-/// Replaces pods that were restarted, so that the back-off never delays the next restart, and those that lost a part which only a new
-/// pod has again. Keepers find their volume again.
+/// Replaces pods that were restarted, so that the back-off never delays the next restart, and pods that lost both fork servers,
+/// which only a new pod gets again. The StatefulSet's pods keep their volumes.
 fn replace_restarted(
     lab: &Lab,
     cluster: &mut Cluster,
@@ -157,7 +157,7 @@ fn replace_restarted(
     check::standing(lab, cluster)
 }
 
-/// What a person needs to understand a failure.
+/// The cluster's state, for debugging a failure.
 fn state(lab: &Lab, cluster: &mut Cluster) -> String {
     let mut state = String::new();
     let mut show = |title: &str, text: &str| {

@@ -1,34 +1,34 @@
-//! What faults may do to pods. Everything else is a defect.
+//! The effects that faults may have on pods. Any other effect is a defect.
 
 use crate::fault::{End, Fault, Kind, Layer, Target, Victim};
 use crate::workload::{deleted_name, pull_name};
 
-/// How often a container may have been restarted by the faults of a round.
+/// How often the faults of a round may restart a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restarts {
     pub least: u64,
     pub most: u64,
 }
 
-/// The restarts of a container of a standing pod; `first` if it is the one that [`Layer::Process`] means.
+/// The restarts of a container of a standing pod; `first` if the container is the one that [`Layer::Process`] hits.
 pub fn restarts(faults: &[Fault], node: &str, target: Target, first: bool) -> Restarts {
     let hits = |layer: Layer| kills(faults, node, target, layer);
     let mut kills = hits(Layer::Sandbox) + hits(Layer::Inner);
     if first {
         kills += hits(Layer::Process);
     }
-    // A sandbox that has to pull and can't ends, and with it all containers.
+    // A sandbox that needs a pull and has no fork server exits, and with it all containers.
     let any = kills + hits(Layer::Process) > 0;
     let lost_puller = any && lost_puller(faults, node, target);
     Restarts {
-        // The second of two kills may hit what is about to end anyway.
+        // The second of two kills may hit a process that is already terminating.
         least: kills.min(1),
         most: kills + u64::from(lost_puller),
     }
 }
 
-/// Whether the next pull of an image restarts the whole pod: a fork server of pulls is replaced by the other one, unless both were killed
-/// at once.
+/// Whether the next image pull restarts the whole pod. Each of the two fork servers is replaced by the other, unless both were
+/// killed at once.
 pub fn lost_puller(faults: &[Fault], node: &str, target: Target) -> bool {
     kills(faults, node, target, Layer::Puller) > 1
 }
@@ -44,24 +44,24 @@ fn kills(faults: &[Fault], node: &str, target: Target, layer: Layer) -> u64 {
     faults.iter().filter(is_hit).count() as u64
 }
 
-/// Whether a pod of policy Never may have been killed.
+/// Whether the pod with policy Never may have been killed.
 pub fn may_fail(faults: &[Fault], node: &str) -> bool {
     restarts(faults, node, Target::Ends, true).most > 0
 }
 
-/// Whether pods of a Job on this node may fail that no fault hit itself: those that start on a full disk may be refused.
+/// Whether Job pods on this node may fail without being hit: those that start on a full disk may be rejected.
 pub fn work_may_fail(faults: &[Fault], node: &str) -> bool {
     disk_was_full(faults, node)
 }
 
-/// Whether logs may lack what was said meanwhile.
+/// Whether the disk was full, so that logs may have gaps.
 pub fn disk_was_full(faults: &[Fault], node: &str) -> bool {
     faults
         .iter()
         .any(|fault| matches!(fault.kind, Kind::FullDisk(host, _) if host == node))
 }
 
-/// The pods whose images were pulled for the faults of a round.
+/// The pods that were created for faults that hit image pulls.
 pub fn pulls(faults: &[Fault]) -> Vec<String> {
     let made = |(number, fault): (usize, &Fault)| match fault.kind {
         Kind::Kill(Victim::ImagePull(node, ..)) | Kind::Stop(Victim::ImagePull(node, ..), _) => {

@@ -1,4 +1,4 @@
-//! Which faults a run injects: a pure function of its seed.
+//! Chooses the faults of a run: a pure function of its seed.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use e2e::Role;
 
 use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
 
-/// The longest delay between the two faults of a pair that hits one moment.
+/// The maximum delay between two faults that are meant to overlap.
 const MAX_DELAY_MS: u64 = 2000;
-/// The delay of a pair whose second fault finds what has replaced or adopted the victim of the first.
+/// The delay of a second fault that hits a cluster which has already recovered from the first.
 const LATE_MS: u64 = 8000;
 
-/// The rounds of a run, without end: one fault or a pair in each.
+/// The rounds of a run: an infinite iterator. Each has one fault or two.
 pub struct Rounds {
     random: Random,
     deck: Vec<Card>,
     longest: Duration,
 }
 
-/// The rounds that a seed chooses. No fault lasts longer than `longest`.
+/// The rounds for a seed. No fault lasts longer than `longest`.
 pub fn rounds(seed: u64, longest: Duration) -> Rounds {
     Rounds {
         random: Random {
@@ -58,7 +58,7 @@ impl Iterator for Rounds {
         if self.random.below(3) > 0 {
             return Some(vec![first]);
         }
-        // Half of all pairs hit one node.
+        // Half of all pairs are on one node.
         self.random.here = (self.random.below(2) == 0).then(|| first.kind.node());
         let delay = match self.random.below(3) {
             0 => 0,
@@ -81,7 +81,7 @@ impl Iterator for Rounds {
 }
 
 impl Rounds {
-    /// The uppermost card that is `usable`. Every kind comes once before any comes again.
+    /// Takes the uppermost card that is `usable`. Every kind is used once before any is repeated.
     fn draw(&mut self, usable: fn(&Card) -> bool) -> Card {
         loop {
             if let Some(index) = self.deck.iter().rposition(usable) {
@@ -95,13 +95,13 @@ impl Rounds {
     }
 }
 
-/// A kind of fault; the function fills in what it leaves open.
+/// A kind of fault. The function chooses the remaining parameters at random.
 enum Card {
     /// Alone, or in a pair with any other.
     Any(Draw<Kind>),
-    /// Never the second of a pair, because it needs pods that the first may have kept from running, or from ending.
+    /// Never the second of a pair, because it needs pods that the first fault may have prevented from running or terminating.
     First(Draw<Kind>),
-    /// A pair by itself, the second so late that the cluster has adapted to the first.
+    /// A pair of which the second fault comes after the cluster has recovered from the first.
     LatePair(Draw<[Kind; 2]>),
 }
 
@@ -168,7 +168,7 @@ fn kinds() -> Vec<Card> {
         LatePair(|random, _| random.one_after_the_other(Role::Hub, Role::HubGuard)),
         LatePair(|random, _| random.one_after_the_other(Role::AgentGuard, Role::Agent)),
         LatePair(|random, _| random.one_after_the_other(Role::Agent, Role::AgentGuard)),
-        // The leader starts a new agent, so that there is an srun of which the agent may not depend.
+        // After the first kill, the leader starts a new agent by srun. The agent must not depend on that srun.
         LatePair(|random, _| {
             let guard = random.part(Role::AgentGuard);
             [Kill(guard), Kill(of_leader(Role::AgentSrun))]
@@ -216,15 +216,15 @@ fn kinds() -> Vec<Card> {
     ]
 }
 
-/// More often than a supervisor might take for a crash loop.
+/// More kills than a supervisor might take for a crash loop.
 const AGAIN: usize = 6;
-/// After half a minute of a full disk, the kubelet evicts pods.
+/// Less than the half minute after which the kubelet evicts pods from a full disk.
 const DISK_LONGEST: Duration = Duration::from_secs(15);
-/// Within this, pods of [`Target::Ends`] that are told to end have done so.
+/// Within this time, pods of [`Target::Ends`] have exited.
 const EXIT_MS: u64 = 300;
-/// The same for the pod of [`Target::Deleted`]. Agents may be hit after that, too.
+/// Within this time, the pod of [`Target::Deleted`] has terminated. Agents may be hit later, too.
 const DELETION_MS: u64 = 1000;
-/// What a pull takes at least.
+/// The minimum duration of a pull.
 const PULL_MS: u64 = 100;
 
 fn of_leader(role: Role) -> Victim {
@@ -234,9 +234,9 @@ fn of_leader(role: Role) -> Victim {
 /// `SplitMix64`: small, and the same on every machine and in every release.
 struct Random {
     state: u64,
-    /// Where the next fault happens, if that is decided.
+    /// The node of the next fault, if it is already chosen.
     here: Option<&'static str>,
-    /// Whether the next fault comes when only the pods are left that run all the time.
+    /// Whether the next fault comes when only the pods that run during all rounds are left.
     late: bool,
 }
 
@@ -270,7 +270,7 @@ impl Random {
         self.here.unwrap_or(chosen)
     }
 
-    /// Not the leader's own.
+    /// Any node but the leader's.
     fn other_node(&mut self) -> &'static str {
         let chosen = self.choose(&NODES[1..]);
         self.here.filter(|node| *node != NODES[0]).unwrap_or(chosen)
@@ -310,7 +310,7 @@ impl Random {
     }
 }
 
-/// How far the faults of a round are apart, if it is a pair.
+/// How long after the first fault of a round the second one comes.
 pub fn distance(round: &[Fault]) -> Option<&'static str> {
     let [_, second] = round else { return None };
     Some(match second.delay.as_millis() {
@@ -321,7 +321,7 @@ pub fn distance(round: &[Fault]) -> Option<&'static str> {
 }
 
 #[test]
-fn a_seed_always_chooses_the_same_faults() {
+fn seed_determines_faults() {
     let longest = Duration::from_secs(30);
     let chosen = |seed| -> Vec<_> { rounds(seed, longest).take(300).collect() };
     let plan = chosen(7);
@@ -338,7 +338,7 @@ fn a_seed_always_chooses_the_same_faults() {
 }
 
 #[test]
-fn every_kind_comes_often_alone_and_in_pairs() {
+fn every_kind_occurs_alone_and_in_pairs() {
     use std::collections::BTreeMap;
 
     for seed in 0..20 {

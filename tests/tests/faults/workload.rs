@@ -1,29 +1,29 @@
-//! What runs while faults are injected. Each part makes a loss or a second copy of itself visible.
+//! The pods that run while faults are injected. Each kind makes a loss or a duplicate visible.
 //!
 //! | Pods | Policy | Shows |
 //! |---|---|---|
 //! | `steady-NODE`, containers `a` and `b` | Always | a line per run in an emptyDir; numbered lines in the logs |
-//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that goes on where it ended; serves HTTP |
-//! | `ends-ROUND-NODE` | Never | its own exit code, after it was told to end amid the fault |
+//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that continues after a restart; serves HTTP |
+//! | `ends-ROUND-NODE` | Never | its own exit code, after it exited during the fault |
 //! | `work-ROUND-INDEX`, of an Indexed Job | Never | a record of each start and of each end, in the user's home directory |
-//! | `pull-NUMBER-NODE`, if pulls are hit | Never | that all of its image was unpacked |
-//! | `deleted-NUMBER-NODE`, if it is hit while it is deleted | Always | that no process of it stays |
+//! | `pull-NUMBER-NODE`, if pulls are hit | Never | that its image was unpacked completely |
+//! | `deleted-NUMBER-NODE`, if it is hit while it is deleted | Always | that no process of it is left |
 
 use e2e::{Cluster, Lab, MIRROR, Registry, pod, runs};
 use serde_json::{Value, json};
 
 use crate::fault::{NODES, Target};
 
-/// In the home directory of `user1`, where records stay whatever becomes of pods.
+/// In the home directory of `user1`, so that records outlive the pods.
 pub const DIR: &str = "faults";
-/// How many indexes the Job of a round has.
+/// The number of indexes of a round's Job.
 pub const COMPLETIONS: usize = 3;
-/// How many faults a round has at most.
+/// The maximum number of faults in a round.
 const FAULTS: usize = 2;
-/// The size of the layer of an image that takes a while to pull.
+/// The size of a layer that takes a while to pull.
 const HEAVY_MIB: usize = 24;
 
-/// Records have eight bytes, so that a full disk never takes half of one.
+/// Records have eight bytes, so that a full disk never truncates one.
 const STEADY: &str = r#"
 until printf '%7d\n' 1 >> /data/NAME.runs; do sleep 0.2; done 2> /dev/null
 trap exit TERM; i=0
@@ -56,7 +56,7 @@ impl Target {
     }
 }
 
-/// The code with which the pods of a round end by themselves.
+/// The exit code of the pods of a round that exit by themselves.
 pub fn exit_code(round: usize) -> u64 {
     1 + round as u64 % 100
 }
@@ -75,7 +75,7 @@ fn records() -> Value {
     json!([{"name": "out", "hostPath": {"path": path}}])
 }
 
-/// Pods never leave their node because it is not ready for a while, as with a long toleration of a user's own.
+/// Tolerations that keep pods on a node that is NotReady for a while.
 fn stays() -> Value {
     let tolerates = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute"});
     json!([
@@ -96,7 +96,7 @@ pub fn steady(node: &str) -> Value {
     pod(&format!("steady-{node}"), spec, &[one("a"), one("b")])
 }
 
-/// One on each node, by its anti-affinity.
+/// One on each node, by anti-affinity.
 fn keepers() -> Value {
     let labels = json!({"app": "keeper"});
     let mounts = json!([{"name": "data", "mountPath": "/data"}]);
@@ -177,18 +177,18 @@ pub fn pull(number: usize, node: &str) -> Value {
     )
 }
 
-/// The image that the pull for the fault of that number is about.
+/// The image that is pulled for the fault of that number.
 fn heavy(number: usize) -> String {
     format!("{MIRROR}/heavy-{number}:1")
 }
 
 /// Removes that image from the store, so that it has to be downloaded again.
 pub fn forget_image(lab: &Lab, number: usize) {
-    // It may never have been there.
+    // Ignore errors: the image may not be in the store.
     lab.sh(&format!("coracle image rm {}", heavy(number))).run();
 }
 
-/// Puts the images of all pods into the store, and those that have to be pulled into a registry.
+/// Loads the images of all pods into the store, and pushes those that have to be pulled to a registry.
 pub fn load_images(lab: &Lab) -> Registry<'_> {
     lab.load_busybox();
     let mirror = lab.mirror();
@@ -205,7 +205,7 @@ pub fn load_images(lab: &Lab) -> Registry<'_> {
     mirror
 }
 
-/// Starts what runs all the time.
+/// Starts the pods that run during all rounds.
 #[track_caller]
 pub fn begin(lab: &Lab, cluster: &mut Cluster) {
     lab.remove(DIR);
@@ -219,7 +219,7 @@ pub fn begin(lab: &Lab, cluster: &mut Cluster) {
     cluster.ask("kubectl rollout status statefulset/keeper --timeout=50s");
 }
 
-/// Starts what a round has of its own. Of the Job, nothing need run yet.
+/// Starts the pods of a round. Does not wait for those of the Job.
 pub fn begin_round(cluster: &mut Cluster, round: usize) {
     let objects: Vec<Value> = NODES.iter().map(|node| ends(round, node)).collect();
     cluster.create_objects(&objects);
@@ -229,17 +229,17 @@ pub fn begin_round(cluster: &mut Cluster, round: usize) {
     cluster.create_objects(&[work(round)]);
 }
 
-/// The file for which the pods of a round wait, in the home directory of `user1`.
+/// The file whose existence makes the pods of a round exit, in the home directory of `user1`.
 pub fn go(round: usize) -> String {
     format!("{DIR}/go-{round}")
 }
 
-/// Tells the pods of a round to end.
+/// Makes the pods of a round exit.
 pub fn tell_to_end(lab: &Lab, round: usize) {
     lab.sh(&format!("touch {}", go(round))).run().succeeded();
 }
 
-/// Takes away what a round had of its own.
+/// Removes the pods and files of a round.
 pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
     let mut pods: Vec<String> = NODES
         .map(|node| format!("pod/ends-{round}-{node}"))
@@ -259,7 +259,7 @@ pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
         .succeeded();
 }
 
-/// Takes away what is outside of the cluster.
+/// Removes what is outside of the cluster.
 pub fn end(lab: &Lab) {
     lab.remove(DIR);
     for number in 0..FAULTS {
