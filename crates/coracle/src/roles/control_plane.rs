@@ -1,8 +1,7 @@
-//! `coracle internal control-plane`: the process that upstream's components are children of.
+//! `coracle internal control-plane`: the parent process of the upstream control plane components.
 //!
-//! It moves into namespaces of its own while it has a single thread, becomes their first process, and
-//! then supervises. Commands come on standard input and events go to standard output; see
-//! `control_plane::protocol`.
+//! It moves into its own namespaces while it has a single thread, forks pid 1 of the new pid namespace, and supervises the
+//! components there. It reads commands from standard input and writes events to standard output; see `control_plane::protocol`.
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -17,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::mpsc;
 
-/// The role's entry: stays outside as the parent of the new namespaces' first process.
+/// Entry point of the role. This process stays outside of the new pid namespace, as the parent of its pid 1.
 pub fn main() -> anyhow::Result<ExitCode> {
     if let Err(error) = linux::namespace::enter_private() {
         return broken(&format!(
@@ -25,8 +24,8 @@ pub fn main() -> anyhow::Result<ExitCode> {
         ));
     }
     let outside = rustix::process::getpid();
-    // Slurm may signal every process of a job at once. This one has nothing to end in order, and its
-    // death would be the death of all inside, so it is deaf: the leader's word counts.
+    // Slurm may signal every process of a job at once. If this process died, everything in the pid namespace would be killed, so
+    // block these signals: the leader stops the control plane.
     let held = crate::guard::deaf()?;
     match linux::process::fork()? {
         Fork::Parent(first) => {
@@ -37,7 +36,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
         Fork::Child => {
             held.release()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // Inside, the parent's id reads as 0; whether it is still there shows outside.
+            // getppid() is 0 in the new pid namespace, but /proc is still the outer one: check there that the parent has not died.
             if !std::path::Path::new(&format!("/proc/{outside}")).exists() {
                 return Ok(ExitCode::FAILURE);
             }
@@ -64,8 +63,8 @@ fn first_process() -> anyhow::Result<ExitCode> {
 }
 
 async fn supervise(config: ClusterConfig, home: ControlPlaneDir) -> anyhow::Result<ExitCode> {
-    // The leader's standard input is not for us, and a first process ignores signals it has no
-    // handler for: only the end of the input, or our own end, stops the control plane.
+    // As pid 1 this process ignores signals without a handler. The control plane stops at the end of standard input, or with this
+    // process.
     match network::egress::EgressProxy::bind(&home.egress_socket()) {
         Ok(proxy) => drop(tokio::spawn(proxy.serve())),
         Err(error) => return broken(&format!("cannot listen on the egress socket: {error}")),
@@ -88,10 +87,10 @@ async fn supervise(config: ClusterConfig, home: ControlPlaneDir) -> anyhow::Resu
     }
 }
 
-/// The first line of the input, read without touching what comes after it.
+/// Reads the first line of the input and leaves the rest unread.
 fn read_start() -> anyhow::Result<ClusterConfig> {
     let mut line = String::new();
-    // No buffer: what follows the first line is left for later.
+    // A buffer of one byte, so that later commands stay in the pipe.
     io::BufReader::with_capacity(1, File::from(input()?)).read_line(&mut line)?;
     match serde_json::from_str(&line).context("the first command is not understood")? {
         ControlPlaneCommand::Start(config) => Ok(*config),
@@ -99,13 +98,12 @@ fn read_start() -> anyhow::Result<ClusterConfig> {
     }
 }
 
-/// Standard input as a file of its own.
 fn input() -> io::Result<OwnedFd> {
     rustix::stdio::stdin().try_clone_to_owned()
 }
 
 async fn read_commands(commands: mpsc::Sender<ControlPlaneCommand>) {
-    // Not `tokio::io::stdin`: its thread would keep the process alive until the next line.
+    // `tokio::io::stdin` uses a blocking thread, which would keep the process alive until the next line.
     let Ok(pipe) = input().and_then(Receiver::from_owned_fd) else {
         tracing::error!("standard input is no pipe");
         return;
@@ -134,7 +132,7 @@ fn broken(reason: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Our process id as everybody else knows it: `/proc` still is the outside's.
+/// This process's pid outside of its pid namespace: `/proc` is still the outer one.
 fn id_outside() -> anyhow::Result<u32> {
     let link = std::fs::read_link("/proc/self").context("cannot read /proc/self")?;
     let id = link.to_str().and_then(|id| id.parse().ok());

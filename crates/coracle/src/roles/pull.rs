@@ -1,5 +1,6 @@
-//! One pull for a pod, in a process of its own, so that what TLS and decompression need is given back when it ends. It is forked from
-//! a fork server of the sandbox. A request comes as one line of JSON; progress and the result go out as lines of JSON.
+//! One image pull for a pod, in a separate process, so that its memory (TLS, decompression) is freed when it exits.
+//!
+//! A fork server of the sandbox forks it. The request is one line of JSON; progress and the result are lines of JSON.
 
 use std::io::{self, BufRead, Write};
 use std::sync::{Mutex, PoisonError};
@@ -43,7 +44,7 @@ async fn pull(
         .map_err(|error: ImageError| failed(error.reason(), &error))
 }
 
-/// Progress as lines.
+/// Writes progress and the result as lines.
 struct Lines<W>(Mutex<W>);
 
 impl<W: Write> Lines<W> {
@@ -59,7 +60,7 @@ impl<W: Write> Lines<W> {
 impl<W: Write + Send> PullProgress for Lines<W> {
     fn event(&self, event: PullEvent) {
         if self.write(&PullOutput::Progress(event)).is_err() {
-            // The sandbox is gone, or does not need the image any more. What was downloaded stays for the next pull.
+            // The sandbox has exited or dropped the pull. Downloaded blobs stay for the next pull.
             std::process::exit(1);
         }
     }

@@ -1,9 +1,9 @@
-//! `coracle internal hub`: two processes that own the user and network namespace of a node's pods.
+//! `coracle internal hub`: two processes that own the user and network namespaces of a node's pods.
 //!
-//! One serves, the other is its guard ([`pair`]). Whichever is killed, the other has the namespaces still and replaces it, so that
-//! pods keep their network. If both are killed at once, the agent, which holds the namespaces open, starts a new hub in them. They
-//! outlive the agent that started them, and the next one finds them at their socket. If no agent comes for a while, they remove what
-//! is left of the node and end.
+//! One is the worker, the other its guard ([`pair`]). Both are in the namespaces, so if one is killed, the other replaces it and
+//! pods keep their network. If both are killed at once, the agent, which holds the namespaces open, starts a new hub in them. The
+//! hub outlives the agent that started it, and the next agent connects to its socket. If the node has no agent for a while and no
+//! pods, the hub removes the node's directory and exits.
 
 mod pair;
 
@@ -22,32 +22,32 @@ use self::pair::Side;
 use crate::guard;
 use crate::node_dir;
 
-/// Between attempts to listen after the guard was killed: the disk may be full for a while.
+/// Retry interval of listening after the guard was killed: the disk may be full for a while.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often it looks whether there still is an agent, and how often it must have been missing in a row: for as long as pods wait
-/// for a new one, or shortly if there is no pod, for Slurm waits for us too.
+/// How often the hub checks for an agent, and how many checks in a row must fail. With pods, the hub waits as long as they wait for
+/// a new agent. Without pods, it waits briefly, because Slurm does not end the job before the hub exits.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 const MISSING_WITH_PODS: u32 = 20;
 const MISSING_WITHOUT: u32 = 2;
 
-/// What it is told on its standard input, which is a socket, in one packet. Beside it are the namespaces of a hub before it, if
-/// there was one.
+/// The hub's configuration: one packet on its standard input, which is a socket. The packet also carries descriptors of the
+/// previous hub's namespaces, if there was one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HubStart {
     /// The node's directory.
     pub dir: PathBuf,
-    /// Where to listen.
+    /// The socket to listen on.
     pub socket: PathBuf,
-    /// The addresses of the node's pods.
+    /// The CIDR of the node's pods.
     pub range: String,
-    /// How many processes the user may have before those in the hub's user namespace are refused more.
+    /// `RLIMIT_NPROC` of the hub's user namespace, if there is a limit.
     pub processes: Option<u64>,
 }
 
-/// The role's entry.
+/// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
-    // Slurm may signal every process of a job at once; the agent's word counts.
+    // Slurm may signal every process of a job at once; the hub exits on the agent's request instead.
     let _deaf = guard::deaf()?;
     let (start, before) = read_start()?;
     if let Some(limit) = start.processes {
@@ -95,11 +95,11 @@ fn read_start() -> anyhow::Result<(HubStart, Option<HubNamespaces>)> {
     Ok((start, HubNamespaces::from_descriptors(message.descriptors)))
 }
 
-/// Why a process serves no longer.
+/// Why a worker stops serving.
 enum End {
     /// The node ends.
     Served,
-    /// Its guard was killed.
+    /// The worker's guard was killed, so the worker becomes the guard of a new worker.
     Unguarded,
 }
 
@@ -118,8 +118,8 @@ async fn serve(hub: &Hub, start: &HubStart, guard: OwnedFd) -> anyhow::Result<En
     }
 }
 
-/// Removes the node's directory when there has been no agent for a while, and returns. As long as a pod runs in it, the hub is needed,
-/// and looks again later.
+/// Removes the node's directory when the node has had no agent for a while, and returns. As long as a pod runs, the hub is needed, so
+/// this keeps checking.
 async fn remove_abandoned(start: &HubStart, look_every: Duration) {
     loop {
         forsaken(start, look_every).await;
@@ -134,7 +134,7 @@ async fn remove_abandoned(start: &HubStart, look_every: Duration) {
     }
 }
 
-/// Returns when there has been no agent for a while.
+/// Returns when the node has had no agent for a while.
 async fn forsaken(start: &HubStart, look_every: Duration) {
     let socket = node_dir::kubelet_socket(&start.dir);
     let mut missing = 0;

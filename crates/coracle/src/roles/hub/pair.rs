@@ -1,8 +1,8 @@
 //! The hub's two processes: a worker, and a guard that replaces it.
 //!
-//! The guard does nothing but wait. The worker watches the guard through a descriptor and not by a parent death signal: a
-//! signal that is blocked stays pending, and a worker that becomes the guard must not take it for an order to end. The
-//! guard gives up on no worker, because with both processes gone pods lose their network.
+//! The guard only waits. The worker watches the guard through a pidfd rather than a parent death signal: a blocked signal stays
+//! pending, so a worker that later becomes the guard would take it for a termination request. The guard restarts the worker
+//! without limit, because pods lose their network if both processes are gone.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,23 +14,22 @@ use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
 
 use crate::back_off::BackOff;
 
-/// The waits before a worker is replaced.
 const RESTARTS: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(5));
 
-/// Which of the two this process now is.
+/// The role of this process after [`split`].
 pub enum Side {
     /// The worker.
     Worker {
-        /// Its guard, which is readable when that has ended.
+        /// Pidfd of its guard, readable when the guard has exited.
         guard: OwnedFd,
     },
-    /// The guard, and a worker has ended by itself with success.
+    /// The guard, after a worker has exited with success.
     Guard,
 }
 
 /// Forks this process, which must have a single thread, into a guard and a worker.
 ///
-/// Returns in each worker at once, in the guard when a worker has ended with success.
+/// Returns immediately in each worker. Returns in the guard when a worker has exited with success.
 pub fn split() -> io::Result<Side> {
     let mut restarts = RESTARTS;
     loop {
@@ -41,7 +40,7 @@ pub fn split() -> io::Result<Side> {
             Ok(Run::Ended(status)) => {
                 tracing::warn!(?status, "the hub's worker has died and is replaced");
             }
-            // The user may have as many processes as are allowed, for a while.
+            // The user's process limit may be reached for a while.
             Err(error) => tracing::warn!(%error, "cannot start the hub's worker"),
         }
         std::thread::sleep(restarts.wait_after(began.elapsed()));
@@ -49,14 +48,14 @@ pub fn split() -> io::Result<Side> {
 }
 
 enum Run {
-    /// This is the worker; its guard.
+    /// In the worker: the pidfd of its guard.
     Worker(OwnedFd),
-    /// This is the guard; how the worker ended.
+    /// In the guard: the worker's wait status.
     Ended(WaitStatus),
 }
 
 fn run_worker() -> io::Result<Run> {
-    // Opened before the fork, so that it is our guard that the worker watches, and not whoever adopted it.
+    // Opened before the fork: afterwards, getppid() in the worker could already be the process that adopted it.
     let guard = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::NONBLOCK)?;
     match linux::process::fork()? {
         Fork::Child => Ok(Run::Worker(guard)),

@@ -1,4 +1,4 @@
-//! The agent's story: report to the leader, be a kubelet, go away cleanly.
+//! The agent: enrols with the leader, runs the kubelet, and shuts down in order.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,36 +29,36 @@ use crate::guard::LEFT_TO_OTHERS;
 use crate::node_dir::{self, NodeDir};
 use crate::settings::stream_idle;
 
-/// As many pods as upstream's kubelet allows by default.
+/// Upstream's default.
 const MAX_PODS: u32 = 110;
-/// The port of every other kubelet: who asks `nodes/NAME:10250/proxy` means this.
+/// The usual port of kubelets, which clients of `nodes/NAME:10250/proxy` expect.
 const USUAL_PORT: u16 = 10250;
-/// After Slurm's word, the leader has this long to say the same.
+/// How long the agent waits for the leader's `End` message after a signal from Slurm.
 const LEADER_GRACE: Duration = Duration::from_secs(10);
-/// After so many refused connections in a row the leader is gone.
+/// After this many refused connections in a row, the leader is considered dead.
 const REFUSALS: u32 = 5;
-/// The first time, it is tried this often.
+/// Attempts to enrol for the first time.
 const JOINS: u32 = 4;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why an agent ends.
 enum End {
-    /// The leader said so.
+    /// The leader sent `End`.
     ByLeader,
-    /// The leader is gone, or does not want us any more, or Slurm ends the job.
+    /// The leader died or refused the agent, or Slurm ends the job.
     LeaderLost {
-        /// Nobody listens where it was: it died.
+        /// The leader's port refuses connections: the leader died.
         dead: bool,
     },
     /// Another agent has taken over this node.
     Replaced,
-    /// The kubelet can't go on.
+    /// The kubelet failed.
     Failed(anyhow::Error),
 }
 
-/// Is this node's agent until the end.
+/// Runs this node's agent until it is to end.
 ///
-/// `groups` is the control group in which those of pods are made, if there is one.
+/// `groups` is the parent cgroup of the pods' cgroups, if there is one.
 pub async fn run(
     join_config: JoinConfig,
     saved: SavedIdentity,
@@ -130,7 +130,7 @@ pub async fn run(
             pods_grace
         },
     ));
-    // While the node registers; a problem with it is one of the pods that need it.
+    // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
     let (hub_ready, stacking) = tokio::join!(hub.ready(), launcher.stacking());
     for error in [hub_ready.err(), stacking.err()].into_iter().flatten() {
         tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
@@ -150,7 +150,7 @@ pub async fn run(
         }),
     };
     match end {
-        // The Node and its pods belong to our successor: neither is taken away.
+        // The next agent adopts the Node and its pods, so do not delete them.
         End::Replaced | End::Failed(_) => kubelet.abort(),
         End::ByLeader | End::LeaderLost { .. } => {
             stop.cancel();
@@ -177,7 +177,7 @@ pub async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The usual port, or any if another cluster, or another user, has that on this machine.
+/// Binds the usual port, or any free one if another kubelet on this machine uses it.
 async fn listen() -> std::io::Result<TcpListener> {
     match TcpListener::bind(("0.0.0.0", USUAL_PORT)).await {
         Ok(listener) => Ok(listener),
@@ -185,7 +185,7 @@ async fn listen() -> std::io::Result<TcpListener> {
     }
 }
 
-/// Reports to the leader: for the first time, or in place of an agent that died.
+/// Enrols with the leader: for the first time, or with the identity of an agent that died.
 async fn join(
     join_config: &JoinConfig,
     node: &str,
@@ -209,7 +209,7 @@ async fn join(
     }
 }
 
-/// Reports for the first time. The door may be crowded by strangers for a while, and the network slow.
+/// Enrols for the first time. Retries, because the leader's listener may be full of unauthenticated connections and the network slow.
 async fn first_join(join_config: &JoinConfig, node: &str) -> Result<Enrolled, End> {
     let mut attempt = 1;
     loop {
@@ -230,7 +230,7 @@ async fn first_join(join_config: &JoinConfig, node: &str) -> Result<Enrolled, En
     }
 }
 
-/// What an agent does that is not admitted.
+/// Ends an agent that could not enrol.
 async fn not_admitted(end: End, saved: &SavedIdentity) -> anyhow::Result<ExitCode> {
     match end {
         End::Replaced => return Ok(ExitCode::from(LEFT_TO_OTHERS)),
@@ -245,7 +245,7 @@ async fn not_admitted(end: End, saved: &SavedIdentity) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Holds the line to the leader until one of us is to end.
+/// Keeps the connection to the leader, and reconnects, until the agent is to end.
 async fn stay(
     line: &mut Option<LeaderConnection>,
     join_config: &JoinConfig,
@@ -255,7 +255,7 @@ async fn stay(
     told: &mut Told,
 ) -> End {
     let mut is_registered = false;
-    // After it has answered, it must not be asked again.
+    // Fused, because a oneshot receiver must not be polled after it has completed.
     let mut registered = std::pin::pin!(futures::FutureExt::fuse(registered));
     if told.deadline.is_some() {
         tell(line, &AgentMessage::JobEnding).await;
@@ -287,7 +287,7 @@ async fn stay(
                 if let Err(end) = told.take_note() {
                     return end;
                 }
-                // Slurm ends the job. The leader may not know yet: a batch script is not signalled.
+                // Slurm ends the job. The leader may not know yet: Slurm does not signal a batch script.
                 tell(line, &AgentMessage::JobEnding).await;
             }
             () = until(deadline) => return End::LeaderLost { dead: false },
@@ -295,17 +295,17 @@ async fn stay(
     }
 }
 
-/// What comes over the line.
+/// Events of the connection to the leader.
 enum Heard {
-    /// A word of the leader.
+    /// The leader sent a message.
     Message(LeaderMessage),
-    /// The line is broken.
+    /// The connection was lost.
     Silence,
-    /// There is a line again.
+    /// The agent reconnected.
     Leader,
 }
 
-/// Waits for the leader's next word or, without a line, for a new line.
+/// Waits for the leader's next message or, without a connection, reconnects.
 async fn hear(
     line: &mut Option<LeaderConnection>,
     join_config: &JoinConfig,
@@ -325,25 +325,25 @@ async fn hear(
     Ok(Heard::Leader)
 }
 
-/// Tells the leader something, if there is a line. If that breaks, the next wait for a message says so.
+/// Sends a message to the leader if there is a connection. Ignores errors: the next receive reports them.
 async fn tell(line: &mut Option<LeaderConnection>, message: &AgentMessage) {
     if let Some(line) = line {
         let _ = line.send(message).await;
     }
 }
 
-/// The signals with which Slurm, or a person, ends a job.
+/// The signals with which Slurm, or a user, ends a job.
 struct Told {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
     guard: Option<rustix::process::Pid>,
-    /// When to end if the leader has not said so by then.
+    /// When to end without an `End` message from the leader.
     deadline: Option<Instant>,
 }
 
 impl Told {
-    /// From now on they don't end us at once.
+    /// Installs handlers, so that these signals no longer terminate the process.
     fn listen() -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -354,10 +354,10 @@ impl Told {
         })
     }
 
-    /// Takes note of a signal: the leader has a while to say the same. An `Err` if it wasn't Slurm's.
+    /// Records a signal and starts the leader's grace period. Fails if the signal was not Slurm's but the parent death signal.
     fn take_note(&mut self) -> Result<(), End> {
         if rustix::process::getppid() != self.guard {
-            // Not Slurm's word but our guard's death. A new agent, with a guard, takes over.
+            // The guard was killed. A new agent, with a new guard, takes over.
             return Err(End::Failed(anyhow::anyhow!("its guard was killed")));
         }
         self.deadline
@@ -381,8 +381,8 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Ties the line again, however long the network is away: pods go on, and Slurm ends the job. If the leader is gone or refuses, what
-/// that means for us.
+/// Reconnects to the leader, without a time-out: pods continue to run while the network is down, and Slurm ends the job. Fails if the
+/// leader is dead or refuses the agent.
 async fn reconnect(
     join_config: &JoinConfig,
     node: &str,
@@ -411,7 +411,7 @@ async fn reconnect(
     }
 }
 
-/// Does what the leader and its guard would have done, had they not been killed together. Our own guard ends what is left of the node.
+/// Cleans up for a leader that was killed together with its guard. This agent's guard cleans up the node.
 async fn clean_up_after_leader(identity: &NodeIdentity) {
     let mark = format!("{WORKLOAD_MARK}={}", identity.response.mark);
     if let Err(error) = linux::process::kill_marked(&mark) {
@@ -459,7 +459,7 @@ fn node_config(
             cpus: response.cpus,
             memory_bytes: match response.memory_bytes {
                 Some(bytes) => bytes,
-                // Slurm doesn't count memory here, so all of the host's is there to be used.
+                // Slurm does not manage memory here, so the job may use all of the host's.
                 None => total_memory(),
             },
             ephemeral_storage_bytes: scratch.f_bavail * scratch.f_frsize,

@@ -1,26 +1,26 @@
-//! The node's control groups: where the group that the agent was started in is ours to divide, pods are limited by the kernel.
+//! The node's cgroups: where the agent's cgroup is delegated to the user, the kernel enforces the pods' limits.
 //!
 //! ```text
-//!   what Slurm gave us           empty
+//!   the step's cgroup            empty
 //!   ├ coracle-node               guard, agent, hub, sandboxes
 //!   └ coracle-pods
 //!     └ pod-UID                  the pod's limits             ┐
-//!       └ CONTAINER-N            one run of a container       ┘ made by its sandbox
+//!       └ CONTAINER-N            one run of a container       ┘ created by its sandbox
 //! ```
 //!
-//! The guard divides, before there is anybody else in the group, and undoes it when all others are gone. Agents that it
-//! starts later are born into the same place.
+//! The guard creates them while it is the only process in the cgroup, and removes them after all other processes have exited.
+//! Agents that it restarts are forked into `coracle-node`.
 
 use linux::cgroup::{Division, Limits, divide};
 
 const OURS: &str = "coracle-node";
 const THEIRS: &str = "coracle-pods";
-/// Of the processes that we may have, so many are kept from pods, or a quarter of them: a pod that forks without end must not
-/// keep its sandbox from ending it.
+/// Processes reserved for Coracle, or a quarter of the limit if that is less: a fork bomb in a pod must not prevent its sandbox from
+/// stopping it.
 const RESERVED_PROCESSES: u64 = 512;
 
-/// Divides the group that this process is in. `None`, with the reason in the log, where that can't be done: then the limits of the
-/// Slurm job hold, for all pods together.
+/// Divides the cgroup of this process. Returns `None` and logs the reason where that is impossible; then the limits of the Slurm job
+/// apply to all pods together.
 pub fn set_up() -> Option<Division> {
     let division = match divide(OURS, THEIRS) {
         Ok(division) => division,
@@ -43,7 +43,7 @@ pub fn set_up() -> Option<Division> {
     Some(division)
 }
 
-/// How many of `all` processes pods may have.
+/// The number of `all` processes that pods may have.
 fn for_pods(all: u64) -> u64 {
     all - (all / 4).min(RESERVED_PROCESSES)
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn some_processes_are_kept() {
+    fn some_processes_are_reserved() {
         assert_eq!([0, 3, 400, 10_000].map(for_pods), [0, 3, 300, 9488]);
     }
 }

@@ -1,5 +1,5 @@
-//! The agent's side of the node's hub: it starts it, finds that of an agent before it, and starts it again in the same
-//! namespaces if both of its processes were killed.
+//! The agent's side of the node's hub: starts it, adopts that of an earlier agent, and restarts it in the same namespaces if both of
+//! its processes were killed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,35 +17,35 @@ use super::process_limit;
 use crate::back_off::BackOff;
 use crate::roles::hub::HubStart;
 
-/// What it may take to be ready. It waits for programs of the host (`newuidmap`), and these perhaps for a server that knows the
-/// site's users; every pod of the node waits for it.
+/// Time-out of the hub's start. The hub runs `newuidmap`, which may wait for the site's directory service. Every pod of the node waits
+/// for the hub.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// What it may take to be gone.
+/// Time-out of the hub's shutdown.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
-/// The waits before a hub that can't be started, or sends no namespaces, is tried again.
+/// Back-off if the hub cannot be started or does not send its namespaces.
 const RETRIES: BackOff = BackOff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// The node's hub, which there is as soon as somebody needs it.
+/// The node's hub, started on demand.
 pub struct NodeHub {
     start: HubStart,
-    /// What marks its processes.
+    /// The argument that marks the hub's processes.
     mark_argument: String,
     running: Mutex<Running>,
 }
 
 #[derive(Default)]
 struct Running {
-    /// The process that we started, if we did.
+    /// The hub's process, if this agent started it.
     child: Option<Child>,
-    /// Held so that pods keep their network when all of the hub's processes are killed.
+    /// Kept open so that pods keep their network if all of the hub's processes are killed.
     namespaces: Option<HubNamespaces>,
-    /// They are those of the hub that runs now.
+    /// `namespaces` are those of the running hub.
     are_current: bool,
 }
 
 impl NodeHub {
-    /// A hub for pods with addresses of `range`.
+    /// A hub for pods with addresses in `range`.
     pub fn new(dir: &Path, socket: PathBuf, range: &str, mark_argument: String) -> Self {
         Self {
             mark_argument,
@@ -59,11 +59,11 @@ impl NodeHub {
         }
     }
 
-    /// Makes sure that it is there.
+    /// Starts the hub if it does not run.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         let socket = &self.start.socket;
-        // Perhaps one of an agent before us; and if our child has ended, its other process listens.
+        // The hub may be that of an earlier agent. If the child has exited, the hub's other process listens.
         if !with(socket, network::hub::is_listening).await? {
             if running.namespaces.is_none() {
                 running.namespaces = with(&self.start.dir, find_namespaces).await?;
@@ -83,7 +83,7 @@ impl NodeHub {
         Ok(())
     }
 
-    /// Makes sure that it is there, until this is dropped: pods that run need it too, and not only those that start.
+    /// Restarts the hub whenever it exits, until this future is dropped: running pods need it too, not only new ones.
     pub async fn keep_up(&self) {
         let mut retries = RETRIES;
         loop {
@@ -91,7 +91,7 @@ impl NodeHub {
             if let Err(error) = &ready {
                 tracing::warn!(error = format!("{error:#}"), "the node has no hub");
             }
-            // As long as its namespaces are not held, pods lose their network with the hub.
+            // Until the agent holds the namespaces, pods lose their network if the hub dies.
             if ready.is_ok() && self.running.lock().await.are_current {
                 retries.reset();
                 if network::hub::wait_for_exit(&self.start.socket)
@@ -105,7 +105,7 @@ impl NodeHub {
         }
     }
 
-    /// How many processes each container may have, if the user has a limit here.
+    /// The process limit of each container, if the user has a limit here.
     pub async fn processes_of_containers(&self) -> Option<u64> {
         let of_pods = self.start.processes?;
         let user = {
@@ -157,7 +157,7 @@ impl NodeHub {
         ready.map(|()| child)
     }
 
-    /// Ends it, and with it the pods' network. It may be that of an agent before us.
+    /// Shuts down the hub, and thereby the pods' network. An earlier agent may have started it.
     pub async fn end(&self) {
         let socket = &self.start.socket;
         let gone = async {
@@ -174,8 +174,7 @@ impl NodeHub {
     }
 }
 
-/// Does something with a path on another thread. The hub may be slow to answer, and so may the disk; this thread is the agent's only
-/// one.
+/// Runs `work` on another thread, because the hub and the disk may be slow and the agent has a single thread.
 async fn with<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce(&Path) -> T + Send + 'static,
@@ -184,15 +183,15 @@ async fn with<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(move || work(&path)).await?)
 }
 
-/// The user namespace of pods that run in a node's directory, if we came after their hub had died: a new hub must be in it to reach
-/// them.
+/// Finds the user namespace of the running pods through a sandbox, if the hub died before this agent started. The new hub must be in
+/// that namespace to reach them.
 fn find_namespaces(dir: &Path) -> Option<HubNamespaces> {
     let pods = std::fs::read_dir(dir.join("pods")).ok()?;
     pods.flatten()
         .find_map(|pod| HubNamespaces::of_sandbox(&pod.path()).ok())
 }
 
-/// Waits for the hub's word that it is ready, or why not.
+/// Waits until the hub reports that it is ready, or why it failed.
 async fn until_ready(output: impl AsyncRead + Unpin, patience: Duration) -> anyhow::Result<()> {
     let mut answer = String::new();
     let mut output = BufReader::new(output);
@@ -220,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// A hub that sends no namespaces until it is asked for the third time. Returns how often it was asked.
+    /// A hub that sends no namespaces before the third request. Returns the number of requests.
     fn fake_hub(socket: &Path) -> Arc<AtomicU32> {
         let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let listener = rustix::net::socket_with(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
@@ -233,7 +232,7 @@ mod tests {
             while let Ok(connection) = rustix::net::accept(&listener) {
                 let count = Arc::clone(&count);
                 std::thread::spawn(move || {
-                    // Until the other side closes: one who only looks whether we are here says nothing.
+                    // Liveness checks connect and close without a request.
                     while let Ok(Some(_)) = linux::packet::receive(&connection) {
                         let own = connection.as_fd();
                         let namespaces = match count.fetch_add(1, Ordering::SeqCst) {
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hub_is_asked_until_its_namespaces_are_held() {
+    async fn agent_requests_namespaces_until_it_holds_them() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("hub.sock");
         let asked = fake_hub(&socket);
@@ -267,11 +266,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_disk_does_not_hold_up_the_agent() {
+    async fn slow_disk_does_not_block_the_agent() {
         let dir = tempfile::tempdir().unwrap();
         let pod = dir.path().join("pods/uid");
         std::fs::create_dir_all(&pod).unwrap();
-        // Opening it waits for a writer.
+        // Opening a FIFO blocks until there is a writer.
         let fifo = pod.join("lock");
         let made = std::process::Command::new("mkfifo").arg(&fifo).status();
         assert!(made.unwrap().success());
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_says_that_it_is_ready_or_why_not_or_is_given_up() {
+    async fn start_of_hub_succeeds_fails_or_times_out() {
         let patience = Duration::from_millis(20);
         let said = |words: &'static str| until_ready(words.as_bytes(), patience);
         said("ready\n").await.unwrap();

@@ -1,4 +1,4 @@
-//! Room on a node's disk: unpacked layers that no pod uses go when the disk fills up, as upstream's kubelet removes images.
+//! Image garbage collection, as in upstream's kubelet: removes unpacked layers that no pod uses when the node's disk fills up.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -11,24 +11,24 @@ use rustix::thread::UnshareFlags;
 
 use crate::node_dir;
 
-/// Changes [`Settings`], as in `high=85,low=80,age=2m,every=5m`.
+/// Overrides [`Settings`], as in `high=85,low=80,age=2m,every=5m`.
 const VARIABLE: &str = "CORACLE_IMAGE_GC";
 
-/// When, and how much.
+/// Thresholds and intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Above so many percent of the disk, room is made.
+    /// Disk usage in percent that starts garbage collection (`imageGCHighThresholdPercent`).
     high: u64,
-    /// Until so many are left.
+    /// Disk usage in percent at which it stops (`imageGCLowThresholdPercent`).
     low: u64,
-    /// Not what was used lately.
+    /// Layers used more recently than this are kept (`imageMinimumGCAge`).
     age: Duration,
-    /// How often it is looked.
+    /// The interval of checks.
     every: Duration,
 }
 
 impl Default for Settings {
-    /// Upstream's.
+    /// Upstream's defaults.
     fn default() -> Self {
         Self {
             high: 85,
@@ -69,12 +69,12 @@ impl FromStr for Settings {
     }
 }
 
-/// What the environment says.
+/// Reads [`VARIABLE`].
 pub fn settings() -> anyhow::Result<Settings> {
     std::env::var(VARIABLE).unwrap_or_default().parse()
 }
 
-/// Looks after the layers of a node for ever.
+/// Checks disk usage periodically, and never returns.
 pub async fn look_after(node_dir: PathBuf, settings: Settings) {
     let layers = node_dir::layers(&node_dir);
     loop {
@@ -91,7 +91,7 @@ pub async fn look_after(node_dir: PathBuf, settings: Settings) {
     }
 }
 
-/// A process of its own does it: the files belong to ids of the node's user namespace.
+/// Runs `coracle internal free-layers`: the files belong to ids of the node's user namespace, which this process cannot enter.
 async fn free_elsewhere(layers: &Path, settings: Settings) -> anyhow::Result<String> {
     let output = tokio::process::Command::new("/proc/self/exe")
         .args(["internal", "free-layers"])
@@ -108,7 +108,7 @@ async fn free_elsewhere(layers: &Path, settings: Settings) -> anyhow::Result<Str
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// `coracle internal free-layers`: removes layers that nobody uses until the disk is filled to `low` percent.
+/// `coracle internal free-layers`: removes unused layers until disk usage is at most `low` percent.
 pub fn free(layers: &Path, low: u64, age: Duration) -> anyhow::Result<ExitCode> {
     linux::namespace::enter_as_root(UnshareFlags::empty())?;
     let enough = || used_percent(layers).is_none_or(|used| used <= low);
@@ -118,7 +118,7 @@ pub fn free(layers: &Path, low: u64, age: Duration) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// How full the file system is, as upstream counts it; `None` if nobody knows.
+/// Disk usage in percent as upstream counts it; `None` if it is unknown.
 fn used_percent(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;
     let free = found
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read() {
+    fn parses_settings() {
         let read = |text: &str| text.parse::<Settings>();
         assert_eq!(read("").unwrap(), Settings::default());
         assert_eq!(
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_filled_to_some_degree() {
+    fn usage_is_at_most_100_percent() {
         assert!(used_percent(Path::new("/")).is_some_and(|used| used <= 100));
         assert_eq!(used_percent(Path::new("/no/such/place")), None);
     }

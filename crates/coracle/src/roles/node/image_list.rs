@@ -1,4 +1,4 @@
-//! The images that pods of this node find without a registry, for the Node's status.
+//! The images that pods of this node can use without a registry, for `status.images` of the Node.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,21 +9,21 @@ use images::{ImageStore, ImageSummary, Reference};
 use k8s_openapi::api::core::v1::ContainerImage;
 use tokio::sync::Semaphore;
 
-/// So many images and so many names of each, as upstream shows.
+/// Limits of upstream's kubelet: images, and names per image.
 const MOST_IMAGES: usize = 50;
 const MOST_NAMES: usize = 5;
 
-/// How long a look may take. The store is on a shared file system, which may hang.
+/// Time-out of reading the store. It is on a shared file system, which may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A store's list, read again only when it has changed.
+/// Cached list of a store's images, read again only when the store has changed.
 pub struct ImageList {
     known: Arc<Mutex<Known>>,
-    /// Who looks has it: of threads that hang there is one.
+    /// Held by the thread that reads the store, so that at most one thread hangs.
     turn: Arc<Semaphore>,
 }
 
-/// The images, and as of which change of the store.
+/// The images, and the modification time of the store for which they are valid.
 type Known = Option<(SystemTime, Vec<ContainerImage>)>;
 
 impl Default for ImageList {
@@ -36,7 +36,7 @@ impl Default for ImageList {
 }
 
 impl ImageList {
-    /// What is in the store now; if that can't be found out in time, what was there before.
+    /// The images in the store; after a time-out, the cached ones.
     pub async fn read(&self, store: &Path) -> Vec<ContainerImage> {
         if let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() {
             let (store, known) = (store.to_owned(), Arc::clone(&self.known));
@@ -56,7 +56,7 @@ impl ImageList {
 fn look(store: &Path, known: &Mutex<Known>) {
     let changed = std::fs::metadata(store.join("references")).and_then(|dir| dir.modified());
     let Ok(changed) = changed else {
-        // Nobody has put anything there.
+        // The store is empty.
         *lock(known) = None;
         return;
     };
@@ -81,7 +81,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The largest first; one with several names once.
+/// Merges the names of each image and sorts by size, largest first.
 fn shown(found: Vec<ImageSummary>) -> Vec<ContainerImage> {
     let mut by_digest: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for summary in found.into_iter().filter(|summary| summary.complete) {
@@ -146,13 +146,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_hangs_holds_nobody_up() {
+    async fn hanging_store_does_not_block_the_reader() {
         let home = tempfile::tempdir().unwrap();
         let list = ImageList::default();
         assert!(list.read(home.path()).await.is_empty());
         let image = ContainerImage::default();
         *lock(&list.known) = Some((SystemTime::UNIX_EPOCH, vec![image.clone()]));
-        // Somebody still looks.
+        // Another thread still reads the store.
         let turn = Arc::clone(&list.turn).try_acquire_owned().unwrap();
         assert_eq!(list.read(home.path()).await, [image]);
         drop(turn);

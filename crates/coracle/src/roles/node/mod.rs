@@ -1,8 +1,8 @@
 //! `coracle internal node`: the agent of one node.
 //!
-//! It is started by a Slurm step, reads what the leader hands over from its standard input, reports to
-//! the leader, and is the node's kubelet until the leader, or Slurm, ends it. It writes no file: what must
-//! survive its own death is in memory that its guard holds ([`identity`]).
+//! A Slurm step starts it. It reads the leader's join configuration from standard input, enrols, and is the node's kubelet until the
+//! leader or Slurm ends it. State that must survive its death is not written to a file but kept in memory that its guard holds
+//! ([`SavedIdentity`]).
 
 mod agent;
 pub mod cgroup;
@@ -30,13 +30,13 @@ use crate::settings;
 use cluster::AGENT_FAILED;
 use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_problem, unix_time};
 
-/// How long the guard of an agent that has just ended may hold the lock.
+/// How long the guard of an agent that has just exited may still hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What processes of ours are called.
+/// The name of our processes (`comm`).
 const NAME: &std::ffi::CStr = c"coracle";
 
-/// The role's entry.
+/// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
     carry::remove();
     run_sealed();
@@ -46,11 +46,11 @@ pub fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Begins anew from a copy of our program that nobody can change, as do the hubs and sandboxes that we start: containers get to
-/// see what they run from. Where that can't be, their runtime still refuses to run it for them.
+/// Re-executes this program from a sealed copy (memfd), as the hub and sandboxes do then too, because containers could modify the
+/// executable of a process that enters them (CVE-2019-5736). If that fails, the container runtime still refuses to execute it.
 fn run_sealed() {
     if linux::sealed::is_sealed().is_ok_and(|sealed| sealed) {
-        // It was named after a descriptor.
+        // After execution from a memfd, `comm` is a descriptor's number.
         let _ = rustix::thread::set_name(NAME);
         return;
     }
@@ -58,7 +58,7 @@ fn run_sealed() {
     tracing::warn!(%error, "cannot run from a sealed copy of this program");
 }
 
-/// One line that the leader recognises among all that comes through srun.
+/// Prints one line that the leader recognises in srun's output.
 fn complain(error: &anyhow::Error) {
     say(format_args!("{AGENT_FAILED} {}: {error:#}", name()));
 }
@@ -73,11 +73,11 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot make the node's directory {}", place.dir.display()))?;
     let _lock = lock(&place)?;
     let groups = cgroup::set_up();
-    // Known to guard and worker alike, until their ends.
+    // The pipe is open in both guard and worker until they exit.
     let janitor = janitor::start(&place.dir)
         .inspect_err(|error| tracing::warn!(%error, "no janitor for the node's directory"));
     match guard::split(Policy::Restart)? {
-        // Where there may be pods. The directory too is the next agent's, or the janitor's.
+        // Pods may still run. The next agent, or the janitor, takes over the directory.
         Side::Guard(over) if over.left_to_others && node_dir::is_used_below_guard(&place.dir) => {
             Ok(over.code)
         }
@@ -94,7 +94,7 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
         Side::Worker => {
             let groups = groups.map(|groups| groups.theirs().path().to_owned());
             let ended = crate::block_on(agent::run(join_config, saved, place, groups));
-            // The leader starts another agent, and pods that are there already wait for that.
+            // The leader starts another agent, and running pods wait for it.
             ended.or_else(|error| {
                 complain(&error);
                 Ok(ExitCode::from(LEFT_TO_OTHERS))
@@ -103,13 +103,13 @@ fn be_the_agent() -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Takes the node's lock, which the calling process, the guard, then holds to its end. A second agent would compete for the pods, and
+/// Takes the node's lock, which the calling process, the guard, holds until it exits. A second agent would compete for the pods and
 /// would have no better connection to the leader than the first.
 fn lock(place: &NodeDir) -> anyhow::Result<Option<File>> {
     match pod_lock::try_take(&place.dir, LOCK_TIMEOUT) {
         Ok(None) => bail!("its agent still runs, without a connection to the leader"),
         Ok(taken) => Ok(taken),
-        // On a full disk, say: pods that write nothing may run there too.
+        // For example on a full disk, where pods that write nothing can still run.
         Err(error) => {
             tracing::warn!(dir = %place.dir.display(), %error, "cannot lock the node's directory");
             Ok(None)
@@ -137,7 +137,7 @@ fn read_join_config() -> anyhow::Result<JoinConfig> {
     Ok(join_config)
 }
 
-/// This node, by Slurm's name for it.
+/// Slurm's name of this node.
 fn name() -> String {
     std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| node_dir::hostname())
 }

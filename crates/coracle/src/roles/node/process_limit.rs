@@ -1,29 +1,29 @@
-//! Which part of the processes that the user may have on this node is for pods.
+//! Divides the user's process limit (`RLIMIT_NPROC`) between Coracle and pods.
 //!
-//! Where Slurm propagates a limit of processes, it counts all that the user has on the node, in whichever job. A pod that used
-//! them all up would take them from the agent and from the control plane too. So the hub's user namespace, in which all pods are,
-//! is made with a lower limit, and containers get one that is lower still, so that sandboxes can go on.
+//! Where Slurm propagates a process limit, the kernel counts all processes of the user on the node, in every job. A pod that used
+//! them all would starve the agent and the control plane. So the hub's user namespace, which contains all pods, gets a lower
+//! limit, and containers get a still lower one, so that sandboxes can continue to fork.
 
-/// Reserved for what is not in a pod, at least; it has threads, which count.
+/// Minimum reserved for processes outside of pods. Threads count too.
 const RESERVE: u64 = 256;
-/// What a container may have in any case.
+/// Minimum limit of a container.
 const LEAST_OF_CONTAINERS: u64 = 16;
-/// With fewer for its pods, a node isn't good for much.
+/// Warn if fewer processes than this are left for pods.
 const FEW: u64 = 64;
 
-/// The limit of the hub's user namespace, given that of the job: a tenth is reserved, or [`RESERVE`], but no more than a quarter.
+/// The limit of the hub's user namespace, given the job's limit: reserves a tenth or [`RESERVE`], but at most a quarter.
 pub fn of_pods(limit: u64) -> u64 {
     limit - (limit / 10).max(RESERVE).min(limit / 4)
 }
 
-/// The limit of a container's processes, if all that is not in pods has `outside`: a quarter of the rest is for sandboxes and for
-/// other pods.
+/// The limit of a container, given that `outside` processes are not in pods. A quarter of the remainder is reserved for sandboxes
+/// and other pods.
 pub fn of_containers(of_pods: u64, outside: u64) -> u64 {
     let left = of_pods.saturating_sub(outside);
     (left - left / 4).max(LEAST_OF_CONTAINERS)
 }
 
-/// Whether what is left for pods is so little that the user should know.
+/// Whether so few processes are left for pods that the user should be warned.
 pub fn is_scarce(of_pods: u64, outside: u64) -> bool {
     of_pods.saturating_sub(outside) < FEW
 }

@@ -1,4 +1,4 @@
-//! The layers of a pod's images, which nobody may remove while the pod lives.
+//! Holds on the layers of a pod's images, so that garbage collection does not remove them while the pod runs.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use images::{LayerError, LayerHold, Layers};
 
-/// Holds layers until it is dropped: also those of an image that has been pulled anew since, under the same name, because
-/// containers that were started before still run on them.
+/// Holds layers until it is dropped. This includes layers of an image that was pulled again under the same name since, because
+/// earlier containers still run on them.
 pub struct HeldLayers {
     dir: PathBuf,
     held: RefCell<HashMap<PathBuf, LayerHold>>,
 }
 
 impl HeldLayers {
-    /// For layers of the directory `dir`.
+    /// Holds on layers in the directory `dir`.
     pub fn new(dir: PathBuf) -> Self {
         Self {
             dir,
@@ -22,7 +22,7 @@ impl HeldLayers {
         }
     }
 
-    /// Keeps layers from being removed. May wait for somebody who is just removing one.
+    /// Keeps layers from being removed. May wait for a process that is removing one.
     pub async fn hold(&self, layers: &[PathBuf]) -> Result<(), String> {
         let dir = self.dir.clone();
         let new: Vec<PathBuf> = {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn layers_of_an_image_that_was_replaced_stay() {
+    async fn layers_of_a_replaced_image_stay() {
         let home = tempfile::tempdir().unwrap();
         let layers = Layers::open(home.path()).unwrap();
         let [base, old, new] = ["0", "1", "2"].map(|name| home.path().join(name.repeat(32)));

@@ -1,4 +1,4 @@
-//! A pod's sandbox as a child of the agent. What it uses is the agent's share of the job.
+//! Starts a pod's sandbox as a child of the agent. Its usage counts towards the agent's step.
 
 use std::process::Stdio;
 
@@ -11,7 +11,6 @@ use tokio::process::{Child, Command};
 
 use super::Launchers;
 
-/// Starts a sandbox.
 pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<Forked> {
     let line = node.start_line(&launch).await?;
     let mut child = Command::new("/proc/self/exe")
@@ -30,7 +29,7 @@ pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<Fo
     Ok(Forked(child))
 }
 
-/// A sandbox that is a child of ours.
+/// A sandbox that is a child of the agent.
 pub struct Forked(Child);
 
 impl SandboxHandle for Forked {

@@ -1,7 +1,7 @@
-//! How the agent starts pods' sandboxes: [`fork`] as a process of its own, [`step`] as a step of the Slurm job.
+//! Launchers of pods' sandboxes: [`fork`] starts a child process, [`step`] a step of the Slurm job.
 //!
-//! Either way the same `coracle internal sandbox` runs on this node, is told who it is on its standard input, joins the hub and
-//! dials the agent; and it outlives the agent, so that the next one is dialled too.
+//! Both run `coracle internal sandbox` on this node. The sandbox reads its configuration from standard input, joins the hub's user
+//! namespace and connects to the agent. It outlives the agent and connects to the next one too.
 
 mod fork;
 mod step;
@@ -28,28 +28,28 @@ use crate::pod_lock;
 use crate::roles::sandbox::SandboxStart;
 use crate::rootfs;
 
-/// What killed sandboxes, and the hub, may take to be gone.
+/// Time-out of ending all sandboxes and the hub.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts sandboxes on this node.
 pub struct Launchers {
     /// The node's directory.
     pub place: NodeDir,
-    /// Its hub, whose user namespace sandboxes join.
+    /// The node's hub, whose user namespace sandboxes join.
     pub hub: Arc<NodeHub>,
-    /// Where images are.
+    /// The path of the image store.
     pub store: PathBuf,
-    /// Which ones there are.
+    /// The images in the store.
     pub images: ImageList,
-    /// The control group in which those of pods are made, if there is one.
+    /// The parent cgroup of the pods' cgroups, if there is one.
     pub groups: Option<PathBuf>,
-    /// How layers are stacked here, once that is known.
+    /// The snapshotter of this node, once it has been chosen.
     pub stacking: OnceCell<Snapshotter>,
-    /// The job, for steps of it.
+    /// The Slurm job in which steps are started.
     pub job: u32,
-    /// This node, by Slurm's name for it.
+    /// Slurm's name of this node.
     pub node: String,
-    /// How many files a process of the job may open; we ourselves may open more.
+    /// The job's limit on open files. The agent has raised its own.
     pub open_files: u64,
 }
 
@@ -72,7 +72,7 @@ impl Launcher for Launchers {
         let dir = self.place.dir.join("pods").join(uid);
         let id = pod_lock::holder(&dir)?;
         let process = SandboxProcess::with_id(id).ok()?;
-        // Had it ended, its number could be another's by now.
+        // Check again after opening the pidfd: the process may have exited and its pid been reused.
         (pod_lock::holder(&dir) == Some(id)).then(|| boxed(process))
     }
 
@@ -106,7 +106,7 @@ impl Launcher for Launchers {
     }
 
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
-        // Of a sandbox that was killed; others remove their pod's group themselves.
+        // A sandbox removes its pod's cgroup itself, unless it was killed.
         if let (Some(groups), Some(uid)) = (&self.groups, dir.file_name()) {
             let group = sandbox::runtime::pod_cgroup(groups, &uid.to_string_lossy());
             if let Err(error) = group.remove() {
@@ -121,13 +121,13 @@ impl Launcher for Launchers {
     }
 }
 
-/// Ends the node's hub and all sandboxes: steps, and what an agent with another guard started, are not below the guard of this one,
-/// which ends everything else. The caller must not hold the lock of a pod.
+/// Ends the node's hub and all sandboxes. Sandboxes that are steps, or that an agent with another guard started, are not descendants
+/// of this guard, which ends everything else. The caller must not hold the lock of a pod.
 pub fn end_all(place: &NodeDir) {
     let mark = place.mark_argument();
     let end = Instant::now() + END_TIMEOUT;
     while Instant::now() < end {
-        // A sandbox takes its lock before it hides, so that one or the other finds it.
+        // A sandbox takes its lock before it becomes non-dumpable, so it is found either by its mark or by its lock.
         let marked = linux::process::kill_marked(&mark).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot look for processes of the node");
             0
@@ -146,7 +146,7 @@ fn boxed(handle: impl SandboxHandle + 'static) -> Box<dyn SandboxHandle> {
 }
 
 impl Launchers {
-    /// How layers are stacked here.
+    /// The snapshotter of this node; chooses it on first use.
     pub async fn stacking(&self) -> anyhow::Result<Snapshotter> {
         let chosen = self
             .stacking
@@ -154,7 +154,7 @@ impl Launchers {
         chosen.await.cloned()
     }
 
-    /// What a sandbox is told, as one line, once the node is ready for it.
+    /// The sandbox's configuration as one line of JSON. Waits until the node's hub is ready.
     async fn start_line(&self, launch: &LaunchRequest) -> anyhow::Result<String> {
         self.hub.ready().await?;
         let start = SandboxStart {
@@ -165,7 +165,7 @@ impl Launchers {
             store: self.store.clone(),
             groups: match launch.launcher {
                 LauncherKind::Fork => self.groups.clone(),
-                // It divides the group of its own step.
+                // The sandbox divides the cgroup of its own step.
                 LauncherKind::Step => None,
             },
             stacking: self.stacking().await?,

@@ -1,13 +1,13 @@
-//! A pod's sandbox as a step of the Slurm job, so that Slurm enforces and accounts what the pod asks for.
+//! Starts a pod's sandbox as a step of the Slurm job, so that Slurm enforces and accounts the pod's resources.
 //!
 //! ```text
 //!   agent ── srun ◄─────────────► slurmstepd ── coracle internal sandbox
-//!              └ its shepherd       says on standard output that it runs
+//!              └ srun's child       reports on standard output that it runs
 //! ```
 //!
-//! `srun` is there only until the sandbox says that it runs. Then it is killed, and before it its shepherd, a child that would
-//! end the step with it: a step needs no `srun`, and with one the pod would die whenever `srun` does, which Slurm itself
-//! signals at the end of a job before the pod had its time. Slurm's accounts and limits don't mind.
+//! `srun` runs only until the sandbox reports that it runs. Then the agent kills first `srun`'s child process, which would end the
+//! step with `srun`, and then `srun` itself. A step does not need its `srun`; with one, the pod would die with it, and at the end of a
+//! job Slurm signals `srun` before the pod's grace period has passed. Accounting and limits are unaffected.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,26 +26,26 @@ use super::Launchers;
 use crate::node_dir;
 use crate::roles::sandbox::{FAILED, RUNNING};
 
-/// A step that has just ended may not have given back what it held; beyond this it is held by others.
+/// How long `srun` waits for resources. A step that has just ended may not have released them yet; beyond this, other steps hold them.
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
-/// How long Slurm may take in all. Its controller may be away.
+/// Time-out of starting a step. Slurm's controller may be unavailable.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// What is read of srun's words.
+/// Limit on the output that is read from srun.
 const MAX_WORDS: u64 = 16 * 1024;
-/// What the sandbox itself needs: less would end it, and never let an image be unpacked.
+/// Minimum memory of a step: with less, the sandbox itself would be OOM-killed or could not unpack an image.
 const LEAST_MEMORY_MB: u64 = 64;
 
-/// Starts a sandbox and waits until it runs, or until it is known why it doesn't.
+/// Starts a sandbox and waits until it runs or has failed.
 pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<SandboxProcess> {
     let line = node.start_line(&launch).await?;
     let mut srun = spawn(node, &launch)?;
     if let Some(mut input) = srun.stdin.take() {
-        // A step that is refused doesn't read; its own words say why.
+        // A refused step does not read. srun's error output says why.
         let _ = input.write_all(line.as_bytes()).await;
     }
     let words = tokio::spawn(read_words(srun.stderr.take()));
     let said = tokio::time::timeout(START_PATIENCE, first_word(srun.stdout.take())).await;
-    // Whoever gives up drops srun, which kills it, upon which its shepherd ends the step.
+    // On a time-out srun is dropped and thereby killed, and its child then ends the step.
     let said = said.with_context(|| {
         let seconds = START_PATIENCE.as_secs();
         format!("Slurm did not start the step within {seconds} s")
@@ -60,7 +60,7 @@ pub async fn start(node: &Launchers, launch: LaunchRequest) -> anyhow::Result<Sa
     }
 }
 
-/// What a sandbox says of its start.
+/// A sandbox's report about its start.
 enum Word {
     Running(SandboxProcess),
     Failed(String),
@@ -69,7 +69,7 @@ enum Word {
 fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
     let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
-    // What else is found by its environment: a sandbox hides that.
+    // As arguments, because the environment of a non-dumpable process cannot be read.
     args.push(node.place.mark_argument());
     args.extend(slurm::JobProcessMarkers::of_current_job().map(|job| job.env_variable));
     let gres = gres(&launch.resources.extended);
@@ -79,7 +79,7 @@ fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
         cpus: launch.resources.cpu_millis.div_ceil(1000),
         memory_mb: memory_mb(&launch.resources),
         gres: &gres,
-        // Our file may have been a copy that is deleted already; on this node we are its name.
+        // The agent's executable may be deleted already, but it is available under /proc on this node.
         program: &PathBuf::from(format!("/proc/{}/exe", std::process::id())),
         args: &args,
         name: &format!("{}/{}", launch.namespace, launch.name),
@@ -99,13 +99,13 @@ fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     command.spawn().context("cannot start srun")
 }
 
-/// Zero and nothing are the same to those who say what they need: no share of its own.
+/// The step's memory. `None` without a request or with a request of zero: the step then gets no memory of its own.
 fn memory_mb(needs: &PodResources) -> Option<u64> {
     let bytes = Some(needs.memory_bytes).filter(|bytes| *bytes > 0)?;
     Some(bytes.div_ceil(1 << 20).max(LEAST_MEMORY_MB))
 }
 
-/// What the node offers under Kubernetes' names, under Slurm's again. Others are not Slurm's to give.
+/// Translates extended resources to Slurm's GRES. Skips resources that Slurm does not manage.
 fn gres(extended: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
     let mut gres = BTreeMap::new();
     for (name, count) in extended {
@@ -121,7 +121,7 @@ fn gres(extended: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
     gres.into_iter().collect()
 }
 
-/// What the sandbox says; nothing if it never ran. A site's prologue may have printed something before it.
+/// Reads the sandbox's report; `None` if it never ran. Skips output of a site's prolog.
 async fn first_word(stdout: Option<ChildStdout>) -> anyhow::Result<Option<Word>> {
     let stdout = stdout.context("srun has no standard output")?;
     let mut lines = BufReader::new(stdout.take(MAX_WORDS)).split(b'\n');
@@ -129,7 +129,7 @@ async fn first_word(stdout: Option<ChildStdout>) -> anyhow::Result<Option<Word>>
         let line = String::from_utf8_lossy(&line);
         if let Some(pid) = line.strip_prefix(RUNNING) {
             let id = pid.trim().parse().unwrap_or_default();
-            // It is there: it waits for nothing but us.
+            // The process still exists: it has reported to us and waits.
             let process =
                 SandboxProcess::with_id(id).context("the sandbox can't be seen from here")?;
             return Ok(Some(Word::Running(process)));
@@ -149,7 +149,7 @@ async fn read_words(stderr: Option<ChildStderr>) -> String {
     String::from_utf8_lossy(&words).into_owned()
 }
 
-/// Slurm's own words for why there is no step.
+/// Makes an error from srun's output.
 async fn why_not(mut srun: Child, words: JoinHandle<String>) -> anyhow::Result<anyhow::Error> {
     let status = tokio::time::timeout(START_PATIENCE, srun.wait())
         .await
@@ -159,13 +159,13 @@ async fn why_not(mut srun: Child, words: JoinHandle<String>) -> anyhow::Result<a
     let hint = error.hint();
     let error = anyhow::Error::from(error);
     Ok(match hint {
-        // An event has one line for all of it.
+        // One line, because the error becomes the message of an Event.
         Some(hint) => anyhow::anyhow!("{error:#}; {hint}"),
         None => error,
     })
 }
 
-/// Ends `srun` so that the step goes on without it.
+/// Kills `srun` without ending the step.
 async fn leave_alone(mut srun: Child) -> anyhow::Result<()> {
     if let Some(pid) = srun.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         linux::process::kill_from_below(pid)?;
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_pod_needs_is_asked_of_slurm_in_its_own_units() {
+    fn pod_resources_are_converted_to_slurm_units() {
         let needs = |memory_bytes| PodResources {
             memory_bytes,
             ..PodResources::default()
