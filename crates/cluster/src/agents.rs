@@ -50,14 +50,14 @@ pub enum StepFailure {
     Step {
         /// The nodes it was for.
         nodes: Vec<String>,
-        /// What happened.
+        /// The error.
         error: SlurmError,
     },
     /// An agent failed to start.
     Agent {
         /// Its node.
         node: String,
-        /// Why.
+        /// The problem.
         problem: String,
     },
 }
@@ -138,7 +138,7 @@ impl AgentStarter {
         );
         match (first, second) {
             (Err(SlurmError::ProgramNotFound { .. }), Some(second)) => second,
-            // srun did not say on which nodes.
+            // srun did not name the nodes.
             (Err(SlurmError::ProgramNotFound { .. }), None) => {
                 self.run_once(nodes, join_config, None, sruns).await
             }

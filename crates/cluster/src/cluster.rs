@@ -24,7 +24,7 @@ use crate::grace::GracePeriods;
 use crate::node_plan::plans;
 use crate::{carry, objects, slurm_failure, token};
 
-/// The range from which workload scripts get a port, as with KSI: Kubernetes' node ports.
+/// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// Lifetime of certificates in a job without a time limit.
 const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);

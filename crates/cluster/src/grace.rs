@@ -8,7 +8,7 @@ const DEFAULT: GracePeriods = GracePeriods {
     nodes: Duration::from_secs(6),
     control_plane: Duration::from_secs(5),
 };
-/// Reserved for the guard's last clean-up and for Slurm to notice the end.
+/// Reserved for the guard's clean-up and for Slurm to notice the end.
 const RESERVE: Duration = Duration::from_secs(1);
 
 /// Grace periods of the cluster's parts, which end one after the other.
@@ -16,9 +16,9 @@ const RESERVE: Duration = Duration::from_secs(1);
 pub struct GracePeriods {
     /// The workload.
     pub workload: Duration,
-    /// The agents, to end their pods and take their Nodes away.
+    /// The agents, to stop their pods and delete their Nodes.
     pub nodes: Duration,
-    /// The control plane. Then it is killed: nothing is lost with it.
+    /// The control plane. After it, the control plane is killed, which loses nothing.
     pub control_plane: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! The life of a cluster, for `coracle run` now and `coracle up` later: its control plane, the enrolment of its nodes, the Slurm
 //! steps in which their agents run, and the order of start and stop.
 //!
-//! Storage, keys and membership are parameters ([`ClusterOptions`]). The crate knows no pods: what an agent does once it has
-//! enrolled is the caller's. Start reading at [`Cluster`].
+//! Storage, keys and membership are parameters ([`ClusterOptions`]). This crate handles no pods: the caller decides what an agent does
+//! after enrolment. Start reading at [`Cluster`].
 
 mod agents;
 pub mod carry;
@@ -31,7 +31,7 @@ pub const WORKLOAD_MARK: &str = "CORACLE_CLUSTER";
 /// because the environment of a non-dumpable process cannot be read.
 pub const PODS_MARK: &str = "CORACLE_PODS_OF";
 
-/// An error of Slurm's, as the user sees it.
+/// Converts an error of Slurm for the user.
 pub fn slurm_failure(error: slurm::SlurmError) -> Failure {
     let mut failure = Failure::new(FailureCode::Slurm, error.to_string());
     if let Some(hint) = error.hint() {

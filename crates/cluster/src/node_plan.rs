@@ -74,7 +74,7 @@ fn extended(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
     extended
 }
 
-/// Slurm's type of a GPU is the site's free choice (`a100`, `mi250x`); AMD's are called MI and a number.
+/// The type of a GPU in Slurm is the site's choice (`a100`, `mi250x`). Types of AMD's GPUs begin with MI and a number.
 fn gpu_name(kind: Option<&str>) -> &'static str {
     let kind = kind.unwrap_or_default().to_ascii_lowercase();
     let is_instinct = kind

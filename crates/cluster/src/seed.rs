@@ -63,7 +63,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
     control_plane.stop_and_save(path).await
 }
 
-/// Waits for what upstream writes into an empty store.
+/// Waits for the objects that upstream writes into an empty store.
 async fn settle(client: &kube::Client) {
     let ready = || http::Request::get("/readyz").body(Vec::new());
     loop {

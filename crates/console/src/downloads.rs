@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::say;
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
 
-/// How often a line is written for a file that takes long.
+/// Interval between lines for a slow download.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The progress of a set of files.
@@ -15,7 +15,7 @@ pub struct DownloadProgress {
     bars: Option<MultiProgress>,
 }
 
-/// The progress of one of them.
+/// The progress of one file.
 #[derive(Debug)]
 pub struct FileProgress {
     name: String,

@@ -6,17 +6,17 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FailureCode {
-    /// The command line makes no sense.
+    /// The command line is invalid.
     Usage = 64,
     /// The API server refused the manifests.
     BadManifest = 65,
     /// The workload can't be found or read.
     NoWorkload = 66,
-    /// Slurm isn't there, doesn't answer or refused.
+    /// Slurm is missing, does not respond, or refused.
     Slurm = 69,
-    /// A defect of Coracle.
+    /// A bug in Coracle.
     Internal = 70,
-    /// This host lacks something that Coracle can't do without.
+    /// This host lacks something that Coracle requires.
     Host = 71,
     /// No release of Kubernetes was found.
     NoKubernetes = 72,
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Adds what the user can do about it.
+    /// Adds a hint for the user.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -75,7 +75,7 @@ impl Failure {
         self.code
     }
 
-    /// What the user can do about it.
+    /// The hint for the user.
     pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }

@@ -1,7 +1,7 @@
-//! What Coracle tells its user on standard error: lines, the phases of a command, progress of downloads, and errors with a
-//! hint and an exit code. Standard output belongs to data and to the workload.
+//! Coracle's messages to the user on standard error: lines, the phases of a command, progress of downloads, and errors with a
+//! hint and an exit code. Standard output is for data and the workload.
 //!
-//! Knows no other crate. Start reading at [`Failure`].
+//! Uses no other crate of ours. Start reading at [`Failure`].
 
 mod downloads;
 mod failure;

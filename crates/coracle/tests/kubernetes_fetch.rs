@@ -1,7 +1,6 @@
-//! `coracle kubernetes fetch|import|ls`, as a user runs them, against a web server that misbehaves
-//! on request.
+//! Runs `coracle kubernetes fetch|import|ls` against a web server with configurable faults.
 
-// Clippy's exception for tests doesn't reach the helpers of an integration test.
+// Clippy's exception for tests does not apply to helpers of integration tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -29,16 +28,16 @@ const ARCH: &str = if cfg!(target_arch = "x86_64") {
     "arm64"
 };
 
-/// How the server treats a path.
+/// The server's faults for a path.
 #[derive(Debug, Clone, Copy, Default)]
 struct Manner {
-    /// Sends this many bytes of each answer's body and then hangs up, so many times.
+    /// (bytes, times): closes the connection after this many bytes of the body, this many times.
     break_after: Option<(usize, usize)>,
-    /// Sends this many bytes of the body and then nothing for a long time.
+    /// Stops sending after this many bytes of the body.
     stall_after: Option<usize>,
-    /// Answers 503, so many times.
+    /// Answers 503 this many times.
     unavailable: usize,
-    /// Answers a Range with all of it.
+    /// Ignores the Range header and sends the whole file.
     no_ranges: bool,
 }
 
@@ -63,7 +62,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves a release whose programs are some hundred KB of noise.
+    /// Serves a release whose programs are random data.
     fn start() -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -247,7 +246,7 @@ fn answer(
         body.len()
     );
     let sent = cut.or(stall).unwrap_or(body.len()).min(body.len());
-    // The client may be gone, which is its right.
+    // The client may have closed the connection.
     let _ = stream
         .write_all(head.as_bytes())
         .and_then(|()| stream.write_all(&body[..sent]));
@@ -291,7 +290,7 @@ fn etcd_tar(build: impl FnOnce(&mut tar::Builder<flate2::write::GzEncoder<Vec<u8
     tar.into_inner().unwrap().finish().unwrap()
 }
 
-/// Adds a member whose name is written as it stands: the tar crate refuses `..` in its own API.
+/// Adds a member with exactly this name: the tar crate's own API refuses `..`.
 fn append<W: Write>(tar: &mut tar::Builder<W>, name: &str, kind: tar::EntryType, content: &[u8]) {
     let mut header = tar::Header::new_gnu();
     header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
@@ -305,7 +304,7 @@ fn append<W: Write>(tar: &mut tar::Builder<W>, name: &str, kind: tar::EntryType,
     tar.append(&header, content).unwrap();
 }
 
-/// A user with a home of their own.
+/// A user with a separate home directory.
 struct User {
     home: tempfile::TempDir,
 }
@@ -357,7 +356,7 @@ impl User {
         self.coracle(&["fetch", "--mirror", &server.url])
     }
 
-    /// Everything below the root except the lock, by its path.
+    /// The paths of all files below the root, except the lock.
     fn files(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut dirs = vec![self.root()];
@@ -430,7 +429,7 @@ impl Outcome {
         self
     }
 
-    /// It failed with an error and a hint, and its stderr has all of these.
+    /// Asserts that the command failed with an error and a hint, and that stderr contains all of `with`.
     #[track_caller]
     fn failed(&self, with: &[&str]) {
         assert!(self.code.is_some_and(|code| code != 0), "{self:#?}");
@@ -443,7 +442,7 @@ impl Outcome {
 }
 
 #[test]
-fn fetch_installs_once_and_ls_shows_it() {
+fn fetch_installs_once_and_ls_lists_it() {
     let (server, user) = (Server::start(), User::new());
     let outcome = user.fetch(&server).succeeded();
     user.assert_installed(&server);
@@ -455,7 +454,7 @@ fn fetch_installs_once_and_ls_shows_it() {
     ] {
         assert!(outcome.stderr.contains(line), "{outcome:#?}");
     }
-    // Plain lines, as a job's log wants them.
+    // Plain lines, because stderr is no terminal.
     assert!(!outcome.stderr.contains(['\r', '\x1b']), "{outcome:#?}");
     let version = fs::read_to_string(user.root().join("v1.37.1/VERSION")).unwrap();
     assert_eq!(
@@ -497,7 +496,7 @@ fn fetch_installs_once_and_ls_shows_it() {
 }
 
 #[test]
-fn a_terminal_shows_bars() {
+fn progress_bars_are_shown_on_a_terminal() {
     let (server, user) = (Server::start(), User::new());
     let line = format!(
         "stty cols 120; exec {} kubernetes fetch --mirror {}",
@@ -514,7 +513,7 @@ fn a_terminal_shows_bars() {
 }
 
 #[test]
-fn ls_of_nothing_says_what_to_do() {
+fn ls_without_releases_prints_a_hint() {
     let outcome = User::new()
         .coracle(&["ls", "--kubernetes", "/nonexistent"])
         .succeeded();
@@ -528,7 +527,7 @@ fn ls_of_nothing_says_what_to_do() {
 }
 
 #[test]
-fn a_broken_connection_is_resumed() {
+fn broken_connection_is_resumed() {
     let (server, user) = (Server::start(), User::new());
     server.behave(
         &program("kube-apiserver"),
@@ -561,7 +560,7 @@ fn a_broken_connection_is_resumed() {
 }
 
 #[test]
-fn a_server_without_ranges_is_asked_for_all_of_it() {
+fn whole_file_is_fetched_without_range_support() {
     let (server, user) = (Server::start(), User::new());
     let manner = Manner {
         break_after: Some((100_000, 1)),
@@ -574,7 +573,7 @@ fn a_server_without_ranges_is_asked_for_all_of_it() {
 }
 
 #[test]
-fn a_busy_server_is_asked_again() {
+fn status_503_is_retried() {
     let (server, user) = (Server::start(), User::new());
     server.behave(
         &program("kubectl"),
@@ -595,7 +594,7 @@ fn a_busy_server_is_asked_again() {
 }
 
 #[test]
-fn what_breaks_for_ever_is_resumed_by_the_next_run() {
+fn next_run_resumes_after_too_many_broken_connections() {
     let (server, user) = (Server::start(), User::new());
     server.behave(
         &program("kube-scheduler"),
@@ -624,12 +623,12 @@ fn what_breaks_for_ever_is_resumed_by_the_next_run() {
     assert_eq!(requests.len(), 1);
     assert_eq!(requests[0].range.as_deref(), Some("bytes=50000-"));
     assert!(requests[0].if_range.is_some());
-    // What was complete isn't downloaded again.
+    // Complete files are not downloaded again.
     assert!(server.requests(&program("kube-apiserver")).is_empty());
 }
 
 #[test]
-fn a_killed_run_is_resumed_by_the_next() {
+fn next_run_resumes_a_killed_one() {
     let (server, user) = (Server::start(), User::new());
     server.put_program("kubectl", noise(9, 4 << 20));
     server.behave(
@@ -656,7 +655,7 @@ fn a_killed_run_is_resumed_by_the_next() {
 }
 
 #[test]
-fn damage_to_a_partial_file_is_healed() {
+fn damaged_partial_file_is_downloaded_again() {
     let (server, user) = (Server::start(), User::new());
     fs::create_dir_all(user.part("x").parent().unwrap()).unwrap();
     fs::write(user.part("kube-apiserver"), noise(77, 1000)).unwrap();
@@ -667,7 +666,7 @@ fn damage_to_a_partial_file_is_healed() {
 }
 
 #[test]
-fn a_wrong_checksum_installs_nothing() {
+fn wrong_checksum_installs_nothing() {
     let (server, user) = (Server::start(), User::new());
     let (wanted, got) = (
         "ab".repeat(32),
@@ -685,7 +684,7 @@ fn a_wrong_checksum_installs_nothing() {
 }
 
 #[test]
-fn what_is_no_checksum_is_refused() {
+fn invalid_checksum_file_is_refused() {
     let (server, user) = (Server::start(), User::new());
     server.put(
         &format!("{}.sha256", program("kubectl")),
@@ -697,7 +696,7 @@ fn what_is_no_checksum_is_refused() {
 }
 
 #[test]
-fn versions_that_do_not_exist() {
+fn unknown_and_invalid_versions_are_refused() {
     let (server, user) = (Server::start(), User::new());
     let fetch = |args: &[&str]| user.coracle(&[&["fetch", "--mirror", &server.url], args].concat());
     fetch(&["--version", "v1.99.0"]).failed(&[
@@ -713,7 +712,7 @@ fn versions_that_do_not_exist() {
 }
 
 #[test]
-fn servers_that_are_not_there() {
+fn unreachable_server_is_reported_without_credentials() {
     let user = User::new();
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -756,7 +755,7 @@ fn hostile_archives_are_refused() {
     assert!(!user.root().join("v1.37.1").exists());
     assert!(!Path::new("/tmp/etcd-evil").exists());
 
-    // Nothing that was refused stands in the way of what is good.
+    // A refused archive does not prevent a later installation.
     server.put_etcd(&etcd_tar(|tar| {
         append(
             tar,
@@ -770,7 +769,7 @@ fn hostile_archives_are_refused() {
 }
 
 #[test]
-fn two_at_once_do_not_disturb_each_other() {
+fn concurrent_fetches_do_not_interfere() {
     let (server, user) = (Server::start(), User::new());
     server.behave(
         &program("kubectl"),
@@ -797,7 +796,7 @@ fn two_at_once_do_not_disturb_each_other() {
     );
 }
 
-/// Runs `fetch` where the data directory is a file system of its own.
+/// Runs `fetch` with a separate file system as the data directory.
 fn fetch_on(user: &User, server: &Server, mount: &str) -> Outcome {
     fs::create_dir_all(user.home.path().join("data")).unwrap();
     let script = format!("mount -t tmpfs {mount} none \"$XDG_DATA_HOME\" && exec \"$@\"");
@@ -818,7 +817,7 @@ fn fetch_on(user: &User, server: &Server, mount: &str) -> Outcome {
 }
 
 #[test]
-fn a_full_disk_says_where_and_how_much() {
+fn full_disk_error_says_where_and_how_much() {
     let (server, user) = (Server::start(), User::new());
     let outcome = fetch_on(&user, &server, "-o size=400k");
     let dir = user.part("x").parent().unwrap().display().to_string();
@@ -832,7 +831,7 @@ fn a_full_disk_says_where_and_how_much() {
 }
 
 #[test]
-fn a_read_only_directory_is_named() {
+fn read_only_directory_is_named() {
     let (server, user) = (Server::start(), User::new());
     let outcome = fetch_on(&user, &server, "-o ro");
     outcome.failed(&[
@@ -841,7 +840,7 @@ fn a_read_only_directory_is_named() {
     ]);
 }
 
-/// A program of 151 bytes and a text, which it writes.
+/// A program that prints `text`: 151 bytes of ELF.
 #[cfg(target_arch = "x86_64")]
 fn tiny_program(text: &str) -> Vec<u8> {
     const BASE: u64 = 0x40_0000;
@@ -867,7 +866,7 @@ fn tiny_program(text: &str) -> Vec<u8> {
     elf
 }
 
-/// What the components answer when asked for their version.
+/// The components' output when asked for their versions.
 const ANSWERS: [(&str, &str); 5] = [
     ("kube-apiserver", "Kubernetes v1.37.1\n"),
     ("kube-controller-manager", "Kubernetes v1.37.1\n"),
@@ -883,7 +882,7 @@ const ANSWERS: [(&str, &str); 5] = [
 fn programs(dir: &Path) -> String {
     fs::create_dir_all(dir).unwrap();
     for (name, answer) in ANSWERS {
-        // Not executable, as curl leaves them.
+        // Without execute permission, as downloaded by curl.
         fs::write(dir.join(name), tiny_program(answer)).unwrap();
     }
     dir.display().to_string()
@@ -891,7 +890,7 @@ fn programs(dir: &Path) -> String {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_of_five_programs() {
+fn import_installs_five_programs() {
     let user = User::new();
     let dir = programs(&user.home.path().join("bin"));
     let outcome = user.coracle(&["import", &dir]).succeeded();
@@ -899,7 +898,7 @@ fn import_of_five_programs() {
         outcome.stderr.contains("installed Kubernetes v1.37.1 in "),
         "{outcome:#?}"
     );
-    // These programs print their versions and can't be a control plane, so no store is prepared.
+    // No seed is made, because these programs only print their versions.
     let warnings = outcome
         .stderr
         .lines()
@@ -944,7 +943,7 @@ fn import_of_five_programs() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_keeps_a_multi_call_program_one_file() {
+fn import_copies_a_multi_call_program_once() {
     let user = User::new();
     let dir = user.home.path().join("bin");
     fs::create_dir(&dir).unwrap();
@@ -975,7 +974,7 @@ fn import_keeps_a_multi_call_program_one_file() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_refuses_what_is_no_kubernetes() {
+fn import_refuses_other_programs() {
     let user = User::new();
     let dir = user.home.path().join("bin");
     let import = || user.coracle(&["import", &dir.display().to_string()]);

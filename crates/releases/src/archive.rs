@@ -1,5 +1,5 @@
-//! Taking one program out of a `.tar.gz` without trusting the archive: nothing but the one expected
-//! name is looked at, and no name in it ever becomes a path.
+//! Extracts one program from a `.tar.gz` without trusting the archive: only the member with the expected name is read, and no name in
+//! the archive is used as a path.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufReader, Read};
@@ -10,21 +10,21 @@ use flate2::read::GzDecoder;
 
 use crate::store::StoreError;
 
-/// No program of upstream comes near this.
+/// Limit on the size of a program; upstream's are far smaller.
 const LARGEST_PROGRAM: u64 = 1 << 30;
 
-/// A bound on what is unpacked in search of the member, against archives that never end.
+/// Limit on the unpacked bytes that are searched for the member.
 const LARGEST_ARCHIVE: u64 = 4 << 30;
 
-/// The program can't be taken out of the archive.
+/// The program can't be extracted.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// The archive isn't what it should be; the text says in which way.
+    /// The archive has unexpected contents.
     #[error("{archive} is not the archive that it should be: {reason}")]
     Unexpected {
         /// Its file name.
         archive: String,
-        /// In which way.
+        /// The problem.
         reason: String,
     },
     /// The program can't be written.
@@ -50,7 +50,7 @@ pub fn extract_program(archive: &Path, member: &str, to: &Path) -> Result<(), Ar
         source,
     })?;
     let mut tar = tar::Archive::new(GzDecoder::new(BufReader::new(file)).take(LARGEST_ARCHIVE));
-    // Raw: extension headers, which may rename what follows them or be of any size, are passed over.
+    // Raw, which skips extension headers: they may rename the next member or have any size.
     for entry in tar.entries().map_err(damaged)?.raw(true) {
         let entry = entry.map_err(damaged)?;
         if entry.path_bytes() != member.as_bytes() {
@@ -68,7 +68,7 @@ pub fn extract_program(archive: &Path, member: &str, to: &Path) -> Result<(), Ar
     Err(unexpected(format!("there is no {member} in it")))
 }
 
-/// Copies by hand, to tell an archive that can't be read from a disk that can't be written.
+/// A manual copy, to distinguish errors of reading the archive from errors of writing the file.
 fn write_program(
     mut from: impl Read,
     size: u64,
@@ -104,7 +104,7 @@ mod tests {
 
     const MEMBER: &str = "etcd-v3.7.0-linux-amd64/etcd";
 
-    /// A header whose name is written as it stands: the tar crate refuses `..` in its own API.
+    /// A header with exactly this name: the tar crate's own API refuses `..`.
     fn header(name: &str, kind: tar::EntryType, size: u64) -> tar::Header {
         let mut header = tar::Header::new_gnu();
         header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_one_member_is_taken() {
+    fn only_the_named_member_is_extracted() {
         let (dir, result) = extract(|tar| {
             tar.append(
                 &header("etcd-v3.7.0-linux-amd64/", tar::EntryType::Directory, 0),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused() {
+    fn only_a_regular_file_is_extracted() {
         for kind in [
             tar::EntryType::Symlink,
             tar::EntryType::Link,
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn damaged_archive_is_an_error() {
         let (_dir, result) = extract(|_| {});
         assert!(
             result

@@ -1,5 +1,4 @@
-//! Downloading one file: checked while it streams, resumed when the connection breaks, and resumed
-//! by the next run when this one ends.
+//! Downloads a file. Hashes it while it arrives, and resumes it after a broken connection, also in a later run.
 
 use std::error::Error;
 use std::time::Duration;
@@ -11,40 +10,40 @@ use crate::error::FetchError;
 use crate::part::{Digest, Part, hex};
 use console::FileProgress;
 
-/// How often a broken connection is tried again without getting anywhere.
+/// Limit on consecutive failed attempts without progress.
 const RETRIES: u32 = 4;
 
-/// The pause before the first retry; it doubles with each.
+/// Delay before the first retry; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// An attempt that brought this much counts as getting somewhere.
+/// An attempt that received this much counts as progress.
 const SOMEWHERE: u64 = 1 << 20;
 
-/// No file of a release comes near this.
+/// Limit on the size of a file; those of releases are far smaller.
 const LARGEST_FILE: u64 = 2 << 30;
 
-/// No list of checksums comes near this.
+/// Limit on the size of a list of checksums.
 const LARGEST_TEXT: usize = 1 << 20;
 
-/// Something on a server.
+/// A file on a server.
 #[derive(Debug, Clone)]
 pub struct Source {
     /// Kubernetes or etcd.
     pub product: &'static str,
     /// The version it belongs to.
     pub version: String,
-    /// Where it is.
+    /// Its URL.
     pub url: Url,
 }
 
 /// A failed attempt.
 enum Trouble {
-    /// Another attempt may succeed.
+    /// A retry may succeed.
     Passing {
         source: Box<dyn Error + Send + Sync>,
         connected: bool,
     },
-    /// It won't.
+    /// A retry is pointless.
     Lasting(FetchError),
 }
 
@@ -54,7 +53,7 @@ impl<E: Into<FetchError>> From<E> for Trouble {
     }
 }
 
-/// A client for all downloads of a run.
+/// The HTTP client for all downloads of a run.
 pub fn client() -> Result<Client, FetchError> {
     let redirects = reqwest::redirect::Policy::custom(|attempt| {
         let secure = attempt.previous().iter().any(|url| url.scheme() == "https");
@@ -70,13 +69,13 @@ pub fn client() -> Result<Client, FetchError> {
         .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
         .redirect(redirects)
         .connect_timeout(Duration::from_secs(15))
-        // Of each read: a server that falls silent counts as a broken connection.
+        // Time-out of each read: a silent server counts as a broken connection.
         .read_timeout(Duration::from_secs(30))
         .build()
         .map_err(FetchError::Client)
 }
 
-/// A small text, such as a list of checksums.
+/// Downloads a small text, such as a list of checksums.
 pub async fn text(client: &Client, source: &Source) -> Result<String, FetchError> {
     let mut patience = Patience::new(source);
     loop {
@@ -132,12 +131,12 @@ pub async fn download(
                         got: hex(&got),
                     });
                 }
-                // Pieces of different files, perhaps: the server's changed, or the disk lost some.
+                // The parts may come from different files: the server's file changed, or the disk lost data.
                 again = false;
                 progress.note("the resumed file is not what it should be; starting over");
             }
             Err(trouble) => {
-                // Keeps what came so far for the next attempt, or for the next run.
+                // Save the received bytes for the next attempt or run.
                 part.flush().await?;
                 if part.len() >= before + SOMEWHERE {
                     patience = Patience::new(source);
@@ -148,7 +147,7 @@ pub async fn download(
     }
 }
 
-/// One request for what `part` lacks.
+/// Requests the bytes that `part` lacks.
 async fn attempt(
     client: &Client,
     source: &Source,
@@ -227,14 +226,14 @@ fn answered(status: StatusCode) -> Trouble {
 
 fn passing(error: reqwest::Error) -> Trouble {
     let connected = !error.is_connect();
-    // The URL is said elsewhere, without the password that a mirror's may hold.
+    // Without the URL, which may contain a mirror's password; the error message adds it without.
     Trouble::Passing {
         source: Box::new(error.without_url()),
         connected,
     }
 }
 
-/// The first byte of the range that the server sends: `bytes 100-199/200`.
+/// The first byte position of the `Content-Range` header: `bytes 100-199/200`.
 fn range_start(response: &Response) -> Option<u64> {
     let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     range
@@ -245,13 +244,13 @@ fn range_start(response: &Response) -> Option<u64> {
         .ok()
 }
 
-/// The ETag, if it promises the same bytes: a weak one doesn't, and `If-Range` may not use it.
+/// The ETag, unless it is weak: a weak one does not promise the same bytes, and `If-Range` must not use it.
 fn strong_etag(response: &Response) -> Option<String> {
     let etag = response.headers().get(ETAG)?.to_str().ok()?;
     (!etag.starts_with("W/")).then(|| etag.to_owned())
 }
 
-/// A URL as users may see it.
+/// The URL without user name and password.
 pub fn shown(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
@@ -259,7 +258,7 @@ pub fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// Decides whether to try once more.
+/// Counts failures and decides whether to retry.
 struct Patience<'a> {
     source: &'a Source,
     failures: u32,
@@ -273,7 +272,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Waits before the next attempt, or returns the error that ends it.
+    /// Waits before the next attempt, or returns the final error.
     async fn pause(&mut self, trouble: Trouble, note: impl FnOnce(&str)) -> Result<(), FetchError> {
         let (source, connected) = match trouble {
             Trouble::Passing { source, connected } => (source, connected),

@@ -1,4 +1,4 @@
-//! Whether a file is a program that this machine can run.
+//! Checks whether a file is a program for this architecture.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,27 +13,27 @@ const MACHINES: [(u16, &str); 5] = [
     (243, "riscv64"),
 ];
 
-/// Why a file is not such a program.
+/// The reason why a file is not such a program.
 #[derive(Debug, thiserror::Error)]
 pub enum NotProgram {
-    /// Some other kind of file.
+    /// Not an ELF file.
     #[error("it is not an ELF program")]
     NotElf,
-    /// An object file, a core dump, or a program of 32 bits.
+    /// An object file, a core dump, or a 32-bit program.
     #[error("it is an ELF file, but not a 64-bit program")]
     OtherElf,
-    /// A program for another machine.
+    /// A program for another architecture.
     #[error("it is a program for {found}, and this machine is {wanted}", wanted = std::env::consts::ARCH)]
     OtherMachine {
-        /// The machine it is for.
+        /// The name of that architecture.
         found: String,
     },
-    /// It can't be read.
+    /// The file can't be read.
     #[error("it can't be read: {0}")]
     Io(io::Error),
 }
 
-/// Reads the header of the file.
+/// Checks the ELF header of a file.
 pub fn check_program(path: &Path) -> Result<(), NotProgram> {
     let mut header = Vec::new();
     File::open(path)
@@ -59,7 +59,7 @@ fn check_header(header: &[u8], arch: &str) -> Result<(), NotProgram> {
         }
     };
     let (kind, machine) = (half(16), half(18));
-    // 64 bits; ET_EXEC or, position-independent, ET_DYN.
+    // ELFCLASS64, and ET_EXEC or ET_DYN (position-independent).
     if header[4] != 2 || !matches!(kind, 2 | 3) {
         return Err(NotProgram::OtherElf);
     }
@@ -67,7 +67,7 @@ fn check_header(header: &[u8], arch: &str) -> Result<(), NotProgram> {
         .iter()
         .find(|(number, _)| *number == machine)
         .map(|(_, name)| *name);
-    // POWER comes in both byte orders with one number.
+    // Both byte orders of POWER have the same `e_machine`.
     if found == Some(arch) && little_endian == cfg!(target_endian = "little") {
         return Ok(());
     }
@@ -87,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn the_test_itself_is_a_program() {
+    fn test_binary_is_a_program() {
         check_program(&std::env::current_exe().unwrap()).unwrap();
     }
 
     #[test]
-    fn others_are_told_apart() {
+    fn other_files_are_classified() {
         let check = |header: &[u8]| check_header(header, "x86_64").map_err(|e| e.to_string());
         assert_eq!(check(&header(2, 2, 62)), Ok(()));
         assert_eq!(check(&header(2, 3, 62)), Ok(()));

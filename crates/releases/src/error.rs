@@ -1,4 +1,4 @@
-//! What can go wrong with a download.
+//! Errors of downloads.
 
 use std::error::Error;
 
@@ -6,104 +6,104 @@ use crate::archive::ArchiveError;
 use crate::store::StoreError;
 use crate::version::{PINNED_KUBERNETES, VersionError};
 
-/// A release can't be downloaded. Nothing has been installed then.
+/// A release can't be downloaded; nothing was installed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// `--version` or `--etcd-version`.
+    /// Invalid `--version` or `--etcd-version`.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// `--mirror`.
+    /// Invalid `--mirror`.
     #[error("{url:?} can't be a mirror: {reason}")]
     Mirror {
         /// As given.
         url: String,
-        /// Why not.
+        /// The problem.
         reason: String,
     },
     /// There are no official binaries for this machine.
     #[error("there are no official releases of Kubernetes for {0}")]
     Architecture(&'static str),
-    /// TLS can't be used at all.
+    /// The TLS client can't be set up.
     #[error("can't make secure connections")]
     Client(#[source] reqwest::Error),
-    /// The server doesn't know the version.
+    /// The server does not have the version.
     #[error(
         "no such version {version} of {product} at {url}; versions look like {PINNED_KUBERNETES}"
     )]
     NoSuchVersion {
         /// Kubernetes or etcd.
         product: &'static str,
-        /// What was asked for.
+        /// The requested version.
         version: String,
-        /// Where.
+        /// The requested URL.
         url: String,
     },
-    /// The server answered with something else.
+    /// The server answered with another error status.
     #[error("{url} answered {status}")]
     Status {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// The answer.
+        /// The status.
         status: reqwest::StatusCode,
     },
-    /// No connection could be made, several times.
+    /// All attempts to connect failed.
     #[error("can't connect to {url}, tried {tries} times")]
     Unreachable {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// How often.
+        /// The number of attempts.
         tries: u32,
-        /// The last failure.
+        /// The last error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The connection broke, several times.
+    /// The connection broke in every attempt.
     #[error("downloading {url} broke off {tries} times")]
     Broken {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// How often.
+        /// The number of attempts.
         tries: u32,
-        /// The last failure.
+        /// The last error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// What should hold a checksum holds something else.
+    /// The list of checksums does not contain the file's.
     #[error("{url} holds no SHA-256 checksum for {file}")]
     NoChecksum {
-        /// The list of checksums.
+        /// The URL of the list.
         url: String,
-        /// What it should have told.
+        /// The file.
         file: String,
     },
-    /// The file isn't the one that was released.
+    /// The downloaded file has another checksum.
     #[error(
         "the checksum of {file} from {url} is wrong: expected {expected}, got {got}; the file was deleted"
     )]
     Checksum {
         /// Its name.
         file: String,
-        /// Where it came from.
+        /// Its URL.
         url: String,
         /// Hexadecimal SHA-256, as published.
         expected: String,
-        /// Hexadecimal SHA-256 of what came.
+        /// Hexadecimal SHA-256 of the download.
         got: String,
     },
-    /// The server sends more than any release holds.
+    /// The file exceeds the size limit.
     #[error("{url} is too large to be a part of Kubernetes")]
     TooLarge {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
     },
-    /// The archive of etcd is strange.
+    /// etcd's archive has unexpected contents.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// It can't be stored.
+    /// The release can't be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl FetchError {
-    /// What the user can do about it.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Version(error) => return error.hint(),

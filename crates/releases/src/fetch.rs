@@ -1,7 +1,7 @@
-//! Fetching the official release from upstream's servers or a mirror.
+//! Downloads the official release from upstream's servers or a mirror.
 //!
-//! All checksums are fetched first, so that a version that doesn't exist fails before anything large
-//! is downloaded; then the files, a few at a time; then the release is put together and published.
+//! All checksums come first, so that an unknown version fails before a large download. Then come the files, a few at a time, and at last
+//! the release is assembled and published.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -23,10 +23,10 @@ use console::say;
 const UPSTREAM: &str = "https://dl.k8s.io";
 const UPSTREAM_ETCD: &str = "https://github.com/etcd-io/etcd/releases/download";
 
-/// How many files are downloaded at once.
+/// Limit on concurrent downloads.
 const AT_ONCE: usize = 3;
 
-/// What to download, and where to install it.
+/// The parameters of `coracle kubernetes fetch`.
 #[derive(Debug)]
 pub struct FetchOptions {
     /// The version of Kubernetes.
@@ -35,13 +35,13 @@ pub struct FetchOptions {
     pub etcd_version: String,
     /// The URL of a copy of upstream's download server, with etcd's releases below `URL/etcd/V/`.
     pub mirror: Option<String>,
-    /// A directory of releases other than the user's own.
+    /// A root other than the user's own.
     pub into: Option<PathBuf>,
-    /// Replace a release that is installed already.
+    /// Replace an installed release.
     pub force: bool,
 }
 
-/// What is to be downloaded, and from where.
+/// The files to download, and their URLs.
 #[derive(Debug)]
 struct Plan {
     version: Version,
@@ -51,7 +51,7 @@ struct Plan {
     etcd_base: Url,
 }
 
-/// One file, and where its checksum is.
+/// A file and the URL of its checksum.
 #[derive(Debug)]
 struct Item {
     name: String,
@@ -59,7 +59,7 @@ struct Item {
     checksums: Source,
 }
 
-/// Downloads and installs a release. Returns it, and whether it was there already.
+/// Downloads and installs a release. The flag says whether it was installed already.
 pub async fn fetch(options: &FetchOptions) -> Result<(Release, bool), FetchError> {
     let plan = Plan::new(options)?;
     let store = Store::open(options.into.as_deref())?;
@@ -76,7 +76,7 @@ pub async fn fetch(options: &FetchOptions) -> Result<(Release, bool), FetchError
     let claim = store
         .claim(&format!("{}-{}", plan.version, plan.arch))
         .await?;
-    // Another process may have installed it while this one waited.
+    // Another process may have installed it during the wait for the lock.
     if let Some(release) = store.installed(&plan.version).filter(|_| !options.force) {
         claim.done();
         return Ok((release, true));
@@ -88,7 +88,7 @@ pub async fn fetch(options: &FetchOptions) -> Result<(Release, bool), FetchError
     let items = plan.items()?;
     let parts = download_all(&client, &items, &claim).await?;
     let staging = store.staging()?;
-    // Unpacking and flushing to disk take seconds, and these bars are all that runs.
+    // In a thread of its own, because unpacking and syncing take seconds.
     let release = tokio::task::spawn_blocking(move || {
         plan.assemble(&parts, &staging)?;
         let release = store.publish(staging, &plan.version, &plan.about())?;
@@ -158,7 +158,7 @@ impl Plan {
         format!("etcd-{}-linux-{}", self.etcd_version, self.arch)
     }
 
-    /// The file VERSION, as `kubernetes/build` writes it too.
+    /// The contents of the file VERSION, in the format of `kubernetes/build`.
     fn about(&self) -> String {
         format!(
             "kubernetes {}\netcd {}\nfrom {}\n",
@@ -168,8 +168,8 @@ impl Plan {
         )
     }
 
-    /// Moves what was downloaded to where it is published from. What may fail comes first: until
-    /// then the downloads stay where another run finds them.
+    /// Moves the downloads to the staging directory. Extraction comes first, because it may fail: the downloads then stay in place for the
+    /// next run.
     fn assemble(&self, parts: &[Part], staging: &Staging) -> Result<(), FetchError> {
         let is_archive = |part: &&Part| part.name().ends_with(".tar.gz");
         for archive in parts.iter().filter(is_archive) {
@@ -229,12 +229,12 @@ async fn expected(client: &Client, item: &Item) -> Result<Digest, FetchError> {
     })
 }
 
-/// Finds a file in a list as `sha256sum` writes it, or in a text that holds one digest and no more.
+/// Finds a file's digest in the output of `sha256sum`, or in a text that consists of one digest.
 fn find_digest(text: &str, name: &str) -> Option<Digest> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let named = |line: &str| {
         let (digest, file) = line.split_once(char::is_whitespace)?;
-        // A star marks binary mode; a folder may stand before the name.
+        // A `*` marks binary mode; a directory may precede the name.
         let file = file.trim().trim_start_matches('*');
         (file.rsplit('/').next() == Some(name)).then(|| parse_hex(digest))?
     };
@@ -253,7 +253,7 @@ fn source(
     base: &Url,
     path: &str,
 ) -> Result<Source, FetchError> {
-    // As text: `Url::join` would replace the last part of a mirror's own path.
+    // Join as text: `Url::join` would replace the last segment of a mirror's path.
     let text = format!("{}/{path}", base.as_str().trim_end_matches('/'));
     let url = Url::parse(&text).map_err(|e| FetchError::Mirror {
         url: download::shown(base),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn official_urls() {
+    fn official_urls_are_built() {
         let expected = "\
 https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-apiserver
 https://dl.k8s.io/release/v1.36.2/bin/linux/amd64/kube-apiserver.sha256
@@ -335,7 +335,7 @@ https://github.com/etcd-io/etcd/releases/download/v3.7.0/SHA256SUMS";
     }
 
     #[test]
-    fn urls_of_a_mirror() {
+    fn mirror_urls_are_built() {
         let urls = urls(Some("http://mirror.example:8080/k8s/"));
         assert_eq!(
             urls[0],
@@ -348,7 +348,7 @@ https://github.com/etcd-io/etcd/releases/download/v3.7.0/SHA256SUMS";
     }
 
     #[test]
-    fn what_cannot_be_a_mirror() {
+    fn invalid_mirrors_are_refused() {
         for bad in [
             "",
             "mirror.example/k8s",
@@ -365,7 +365,7 @@ https://github.com/etcd-io/etcd/releases/download/v3.7.0/SHA256SUMS";
     }
 
     #[test]
-    fn digests_are_found_in_both_forms() {
+    fn digests_are_found_in_both_formats() {
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         let digest = |text: &str| find_digest(text, "etcd.tar.gz").map(|digest| digest[0]);
         assert_eq!(digest(&a), Some(0xaa));

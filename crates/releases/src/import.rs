@@ -1,7 +1,7 @@
-//! Importing a release from programs that are on this machine already.
+//! Imports a release from programs on this host.
 //!
-//! They are copied first and asked for their version then, from where they will run: what is checked
-//! is what is installed, and a file system that forbids running programs is noticed here.
+//! They are copied first, and the copies are asked for their versions: the check is on the installed files, and a `noexec` file system
+//! is detected.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,26 +18,26 @@ use crate::store::{Staging, Store, StoreError};
 use crate::version::{Version, VersionError};
 use console::say;
 
-/// A program that is all components at once, as `kubernetes/build` makes it.
+/// The multi-call program of all components that `kubernetes/build` makes.
 const MULTI_CALL: &str = "kube";
 
-/// What to import, and where to install it.
+/// The parameters of `coracle kubernetes import`.
 #[derive(Debug)]
 pub struct ImportOptions {
     /// The directory that holds the programs, or links to one multi-call program `kube`.
     pub dir: PathBuf,
-    /// Their version; if it is missing, kube-apiserver is asked.
+    /// Their version; by default that of kube-apiserver.
     pub version: Option<String>,
-    /// A directory of releases other than the user's own.
+    /// A root other than the user's own.
     pub into: Option<PathBuf>,
-    /// Replace a release that is installed already.
+    /// Replace an installed release.
     pub force: bool,
 }
 
-/// A release can't be taken from a directory. Nothing has been installed then.
+/// A release can't be imported; nothing was installed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// `--version`.
+    /// Invalid `--version`.
     #[error(transparent)]
     Version(#[from] VersionError),
     /// The directory can't be read.
@@ -45,50 +45,50 @@ pub enum ImportError {
     Unreadable {
         /// As given.
         dir: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
-    /// Some programs are not there.
+    /// Some programs are missing.
     #[error("{} has no {}", .dir.display(), .missing.iter().map(|c| c.name()).collect::<Vec<_>>().join(", "))]
     Missing {
         /// As given.
         dir: PathBuf,
-        /// Which.
+        /// The missing programs.
         missing: Vec<Component>,
     },
-    /// A file is not a program of this machine.
+    /// A file is not a program for this host.
     #[error("{} can't be used: {reason}", .path.display())]
     NotProgram {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: NotProgram,
     },
-    /// A program is not the component whose name it has.
+    /// A program is not the component that its name says.
     #[error("{} doesn't seem to be {component}: {reason}", .path.display())]
     NotComponent {
         /// The file.
         path: PathBuf,
-        /// What it should be.
+        /// The expected component.
         component: Component,
-        /// Why.
+        /// The reason.
         reason: ProbeError,
     },
-    /// A build from source that wasn't told its version.
+    /// A build from source without a version stamp.
     #[error("{} was built without a version: it says {version}", .path.display())]
     Unstamped {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The version that it reports.
         version: Version,
     },
-    /// It can't be stored.
+    /// The release can't be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl ImportError {
-    /// What the user can do about it.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Version(error) => return error.hint(),
@@ -121,7 +121,7 @@ impl ImportError {
     }
 }
 
-/// Copies, checks and installs a release. Returns it, and whether it was there already.
+/// Copies, checks and installs a release. The flag says whether it was installed already.
 pub async fn import(options: &ImportOptions) -> Result<(Release, bool), ImportError> {
     let given: Option<Version> = options.version.as_deref().map(str::parse).transpose()?;
     let programs = find_programs(&options.dir)?;
@@ -154,7 +154,7 @@ pub async fn import(options: &ImportOptions) -> Result<(Release, bool), ImportEr
     Ok((store.publish(staging, &version, &about)?, false))
 }
 
-/// A file, and the components that it is.
+/// A file and the components that it implements.
 #[derive(Debug)]
 struct Program {
     path: PathBuf,
@@ -163,7 +163,7 @@ struct Program {
 }
 
 impl Program {
-    /// What the copy is called.
+    /// The name of the copy.
     fn name(&self) -> &'static str {
         match self.components.as_slice() {
             [only] => only.name(),
@@ -172,7 +172,7 @@ impl Program {
     }
 }
 
-/// The programs of a directory, each file once however many names it has.
+/// The programs in a directory; files with several names appear once.
 fn find_programs(dir: &Path) -> Result<Vec<Program>, ImportError> {
     fs::read_dir(dir).map_err(|source| ImportError::Unreadable {
         dir: dir.to_path_buf(),
@@ -218,12 +218,12 @@ fn find_programs(dir: &Path) -> Result<Vec<Program>, ImportError> {
     }
 }
 
-/// Copies every file once, with links where it has several names.
+/// Copies each file once, and links its other names to it.
 fn copy(programs: &[Program], staging: &Staging) -> Result<(), StoreError> {
     let mut left: u64 = programs.iter().map(|program| program.size).sum();
     let mut names: Vec<&str> = Vec::new();
     for program in programs {
-        // Two multi-call programs in one release: the second goes by the name of its first component.
+        // A second multi-call program is named after its first component.
         let name = match program.name() {
             name if names.contains(&name) => program.components[0].name(),
             name => name,
@@ -250,8 +250,7 @@ fn copy(programs: &[Program], staging: &Staging) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Asks every component. Returns the versions of the API server, which is what Kubernetes' version
-/// is taken to be, and of etcd.
+/// Runs every component. Returns the versions of the API server, which is the release's, and of etcd.
 async fn check_versions(
     dir: &Path,
     staging: &Staging,

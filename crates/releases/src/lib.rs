@@ -1,8 +1,8 @@
-//! Releases of upstream Kubernetes: finding the one to run, downloading or importing it, and the seeds (prepared stores) that
-//! new clusters start from.
+//! Releases of upstream Kubernetes: finds the one to run, downloads or imports releases, and keeps the seeds (prepared stores) from
+//! which new clusters start.
 //!
-//! Start reading at [`Release::find`]. Only the store writes to where releases are; [`fetch`] and [`import`] bring them
-//! there. This crate starts no control plane: the caller of [`seed::ensure`] does that.
+//! Start reading at [`Release::find`]. Only the store writes to the directories of releases; [`fetch`] and [`import`] use it. This crate
+//! starts no control plane: the caller of [`seed::ensure`] does that.
 
 mod archive;
 mod download;

@@ -1,5 +1,4 @@
-//! A file that is being downloaded: `NAME.part`, and `NAME.etag` with the name that the server gave
-//! to its content, so that another run can ask for the rest of the same.
+//! A partial download: `NAME.part`, and `NAME.etag` with the server's ETag, with which a later run can resume it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,13 +9,13 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter};
 
 use crate::store::StoreError;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
 /// Received bytes are hashed at once and written in blocks of this size.
 const BLOCK: usize = 1 << 20;
 
-/// The part of a file that is here.
+/// A partial download.
 #[derive(Debug)]
 pub struct Part {
     name: String,
@@ -24,15 +23,15 @@ pub struct Part {
     file: BufWriter<File>,
     hasher: Sha256,
     len: u64,
-    /// How long it will be, if the server has said so.
+    /// The complete size, if the server has sent it.
     total: Option<u64>,
     etag: Option<String>,
-    /// It came in more than one response.
+    /// It consists of several responses.
     pieced: bool,
 }
 
 impl Part {
-    /// Opens the part of `name` in `dir`, with what an earlier run has left there.
+    /// Opens the partial download of `name` in `dir`, with the bytes of an earlier run.
     pub async fn open(dir: &Path, name: &str) -> Result<Part, StoreError> {
         let path = dir.join(format!("{name}.part"));
         let failed = |e| StoreError::writing("open", &path, None, e);
@@ -78,22 +77,22 @@ impl Part {
         &self.name
     }
 
-    /// Where the bytes are.
+    /// The path of the partial file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many bytes there are.
+    /// The number of received bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// What the server calls the content.
+    /// The server's ETag.
     pub fn etag(&self) -> Option<&str> {
         self.etag.as_deref()
     }
 
-    /// Whether it came in more than one response.
+    /// Whether it consists of several responses.
     pub fn pieced(&self) -> bool {
         self.pieced
     }
@@ -103,19 +102,19 @@ impl Part {
         self.hasher.clone().finalize().into()
     }
 
-    /// What comes next continues what is there.
+    /// The next bytes continue the present ones.
     pub fn resume(&mut self) {
         self.pieced = true;
     }
 
-    /// Says how long the file will be.
+    /// Sets the complete size.
     pub fn expect(&mut self, total: Option<u64>) {
         self.total = total;
     }
 
-    /// Forgets all bytes; what comes next begins content of this name.
+    /// Drops all bytes. The next ones begin the content with this ETag.
     pub async fn restart(&mut self, etag: Option<String>) -> Result<(), StoreError> {
-        // Without this, what is left in the buffer would be written into the new file.
+        // Otherwise the rest of the buffer would be written into the new file.
         self.flush().await?;
         let emptied = async {
             self.file.get_mut().set_len(0).await?;
@@ -126,7 +125,7 @@ impl Part {
             .map_err(|e| StoreError::writing("write", &self.path, None, e))?;
         (self.hasher, self.len, self.total, self.pieced) = (Sha256::new(), 0, None, false);
         self.etag = etag;
-        // Without an ETag the range is asked for anyway, and the digest decides: it's no loss.
+        // Ignore errors: without an ETag, the range is requested all the same, and the digest detects a change.
         let path = etag_path(&self.path);
         let _ = match &self.etag {
             Some(etag) => tokio::fs::write(path, etag).await,
@@ -135,7 +134,7 @@ impl Part {
         Ok(())
     }
 
-    /// Adds bytes.
+    /// Appends bytes.
     pub async fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.hasher.update(bytes);
         self.len += bytes.len() as u64;
@@ -143,20 +142,20 @@ impl Part {
         written.map_err(|e| self.failed(e))
     }
 
-    /// Hands all bytes to the file system.
+    /// Writes buffered bytes to the file.
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         let flushed = self.file.flush().await;
         flushed.map_err(|e| self.failed(e))
     }
 
-    /// Removes the file. Whoever needs the bytes has moved it away.
+    /// Removes the partial file and its ETag.
     pub fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(etag_path(&self.path));
     }
 
     fn failed(&self, error: io::Error) -> StoreError {
-        // What was received may still be in a buffer; only the file knows what was written.
+        // Some received bytes may still be buffered, so use the size of the file.
         let written = std::fs::metadata(&self.path).map_or(0, |metadata| metadata.len());
         let needed = self.total.map(|total| total.saturating_sub(written));
         StoreError::writing("write", &self.path, needed, error)
@@ -167,12 +166,12 @@ fn etag_path(part: &Path) -> PathBuf {
     part.with_extension("etag")
 }
 
-/// A digest as it is written.
+/// A digest in hexadecimal.
 pub fn hex(digest: &Digest) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a digest as it is written.
+/// Parses a digest in hexadecimal.
 pub fn parse_hex(text: &str) -> Option<Digest> {
     let mut digest = Digest::default();
     if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_run_leaves_the_next_continues() {
+    fn next_run_continues_partial_download() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_read_as_written() {
+    fn digests_round_trip_as_hex() {
         let digest = sha256(b"");
         assert!(hex(&digest).starts_with("e3b0c442"));
         assert_eq!(parse_hex(&hex(&digest)), Some(digest));

@@ -1,4 +1,4 @@
-//! Asking a program of upstream which version it is.
+//! Asks a program of upstream for its version.
 
 use std::io;
 use std::path::Path;
@@ -11,32 +11,32 @@ use tokio::process::Command;
 use crate::release::Component;
 use crate::version::Version;
 
-/// How long a program may take to answer: it may have to be read from a slow file system first.
+/// Time that a program has to answer: it may have to be read from a slow file system first.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// More than this is no answer.
+/// Limit on the output of a program.
 const LONGEST_ANSWER: u64 = 64 << 10;
 
-/// A program gave no answer that says its version.
+/// A program did not report its version.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// It can't be run.
     #[error("it can't be run: {0}")]
     Run(io::Error),
-    /// It takes too long.
+    /// It did not answer in time.
     #[error("it didn't answer within {} s", .0.as_secs())]
     Silent(Duration),
-    /// It answered something else.
+    /// Its output is not a version.
     #[error("it answered {answer:?} when asked for its version with `{question}`")]
     Strange {
         /// The arguments.
         question: String,
-        /// The beginning of what it wrote.
+        /// The beginning of its output.
         answer: String,
     },
 }
 
-/// How a component is asked, and how the line of its answer begins that holds the version.
+/// The arguments that print a component's version, and the prefix of the line with the version.
 fn question(component: Component) -> (&'static [&'static str], &'static str) {
     match component {
         Component::Etcd => (&["--version"], "etcd Version: "),
@@ -47,7 +47,7 @@ fn question(component: Component) -> (&'static [&'static str], &'static str) {
     }
 }
 
-/// Runs a component and returns the version it says it is.
+/// Runs a component and returns the version that it reports.
 pub async fn version_of(
     component: Component,
     program: &Path,
@@ -76,7 +76,7 @@ pub async fn version_of(
 async fn ask(program: &Path, arguments: &[&str]) -> io::Result<String> {
     let mut child = Command::new(program)
         .args(arguments)
-        // Nothing of the user's: no KUBECONFIG, no kuberc, no ETCD_* that would change the answer.
+        // An empty environment: KUBECONFIG, kuberc or ETCD_* would change the output.
         .env_clear()
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -108,7 +108,7 @@ mod tests {
         let version = runtime.block_on(async {
             loop {
                 match version_of(component, &program, Duration::from_secs(5)).await {
-                    // Another test forked while this one had the script open for writing.
+                    // ETXTBSY: another test forked while this one had the script open for writing.
                     Err(ProbeError::Run(e)) if e.kind() == io::ErrorKind::ExecutableFileBusy => {}
                     result => return result,
                 }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_component_is_asked_in_its_own_way() {
+    fn each_component_reports_its_version() {
         let kubernetes = r#"[ "$*" = --version ] && echo "Kubernetes v1.37.1""#;
         assert_eq!(probe(Component::ApiServer, kubernetes).unwrap(), "v1.37.1");
         assert_eq!(probe(Component::Scheduler, kubernetes).unwrap(), "v1.37.1");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_or_a_strange_one_is_an_error() {
+    fn missing_or_unexpected_output_is_an_error() {
         let error = probe(Component::ApiServer, "sleep 60").unwrap_err();
         assert_eq!(error, "it didn't answer within 5 s");
         let error = probe(Component::ApiServer, "echo hello; exit 1").unwrap_err();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_environment_stays_out() {
+    fn programs_do_not_get_the_users_environment() {
         let script = r#"[ -z "$HOME$CARGO_MANIFEST_DIR" ] && echo "Kubernetes v1.37.1""#;
         assert_eq!(probe(Component::ApiServer, script).unwrap(), "v1.37.1");
     }

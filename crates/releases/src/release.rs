@@ -1,7 +1,7 @@
-//! Finding an installation of upstream.
+//! Finds an installed release of upstream.
 //!
 //! A *release* is a directory that holds the five [`Component`]s, usually `ROOT/v1.37.1`. A *root*
-//! is a directory of releases. Everything here only looks; nothing is run or written.
+//! is a directory of releases. This module only reads directories; it neither runs programs nor writes files.
 
 use std::env;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::version::Version;
 
-/// One program of upstream that Coracle runs. They may be links to one multi-call program.
+/// A program of upstream that Coracle runs. Several may be links to one multi-call program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Component {
     /// `kube-apiserver`
@@ -27,7 +27,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All that make a release complete.
+    /// The components of a complete release.
     pub const ALL: [Component; 5] = [
         Self::ApiServer,
         Self::ControllerManager,
@@ -36,7 +36,7 @@ impl Component {
         Self::Kubectl,
     ];
 
-    /// The name of the file, and of the program in its own eyes.
+    /// The file name, which a multi-call program recognizes too.
     pub fn name(self) -> &'static str {
         match self {
             Self::ApiServer => "kube-apiserver",
@@ -54,7 +54,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// A complete installation of upstream.
+/// A complete release of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Release {
     /// The directory that holds the components.
@@ -64,48 +64,48 @@ pub struct Release {
 }
 
 impl Release {
-    /// The release to use: in `wanted` (a release or a root of releases, from `--kubernetes` or
-    /// `CORACLE_KUBERNETES`) if given, else the newest of the first usual root that has one.
+    /// The release to use. If `wanted` (from `--kubernetes`) or `CORACLE_KUBERNETES` names a release or a root, the release there; else the
+    /// newest release of the first default root that has one.
     pub fn find(wanted: Option<&Path>) -> Result<Release, ReleaseError> {
         Search::new(wanted).find()
     }
 
-    /// The program of a component.
+    /// The path of a component's program.
     pub fn component(&self, component: Component) -> PathBuf {
         self.dir.join(component.name())
     }
 
-    /// Whether it is the multi-call program that `kubernetes/` builds, which understands a little more
-    /// than upstream's own programs (see kubernetes/main.go).
+    /// Whether it is the multi-call program that `kubernetes/` builds. That has a few options more than upstream's programs (see
+    /// kubernetes/main.go).
     pub fn is_our_build(&self) -> bool {
         self.dir.join("kube").is_file()
     }
 }
 
-/// No release could be found.
+/// No usable release.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// Nowhere.
+    /// None in any default root.
     #[error("no Kubernetes is installed; looked in {}", looked_in(.0))]
     NotFound(Vec<Looked>),
-    /// Not where the user said.
+    /// None in the directory that the user named.
     #[error("there is no Kubernetes release in {}", .0)]
     NotThere(Looked),
-    /// The directory that the user named holds some components and lacks others.
+    /// The directory that the user named lacks some components.
     #[error("the Kubernetes in {} is incomplete: no executable {}", .dir.display(), names(.missing))]
     Incomplete {
         /// The directory.
         dir: PathBuf,
-        /// What it lacks.
+        /// The components that it lacks.
         missing: Vec<Component>,
     },
-    /// The directory that the user named is complete, but nothing says which version it is.
+    /// The directory that the user named has no known version.
     #[error("{} doesn't say which version of Kubernetes it holds", .0.display())]
     NoVersion(PathBuf),
 }
 
 impl ReleaseError {
-    /// What the user can do about it.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::NotFound(_) => "`coracle kubernetes fetch` downloads the official release; without internet, \
@@ -122,12 +122,12 @@ impl ReleaseError {
     }
 }
 
-/// A place that was searched in vain.
+/// A directory that was searched without success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     /// The directory.
     pub dir: PathBuf,
-    /// What is there instead, if anything.
+    /// Its contents, if it exists.
     pub found: Option<String>,
 }
 
@@ -156,10 +156,9 @@ fn names(components: &[Component]) -> String {
         .join(", ")
 }
 
-/// The root that `fetch` and `import` install into: `$XDG_DATA_HOME/coracle/kubernetes`. `None` if
-/// neither that nor HOME is set.
+/// The root that `fetch` and `import` install into: `$XDG_DATA_HOME/coracle/kubernetes`. `None` if neither that variable nor HOME is set.
 pub fn user_root() -> Option<PathBuf> {
-    // As XDG says, a relative path counts as unset.
+    // The XDG specification says that relative paths are to be ignored.
     let absolute = |name| {
         env::var_os(name)
             .map(PathBuf::from)
@@ -170,32 +169,32 @@ pub fn user_root() -> Option<PathBuf> {
     Some(data.join("coracle/kubernetes"))
 }
 
-/// Where to look, in order.
+/// The directories to search, in order.
 #[derive(Debug)]
 pub struct Search {
     wanted: Option<PathBuf>,
     roots: Vec<PathBuf>,
 }
 
-/// A directory that is, or would be, a release.
+/// A directory with a release, complete or not.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// The directory.
     pub dir: PathBuf,
-    /// By its name or its VERSION file.
+    /// From its VERSION file or its name.
     pub version: Version,
-    /// What it lacks; empty if it is complete.
+    /// The components that it lacks; empty for a complete release.
     pub missing: Vec<Component>,
 }
 
 impl Search {
-    /// As [`Release::find`] does it.
+    /// The directories that [`Release::find`] searches.
     pub fn new(wanted: Option<&Path>) -> Search {
-        // Set to nothing means not set.
+        // An empty variable counts as unset.
         let from_env = env::var_os("CORACLE_KUBERNETES").filter(|value| !value.is_empty());
         let wanted = wanted.map(Path::to_owned).or(from_env.map(PathBuf::from));
         let wanted = wanted.as_deref();
-        // The release that was installed together with this program comes first.
+        // The release that was installed with this program comes first.
         let beside = env::current_exe()
             .and_then(fs::canonicalize)
             .ok()
@@ -228,7 +227,7 @@ impl Search {
         })
     }
 
-    /// Everything that is there, complete or not: in the order of the search, newest first.
+    /// All releases, complete or not: in search order, newest first.
     pub fn all(&self) -> Vec<Candidate> {
         match &self.wanted {
             Some(wanted) => match own_version(wanted) {
@@ -270,7 +269,7 @@ fn find_in(wanted: &Path) -> Result<Release, ReleaseError> {
     Err(ReleaseError::NotThere(looked(wanted)))
 }
 
-/// The components that `dir` doesn't have as files that can be executed.
+/// The components that `dir` lacks as executable files.
 pub fn missing(dir: &Path) -> Vec<Component> {
     let there = |component: &Component| {
         fs::metadata(dir.join(component.name()))
@@ -282,7 +281,7 @@ pub fn missing(dir: &Path) -> Vec<Component> {
         .collect()
 }
 
-/// The directories of a root that are named as a version, newest first.
+/// The subdirectories of a root that are named like a version, newest first.
 fn candidates(root: &Path) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = fs::read_dir(root)
         .into_iter()
@@ -312,7 +311,7 @@ fn newest(newest_first: &[Candidate]) -> Option<Release> {
     })
 }
 
-/// What a directory says of itself: the line `kubernetes v1.37.1` of its file VERSION, else its name.
+/// The version of a release: from the line `kubernetes v1.37.1` of its file VERSION, else from its name.
 fn own_version(dir: &Path) -> Option<Version> {
     let file = fs::read_to_string(dir.join("VERSION")).unwrap_or_default();
     let line = file
@@ -400,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn first_root_that_has_one_wins() {
+    fn first_root_with_a_release_wins() {
         let dir = tempfile::tempdir().unwrap();
         let roots = ["none", "broken", "first", "second"].map(|name| dir.path().join(name));
         install(&roots[1].join("v1.40.0"), &Component::ALL[1..]);
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn error_says_what_was_looked_at_and_what_to_do() {
+    fn error_lists_searched_directories_and_a_hint() {
         let dir = tempfile::tempdir().unwrap();
         let roots = ["none", "broken", "empty"].map(|name| dir.path().join(name));
         install(&roots[1].join("v1.40.0"), &Component::ALL[2..]);
@@ -445,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_release_may_say_its_version_in_a_file() {
+    fn version_is_read_from_the_version_file() {
         let dir = tempfile::tempdir().unwrap();
         install(dir.path(), &Component::ALL);
         assert!(matches!(
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_is_never_replaced_by_another() {
+    fn wanted_directory_has_no_fallback() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(
             Release::find(Some(&dir.path().join("none"))),
@@ -482,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_executed_is_missing_and_links_count() {
+    fn unexecutable_files_are_missing_and_links_count() {
         let dir = tempfile::tempdir().unwrap();
         install(dir.path(), &Component::ALL[..4]);
         fs::set_permissions(dir.path().join("etcd"), fs::Permissions::from_mode(0o644)).unwrap();

@@ -1,10 +1,10 @@
-//! The root that releases are installed into, and how they get there in one step.
+//! The root that releases are installed into. A release appears there by one atomic rename.
 //!
 //! ```text
-//! ROOT/v1.37.1/            a release; appears by one rename, complete or not at all
-//! ROOT/.new-XXXXXX/        a release being put together
-//! ROOT/.partial/KEY/       what `fetch` has downloaded so far (0700), kept to resume
-//! ROOT/.partial/KEY.lock   held by the `fetch` that writes there
+//! ROOT/v1.37.1/            a release; renamed into place when it is complete
+//! ROOT/.new-XXXXXX/        a release that is being assembled
+//! ROOT/.partial/KEY/       partial downloads of `fetch` (0700), kept to resume them
+//! ROOT/.partial/KEY.lock   held by the `fetch` that writes to KEY
 //! ```
 
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -21,28 +21,28 @@ use crate::release::{self, Release};
 use crate::version::Version;
 use console::say;
 
-/// Leftovers of a killed `fetch` or `import` that are older than this are removed by the next one.
+/// Age at which leftovers of a killed `fetch` or `import` are removed.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
-/// A directory of releases can't be written.
+/// A root can't be written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file system or the quota is full.
     #[error("there is no room left in {}{}", .dir.display(), and_needed(.needed))]
     NoRoom {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
-        /// How many more bytes have to be written there, if known.
+        /// The number of bytes still to be written, if known.
         needed: Option<u64>,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
     /// No permission, or a read-only file system.
     #[error("{} can't be written", .dir.display())]
     NotWritable {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
     /// Neither XDG_DATA_HOME nor HOME is set.
@@ -50,14 +50,14 @@ pub enum StoreError {
         "there is no place to install to: neither XDG_DATA_HOME nor HOME is set to an absolute path"
     )]
     NoPlace,
-    /// Anything else.
+    /// Another I/O error.
     #[error("can't {doing} {}", .path.display())]
     Io {
-        /// A verb.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// Its object.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -69,7 +69,7 @@ fn and_needed(bytes: &Option<u64>) -> String {
 }
 
 impl StoreError {
-    /// Sorts an error of the system: `path` is what was being written, `needed` how much is missing.
+    /// Classifies an I/O error. `path` was being written, with `needed` bytes still to come.
     pub fn writing(
         doing: &'static str,
         path: &Path,
@@ -79,7 +79,7 @@ impl StoreError {
         Self::sort(doing, path, path.parent().unwrap_or(path), needed, source)
     }
 
-    /// The same where `dir` itself, or something new in it, was to be made.
+    /// Classifies an I/O error of creating `dir` or an entry in it.
     fn making(dir: &Path, source: io::Error) -> StoreError {
         Self::sort("make the directory", dir, dir, None, source)
     }
@@ -109,7 +109,7 @@ impl StoreError {
         }
     }
 
-    /// What the user can do about it.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoRoom { dir, .. } => Some(format!(
@@ -127,29 +127,29 @@ impl StoreError {
     }
 }
 
-/// A root that can be installed into.
+/// A writable root.
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
 }
 
-/// A release being put together. Dropped unpublished, it leaves nothing.
+/// A release that is being assembled. Dropping it removes it, unless it was published.
 #[derive(Debug)]
 pub struct Staging {
     dir: TempDir,
 }
 
-/// The right to write the partial downloads of one release.
+/// The lock on the partial downloads of a release.
 #[derive(Debug)]
 pub struct Claim {
     dir: PathBuf,
     _lock: Option<File>,
-    /// Where the file system has no locks, a directory that nobody else knows.
+    /// A private directory, used if the file system has no locks.
     unshared: Option<TempDir>,
 }
 
 impl Store {
-    /// Opens `into`, or the user's own root, and makes it if need be.
+    /// Opens `into`, or else the user's own root. Creates it if it is missing.
     pub fn open(into: Option<&Path>) -> Result<Store, StoreError> {
         let root = match into {
             Some(into) => std::path::absolute(into).map_err(|source| StoreError::Io {
@@ -165,13 +165,13 @@ impl Store {
         Ok(store)
     }
 
-    /// The release of this version, if it is installed completely.
+    /// The release of this version, if it is complete.
     pub fn installed(&self, version: &Version) -> Option<Release> {
         let release = self.release(version);
         release::missing(&release.dir).is_empty().then_some(release)
     }
 
-    /// An empty directory to put a release together in.
+    /// Creates an empty directory to assemble a release in.
     pub fn staging(&self) -> Result<Staging, StoreError> {
         let dir = tempfile::Builder::new()
             .prefix(".new-")
@@ -180,8 +180,7 @@ impl Store {
         Ok(Staging { dir })
     }
 
-    /// Puts what was staged in its place. A release that is there already is replaced; programs that
-    /// run from it keep running.
+    /// Renames an assembled release into place. It replaces an existing one; programs that run from that keep running.
     pub fn publish(
         &self,
         staging: Staging,
@@ -201,7 +200,7 @@ impl Store {
             if path.is_symlink() {
                 continue;
             }
-            // Before the rename: a crash of the machine must not leave a release of empty files.
+            // Before the rename, so that a crash of the host can't leave a release of empty files.
             File::open(&path)
                 .and_then(|file| file.sync_all())
                 .map_err(failed("write", &path))?;
@@ -210,7 +209,7 @@ impl Store {
             .map_err(failed("change", staged))?;
         self.rename(staged, &release.dir)
             .map_err(failed("install", &release.dir))?;
-        // After an exchange this is the old release; after a plain rename nothing.
+        // After an exchange, this removes the old release.
         drop(staging);
         Ok(release)
     }
@@ -227,7 +226,7 @@ impl Store {
         if renameat_with(CWD, staged, CWD, target, RenameFlags::EXCHANGE).is_ok() {
             return Ok(());
         }
-        // NFS and others can't exchange: for a moment there is no release of this version.
+        // NFS and others don't support RENAME_EXCHANGE. For a moment there is no release of this version.
         let old = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(&self.root)?;
@@ -235,7 +234,7 @@ impl Store {
         fs::rename(staged, target)
     }
 
-    /// Waits until no other process downloads `key`, then returns the directory to do it in.
+    /// Waits until no other process downloads `key`, then returns the locked directory.
     pub async fn claim(&self, key: &str) -> Result<Claim, StoreError> {
         let partial = self.root.join(".partial");
         private_dir(&partial)?;
@@ -302,35 +301,35 @@ impl Store {
             .flatten()
             .filter(stale)
         {
-            // Only room is lost if this fails.
+            // A failure only wastes space.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
 impl Staging {
-    /// Where to put the files.
+    /// The directory to assemble the release in.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
 
 impl Claim {
-    /// The directory.
+    /// The directory for the downloads.
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Removes the directory: everything in it has been used.
+    /// Removes the directory, whose files are no longer needed.
     pub fn done(self) {
         if self.unshared.is_none() {
-            // The lock file stays: removing it would let two others lock different files.
+            // Keep the lock file: after its removal, two processes could lock different files.
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
 }
 
-/// Makes a directory that nobody else may enter.
+/// Creates a directory with mode 0700.
 fn private_dir(dir: &Path) -> Result<(), StoreError> {
     DirBuilder::new()
         .recursive(true)
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn published_in_one_step_and_replaced_without_a_trace() {
+    fn release_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(Some(&dir.path().join("a/root"))).unwrap();
         let version = "v1.37.1".parse().unwrap();
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_release_is_replaced() {
+    fn incomplete_release_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(Some(dir.path())).unwrap();
         let version = "v1.37.1".parse().unwrap();
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_claim_waits_for_the_first() {
+    fn second_claim_waits_for_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(Some(dir.path())).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -417,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_system_are_told_apart() {
+    fn io_errors_are_classified() {
         let sort = |errno: rustix::io::Errno| {
             StoreError::writing(
                 "write",

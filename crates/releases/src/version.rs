@@ -1,41 +1,40 @@
-//! Version numbers of upstream: read strictly, because they become names of directories and parts
-//! of URLs, and ordered as semver says.
+//! Upstream's version numbers, ordered as in semver. Parsing is strict, because they become names of directories and parts of URLs.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-/// What `fetch` installs unless told otherwise: the same that `kubernetes/go.mod` pins.
+/// The version that `fetch` installs by default. `kubernetes/go.mod` pins the same.
 pub const PINNED_KUBERNETES: &str = "v1.37.1";
 
-/// The etcd that goes with [`PINNED_KUBERNETES`].
+/// The etcd version for [`PINNED_KUBERNETES`].
 pub const PINNED_ETCD: &str = "v3.7.0";
 
-/// A version such as `v1.37.1` or `v1.38.0-rc.1`. Shown with the leading `v`, read with or without.
+/// A version such as `v1.37.1` or `v1.38.0-rc.1`. Printed with the leading `v`, parsed with or without it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
     major: u64,
     minor: u64,
     patch: u64,
     pre: Vec<Identifier>,
-    /// What follows a `+`. It says how the same version was built.
+    /// The build metadata after `+`, which does not affect the order.
     build: String,
 }
 
-/// One dot-separated part of a pre-release; in semver numbers come before words.
+/// A dot-separated identifier of a pre-release. In semver numeric ones sort first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Identifier {
     Number(u64),
     Word(String),
 }
 
-/// Text that isn't a version.
+/// A text that is no version.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not a version")]
 pub struct VersionError(pub String);
 
 impl VersionError {
-    /// What the user can do about it.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         Some(format!(
             "versions have three numbers, like {PINNED_KUBERNETES}"
@@ -44,7 +43,7 @@ impl VersionError {
 }
 
 impl Version {
-    /// What a build from source calls itself when nobody told it its version (`v0.0.0-master+…`).
+    /// Whether it is the version of a build without a version stamp (`v0.0.0-master+…`).
     pub fn is_unstamped(&self) -> bool {
         (self.major, self.minor, self.patch) == (0, 0, 0)
     }
@@ -79,7 +78,7 @@ fn parse(text: &str) -> Option<Version> {
     numbers.next().is_none().then_some(version)
 }
 
-/// Dot-separated words of letters, digits and `-`, none of them empty.
+/// Splits dot-separated identifiers, which consist of letters, digits and `-` and are not empty.
 fn words(text: &str) -> Option<Vec<&str>> {
     let good = |word: &&str| {
         !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
@@ -107,7 +106,7 @@ impl Ord for Version {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.major, self.minor, self.patch)
             .cmp(&(other.major, other.minor, other.patch))
-            // A release comes after all of its pre-releases.
+            // A release sorts after its pre-releases.
             .then(self.pre.is_empty().cmp(&other.pre.is_empty()))
             .then_with(|| self.pre.cmp(&other.pre))
             .then_with(|| self.build.cmp(&other.build))
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_as_upstream_names_its_releases() {
+    fn versions_are_printed_as_upstream_names_them() {
         for text in [
             "v1.37.1",
             "v1.38.0-rc.1",
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_could_be_a_path_or_change_a_url() {
+    fn versions_cannot_contain_paths_or_url_syntax() {
         for text in [
             "",
             "v",
@@ -213,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn unstamped_builds_are_known() {
+    fn unstamped_builds_are_recognized() {
         assert!(version("v0.0.0-master+abc").is_unstamped());
         assert!(!version("v1.37.1").is_unstamped());
     }
 
     #[test]
-    fn the_pinned_ones_are_versions() {
+    fn pinned_versions_parse() {
         version(PINNED_KUBERNETES);
         version(PINNED_ETCD);
     }

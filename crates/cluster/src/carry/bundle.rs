@@ -19,7 +19,7 @@ pub struct Bundle {
     pub release: Option<Release>,
     /// The prepared store of that release.
     pub seed: Option<PathBuf>,
-    /// The workload's file or directory; programs that are found by their name are not carried.
+    /// The workload's file or directory; programs found in PATH are not carried.
     pub workload: Option<PathBuf>,
     /// Which files of a directory belong to the workload.
     pub is_part: fn(&Path) -> bool,
@@ -30,13 +30,13 @@ pub struct Bundle {
 pub struct Needed {
     /// Its path.
     pub path: PathBuf,
-    /// Size and modification time (`stat --format=%s-%Y`), which tell it from another file at that path; empty if existence
+    /// Size and modification time (`stat --format=%s-%Y`), which distinguish it from another file at that path; empty if existence
     /// is enough.
     pub stamp: String,
 }
 
 impl Bundle {
-    /// The files with which a node can do without the bundle.
+    /// The files that make the bundle unnecessary if the node sees all of them.
     pub fn needed(&self) -> Vec<Needed> {
         let there = |path: PathBuf| Needed {
             path,
@@ -120,7 +120,7 @@ pub fn remove_incomplete(dir: &Path) {
 fn unpack(from: impl Read, to: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(from);
     archive.set_preserve_permissions(true);
-    // Not by `Archive::unpack`, which looks up the directory's name. As there, directories come last: they may be read-only.
+    // Not with `Archive::unpack`, which resolves the directory's name. As there, directories come last: they may be read-only.
     let mut directories = Vec::new();
     for entry in archive.entries()? {
         let mut entry = entry?;

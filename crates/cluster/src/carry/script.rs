@@ -95,7 +95,7 @@ pub fn receive(says: &'static str, program: &Program, dir: &Path) -> Vec<String>
     words
 }
 
-/// The words for [`SHELL`] that call the program in `dir`, which is complete, with `args`.
+/// The arguments of [`SHELL`] that execute the complete program in `dir` with `args`.
 pub fn start(says: &'static str, dir: &Path, args: &[String]) -> Vec<String> {
     let mut words = shell(says, START);
     words.push(dir.to_string_lossy().into_owned());
@@ -123,8 +123,7 @@ mod tests {
     use std::process::{Child, Command, Output, Stdio};
     use std::time::{Duration, Instant};
 
-    /// Receives the program at `path` in place of ours, in `tmp` in place of `/tmp`; `change` changes the words and the
-    /// stream on their way.
+    /// Receives the program at `path` in place of ours, in `tmp` in place of `/tmp`. `change` modifies the arguments and the stream.
     fn received(
         tmp: &Path,
         path: &str,
@@ -140,7 +139,7 @@ mod tests {
         change(&mut words, &mut stream);
         let mut child = spawn(&words);
         let mut stdin = child.stdin.take().unwrap();
-        // A shell that refuses does not read.
+        // A shell that refuses the program closes the pipe.
         let _ = stdin.write_all(&stream);
         drop(stdin);
         child.wait_with_output().unwrap()
@@ -221,13 +220,13 @@ mod tests {
         let output = received(tmp.path(), "/bin/cat", &["-"], unchanged);
         assert!(output.status.success(), "{output:?}");
     }
-    /// Another process of ours removes the directory, and another user makes one of that name, while the program arrives.
+    /// While the program arrives, another process of ours removes the directory, and another user creates one with the same name.
     #[test]
-    fn a_directory_that_is_replaced_is_not_used() {
+    fn replaced_directory_is_not_used() {
         let tmp = tempfile::tempdir().unwrap();
         let (dir, away) = (tmp.path().join("dir"), tmp.path().join("away"));
         private_dir(&dir);
-        // In place of ours: it runs the file called `internal`, which tells what runs it.
+        // In place of our program: a shell that executes the file `internal`, which prints the path of that shell.
         let file = "/bin/dash";
         fs::write(dir.join("internal"), "readlink /proc/$$/exe\n").unwrap();
         let program = Program::read(File::open(file).unwrap()).unwrap();
@@ -242,7 +241,7 @@ mod tests {
         }
         fs::rename(&dir, &away).unwrap();
         private_dir(&dir);
-        // What the other user has put there passes for the program until it is executed.
+        // The other user's file passes for the program until it is executed.
         fs::copy(file, dir.join("coracle.part")).unwrap();
         fs::write(dir.join("internal"), "echo attacked\n").unwrap();
         stdin.write_all(rest).unwrap();
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_private_directory_is_filled_or_executed_from() {
+    fn only_private_directory_is_filled_or_executed_from() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = tmp.path().join("dir");
         private_dir(&dir);
@@ -277,7 +276,7 @@ mod tests {
                 "{said}"
             );
         }
-        // It is not ours, so it stays.
+        // It belongs to another user, so it stays.
         assert!(dir.exists());
     }
 }

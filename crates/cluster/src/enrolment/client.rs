@@ -159,7 +159,7 @@ fn is_other_program(problem: &rustls::Error) -> bool {
             | CertificateError::NotValidYetContext { .. },
         ) => false,
         Error::InvalidCertificate(_) => true,
-        // The header of the first record is none of TLS.
+        // The first record has no TLS header.
         Error::InvalidMessage(invalid) => matches!(
             invalid,
             InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion

@@ -18,7 +18,7 @@ const MAX_LINE: usize = 256 * 1024;
 /// Larger clock differences make certificates invalid and leases expire.
 const CLOCK_LIMIT: Duration = control_plane::pki::CLOCK_TOLERANCE;
 
-/// A peer that acknowledges nothing for so long is lost.
+/// A peer that acknowledges nothing for this long is lost.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The version of this program. Leader and agents must have the same.

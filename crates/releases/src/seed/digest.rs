@@ -1,5 +1,4 @@
-//! Tells whether a seed is still what was made: a disk that was full, a copy that broke off or a curious
-//! editor must not cost the cluster that starts from it.
+//! The digest that detects damaged seeds: full disks, interrupted copies and edited files.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{SeekFrom, seek};
 use sha2::{Digest, Sha256};
 
-/// Holes and zeros are not read: etcd sets aside 64 MiB and uses a few KiB of it.
+/// Block size. Blocks of zeros are not hashed and holes not read: etcd allocates 64 MiB and uses a few KiB.
 const BLOCK: u64 = 64 * 1024;
 
 /// A digest of all files below `dir`: their names, sizes and contents.
@@ -57,7 +56,7 @@ fn add_file(file: &File, sum: &mut Sha256) -> io::Result<()> {
     Ok(())
 }
 
-/// With its length, so that no two lists of names look alike.
+/// Adds the length too, so that different lists of names have different digests.
 fn add(sum: &mut Sha256, bytes: &[u8]) {
     sum.update((bytes.len() as u64).to_le_bytes());
     sum.update(bytes);
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_shows_and_holes_do_not() {
+    fn changes_alter_the_digest_and_holes_do_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("member/wal");
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

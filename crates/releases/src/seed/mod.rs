@@ -19,9 +19,9 @@ use console::Phases;
 use crate::{Component, Release};
 use trust::Trusted;
 
-/// Changed when seeds are made in another way.
+/// Increased when the way of making seeds changes.
 const FORMAT: u32 = 2;
-/// The store in a seed, and the digest of it.
+/// The files of a seed: the etcd data directory, and its digest.
 const STORE: &str = "store";
 const DIGEST: &str = "digest";
 /// Prefix of an incomplete seed's name.
@@ -129,7 +129,7 @@ fn candidates(release: &Release, service_cidr: &str, prefer_cache: bool) -> Vec<
     candidates
 }
 
-/// What a seed depends on: the programs that wrote it, and the range of the service addresses in it.
+/// The name of a seed: version and size of the API server that wrote it, and the service range.
 fn name(release: &Release, service_cidr: &str) -> String {
     let program = release.component(Component::ApiServer);
     let size = program.metadata().map_or(0, |meta| meta.len());
@@ -165,7 +165,7 @@ async fn make(
                     })
                 });
                 drop(staging);
-                // Fails, as it should, unless the directory is empty.
+                // Removes the directory only if it is empty.
                 let _ = std::fs::remove_dir(parent);
                 return published.map(|()| seed.clone());
             }
@@ -288,7 +288,7 @@ mod tests {
         for path in [seed.join("store/member/db"), seed.clone()] {
             chown(&path, Some(OTHER), None).unwrap();
             assert_eq!(found(), None, "{} of another user", path.display());
-            // The owner of the release, whose programs run anyway, may write the seed too.
+            // The owner of the release may write the seed too: that user's programs are executed anyway.
             chown(dir.path(), Some(OTHER), None).unwrap();
             assert_eq!(found().as_ref(), Some(&seed));
             chown(dir.path(), Some(0), None).unwrap();

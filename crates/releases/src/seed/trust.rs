@@ -1,17 +1,17 @@
-//! Whether a seed may be used: only if no user but root, the release's owner and this one can change it. Whoever writes
-//! the store of a new cluster decides who its administrators are.
+//! Whether a seed may be used: only if no user other than root, the release's owner and this user can change it. A user who can write
+//! the store of a new cluster can make themselves its administrator.
 
 use std::fs::{Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Writable by the group or by everybody.
+/// Writable by the group or by others.
 const OTHERS_WRITE: u32 = 0o022;
-/// Whoever may write to a directory can rename only entries of their own.
+/// In a sticky directory, users can rename only their own entries.
 const STICKY: u32 = 0o1000;
 
-/// The users who may be able to change a seed.
+/// The uids that may be able to change a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Trusted([u32; 3]);
 
@@ -23,7 +23,7 @@ impl Trusted {
         Self([0, own, owner])
     }
 
-    /// An error if another user can change the seed in `dir`, or put another in its place.
+    /// Fails if another user can change or replace the seed in `dir`.
     pub fn check(self, dir: &Path) -> io::Result<()> {
         if let Some(parent) = dir.parent() {
             self.check_parent(parent)?;
@@ -31,7 +31,7 @@ impl Trusted {
         self.check_tree(dir)
     }
 
-    /// An error if another user can rename what this user makes in `dir`.
+    /// Fails if another user can rename entries that this user creates in `dir`.
     pub fn check_parent(self, dir: &Path) -> io::Result<()> {
         let found = dir.symlink_metadata()?;
         self.check_owner(dir, &found)?;
@@ -70,7 +70,7 @@ impl Trusted {
     }
 }
 
-/// Takes the right to write to a directory of this user away from others: a umask may have left it to the group.
+/// Removes other users' write permission from a directory of this user: the umask may have allowed it to the group.
 pub fn tighten(dir: &Path) {
     let own = rustix::process::geteuid().as_raw();
     if let Ok(found) = dir.symlink_metadata()
