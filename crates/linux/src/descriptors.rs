@@ -1,18 +1,18 @@
-//! How many descriptors a process may have, and which it takes along into another program.
+//! The limit on open file descriptors, and which of them survive an exec.
 //!
-//! The limit that jobs come with is often a small one, for programs that use `select`. Ours carry the streams and connections of
-//! others, and take all that they may have. What they start for others shall not see that: hence [`put_limit_back`].
+//! Jobs often start with a low soft limit, for programs that use `select`. Our processes serve many streams and connections, so
+//! they raise it to the hard limit. Programs that they start for others get the original limit back ([`put_limit_back`]).
 
 use std::io;
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the limit was before it was raised. A process that is forked knows it too.
+/// The limit before it was raised. Forked processes inherit it.
 static USUAL: OnceLock<u64> = OnceLock::new();
 
-/// Raises the limit to what is allowed. `usual` is what [`put_limit_back`] brings back; without it, the limit of now. Returns it,
-/// for those whom we start and who find the limit raised.
+/// Raises the soft limit to the hard limit. [`put_limit_back`] restores `usual` or, without it, the current limit. Returns the
+/// value to restore, to be passed to child processes, which inherit the raised limit.
 pub fn raise_limit(usual: Option<u64>) -> io::Result<u64> {
     let now = getrlimit(Resource::Nofile);
     let usual = *USUAL.get_or_init(|| usual.or(now.current).unwrap_or(u64::MAX));
@@ -24,7 +24,7 @@ pub fn raise_limit(usual: Option<u64>) -> io::Result<u64> {
     Ok(usual)
 }
 
-/// Brings the limit back, for a process that is about to become another program.
+/// Restores the limit. Call it before exec.
 pub fn put_limit_back() -> io::Result<()> {
     let Some(&usual) = USUAL.get() else {
         return Ok(());
@@ -38,10 +38,10 @@ pub fn put_limit_back() -> io::Result<()> {
     Ok(())
 }
 
-/// Has all descriptors but the standard streams closed when this process becomes another program. All of ours are made so; this
-/// is for one that was forgotten, or inherited from whoever started us. Kernels before 5.11 can't.
+/// Marks all descriptors but the standard streams close-on-exec. All of ours are already; this covers forgotten ones, and those
+/// inherited from our parent. Fails on kernels before 5.11.
 pub fn close_all_on_exec() -> io::Result<()> {
-    // SAFETY: the call is given three numbers, and only marks descriptors, which stay open.
+    // SAFETY: the call takes three integers, and only sets a flag on descriptors, which stay open.
     let done = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_program_inherits_a_forgotten_descriptor() {
+    fn inherited_descriptors_are_closed_on_exec() {
         use std::os::fd::AsRawFd;
         use std::os::unix::process::CommandExt;
         let has = |number: i32, close: bool| {
@@ -78,9 +78,9 @@ mod tests {
         assert!(!has(file.as_raw_fd(), true));
     }
 
-    /// The limit is the whole process's; each test is a process of its own.
+    /// The limit applies to the whole process, but nextest runs each test in its own process.
     #[test]
-    fn what_was_raised_is_put_back() {
+    fn raised_limit_is_restored() {
         let soft = || getrlimit(Resource::Nofile).current;
         let hard = getrlimit(Resource::Nofile).maximum;
         put_limit_back().unwrap();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_raised_it_before_says_what_it_was() {
+    fn given_limit_is_restored() {
         assert_eq!(raise_limit(Some(200)).unwrap(), 200);
         put_limit_back().unwrap();
         assert_eq!(getrlimit(Resource::Nofile).current, Some(200));

@@ -1,6 +1,6 @@
-//! Network devices, addresses and routes of the current network namespace.
+//! Network interfaces, addresses and routes of the current network namespace.
 //!
-//! One request, one answer, no event loop: who calls this has a single thing to do, or a thread for it.
+//! Requests are synchronous, without an event loop: callers run in a short-lived process or on their own thread.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,28 +11,28 @@ use crate::netlink::{Message, Socket};
 /// From linux/if_link.h and linux/veth.h.
 const IFLA_INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
-/// The size of `struct ifinfomsg`; all zero means "any, of no family".
+/// The size of `struct ifinfomsg`; all zero means any interface of no family.
 const INTERFACE_HEADER: [u8; 16] = [0; 16];
 const NEW: i32 = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
 
-/// A conversation with the kernel about the network namespace in which it was opened.
+/// A netlink socket of the network namespace in which it was opened.
 pub struct Route {
     socket: Socket,
-    /// Interfaces are found by name through an ordinary socket of the same namespace.
+    /// An ordinary socket of the same namespace, to look up interfaces by name.
     names: std::os::fd::OwnedFd,
 }
 
-/// An address with the length of its network's prefix.
+/// An address with its prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefixed {
     /// The address.
     pub address: IpAddr,
-    /// How many of its first bits name the network.
+    /// The prefix length in bits.
     pub length: u8,
 }
 
 impl Route {
-    /// Opens it in the current network namespace, to which it stays bound.
+    /// Opens a socket in the current network namespace, to which it stays bound.
     pub fn open() -> io::Result<Self> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
         Ok(Self {
@@ -46,7 +46,7 @@ impl Route {
         })
     }
 
-    /// Makes a bridge.
+    /// Creates a bridge.
     pub fn add_bridge(&self, name: &str) -> io::Result<()> {
         let mut message = Message::default();
         let request = begin(&mut message, libc::RTM_NEWLINK, NEW);
@@ -59,8 +59,8 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
-    /// Makes a pair of connected interfaces: `name` here, as a port of the bridge `master`, and `peer` in the network
-    /// namespace `there`. Both are down.
+    /// Creates a veth pair: `name` in this namespace as a port of the bridge `master`, and `peer` in the network namespace
+    /// `there`. Both are down.
     pub fn add_veth(
         &self,
         name: &str,
@@ -88,7 +88,7 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
-    /// Removes an interface, and its peer with it.
+    /// Removes an interface and its peer.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         let mut message = Message::default();
         let request = begin(&mut message, libc::RTM_DELLINK, 0);
@@ -106,13 +106,13 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
-    /// Gives an interface an address.
+    /// Adds an address to an interface.
     pub fn add_address(&self, name: &str, address: Prefixed) -> io::Result<()> {
         let index = self.index(name)?;
         let (family, bytes) = wire(address.address);
         let mut message = Message::default();
         let request = begin(&mut message, libc::RTM_NEWADDR, NEW);
-        // struct ifaddrmsg; without IFA_F_NODAD an IPv6 address is of no use for its first second.
+        // struct ifaddrmsg. Without IFA_F_NODAD an IPv6 address is unusable for about a second.
         message.bytes(&[family, address.length, libc::IFA_F_NODAD as u8, 0]);
         message.bytes(&index.to_ne_bytes());
         message.attribute(libc::IFA_LOCAL, &bytes);
@@ -121,7 +121,7 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
-    /// Sends what has no other way through `gateway`.
+    /// Adds a default route via `gateway`.
     pub fn add_default_route(&self, gateway: IpAddr) -> io::Result<()> {
         let (family, bytes) = wire(gateway);
         let mut message = Message::default();
@@ -143,7 +143,7 @@ impl Route {
         self.socket.ask(&message, 1)
     }
 
-    /// Whether there is an interface of this name.
+    /// Whether an interface of this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.index(name).is_ok()
     }

@@ -1,9 +1,9 @@
-//! Running from a copy of our program that nobody can change.
+//! Runs this program from a sealed copy that cannot be modified.
 //!
-//! A process that becomes a container's program has our program as its `/proc/PID/exe` until then, and the file behind that
-//! link belongs to the user: container root could change its mode, its owner or, one day, its content. So the program runs
-//! from a sealed memfd. What is started as `/proc/self/exe` runs from the same one, so that a node has one copy, which is
-//! gone with the last of these processes.
+//! Until it calls exec, a process of a container has our program as its `/proc/PID/exe`, and that file belongs to the user:
+//! container root could change its mode, its owner or possibly its content (compare CVE-2019-5736). So the program runs from a
+//! sealed memfd. Processes started as `/proc/self/exe` run from the same memfd, so a node has one copy, which is freed with the
+//! last of these processes.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -19,12 +19,12 @@ const SEALS: SealFlags = SealFlags::SEAL
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
     .union(SealFlags::WRITE);
-/// F_SEAL_EXEC of Linux 6.3: who may execute it can't be changed either.
+/// F_SEAL_EXEC of Linux 6.3 also prevents changes of the executable bits.
 const SEAL_EXEC: SealFlags = SealFlags::from_bits_retain(0x20);
-/// The user reads and executes it; other ids of their containers do neither.
+/// The user may read and execute it; other ids of their containers may not.
 const MODE: u32 = 0o500;
 
-/// Tells a file from all others that are there at the same time.
+/// Identifies a file among all files that exist at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -32,7 +32,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Of a file that `metadata` is of.
+    /// The identity of the file with this metadata.
     pub fn of(metadata: &std::fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -40,7 +40,7 @@ impl FileId {
         }
     }
 
-    /// Of the file that this process runs from.
+    /// The identity of the executable of this process.
     pub fn of_own_program() -> io::Result<Self> {
         Ok(Self::of(&std::fs::metadata(OWN)?))
     }
@@ -49,12 +49,12 @@ impl FileId {
 /// Whether this process runs from a sealed copy.
 pub fn is_sealed() -> io::Result<bool> {
     let own = File::open(OWN)?;
-    // Files that can't be sealed say so by an error.
+    // fcntl fails for files that do not support seals.
     Ok(rustix::fs::fcntl_get_seals(&own).is_ok_and(|seals| seals.contains(SEALS)))
 }
 
-/// Begins this program anew, with the same arguments and environment, from a sealed copy of its file that is called `name`.
-/// Returns only if that fails; nothing has happened then.
+/// Executes this program again, with the same arguments and environment, from a sealed memfd called `name`. Returns only on
+/// failure, without side effects.
 pub fn run_from_copy(name: &str) -> io::Error {
     let copy = match copy(name) {
         Ok(copy) => copy,
@@ -62,7 +62,7 @@ pub fn run_from_copy(name: &str) -> io::Error {
     };
     let mut arguments = std::env::args_os();
     let first = arguments.next().unwrap_or_default();
-    // The descriptor closes when the program has begun.
+    // The descriptor is close-on-exec.
     Command::new(format!("/proc/self/fd/{}", copy.as_raw_fd()))
         .arg0(first)
         .args(arguments)
@@ -72,7 +72,7 @@ pub fn run_from_copy(name: &str) -> io::Error {
 fn copy(name: &str) -> io::Result<File> {
     let own = File::open(OWN)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Where memfds are not executable unless they say so; kernels before 6.3 don't know the word.
+    // MFD_EXEC is needed where memfds are not executable by default; kernels before 6.3 reject the flag.
     let copy = rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
     let mut copy = File::from(copy);
@@ -81,7 +81,7 @@ fn copy(name: &str) -> io::Result<File> {
     copy.set_permissions(Permissions::from_mode(MODE))?;
     rustix::fs::fcntl_add_seals(&copy, SEALS | SEAL_EXEC)
         .or_else(|_| rustix::fs::fcntl_add_seals(&copy, SEALS))?;
-    // What is open for writing can't be executed.
+    // A file that is open for writing cannot be executed.
     File::open(format!("/proc/self/fd/{}", copy.as_raw_fd()))
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use std::io::{ErrorKind, Write};
     use std::process::Stdio;
 
-    /// For the process below: it is to run from a copy of itself.
+    /// Tells the child process below to run from a copy of itself.
     const COPIED: &str = "CORACLE_TEST_COPIED";
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         assert!(copied.status.success() && said.contains("sealed"), "{said}");
     }
 
-    /// As the owner of the copy, which no container is.
+    /// Runs as the owner of the copy, which no container process is.
     fn try_to_change() {
         let change = File::options().write(true).open(OWN);
         let written = change.and_then(|mut file| file.write_all(b"x"));

@@ -1,8 +1,8 @@
-//! Mounts that are made first and put in their place later.
+//! Mounts that are created detached and attached later.
 //!
-//! A container's mounts come from the outside and end inside. Each is opened while the outside can still be seen, as a
-//! *detached* tree that nobody finds by a path; then the process moves into the container's root, and puts the trees
-//! in place there, where no symbolic link of an image leads out.
+//! The sources of a container's mounts are outside of its root, the mount points inside. Each source is opened while the outside
+//! is still reachable, as a *detached* mount tree without a path. Then the process enters the container's root and attaches the
+//! trees there, where no symbolic link of an image leads out.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,14 +14,14 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
-/// A tree of mounts that isn't in any place yet.
+/// A detached mount tree.
 #[derive(Debug)]
 pub struct Tree(OwnedFd);
 
-/// How later mounts travel between a tree and the one it was taken from.
+/// The mount propagation between a tree and the one it was copied from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// Not at all.
+    /// None.
     Private,
     /// From the outside in.
     Slave,
@@ -30,14 +30,14 @@ pub enum Propagation {
 }
 
 impl AsFd for Tree {
-    /// Its top, as `O_PATH`; also after it was put in its place.
+    /// Its top as `O_PATH`, also after the tree is attached.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 impl Tree {
-    /// What is at `path`, with all that is mounted below if `recursive`.
+    /// Copies the mount at `path`; with `recursive`, also the mounts below it.
     pub fn copy(path: &Path, recursive: bool) -> io::Result<Self> {
         Ok(Self(rustix::mount::open_tree(
             CWD,
@@ -46,13 +46,13 @@ impl Tree {
         )?))
     }
 
-    /// The same for a file or directory that is open.
+    /// Like [`Tree::copy`], for an open file or directory.
     pub fn copy_open(file: impl AsFd, recursive: bool) -> io::Result<Self> {
         let flags = copy_flags(recursive) | OpenTreeFlags::AT_EMPTY_PATH;
         Ok(Self(rustix::mount::open_tree(file.as_fd(), "", flags)?))
     }
 
-    /// A new file system of a kind such as `tmpfs`, with options such as `("mode", "755")`.
+    /// A new file system of a type such as `tmpfs`, with options such as `("mode", "755")`.
     pub fn new(
         kind: &str,
         options: &[(&str, &str)],
@@ -75,16 +75,16 @@ impl Tree {
         )?))
     }
 
-    /// `lower` directories, the lowest first, stacked below `upper`, whose changes take place there. `work` must be an empty
-    /// directory of the same file system as `upper`.
+    /// An overlay of the `lower` directories, the lowest first, and the writable layer `upper`. `work` must be an empty directory
+    /// on the file system of `upper`.
     pub fn overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::Result<Self> {
         let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let set = |name: &str, value: &Path| {
             rustix::mount::fsconfig_set_string(context.as_fd(), name, value)
         };
         rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
-        // One by one where the kernel can (6.5), as the whole list may not exceed 255 bytes there. Older ones take any word and refuse
-        // at the end.
+        // Add the layers one by one if the kernel supports it (6.5), because the string of a single option may not exceed 255
+        // bytes. Older kernels accept any option name and fail at fsconfig_create.
         let one_by_one = lower
             .iter()
             .rev()
@@ -103,7 +103,7 @@ impl Tree {
         )?))
     }
 
-    /// `lower` directories, the lowest first, stacked to be read.
+    /// A read-only overlay of the `lower` directories, the lowest first.
     pub fn overlay_read_only(lower: &[impl AsRef<Path>]) -> io::Result<Self> {
         if let [one] = lower {
             let tree = Self::copy(one.as_ref(), false)?;
@@ -122,7 +122,7 @@ impl Tree {
             .try_for_each(|layer| set(&context, "lowerdir+", layer.as_ref()))
             .and_then(|()| rustix::mount::fsconfig_create(context.as_fd()));
         if one_by_one.is_err() {
-            // As below; of these short names fourteen fit.
+            // As in `legacy_overlay`; fourteen of the short names fit.
             let (_open, names) = short_names(lower)?;
             context = open()?;
             rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")?;
@@ -138,24 +138,24 @@ impl Tree {
         )?))
     }
 
-    /// Only to be read from now on, with all that is mounted below if `recursive`.
+    /// Makes the tree read-only; with `recursive`, also the mounts below it.
     pub fn read_only(&self, recursive: bool) -> io::Result<()> {
         set_attributes(&self.0, libc::MOUNT_ATTR_RDONLY, recursive)
     }
 
-    /// Its device files are without effect.
+    /// Sets nodev on the tree.
     pub fn without_devices(&self) -> io::Result<()> {
         set_attributes(&self.0, libc::MOUNT_ATTR_NODEV, false)
     }
 
-    /// Puts the tree on `place`.
+    /// Attaches the tree at `place`.
     pub fn put(&self, place: &Path) -> io::Result<()> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         rustix::mount::move_mount(self.0.as_fd(), "", CWD, place, flags)?;
         Ok(())
     }
 
-    /// Puts the tree on what is open.
+    /// Attaches the tree to an open file or directory.
     pub fn put_on(&self, place: impl AsFd) -> io::Result<()> {
         let flags =
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
@@ -163,7 +163,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Opens its top, a directory, to be read.
+    /// Opens its top, a directory, for reading.
     pub fn open(&self) -> io::Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -176,7 +176,7 @@ impl Tree {
         Ok(rustix::fs::FileType::from_raw_mode(mode).is_dir())
     }
 
-    /// Makes later mounts travel as said.
+    /// Sets the propagation of the tree and of the mounts below it.
     pub fn propagate(&self, how: Propagation) -> io::Result<()> {
         let propagation = match how {
             Propagation::Private => libc::MS_PRIVATE,
@@ -196,8 +196,8 @@ fn copy_flags(recursive: bool) -> OpenTreeFlags {
     }
 }
 
-/// For kernels before 6.5: one mount call, whose options must fit in a page, with the layers as open descriptors because
-/// their names are long.
+/// For kernels before 6.5: one mount call, whose options must fit into a page. The layers are named by open descriptors because
+/// their paths are long.
 fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::Result<Tree> {
     let (_open, names) = short_names(lower)?;
     let options = format!(
@@ -206,7 +206,7 @@ fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::
         work.display()
     );
     let options = std::ffi::CString::new(options)?;
-    // It needs a place for a moment: the work directory's own parent is ours alone.
+    // The overlay needs a mount point for a moment; only we use the parent of the work directory.
     let place = work.with_file_name("merged");
     std::fs::create_dir_all(&place)?;
     let flags = rustix::mount::MountFlags::NODEV;
@@ -216,7 +216,7 @@ fn legacy_overlay(lower: &[impl AsRef<Path>], upper: &Path, work: &Path) -> io::
     tree
 }
 
-/// Layers as open descriptors, and the list of their names, the highest first.
+/// Opens the layers, and returns them with the list of their `/proc/self/fd` paths, the highest first.
 fn short_names(lower: &[impl AsRef<Path>]) -> io::Result<(Vec<OwnedFd>, String)> {
     let open = |path: &Path| {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
@@ -234,51 +234,50 @@ fn short_names(lower: &[impl AsRef<Path>]) -> io::Result<(Vec<OwnedFd>, String)>
     Ok((layers, names.join(":")))
 }
 
-/// Makes what is at `path`, with all that is mounted below, a mount of its own whose later mounts travel to all copies that
-/// are taken of it, and from those that stay shared.
+/// Turns `path`, with all mounts below, into a shared mount: later mounts propagate between it and its copies that stay shared.
 pub fn share(path: &Path) -> io::Result<()> {
     let tree = Tree::copy(path, true)?;
     tree.propagate(Propagation::Shared)?;
     tree.put(path)
 }
 
-/// Makes `root` the root directory of this process and of its mount namespace, and lets go of all other mounts.
+/// Makes `root` the root directory of this process and of its mount namespace, and unmounts all other mounts.
 ///
-/// The kernel refuses where the root directory is its first file system; see [`lock_root`].
+/// The kernel refuses if the current root is the rootfs; see [`lock_root`].
 pub fn enter_root(root: &Tree, place: &Path) -> io::Result<()> {
     root.put(place)?;
     rustix::process::chdir(place)?;
-    // The old root is put on top of the new one, and taken away from there.
+    // pivot_root stacks the old root on the new one; unmount it there.
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
     Ok(())
 }
 
-/// Whether the root directory is the root of its mount namespace: on nodes without disks the kernel's first file system, an
-/// initramfs, may stay the root. `pivot_root` can't replace it.
+/// Whether the root directory is the rootfs of the mount namespace. On diskless nodes the initramfs may stay the root;
+/// `pivot_root` cannot replace it.
 pub fn root_is_first() -> io::Result<bool> {
     let root = crate::mounted::id(std::fs::File::open("/")?)?;
     let mounts = std::fs::read("/proc/self/mountinfo")?;
     Ok(crate::mounted::parent(&mounts, root) == Some(root))
 }
 
-/// Puts a copy of the root directory, with all that is mounted below, on top of it, and moves this process, which must have
-/// a single thread, onto the copy and into a user and a mount namespace below the current ones.
+/// Mounts a recursive copy of the root directory on top of it, and moves this process, which must have a single thread, onto the
+/// copy and into child user and mount namespaces.
 ///
-/// The copy can be replaced by `pivot_root`. In the new namespaces its mount is locked, because it was made in more privileged
-/// ones; `pivot_root` hands the lock on to each root that replaces it. So a process that has all capabilities there can
-/// unmount neither of them, and never sees what is below. A root that is merely moved over the first one isn't locked.
+/// `pivot_root` can replace the copy. In the new namespaces its mount is locked, because a more privileged namespace created it,
+/// and `pivot_root` passes the lock on to each root that replaces it. So a process with all capabilities there can unmount
+/// neither of them, and never reaches the rootfs below. A root that is merely moved over the rootfs is not locked.
 pub fn lock_root() -> io::Result<()> {
     let copy = Tree::copy(Path::new("/"), true)?;
     copy.put(Path::new("/"))?;
-    // By its path one would get what is below.
+    // By path the process would get the directory below the copy.
     rustix::process::fchdir(&copy.0)?;
     rustix::process::chroot(".")?;
     crate::namespace::enter_below(rustix::thread::UnshareFlags::NEWNS)
 }
 
-/// Makes the root directory's own file system one that can only be read; what is mounted below is not concerned.
+/// Makes the file system of the root directory read-only; the mounts below it do not change.
 pub fn root_read_only() -> io::Result<()> {
     let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
     let root = rustix::fs::open("/", flags, rustix::fs::Mode::empty())?;
@@ -324,7 +323,7 @@ mod tests {
     use crate::place::Kind;
 
     #[test]
-    fn a_place_that_is_a_link_is_where_the_link_leads() {
+    fn links_are_resolved_before_attaching() {
         let done = crate::testing::in_a_child(|| {
             crate::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
             let dir = tempfile::tempdir().unwrap();
@@ -348,9 +347,9 @@ mod tests {
         assert!(done);
     }
 
-    /// What a container with all capabilities might try on its root, to get at what is below.
+    /// Tries how a container with all capabilities might unmount its root to reach the mounts below.
     #[test]
-    fn a_locked_root_and_its_successors_stay() {
+    fn locked_root_and_its_successors_cannot_be_unmounted() {
         let stayed = crate::testing::in_a_child(|| {
             let place = tempfile::tempdir().unwrap();
             crate::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
@@ -366,7 +365,7 @@ mod tests {
             std::fs::create_dir("/away").unwrap();
             let moved = rustix::mount::mount_move("/", "/away");
             assert_eq!(moved, Err(rustix::io::Errno::INVAL));
-            // Another root may follow, and is locked too.
+            // A later root is locked too.
             let last = Tree::new("tmpfs", &options, MountAttrFlags::empty()).unwrap();
             enter_root(&last, Path::new("/away")).unwrap();
             assert_eq!(busy(), rustix::io::Errno::INVAL);

@@ -1,7 +1,7 @@
-//! Walking a directory that a container may be changing: never through a symbolic link, never onto another mount.
+//! Walks a directory tree that a container may be changing. The walk follows no symbolic link and enters no other mount.
 //!
-//! Every entry is opened relative to the descriptor of its directory (`O_NOFOLLOW`, `RESOLVE_NO_XDEV`), so that renaming or
-//! replacing a directory meanwhile leads the walk nowhere else. The number of descriptors is bounded, the depth is not.
+//! Every entry is opened relative to the descriptor of its directory (`O_NOFOLLOW`, `RESOLVE_NO_XDEV`), so a rename or
+//! replacement of a directory cannot redirect the walk. The number of open descriptors is bounded; the depth is not.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,15 +11,15 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// Down to this depth every directory stays open. Below it only the deepest one is, and the walk returns by `..`.
+/// Down to this depth every directory stays open. Below it only the deepest one is open, and the walk returns through `..`.
 const OPEN_LEVELS: usize = 64;
 
-/// What happens at an entry that can't be opened.
+/// How to handle an entry that cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// The walk goes on without it.
+    /// Continue without it.
     Skip,
-    /// The walk ends with the error.
+    /// Return the error.
     Fail,
 }
 
@@ -28,16 +28,16 @@ pub enum Unreadable {
 pub enum Extent {
     /// All of it.
     Whole,
-    /// It has more entries than the limit, and the walk stopped there.
+    /// The tree has more entries than the limit, at which the walk stopped.
     TooMany,
     /// Directories were moved during the walk, and some were missed.
     Changed,
 }
 
-/// Calls `visit` for everything below `root`, and for `root` itself last; each directory after what is in it. Directories are
-/// open for reading, everything else as `O_PATH`.
+/// Calls `visit` for everything below `root`, then for `root` itself; each directory comes after its content. Directories are
+/// passed open for reading, other files as `O_PATH`.
 ///
-/// Visits at most `most` entries. Entries that vanish meanwhile, and mount points, are passed over.
+/// Visits at most `most` entries. Mount points, and entries that vanish meanwhile, are skipped.
 pub fn walk(
     root: &Path,
     most: u64,
@@ -75,7 +75,7 @@ pub fn walk(
             continue;
         }
         let (file, status) = match look(current.entries.fd()?, name) {
-            // Vanished, or something is mounted there.
+            // The entry has vanished, or is a mount point.
             Err(Errno::NOENT | Errno::XDEV) => continue,
             Err(_) if unreadable == Unreadable::Skip => continue,
             found => found?,
@@ -112,10 +112,10 @@ impl Level {
     }
 }
 
-/// A directory above it.
+/// An ancestor of the directory that is being listed.
 enum Parent {
     Open(Level),
-    /// Which one it is, and where its listing goes on.
+    /// Its identity, and the position at which its listing continues.
     Closed(Stat, i64),
 }
 
@@ -128,7 +128,7 @@ impl Parent {
         }
     }
 
-    /// The same directory, to be listed further. `below` is the one in it that was listed last; it may have been moved.
+    /// Reopens the directory to continue its listing. `below` is the child that was listed last; it may have been moved.
     fn reopen(self, below: &Level) -> Result<Level, Errno> {
         let (status, next) = match self {
             Self::Open(level) => return Ok(level),
@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// How many bytes regular files have, and how far the walk came.
+    /// The total size of regular files, and the extent of the walk.
     fn bytes(root: &Path, most: u64) -> (i64, Extent) {
         let mut sum = 0;
         let extent = walk(root, most, Unreadable::Skip, &mut |_, status| {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_hides_no_file() {
+    fn files_at_any_depth_are_visited() {
         let home = tempfile::tempdir().unwrap();
         let mut at = rustix::fs::openat(CWD, home.path(), path_only(), Mode::empty()).unwrap();
         let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -224,7 +224,7 @@ mod tests {
             }
             let root = home.path().join("root");
             symlink("../outside", root.join("link")).unwrap();
-            // On the same device, which only the number of the mount tells.
+            // A bind mount of the same device: only the mount id differs.
             crate::mount::bind(&home.path().join("outside"), &root.join("bound")).unwrap();
             let file = home.path().join("outside/file");
             crate::mount::bind(&file, &root.join("bound-file")).unwrap();
@@ -239,9 +239,9 @@ mod tests {
         assert!(seen);
     }
 
-    /// A container that swaps a directory for a link as fast as it can never gets the outside counted.
+    /// A container that repeatedly swaps a directory for a link never gets files outside counted.
     #[test]
-    fn races_are_lost_by_the_attacker() {
+    fn swapping_links_never_leads_outside() {
         let home = tempfile::tempdir().unwrap();
         let root = home.path().join("root");
         fs::create_dir_all(root.join("real")).unwrap();

@@ -1,12 +1,12 @@
-//! Dividing the group that this process is in, if it was given to us.
+//! Divides the cgroup of this process, if it is delegated to us.
 //!
-//! The kernel limits groups below one only while that one has no processes itself. So whoever divides a group first moves
-//! out of it, into a group of its own:
+//! The kernel enables controllers for child cgroups only while the parent contains no processes. So the process that divides its
+//! cgroup first moves to a child cgroup:
 //!
 //! ```text
-//!   task_0/                 what we were given, empty from now on
-//!   ├ coracle-node/         `ours`: this process and all that it starts
-//!   └ coracle-pods/         `theirs`: groups that are made later, each with its limits
+//!   task_0/                 the delegated cgroup, empty from now on
+//!   ├ coracle-node/         `ours`: this process and its descendants
+//!   └ coracle-pods/         `theirs`: cgroups that are created later, each with its limits
 //! ```
 
 use std::io;
@@ -15,38 +15,38 @@ use std::time::Duration;
 
 use super::Group;
 
-/// The controllers that are wanted; `io` limits nothing of ours, it counts.
+/// The controllers to enable. `io` is used for accounting, not for limits.
 const WANTED: [&str; 4] = ["cpu", "io", "memory", "pids"];
-/// What killed processes may take to be gone.
+/// The time-out for killed processes to exit.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why the group can't be divided.
+/// Why the cgroup cannot be divided.
 #[derive(Debug, thiserror::Error)]
 pub enum DivideError {
-    /// The host has version 1, or shows us nothing.
+    /// The host has version 1, or no cgroup is visible.
     #[error("there is no control group of version 2 here")]
     None,
-    /// It belongs to somebody else.
+    /// It is not delegated to us.
     #[error("the control group {} is not ours to divide", .0.display())]
     NotOurs(PathBuf),
-    /// Nothing to limit with.
+    /// Neither the cpu nor the memory controller is available.
     #[error("the control group {} can hand on neither cpu nor memory", .0.display())]
     NoControllers(PathBuf),
-    /// Moving other programs' processes around is not our business.
+    /// We do not move the processes of other programs.
     #[error("other processes are in the control group {} too", .0.display())]
     Shared(PathBuf),
-    /// The kernel refuses.
+    /// The kernel reports an error.
     #[error("cannot divide the control group {}", path.display())]
     Refused {
-        /// The group.
+        /// The cgroup.
         path: PathBuf,
-        /// Why.
+        /// The error.
         #[source]
         source: io::Error,
     },
 }
 
-/// A group that was divided.
+/// A divided cgroup.
 #[derive(Clone, Debug)]
 pub struct Division {
     whole: Group,
@@ -55,7 +55,8 @@ pub struct Division {
     controllers: Vec<String>,
 }
 
-/// Divides the group that this process is alone in: it moves into one called `ours`, and one called `theirs` is made for others.
+/// Divides the cgroup of this process, which must be its only process. Moves it to a child cgroup called `ours`, and creates
+/// another one called `theirs`.
 pub fn divide(ours: &str, theirs: &str) -> Result<Division, DivideError> {
     let whole = Group::own().ok_or(DivideError::None)?;
     let path = whole.path().to_owned();
@@ -100,18 +101,18 @@ impl Division {
         self.theirs.hand_on(&self.controllers)
     }
 
-    /// The group to make others in.
+    /// The parent of the cgroups to create.
     pub fn theirs(&self) -> &Group {
         &self.theirs
     }
 
-    /// The controllers that limit those.
+    /// The controllers that are enabled for these cgroups.
     pub fn controllers(&self) -> &[String] {
         &self.controllers
     }
 
-    /// Kills what is left in the groups of others, moves this process back, and removes everything: what we were given is
-    /// as we found it. What can't be removed stays, for whoever gave it to us.
+    /// Kills the processes in `theirs`, moves this process back, and removes both child cgroups, so that the delegated cgroup is
+    /// as before. Errors are ignored: its owner, such as Slurm, removes what is left.
     pub fn end(&self) {
         self.theirs.kill();
         let _ = self.theirs.remove_within(PATIENCE);

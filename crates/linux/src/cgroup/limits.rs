@@ -1,29 +1,29 @@
-//! What the processes of a group may use, and how the kernel is told.
+//! Resource limits of a cgroup.
 
-/// The time over which a limit on processors holds.
+/// The period of CPU limits.
 const PERIOD_US: u64 = 100_000;
-/// The kernel takes no less of it.
+/// The kernel's minimum quota.
 const LEAST_QUOTA_US: u64 = 1_000;
 
-/// Limits. What is `None` isn't limited.
+/// Resource limits. `None` means unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of memory, files in memory included.
+    /// Bytes of memory, including the page cache and tmpfs.
     pub memory: Option<u64>,
-    /// Thousandths of a processor.
+    /// CPU limit in millicores.
     pub cpu: Option<u64>,
-    /// The part of scarce processors, compared with that of the groups beside it: 1 to 10000.
+    /// CPU weight relative to sibling cgroups: 1 to 10000.
     pub weight: Option<u64>,
     /// Processes and threads.
     pub processes: Option<u64>,
-    /// Nothing of it is swapped out.
+    /// Disables swap.
     pub no_swap: bool,
-    /// For want of memory all of its processes are killed, rather than one that others wait for.
+    /// On OOM the kernel kills all processes of the cgroup, not only one on which others may depend.
     pub killed_together: bool,
 }
 
 impl Limits {
-    /// The files to write, and what.
+    /// The files to write, with their values.
     pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
         let or_max = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |n| n.to_string());
         let quota = self
@@ -47,8 +47,8 @@ impl Limits {
     }
 }
 
-/// The weight that means the same as a number of shares, which is how version 1 says it. The curve is the one that runtimes of
-/// containers have agreed upon: it goes through the least, the usual and the largest value of both (2 → 1, 1024 → 100, 262144 → 10000).
+/// Converts CPU shares (version 1) to a weight (version 2), with the formula of the container runtimes. It maps the minimum, the
+/// default and the maximum of shares to those of weights (2 → 1, 1024 → 100, 262144 → 10000).
 pub fn weight_of_shares(shares: u64) -> u64 {
     match shares {
         0..=2 => 1,
@@ -66,13 +66,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_of_shares() {
+    fn shares_are_converted_to_weights() {
         let weights = [0, 2, 102, 512, 1024, 2048, 8192, 262_144, u64::MAX].map(weight_of_shares);
         assert_eq!(weights, [1, 1, 17, 59, 100, 174, 532, 10_000, 10_000]);
     }
 
     #[test]
-    fn what_the_kernel_is_told() {
+    fn limits_are_written_as_settings() {
         let limits = Limits {
             memory: Some(64 << 20),
             cpu: Some(250),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_limit_is_the_least_that_the_kernel_takes() {
+    fn small_cpu_limit_is_raised_to_the_minimum() {
         let cpu = |milli| {
             let limits = Limits {
                 cpu: Some(milli),

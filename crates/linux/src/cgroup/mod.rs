@@ -1,8 +1,8 @@
-//! Control groups of version 2, as far as an ordinary user has been given a part of their tree.
+//! Cgroups (version 2) of an unprivileged user to whom a part of the hierarchy is delegated.
 //!
-//! A [`Group`] is a directory of the kernel's; what is done to it is done by writing to files there. Whoever wants to limit
-//! processes of their own first needs a group that is theirs to divide ([`divide`]), then makes groups below it, sets [`Limits`],
-//! has processes born into them ([`crate::fresh::fork_into_group`]), reads [`Usage`], and removes them.
+//! A [`Group`] is a directory of the cgroup file system. To limit its processes, a program needs a delegated cgroup ([`divide`]).
+//! It then creates child cgroups, sets [`Limits`], forks processes into them ([`crate::fresh::fork_into_group`]), reads
+//! [`Usage`], and removes them.
 //!
 //! Start reading at [`Group`] and [`divide`].
 
@@ -23,15 +23,15 @@ pub use usage::{Io, Throttling, Usage};
 
 use rustix::fs::{Access, CWD, Mode, OFlags};
 
-/// Killed processes leave their group when the kernel has taken them apart, which takes it a moment.
+/// Interval between attempts to remove a cgroup: killed processes leave it only after the kernel has cleaned them up.
 const REMOVE_EVERY: Duration = Duration::from_millis(10);
 
-/// A control group, by its directory.
+/// A cgroup, by its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group(PathBuf);
 
 impl Group {
-    /// The group that this process is in; `None` where none of version 2 can be seen.
+    /// The cgroup of this process; `None` if no cgroup of version 2 is visible.
     pub fn own() -> Option<Self> {
         let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -41,7 +41,7 @@ impl Group {
             .map(Self)
     }
 
-    /// The group with this directory.
+    /// The cgroup with this directory.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
@@ -51,12 +51,12 @@ impl Group {
         &self.0
     }
 
-    /// A group below it, which may not be there.
+    /// A child cgroup, which may not exist.
     pub fn below(&self, name: &str) -> Self {
         Self(self.0.join(name))
     }
 
-    /// Makes this group, if it isn't there.
+    /// Creates the cgroup if it does not exist.
     pub fn make(&self) -> io::Result<()> {
         match std::fs::create_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -64,7 +64,7 @@ impl Group {
         }
     }
 
-    /// Whether we may make groups below it, hand controllers on to them, and move our processes between them.
+    /// Whether it is delegated to us: we may create child cgroups, enable controllers for them, and move processes between them.
     pub fn is_ours(&self) -> bool {
         let may_write = |path: &Path| rustix::fs::access(path, Access::WRITE_OK).is_ok();
         may_write(&self.0)
@@ -73,19 +73,19 @@ impl Group {
                 .all(|file| may_write(&self.0.join(file)))
     }
 
-    /// The controllers that it may hand on.
+    /// The controllers that it can enable for child cgroups.
     pub fn controllers(&self) -> Vec<String> {
         let text = self.read("cgroup.controllers").unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// The processes in it, but not those in groups below; one that our own process namespace doesn't show is 0.
+    /// The processes in it, without those in child cgroups. A process that is not in our pid namespace is listed as 0.
     pub fn processes(&self) -> io::Result<Vec<u32>> {
         let text = self.read("cgroup.procs")?;
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// The groups below it.
+    /// The child cgroups.
     pub fn groups(&self) -> Vec<Self> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         entries
@@ -94,17 +94,17 @@ impl Group {
             .collect()
     }
 
-    /// Moves the calling process, with all of its threads, into it.
+    /// Moves the calling process with all of its threads to this cgroup.
     pub fn enter(&self) -> io::Result<()> {
         self.write("cgroup.procs", "0")
     }
 
-    /// Has groups below it limited by these controllers. The kernel refuses that while there are processes in it.
+    /// Enables controllers for child cgroups. The kernel refuses while this cgroup contains processes.
     pub fn hand_on(&self, controllers: &[String]) -> io::Result<()> {
         self.control(controllers, '+')
     }
 
-    /// The opposite, after which processes may be in it again.
+    /// Disables controllers for child cgroups, after which this cgroup may contain processes again.
     pub fn take_back(&self, controllers: &[String]) -> io::Result<()> {
         self.control(controllers, '-')
     }
@@ -114,11 +114,11 @@ impl Group {
         self.write("cgroup.subtree_control", &words.join(" "))
     }
 
-    /// Sets what its processes may use together. Limits of controllers that were not handed on to it are left out.
+    /// Sets the limits of the cgroup. Limits without an enabled controller are skipped.
     pub fn limit(&self, limits: &Limits) -> io::Result<()> {
         for (file, value) in limits.settings() {
             match self.write(file, &value) {
-                // The controller isn't there, or the kernel is older than the file.
+                // The controller is not enabled, or the kernel is older than the file.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 written => written?,
             }
@@ -126,17 +126,17 @@ impl Group {
         Ok(())
     }
 
-    /// How often the kernel killed a process of it, or of a group below it, for want of memory. `None` where memory isn't counted.
+    /// How many processes of it and its descendants were OOM-killed. `None` without the memory controller.
     pub fn oom_kills(&self) -> Option<u64> {
         usage::field(&self.read("memory.events").ok()?, "oom_kill")
     }
 
-    /// What its processes use, and have used.
+    /// The resource usage of its processes.
     pub fn usage(&self) -> io::Result<Usage> {
         Usage::read(self)
     }
 
-    /// The largest number of processes that it may have, by its own limit or by that of a group above it.
+    /// The largest number of processes that it may have: the least `pids.max` of this cgroup and its ancestors.
     pub fn most_processes(&self) -> Option<u64> {
         let limit = |dir: &Path| -> Option<u64> {
             let text = std::fs::read_to_string(dir.join("pids.max")).ok()?;
@@ -145,12 +145,12 @@ impl Group {
         self.0.ancestors().filter_map(limit).min()
     }
 
-    /// Kills everything in it and below it, where the kernel can do that at once (5.14).
+    /// Kills all processes in it and in its descendants. Needs Linux 5.14; errors are ignored.
     pub fn kill(&self) {
         let _ = self.write("cgroup.kill", "1");
     }
 
-    /// Removes it and the groups below it. Fails while there is a process in one of them.
+    /// Removes it and its child cgroups. Fails while one of them contains a process.
     pub fn remove(&self) -> io::Result<()> {
         for group in self.groups() {
             group.remove()?;
@@ -161,7 +161,7 @@ impl Group {
         }
     }
 
-    /// The same, again and again while killed processes are still on their way out. Blocks.
+    /// Like [`Group::remove`], with retries until `patience` is over, because killed processes take time to exit. Blocks.
     pub fn remove_within(&self, patience: Duration) -> io::Result<()> {
         let began = Instant::now();
         loop {
@@ -172,7 +172,7 @@ impl Group {
         }
     }
 
-    /// Its directory, open.
+    /// Opens its directory.
     pub fn open(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(CWD, &self.0, flags, Mode::empty())?)
@@ -183,13 +183,13 @@ impl Group {
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {
-        // Never made: a file that isn't there is a controller that isn't.
+        // Does not create the file: a missing file means a missing controller.
         let mut file: File = OpenOptions::new().write(true).open(self.0.join(file))?;
         file.write_all(text.as_bytes())
     }
 }
 
-/// The nearest group of version 2, ours or one above it, that counts memory: for processes that others have limited.
+/// OOM kills of the nearest cgroup, ours or an ancestor, with the memory controller: for processes whose limits others have set.
 pub fn nearest_oom_kills() -> Option<u64> {
     let own = Group::own()?;
     own.path()
@@ -201,9 +201,9 @@ pub fn nearest_oom_kills() -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Directories and files that look like groups; what the kernel makes of them is tried in tests/qemu.
+    /// Uses plain directories and files; tests/qemu covers the real kernel.
     #[test]
-    fn files_of_groups_are_read_and_written() {
+    fn cgroup_files_are_read_and_written() {
         let dir = tempfile::tempdir().unwrap();
         let group = Group::at(dir.path()).below("pod");
         group.make().unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_removed_already() {
+    fn removing_a_missing_cgroup_succeeds() {
         Group::at("/nowhere/at/all").remove().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Where the group of a process is, by what `/proc` says.
+//! Finds the directory of a process's cgroup from `/proc`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::mounted;
 
-/// The directories that may be the group, given `/proc/self/cgroup` and `/proc/self/mountinfo`: one for each mount that shows it.
+/// Possible directories of the cgroup, from `/proc/self/cgroup` and `/proc/self/mountinfo`: one for each mount that contains it.
 pub(super) fn candidates(membership: &str, mountinfo: &str) -> Vec<PathBuf> {
     let Some(own) = membership
         .lines()
@@ -25,7 +25,7 @@ pub(super) fn candidates(membership: &str, mountinfo: &str) -> Vec<PathBuf> {
             if !kind.starts_with("cgroup2 ") {
                 return None;
             }
-            // A mount may show a part of the tree only; what lies outside of it (`/../..`) isn't there for us.
+            // A mount may contain only a part of the hierarchy; paths outside of it (`/../..`) are not visible to us.
             let below = own.strip_prefix(&root).ok()?;
             let outside = below.components().any(|part| part.as_os_str() == "..");
             (!outside).then(|| point.join(below))
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_tree() {
+    fn mount_of_the_whole_hierarchy() {
         let mounts = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(
             found(
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_version_one() {
+    fn hybrid_mount_beside_version_one() {
         let mounts = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                       32 23 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         let of = |membership| found(membership, mounts);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_the_tree() {
+    fn mount_of_a_part_of_the_hierarchy() {
         let mounts = "31 23 0:27 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
                       32 23 0:27 / /my\\040groups rw - cgroup2 cgroup rw\n";
         assert_eq!(
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_may_be_read() {
+    fn malformed_input_does_not_panic() {
         for text in [
             "",
             "\n",

@@ -1,62 +1,62 @@
-//! What the processes of a group use.
+//! Resource usage of cgroups.
 
 use std::io;
 
 use super::Group;
 
-/// What the processes of a group, and of those below it, use and have used.
+/// Resource usage of the processes in a cgroup and its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Nanoseconds of processors, since the group was made.
+    /// CPU time in nanoseconds since the cgroup was created.
     pub cpu_ns: u64,
-    /// How its limit of processors held it back; `None` where nobody counts it.
+    /// CPU throttling; `None` if the cpu controller is not enabled.
     pub throttling: Option<Throttling>,
-    /// Bytes of memory now, files in memory included.
+    /// Current bytes of memory, including the page cache and tmpfs.
     pub memory: u64,
-    /// Of these, what can't be taken away at once: without files that nobody has read lately. This is what limits are compared with.
+    /// Memory without inactive files, which the kernel can reclaim at once. This is the value to compare with limits.
     pub working_set: u64,
-    /// Of these, memory of processes alone.
+    /// Anonymous memory.
     pub rss: u64,
-    /// Bytes that were put out to swap; `None` where nobody counts them.
+    /// Bytes in swap; `None` if the kernel does not account for them.
     pub swap: Option<u64>,
-    /// What went to disks and came from them; `None` where nobody counts it.
+    /// Disk I/O; `None` if the io controller is not enabled.
     pub io: Option<Io>,
-    /// The most bytes ever; `None` on kernels older than 5.19.
+    /// The peak of `memory`; `None` on kernels before 5.19.
     pub peak: Option<u64>,
-    /// Processes and threads now.
+    /// Current processes and threads.
     pub processes: u64,
-    /// Page faults since the group was made, and those that had to read.
+    /// Page faults since the cgroup was created: all of them, and the major ones.
     pub page_faults: (u64, u64),
 }
 
-/// How a limit of processors held a group back.
+/// How a CPU limit throttled a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttling {
-    /// Periods in which something of the group wanted to run.
+    /// Periods in which a process of the cgroup was runnable.
     pub periods: u64,
-    /// Of these, those in which its limit held it back.
+    /// Periods in which the limit throttled it.
     pub throttled_periods: u64,
-    /// For how long, in nanoseconds.
+    /// Throttled time in nanoseconds.
     pub throttled_ns: u64,
 }
 
-/// What went to disks and came from them, all disks together.
+/// Disk I/O, the sum over all disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Io {
-    /// How often it was read.
+    /// Read operations.
     pub reads: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// How often it was written.
+    /// Write operations.
     pub writes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
 }
 
 impl Usage {
-    /// Reads it. What isn't counted, for want of its controller, is zero or `None`.
+    /// Reads the counters. Without its controller a counter is zero or `None`.
     pub(super) fn read(group: &Group) -> io::Result<Self> {
-        // Always there, with the controller or without.
+        // This file exists even if the controller is not enabled.
         let cpu = group.read("cpu.stat")?;
         let optional = |file: &str| group.read(file).unwrap_or_default();
         let number = |file: &str| optional(file).trim().parse::<u64>().ok();
@@ -93,7 +93,7 @@ impl Usage {
 }
 
 impl Throttling {
-    /// The text of `cpu.stat`, which has these lines with the controller only.
+    /// Parses `cpu.stat`, which contains these lines only if the controller is enabled.
     fn of(text: &str) -> Option<Self> {
         Some(Self {
             periods: field(text, "nr_periods")?,
@@ -104,7 +104,7 @@ impl Throttling {
 }
 
 impl Io {
-    /// The text of `io.stat`: a line for each disk, such as `8:0 rbytes=90112 wbytes=4096 rios=3 wios=1 dbytes=0 dios=0`.
+    /// Parses `io.stat`, which has a line for each disk: `8:0 rbytes=90112 wbytes=4096 rios=3 wios=1 dbytes=0 dios=0`.
     fn of(text: &str) -> Self {
         let mut sum = Self::default();
         for (name, value) in text
@@ -124,7 +124,7 @@ impl Io {
     }
 }
 
-/// A number of a file with lines such as `oom_kill 3`.
+/// A value from a file with lines such as `oom_kill 3`.
 pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (found, value) = line.split_once(' ')?;
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_kernel_are_read() {
+    fn counters_are_parsed() {
         let cpu = "usage_usec 2500\nuser_usec 2000\nsystem_usec 500\nnr_periods 9\nnr_throttled 3\nthrottled_usec 70\n";
         let memory = "anon 4096\nfile 8192\ninactive_file 1000\npgfault 12\npgmajfault 1\n";
         let usage = Usage::of(cpu, memory, 12_288, Some(20_000), 3);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn all_disks_count() {
+    fn io_of_all_disks_is_added_up() {
         let text = "8:0 rbytes=90112 wbytes=4096 rios=3 wios=1 dbytes=7 dios=7\n259:1 \n253:0 rbytes=8 wbytes=16 rios=1 wios=2\n";
         let sum = Io {
             reads: 4,
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_whole() {
+    fn field_names_match_exactly() {
         let events = "oom 1\noom_kill 2\noom_group_kill 3\nodd\n";
         assert_eq!(field(events, "oom_kill"), Some(2));
         assert_eq!(field(events, "oom_k"), None);
