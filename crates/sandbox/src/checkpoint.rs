@@ -1,7 +1,9 @@
-//! How a pod's containers stand, on disk: an end that the API server was not told of outlives sandbox and kubelet.
+//! The state of a pod's containers on disk: an exit that was not yet reported to the API server survives sandbox and
+//! kubelet.
 //!
-//! The sandbox writes the file whenever a run begins or ends. If it is gone, the kubelet reads the file, so that a container that
-//! has ended keeps its exit code and is not run again. The file holds what the pod's status shows, and nothing else.
+//! The sandbox writes the file whenever a run of a container begins or ends. If the sandbox is gone, the kubelet reads
+//! the file, so that a terminated container keeps its exit code and is not run again. The file holds what the pod's
+//! status shows, and nothing else.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,14 +16,14 @@ use rustix::fs::OFlags;
 
 use pod_protocol::PodState;
 
-/// The file, in the pod's directory.
+/// Name of the file in the pod's directory.
 pub const NAME: &str = "checkpoint";
-/// The file while it is written.
+/// Temporary name, renamed to [`NAME`] when the file is complete.
 const NEW: &str = "checkpoint.new";
 /// Room for some hundred containers with long termination messages.
 const MAX_BYTES: u64 = 8 * 1024 * 1024;
 
-/// The checkpoint of one pod, as its sandbox keeps it.
+/// The checkpoint of one pod, as its sandbox writes it.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -30,13 +32,13 @@ pub struct Checkpoint {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// What the file says.
+    /// The state in the file.
     state: PodState,
     frozen: bool,
 }
 
 impl Checkpoint {
-    /// That of the pod whose directory `dir` is.
+    /// The checkpoint in the pod directory `dir`.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -50,8 +52,9 @@ impl Checkpoint {
         !kept.frozen && runs(&kept.state) != runs(state)
     }
 
-    /// Writes what `newest` returns, if a run has begun or ended since. `newest` is called when earlier writes are done, so that
-    /// concurrent calls never leave an older state. Blocks until the disk has it.
+    /// Writes the state that `newest` returns, if a run has begun or ended since the last write. `newest` is called
+    /// after earlier writes are done, so that concurrent calls never leave an older state. Blocks until the file is
+    /// written.
     pub fn save(&self, newest: impl FnOnce() -> PodState) -> io::Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let state = PodState {
@@ -73,7 +76,7 @@ impl Checkpoint {
     }
 }
 
-/// The part of a container's status that says which runs there were.
+/// The part of a container's status that identifies its runs.
 #[derive(PartialEq)]
 struct Run<'a> {
     name: &'a str,
@@ -83,7 +86,8 @@ struct Run<'a> {
     ended_before: Option<&'a ContainerStateTerminated>,
 }
 
-/// The runs of a pod, and whether it is over. Probes and back-offs change a state far more often, and need not be remembered.
+/// The runs of a pod, and whether it is finished. Probes and back-offs change the state far more often, and cause no
+/// write.
 fn runs(state: &PodState) -> (bool, Vec<Run<'_>>) {
     let lists = [
         &state.init_containers,
@@ -120,16 +124,17 @@ fn write(dir: &Path, state: &PodState) -> io::Result<()> {
     options.create(true).truncate(true).write(true).mode(0o600);
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     let mut file = options.open(&new)?;
-    // Not synced: it outlives processes, but not the machine, which takes the pod and its directory with it.
+    // Not synced: the file has to survive processes, but not the machine, with which the pod and its directory are
+    // lost.
     file.write_all(&text)?;
     std::fs::rename(&new, dir.join(NAME))
 }
 
-/// Reads the checkpoint of the pod whose directory `dir` is; `None` if it has none.
+/// Reads the checkpoint in the pod directory `dir`; `None` if there is none.
 pub fn read(dir: &Path) -> io::Result<Option<PodState>> {
     let invalid = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
     let mut options = File::options();
-    // A pipe or a link in its place is not ours, and must not hold us up.
+    // In place of the file: do not follow a symlink, and do not block on a FIFO.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     options.read(true).custom_flags(flags.bits().cast_signed());
     let file = match options.open(dir.join(NAME)) {
@@ -176,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_read_as_it_was_written() {
+    fn checkpoint_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()).unwrap(), None);
         let checkpoint = Checkpoint::new(dir.path());
@@ -190,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_runs_that_begin_or_end_are_written() {
+    fn saves_only_when_a_run_begins_or_ends() {
         let dir = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::new(dir.path());
         let waiting = json!({ "state": { "waiting": { "reason": "ContainerCreating" } } });
@@ -208,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_checkpoint_is_an_error_and_never_followed() {
+    fn read_rejects_anything_but_a_valid_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         let refused = || {

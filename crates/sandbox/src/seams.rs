@@ -1,7 +1,7 @@
-//! What the life of a pod asks of the world around it.
+//! Interfaces between the lifecycle of a pod and the system around it.
 //!
-//! [`Runtime`] is the one seam between *what should happen to a pod* (`life`, which can be tried with a simulated
-//! runtime and a simulated clock) and *how it is done on Linux* (`runtime`).
+//! [`Runtime`] separates *what should happen to a pod* (`life`, which tests run with a simulated runtime and clock)
+//! from *how it is done on Linux* (`runtime`).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use pod_protocol::{ContainerInput, Problem};
 
-/// A pod's containers, as the life of the pod handles them. All on one thread, so futures need not be `Send`.
+/// A pod's containers, as the lifecycle uses them. All on one thread, so futures need not be `Send`.
 #[allow(
     async_fn_in_trait,
     reason = "a sandbox runs on one thread; no caller needs Send futures"
 )]
 pub trait Runtime: 'static {
-    /// Makes the pod's namespaces, network and volumes. Called once, before anything else; again after a failure.
+    /// Sets up the pod's namespaces, network and volumes. Called before everything else, and again after a failure.
     async fn up(&self) -> Result<PodNetwork, Problem>;
 
-    /// Makes sure that an image is there, pulling it if `policy` says so.
+    /// Ensures that an image is present, pulling it if `policy` says so.
     async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem>;
 
     /// The images that a container mounts as volumes.
@@ -32,10 +32,10 @@ pub trait Runtime: 'static {
     /// Starts a container. Its output goes to the log of this attempt.
     async fn start(&self, request: &StartRequest) -> Result<Started, Problem>;
 
-    /// Sends a signal to a container's first process. Quietly nothing if it has ended.
+    /// Sends a signal to a container's first process. Does nothing if that has exited.
     fn signal(&self, id: &str, signal: i32);
 
-    /// Runs a command in a container and waits for its end, or `timeout`, after which it is killed.
+    /// Runs a command in a container until it exits. Kills it after `timeout`.
     async fn exec(
         &self,
         id: &str,
@@ -46,36 +46,37 @@ pub trait Runtime: 'static {
     /// Connects from within the pod's network.
     async fn connect(&self, address: IpAddr, port: u16) -> std::io::Result<TcpStream>;
 
-    /// The termination message of a container that has ended: the end of the file at `terminationMessagePath` (4096 bytes), or
-    /// the log's end (80 lines, 2048 bytes) where the policy is FallbackToLogsOnError, the file is empty and it failed.
+    /// The termination message of a container that has exited: the end of the file at `terminationMessagePath` (4096
+    /// bytes). If that is empty, the container failed and the policy is FallbackToLogsOnError: the end of its log (80
+    /// lines, 2048 bytes).
     async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String>;
 
-    /// Hears of every probe: the container, what was asked (`Liveness`, …) and the result (`successful`, …).
+    /// Called after every probe with the container, the kind (`Liveness`, …) and the result (`successful`, …).
     fn probed(&self, _container: &str, _kind: &'static str, _result: &'static str) {}
 
-    /// Kills what is left and takes network and volumes away. Never fails; what can't be removed is logged.
+    /// Kills the remaining processes, and removes network and volumes. Never fails; errors are logged.
     async fn down(&self);
 }
 
-/// The pod's place in the network.
+/// The pod's network configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNetwork {
-    /// Its addresses; those of the host for `hostNetwork`.
+    /// The pod's addresses; those of the host for `hostNetwork`.
     pub ips: Vec<IpAddr>,
-    /// Ports of the host that the pod asks for and that nobody listens at, and why, in words.
+    /// A message for each `hostPort` that the pod asks for and that is not supported.
     pub closed_ports: Vec<String>,
 }
 
-/// An image to have.
+/// An image that a container needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
-    /// As the spec names it.
+    /// The reference in the spec.
     pub reference: String,
     /// `Always`, `IfNotPresent` or `Never`.
     pub policy: String,
 }
 
-/// An image that is there.
+/// An image that is present.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodImage {
     /// The normalised reference, for `ContainerStatus.image`.
@@ -84,15 +85,15 @@ pub struct PodImage {
     pub id: String,
     /// In bytes.
     pub size: u64,
-    /// It had to be fetched.
+    /// Whether it had to be pulled.
     pub pulled: bool,
-    /// Directories to stack, the lowest first.
+    /// Directories of the layers, the lowest first.
     pub layers: Vec<std::path::PathBuf>,
-    /// What the image says about running it.
+    /// Defaults from the image's configuration.
     pub config: ImageDefaults,
 }
 
-/// What an image says about running it.
+/// Defaults from an image's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageDefaults {
     /// ENTRYPOINT
@@ -114,13 +115,13 @@ pub struct ImageDefaults {
 /// A container to start.
 #[derive(Clone, Debug)]
 pub struct StartRequest {
-    /// Its spec; an ephemeral container's is converted to this.
+    /// Its spec; that of an ephemeral container is converted to this.
     pub container: Container,
-    /// For an ephemeral container: whose process namespace it joins.
+    /// For an ephemeral container: the container whose pid namespace it joins.
     pub target: Option<String>,
-    /// How often it was started before; names its log.
+    /// The number of earlier starts; part of the log's file name.
     pub attempt: u32,
-    /// What the API server contributed.
+    /// The API server's part of its configuration.
     pub input: ContainerInput,
     /// Its image.
     pub image: PodImage,
@@ -129,56 +130,56 @@ pub struct StartRequest {
 /// A container that was started.
 #[derive(Debug)]
 pub struct Started {
-    /// A new random id of 64 hexadecimal digits, without the `coracle://` that a status puts before it.
+    /// A new random id of 64 hexadecimal digits, without the `coracle://` prefix that statuses have.
     pub id: String,
-    /// When.
+    /// The start time.
     pub at: Timestamp,
-    /// Tells of its end. Never dropped without a word while the sandbox lives.
+    /// Receives the exit. The runtime never drops the sender without an exit while the sandbox runs.
     pub exit: oneshot::Receiver<Exit>,
-    /// The signal with which it wants to be stopped: `lifecycle.stopSignal`, STOPSIGNAL of the image, or SIGTERM.
+    /// Its stop signal: `lifecycle.stopSignal`, STOPSIGNAL of the image, or SIGTERM.
     pub stop_signal: i32,
-    /// Who its first process is.
+    /// The user of its first process.
     pub user: Option<ContainerUser>,
-    /// What goes wrong with its log, in words for the pod's user.
+    /// Messages for the pod's user about problems with its log.
     pub log_warnings: mpsc::UnboundedReceiver<String>,
 }
 
-/// How a container ended.
+/// The exit of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// 128 + the signal if it was killed by one.
+    /// The exit code; 128 + the signal if it was killed by one.
     pub code: i32,
     /// The signal that killed it.
     pub signal: Option<i32>,
     /// It was killed for using too much memory.
     pub oom_killed: bool,
-    /// When.
+    /// The exit time.
     pub at: Timestamp,
 }
 
-/// How a command in a container ended.
+/// The result of a command in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecResult {
-    /// Its exit code, or `None` if it was killed at its timeout.
+    /// Its exit code; `None` if it was killed at its time-out.
     pub code: Option<i32>,
-    /// The first 10 KiB of its output, both streams.
+    /// The first 10 KiB of stdout and stderr.
     pub output: String,
 }
 
-/// What a runtime asks of the parts of Coracle beside it.
+/// Services that a runtime uses from other parts of Coracle.
 #[allow(
     async_fn_in_trait,
     reason = "a sandbox runs on one thread; no caller needs Send futures"
 )]
 pub trait World: 'static {
-    /// Makes sure that an image is there, unpacked.
+    /// Ensures that an image is present and unpacked.
     async fn image(
         &self,
         request: &ImageRequest,
         credentials: &[serde_json::Value],
     ) -> Result<PodImage, Problem>;
 
-    /// Makes a volume, or brings the content of one that is there up to date. `credentials` are for images.
+    /// Creates a volume, or updates the content of an existing one. `credentials` are for images.
     async fn volume(
         &self,
         name: &str,
@@ -187,41 +188,42 @@ pub trait World: 'static {
         credentials: &[serde_json::Value],
     ) -> Result<Volume, Problem>;
 
-    /// Connects a network namespace to the pod network. The place is kept until [`World::leave`], or our end.
+    /// Attaches a network namespace to the pod network, until [`World::leave`] or the end of this process.
     async fn attach(&self, network: std::os::fd::OwnedFd) -> Result<Attachment, Problem>;
 
-    /// Waits until the pod's interface was made anew, and returns how it is to be set up; `None` if the pod has lost its place.
+    /// Waits until the pod's interface was recreated, and returns its configuration; `None` if the pod has lost its
+    /// attachment.
     async fn reattached(&self) -> Option<Attachment> {
         std::future::pending().await
     }
 
-    /// Takes volumes and network away.
+    /// Removes volumes and network.
     async fn leave(&self);
 }
 
 /// A volume that is ready to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Volume {
-    /// A directory or file of this machine.
+    /// A directory or file on the host.
     Directory {
-        /// Where.
+        /// Its path.
         path: std::path::PathBuf,
-        /// For everybody.
+        /// Read-only for all containers.
         read_only: bool,
     },
     /// The layers of an image, the lowest first.
     Layers(Vec<std::path::PathBuf>),
 }
 
-/// A place in the pod network: the interface is there, and is to be given this address.
+/// An attachment to the pod network. The interface exists, and has to be configured with this address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// The interface in the namespace.
+    /// Name of the interface in the namespace.
     pub interface: String,
     /// Its address.
     pub address: IpAddr,
-    /// How many bits of it name the node's network.
+    /// Prefix length of the node's subnet.
     pub prefix: u8,
-    /// Where everything else goes.
+    /// The default gateway.
     pub gateway: IpAddr,
 }

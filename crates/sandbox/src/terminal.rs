@@ -1,4 +1,4 @@
-//! The master side of a terminal, to be read.
+//! Reads from the master side of a terminal.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,15 +8,15 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::unix::pipe;
 
-/// What comes out of a terminal. It ends when the last process of the terminal has closed it.
+/// The output of a terminal. It ends when the last process has closed the terminal.
 #[derive(Debug)]
 pub struct TerminalOutput(pipe::Receiver);
 
 impl TerminalOutput {
-    /// Takes the master side over.
+    /// Takes ownership of the master side.
     pub fn new(master: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&master, true)?;
-        // No pipe, but it is read and waited for like one.
+        // Not a pipe, but it is read and polled like one.
         Ok(Self(pipe::Receiver::from_owned_fd_unchecked(master)?))
     }
 }
@@ -29,7 +29,7 @@ impl AsyncRead for TerminalOutput {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.0).poll_read(context, buffer);
         match read {
-            // The kernel's way to say that nobody is there any more.
+            // The kernel returns EIO when no process has the slave side open.
             Poll::Ready(Err(error)) if is_hung_up(&error) => Poll::Ready(Ok(())),
             read => read,
         }

@@ -1,6 +1,6 @@
-//! Waiting longer after each failure.
+//! Exponential back-off.
 //!
-//! The figures are upstream's: the first failure costs nothing, then 10 s, doubled each time up to 5 minutes.
+//! The values are upstream's: no delay after the first failure, then 10 s, doubled each time up to 5 minutes.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(300);
-/// What went well for so long starts again with the shortest delay.
+/// After this long without a failure, the delay starts again at its minimum.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// The delay before something is tried again.
+/// The delay before the next attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackOff {
     current: Option<Current>,
@@ -24,18 +24,17 @@ struct Current {
 }
 
 impl BackOff {
-    /// When a thing that failed at `failed` may be tried again, if it has to wait at all.
+    /// The earliest time of the next attempt after a failure at `failed`; `None` if there is no delay.
     pub fn until(&self, failed: Instant) -> Option<Instant> {
         let current = self.current?;
         (failed.saturating_duration_since(current.since) <= FORGET).then(|| failed + current.delay)
     }
 
-    /// The delay in force.
     pub fn delay(&self) -> Duration {
         self.current.map_or(Duration::ZERO, |current| current.delay)
     }
 
-    /// It is tried again at `now` after a failure at `failed`; the next failure waits longer.
+    /// Records an attempt at `now` after a failure at `failed`; the delay after the next failure is longer.
     pub fn step(&mut self, failed: Instant, now: Instant) {
         let delay = match self.current {
             Some(current) if failed.saturating_duration_since(current.since) <= FORGET => {
@@ -46,13 +45,13 @@ impl BackOff {
         self.current = Some(Current { delay, since: now });
     }
 
-    /// Past failures are forgiven.
+    /// Forgets past failures.
     pub fn clear(&mut self) {
         self.current = None;
     }
 }
 
-/// A duration as Go prints it, which is how messages show it.
+/// Formats a duration as Go does, since upstream's messages contain such durations.
 pub fn go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_good_minutes_are_a_new_start() {
+    fn delay_resets_after_ten_minutes_without_failure() {
         let mut back_off = BackOff::default();
         let start = Instant::now();
         back_off.step(start, start);
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_look_like_those_of_go() {
+    fn formats_durations_like_go() {
         for (millis, text) in [
             (0, "0s"),
             (250, "250ms"),

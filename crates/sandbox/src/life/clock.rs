@@ -1,11 +1,11 @@
-//! Two clocks: the one on the wall that the API shows, and the one that timers go by.
+//! Conversion from wall-clock time, which the API uses, to the monotonic clock, which timers use.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-/// A time of the past on the clock that timers go by.
+/// Converts a time in the past.
 pub fn instant_of(time: Timestamp) -> Instant {
     let age = Timestamp::now().duration_since(time);
     let age = Duration::try_from(age).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! postStart and preStop.
+//! postStart and preStop hooks.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use super::plan::seconds;
 use crate::probe::http;
 use crate::seams::Runtime;
 
-/// A hook has no limit of its own: the grace period ends a preStop hook, and a postStart hook may take its time.
+/// Hooks have no time-out of their own: the grace period bounds a preStop hook, and a postStart hook is unbounded.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 
-/// Where a container is found.
+/// The pod of a hook's container.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The pod as messages name it: `NAME_NAMESPACE(UID)`.
+    /// The pod's name in messages: `NAME_NAMESPACE(UID)`.
     pub pod: String,
-    /// Its first address.
+    /// The pod's first IP address.
     pub ip: Option<IpAddr>,
 }
 
-/// Runs a hook to its end; an error is for people.
+/// Runs a hook to its end. The error is a message for the container's status.
 pub async fn run<R: Runtime>(
     runtime: &R,
     place: &Place,

@@ -1,4 +1,4 @@
-//! The image of a container: looked for, fetched, and told about.
+//! Ensures that the images of a container are present, and reports the pulls.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use super::run::Reporter;
 use crate::seams::{ImageRequest, PodImage, Runtime};
 use pod_protocol::Problem;
 
-/// Makes sure that a container's image is there, and before it those that it mounts as volumes. An error names the image.
+/// Ensures that a container's image is present, and first the images that it mounts as volumes. An error names the
+/// image.
 pub async fn ensure_all<R: Runtime>(
     runtime: &R,
     report: &Reporter,
@@ -27,7 +28,6 @@ pub async fn ensure_all<R: Runtime>(
     image.map_err(|problem| (reference, problem))
 }
 
-/// Makes sure that an image is there.
 async fn ensure<R: Runtime>(
     runtime: &R,
     report: &Reporter,
@@ -66,7 +66,7 @@ async fn ensure<R: Runtime>(
                 };
                 return Err(failed(report, problem));
             }
-            // It has to be fetched; what is wrong beyond that shows then.
+            // The image has to be pulled. Other errors recur in the pull.
             Err(_) => {}
         }
     }
@@ -110,7 +110,7 @@ fn failed(report: &Reporter, problem: Problem) -> Problem {
     problem
 }
 
-/// The policy of a spec that names none: images of a moving tag are looked up each time.
+/// The default pull policy: `Always` for the tag `latest` or no tag, unless there is a digest.
 pub fn default_policy(reference: &str) -> String {
     let name = reference.split('@').next().unwrap_or(reference);
     let has_digest = name.len() != reference.len();
@@ -127,7 +127,7 @@ mod tests {
     use super::default_policy;
 
     #[test]
-    fn the_tag_decides_the_policy() {
+    fn default_pull_policy_depends_on_the_tag() {
         for (reference, policy) in [
             ("busybox", "Always"),
             ("busybox:latest", "Always"),

@@ -1,4 +1,4 @@
-//! What happened lately.
+//! The pod's recent events.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use pod_protocol::PodEvent;
 
-/// So many are kept for a kubelet that is away.
+/// Number of events kept for a kubelet that is not connected.
 const KEPT: usize = 64;
 
 /// The pod's events, numbered.
@@ -17,7 +17,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Notes something, about a container if `field_path` names one.
+    /// Records an event, about a container if `field_path` names one.
     pub fn note(
         &mut self,
         field_path: Option<String>,
@@ -42,7 +42,7 @@ impl Journal {
         });
     }
 
-    /// All that is kept, oldest first.
+    /// All kept events, oldest first.
     pub fn events(&self) -> Vec<PodEvent> {
         self.events.iter().cloned().collect()
     }

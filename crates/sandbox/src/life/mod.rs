@@ -1,16 +1,16 @@
-//! The life of a pod: what is started, restarted, asked, waited for and ended, and when.
+//! The lifecycle of a pod: when its containers are started, probed, restarted and stopped.
 //!
 //! ```text
-//!   plan     decides what to do next, from records alone; the place to start reading
-//!   record   what is known about a container
+//!   plan     decides what to do next, from records alone; start reading here
+//!   record   the state of one container
 //!   restart, back_off, clock    small rules
 //!   driver   keeps the records, carries out plans, publishes the state
 //!   run      one run of one container, a task that reports to the driver (image, hooks)
-//!   status   records as the API shows them
+//!   status   converts records to API statuses
 //! ```
 //!
-//! Everything is on one thread and generic over [`Runtime`], so that a whole life can be tried in a moment with a
-//! simulated runtime and clock.
+//! Everything runs on one thread and is generic over [`Runtime`], so that tests can run a whole lifecycle in an
+//! instant, with a simulated runtime and clock.
 
 mod back_off;
 mod clock;
@@ -43,7 +43,7 @@ pub(crate) use back_off::go_duration;
 pub(crate) use image::default_policy;
 pub(crate) use plan::restarts_to_resize;
 
-/// Begins the life of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
+/// Starts the lifecycle of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
 pub fn start<R: Runtime>(runtime: Rc<R>, bundle: Bundle) -> LifeHandle {
     let (messages, inbox) = mpsc::unbounded_channel();
     let (publish, state) = watch::channel(PodState::default());
@@ -52,7 +52,7 @@ pub fn start<R: Runtime>(runtime: Rc<R>, bundle: Bundle) -> LifeHandle {
     LifeHandle { messages, state }
 }
 
-/// How the rest of the sandbox speaks with the life of its pod.
+/// Controls and observes the lifecycle of a pod from the rest of the sandbox.
 #[derive(Clone, Debug)]
 pub struct LifeHandle {
     messages: mpsc::UnboundedSender<Message>,
@@ -60,43 +60,43 @@ pub struct LifeHandle {
 }
 
 impl LifeHandle {
-    /// The pod has changed. The runtime must have been told before.
+    /// Applies a new bundle. The runtime must have received it before.
     pub fn put_bundle(&self, bundle: Bundle) {
-        // A pod that is over does not listen, and need not.
+        // The driver of a finished pod has exited: ignore.
         let _ = self.messages.send(Message::Bundle(Box::new(bundle)));
     }
 
-    /// The pod is to end. A later call can only shorten the time that it is given.
+    /// Stops the pod. A later call can only shorten the grace period.
     pub fn stop(&self, stop: Stop) {
         let _ = self.messages.send(Message::Stop(stop));
     }
 
-    /// The sandbox can't go on, though its pod could: ends the containers, within the pod's grace period, and leaves all else as it
-    /// is for the sandbox that replaces this one. The state goes on to show these containers as running: whether they are started
-    /// again is decided by the pod's policy for containers that were lost, and not by how they reacted to the signal. Returns whether
-    /// it came to that: not if the pod ends anyway.
+    /// Stops the containers, because the sandbox can't go on though its pod could. The containers get the pod's grace
+    /// period. Everything else is left as it is for the sandbox that replaces this one. The state continues to show
+    /// these containers as running: the restart policy for lost containers decides whether they are started again, not
+    /// their exit codes. Returns `false` if the pod ends anyway.
     pub async fn abandon(&self) -> bool {
         let _ = self.messages.send(Message::Abandon);
         let mut state = self.state.clone();
-        // The driver drops its end when it has nothing more to say.
+        // The driver drops its sender when it exits.
         while state.changed().await.is_ok() {}
         !state.borrow().finished
     }
 
-    /// The pod's whole state; it changes only when there is something new.
+    /// The pod's whole state. Receivers are notified only on change.
     pub fn state(&self) -> watch::Receiver<PodState> {
         self.state.clone()
     }
 
-    /// Waits until nothing of the pod runs and nothing will, and the runtime is down.
+    /// Waits until no container runs or will run, and the runtime is down.
     pub async fn finished(&self) {
         let mut state = self.state.clone();
-        // The driver ends without this word only if its thread does.
+        // An error means that the driver exited first: the pod was abandoned, or the thread ends.
         let _ = state.wait_for(|state| state.finished).await;
     }
 }
 
-/// What the driver hears.
+/// Input of the driver.
 #[derive(Debug)]
 enum Message {
     Bundle(Box<Bundle>),

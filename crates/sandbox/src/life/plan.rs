@@ -1,7 +1,6 @@
-//! What is to be done next, decided from what is known. No clocks, no tasks, no side effects.
+//! Decides what to do next, from the records alone. No clocks, no tasks, no side effects.
 //!
-//! The one who asks carries out the actions, notes what they change in the records, and asks again until there is
-//! nothing left to do.
+//! The driver carries out the actions, updates the records, and plans again until no action is left.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,10 +11,10 @@ use tokio::time::Instant;
 use super::record::{Kill, Kind, Record, Run, Stage};
 use super::restart::{self, RestartPolicy};
 
-/// How long the end of a container, or a failed pull, is shown before the state says that it is being waited.
+/// How long the status shows an exit or a failed pull before it shows the back-off.
 const SHOWN: Duration = Duration::from_secs(2);
 
-/// What decisions are made from.
+/// The input of [`plan`].
 pub struct Facts<'a> {
     /// All containers: init containers, containers, ephemeral containers, each in the order of the spec.
     pub records: &'a [Record],
@@ -23,56 +22,51 @@ pub struct Facts<'a> {
     pub policy: RestartPolicy,
     /// The pod's terminationGracePeriodSeconds.
     pub grace: Duration,
-    /// The pod's namespaces, network and volumes are there.
+    /// The pod's namespaces, network and volumes are set up.
     pub up: bool,
-    /// The pod is to end; this is when patience ends.
+    /// The end of the grace period, if the pod is being stopped.
     pub ending: Option<Instant>,
-    /// All containers are being ended in order to start over.
+    /// All containers are being stopped in order to restart them (RestartAllContainers).
     pub resetting: bool,
-    /// The present.
     pub now: Instant,
 }
 
-/// What is to be done.
+/// The output of [`plan`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
-    /// In this order.
+    /// To be carried out in this order.
     pub actions: Vec<Action>,
-    /// Look again then, even if nothing happens.
+    /// Plan again at this time, even without a message.
     pub wake: Option<Instant>,
 }
 
-/// Something to do. Containers are named by their place in the records.
+/// An action of the driver. Containers are identified by their index in the records.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Start a container.
     Start(usize),
-    /// Say that the restart of a container is being waited.
+    /// Show a container as CrashLoopBackOff.
     CrashLoop(usize),
-    /// Say that the pull of its image is being waited.
+    /// Show a container as ImagePullBackOff.
     PullBackOff(usize),
-    /// End a run, or change the order to.
+    /// Stop a run, or change how it is being stopped.
     Kill {
-        /// Which.
         index: usize,
-        /// How.
         kill: Kill,
-        /// What to say about it.
+        /// Message of the event; empty for the default.
         message: String,
     },
-    /// A sidecar is up: those after it can start.
+    /// A sidecar has started: stop blocking the containers after it.
     Pass(usize),
-    /// End all runs in order to start over.
+    /// Stop all runs in order to restart all containers.
     BeginReset,
-    /// All runs have ended: start over.
+    /// All runs have ended: restart all containers.
     Reset,
-    /// The pod's work is done, or can't be done: end what still runs.
+    /// The pod has succeeded or failed: stop the remaining runs.
     End,
-    /// Nothing runs and nothing will.
+    /// No container runs or will run.
     Finish,
 }
 
-/// Decides.
 pub fn plan(facts: &Facts<'_>) -> Plan {
     let mut plan = Plan::default();
     if let Some(deadline) = facts.ending {
@@ -101,9 +95,9 @@ impl Plan {
         }
     }
 
-    /// Init containers one after the other, sidecars kept up.
+    /// Runs init containers one after the other, and keeps sidecars running.
     fn initialize(&mut self, facts: &Facts<'_>) -> Initialization {
-        // Once a regular container has come, init containers are history.
+        // Once a regular container was started, init containers do not run again.
         let initialized = of(facts, &[Kind::Regular])
             .any(|(_, record)| record.run.is_some() || record.exit().is_some());
         let mut result = Initialization::Done;
@@ -141,7 +135,8 @@ impl Plan {
 
     fn regular(&mut self, facts: &Facts<'_>) {
         let mut alive = false;
-        // A container is started for the first time when those before it have been, postStart hook and all.
+        // A container's first start waits until the containers before it have started and their postStart hooks are
+        // done.
         let mut first_start_under_way = false;
         for (index, record) in of(facts, &[Kind::Regular]) {
             if let Some(run) = &record.run {
@@ -159,13 +154,13 @@ impl Plan {
             }
         }
         if !alive {
-            // Whatever was planned for sidecars is moot.
+            // The pod ends, so drop the actions planned for sidecars.
             self.actions.clear();
             self.actions.push(Action::End);
         }
     }
 
-    /// Plans to start a container, at once or when its time has come; tells whether it is at once.
+    /// Plans the start of a container, now or when its back-off is over. Returns whether it is now.
     fn start(&mut self, facts: &Facts<'_>, index: usize) -> bool {
         let record = &facts.records[index];
         if record.held {
@@ -201,7 +196,7 @@ impl Plan {
         true
     }
 
-    /// Ends a run that can't go on as it is.
+    /// Kills a run if its container's definition has changed or a probe has failed.
     fn check(&mut self, facts: &Facts<'_>, index: usize) {
         let record = &facts.records[index];
         let Some(run) = record.run.as_ref().filter(|run| run.kill.is_none()) else {
@@ -219,7 +214,7 @@ impl Plan {
             let message = format!("{what} {name} resize requires restart");
             (message, None, true)
         } else {
-            // A rule can't be asked before there is an exit code; only the policies count.
+            // Restart rules need an exit code, and there is none yet, so that only the policies count.
             let restart = restart::policy(&record.spec, facts.policy) != RestartPolicy::Never;
             let (message, probe) = if run.dead {
                 (
@@ -254,7 +249,7 @@ impl Plan {
         });
     }
 
-    /// Ends everything: regular containers first, sidecars in reverse order.
+    /// Stops everything: regular containers first, then sidecars in reverse order.
     fn end_all(&mut self, facts: &Facts<'_>, deadline: Instant) {
         let records = facts.records;
         if records.iter().all(|record| record.run.is_none()) {
@@ -288,7 +283,7 @@ impl Plan {
         }
     }
 
-    /// Orders the end of a run, or changes the order; later orders only shorten.
+    /// Stops a run, or changes how it is being stopped; a change can only shorten the grace period.
     fn kill(&mut self, index: usize, run: &Run, deadline: Instant, turn: bool) {
         let kill = match run.kill {
             Some(kill) => Kill {
@@ -311,7 +306,7 @@ impl Plan {
         }
     }
 
-    /// Plans something for a moment, which may have come.
+    /// Plans an action for `moment`, or now if that has passed.
     fn at(&mut self, facts: &Facts<'_>, moment: Instant, action: Action) {
         if moment <= facts.now {
             self.actions.push(action);
@@ -339,7 +334,7 @@ fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (us
         .filter(|(_, record)| kinds.contains(&record.kind))
 }
 
-/// Whether it wants other resources than its run has, and says that it has to be restarted for them.
+/// Whether the container wants other resources than its run has, and its resizePolicy requires a restart for them.
 pub fn restarts_to_resize(container: &Container, has: Option<&ResourceRequirements>) -> bool {
     let wanted = container.resources.as_ref();
     let policies = container.resize_policy.iter().flatten();
@@ -358,8 +353,8 @@ fn changed(record: &Record, run: &Run) -> bool {
     record.spec.image.as_deref().unwrap_or_default() != run.image
 }
 
-/// Seconds of a spec, which may be negative.
+/// Converts seconds of a spec; negative values count as 0.
 pub fn seconds(value: i64) -> Duration {
-    // Longer than a year is forever, and keeps sums of instants from overflowing.
+    // The cap of a year keeps sums of instants from overflowing.
     Duration::from_secs(u64::try_from(value).unwrap_or(0).min(365 * 86_400))
 }

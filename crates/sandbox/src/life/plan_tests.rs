@@ -1,4 +1,4 @@
-//! Decisions, as tables.
+//! Table-driven tests of `plan`.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::plan::{Action, Facts, Plan, plan};
 use super::record::{Ended, Kill, Kind, Record, Run, Stage};
 use super::restart::RestartPolicy;
 
-/// A container and how it stands: `-` nothing yet, `p` preparing, `h` in its hook, `r` running, `s` stopping,
-/// a number for one that ended with it.
+/// A container in a given state: `-` not started, `p` preparing, `h` in its postStart hook, `r` running, `s` stopping,
+/// or the exit code of a terminated one.
 fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
     let spec = from_value(json!({"name": name, "image": "i"})).expect("a container");
     let mut record = Record::new(kind, spec, None);
@@ -58,7 +58,8 @@ fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
     record
 }
 
-/// Containers in a word: `i:0 s:r c:-` are an init container that succeeded, a running sidecar and a container to come.
+/// Parses containers: `i:0 s:r c:-` are an init container that succeeded, a running sidecar and a container not yet
+/// started.
 fn records(text: &str, now: Instant) -> Vec<Record> {
     text.split_whitespace()
         .enumerate()
@@ -92,7 +93,7 @@ fn decide(
     })
 }
 
-/// Actions in a word each.
+/// Formats a plan, one word per action.
 fn words(plan: &Plan) -> String {
     let words: Vec<String> = plan
         .actions
@@ -114,17 +115,17 @@ fn words(plan: &Plan) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_life() {
+async fn containers_start_and_restart_in_order() {
     use RestartPolicy::{Always, Never, OnFailure};
     let now = Instant::now();
     for (policy, text, want) in [
-        // Nothing, then everything.
+        // Containers start in order.
         (Always, "c:- c:-", "start0"),
         (Always, "c:p c:-", ""),
         (Always, "c:h c:-", ""),
         (Always, "c:r c:-", "start1"),
         (Always, "c:r c:r", ""),
-        // Init containers come first, one by one.
+        // Init containers run first, one by one.
         (Always, "i:- i:- c:-", "start0"),
         (Always, "i:r i:- c:-", ""),
         (Always, "i:0 i:- c:-", "start1"),
@@ -133,9 +134,9 @@ async fn a_life() {
         (OnFailure, "i:1 c:-", "start0"),
         (Never, "i:1 c:-", "end"),
         (Never, "i:0 c:-", "start1"),
-        // Once containers run, init containers are history.
+        // Once containers run, init containers do not run again.
         (Always, "i:- c:r", ""),
-        // Sidecars go on, and do not hold up what comes after them once they were up.
+        // Sidecars keep running, and block later containers only until they have started.
         (Always, "s:- i:- c:-", "start0"),
         (Always, "s:p i:- c:-", ""),
         (Always, "s:h i:- c:-", ""),
@@ -143,7 +144,7 @@ async fn a_life() {
         (Always, "s:r i:0 c:r", ""),
         (Always, "s:0 c:r", "start0"),
         (Never, "s:1 c:r", "start0"),
-        // Ends.
+        // Containers terminate.
         (Always, "c:0", "start0"),
         (OnFailure, "c:0", "end"),
         (OnFailure, "c:1", "start0"),
@@ -156,7 +157,7 @@ async fn a_life() {
         (Always, "i:r c:- e:-", "start2"),
         (Always, "c:r e:0", ""),
         (Always, "c:r e:1", ""),
-        // Nothing at all.
+        // No containers.
         (Always, "", "end"),
     ] {
         let records = records(text, now);
@@ -166,7 +167,7 @@ async fn a_life() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end() {
+async fn sidecars_stop_after_regular_containers() {
     let now = Instant::now();
     for (text, want) in [
         ("c:-", "finish"),
@@ -174,7 +175,8 @@ async fn an_end() {
         ("c:r c:r", "kill0 kill1"),
         ("c:p", "kill0"),
         ("c:s", ""),
-        // Sidecars are told, but wait for their turn: last come, first gone.
+        // Sidecars get the deadline at once (`warn`), but the stop signal only in their turn: in reverse order of their
+        // start.
         ("s:r s:r c:r", "warn0 warn1 kill2"),
         ("s:r s:r c:0", "warn0 kill1"),
         ("s:r s:0 c:0", "kill0"),
@@ -188,7 +190,7 @@ async fn an_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting() {
+async fn crashed_container_restarts_after_its_back_off() {
     let now = Instant::now();
     let mut records = records("c:1 c:r", now);
     records[0].back_off.step(now, now);
@@ -205,7 +207,7 @@ async fn waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_can_not_go_on_is_ended() {
+async fn unhealthy_or_changed_containers_are_killed() {
     let now = Instant::now();
     let mut records = records("s:r c:r c:r c:r", now);
     records[0].run.as_mut().expect("a run").dead = true;
@@ -254,7 +256,7 @@ async fn what_can_not_go_on_is_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_started_before_the_pod_is_up() {
+async fn nothing_starts_before_the_pod_is_set_up() {
     let now = Instant::now();
     let records = records("c:-", now);
     let plan = plan(&Facts {

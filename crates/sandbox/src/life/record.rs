@@ -1,4 +1,4 @@
-//! What is known about one container of the pod.
+//! The state of one container of the pod.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, ContainerUser,
@@ -12,139 +12,133 @@ use super::restart::{self, RestartPolicy};
 use crate::seams::PodImage;
 use pod_protocol::Problem;
 
-/// Which part a container plays in its pod.
+/// The kind of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Runs to its end before the next is started.
+    /// Runs to completion before the next container is started.
     Init,
-    /// An init container that stays: it has to be up before the next is started, and ends last.
+    /// A restartable init container: it has to have started before the next container is, and is stopped last.
     Sidecar,
-    /// What the pod is there for.
+    /// One of `spec.containers`.
     Regular,
-    /// Added to a running pod to look at it; never restarted.
+    /// Added to a running pod for debugging; never restarted.
     Ephemeral,
 }
 
-/// One container: what is wanted of it, and all that happened to it.
+/// One container: its spec, and the history of its runs.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Its part in the pod.
     pub kind: Kind,
-    /// What the newest bundle says.
+    /// From the newest bundle.
     pub spec: Container,
-    /// For an ephemeral container: whose processes it wants to see.
+    /// `targetContainerName` of an ephemeral container.
     pub target: Option<String>,
-    /// What happens with it now; nothing if it isn't running and isn't being started.
+    /// The current run; `None` if the container neither runs nor is being started.
     pub run: Option<Run>,
-    /// The end of the newest run, while no newer one has come so far as to have a container.
+    /// The exit of the newest run, until [`Self::adopt`] replaces that run by a newer one.
     pub ended: Option<Ended>,
-    /// The end of the run before.
+    /// The exit of the run before.
     pub previous: Option<ContainerStateTerminated>,
     /// The id of the newest container.
     pub id: Option<String>,
     /// The image of the newest container.
     pub image: Option<PodImage>,
-    /// Who the first process of the newest container is.
+    /// The user of the newest container's first process.
     pub user: Option<ContainerUser>,
     /// The number of the newest run, counted from 0.
     pub restarts: i32,
-    /// There was a run with that number.
+    /// Whether there was a run with that number.
     pub has_run: bool,
-    /// Why it isn't running, if that is known.
+    /// The reason why it isn't running, if known.
     pub waiting: Option<Problem>,
-    /// Its last pull failed.
+    /// The failure of its last pull.
     pub pull_failure: Option<PullFailure>,
     /// The delay between restarts.
     pub back_off: BackOff,
     /// The delay between pulls.
     pub pull_back_off: BackOff,
-    /// Not to be started before this, since the last try did not get as far as a container.
+    /// Earliest time of the next attempt, if the last one failed before it created a container.
     pub retry: Option<Instant>,
-    /// What only the API server knows is missing; tried again when a bundle brings it.
+    /// The bundle reports a problem, such as a missing ConfigMap. Retried when a bundle reports none.
     pub held: bool,
-    /// A sidecar that was up once; it no longer holds up those after it.
+    /// A sidecar that has started once; it no longer blocks the containers after it.
     pub passed: bool,
 }
 
 /// A container that is running or being started.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Tells runs apart over the whole life of the pod.
+    /// Unique among all runs of the pod.
     pub serial: u64,
-    /// The image that the spec named.
+    /// The image as the spec named it when this run began.
     pub image: String,
     /// The resources that it was started with.
     pub resources: Option<ResourceRequirements>,
-    /// How far it is.
     pub stage: Stage,
-    /// Its container, until the record has taken it over.
+    /// Id, image and user of its container, until [`Record::adopt`] takes them.
     pub container: Option<(String, PodImage, Option<ContainerUser>)>,
-    /// It is to end.
+    /// Set if it is being stopped.
     pub kill: Option<Kill>,
-    /// The startup probe has said that it is up (`true`) or never will be.
+    /// The result of the startup probe; `false` if it reached its failure threshold.
     pub startup: Option<bool>,
-    /// The liveness probe has given up on it.
+    /// The liveness probe has reached its failure threshold.
     pub dead: bool,
-    /// The readiness probe finds it ready.
+    /// The readiness probe has reached its success threshold.
     pub ready: bool,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Its image is looked for, or its processes are being made.
+    /// Its image is being pulled, or its container created.
     Preparing,
-    /// It runs, but its postStart hook has not finished.
+    /// The container runs, but its postStart hook has not finished.
     Hook {
-        /// Since when.
+        /// The container's start time.
         at: Timestamp,
     },
-    /// It runs.
     Running {
-        /// Since when.
+        /// The container's start time.
         at: Timestamp,
     },
 }
 
-/// The order to end a run.
+/// An order to stop a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// When patience ends.
+    /// End of the grace period.
     pub deadline: Instant,
-    /// It may be signalled: those that must end before it have.
+    /// The stop signal may be sent: the containers that must end before this one have ended.
     pub turn: bool,
-    /// It is started again whatever its policy says.
+    /// Restart it afterwards, regardless of its restart policy.
     pub restart: bool,
 }
 
-/// A run that has ended.
+/// The exit of a run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// How, as the API shows it.
+    /// As the API shows it.
     pub state: ContainerStateTerminated,
-    /// When, on our own clock.
+    /// On the monotonic clock.
     pub at: Instant,
-    /// It is started again whatever its policy says.
+    /// Restart it, regardless of its restart policy.
     pub restart: bool,
-    /// It was in an earlier life of the pod: init containers have to run again.
+    /// The run ended before all containers were restarted, or in an earlier sandbox. Init containers have to run again.
     pub stale: bool,
 }
 
-/// A pull that failed.
 #[derive(Clone, Debug)]
 pub struct PullFailure {
-    /// Of which image.
     pub image: String,
-    /// Why, with the reason in front.
+    /// The reason and the message, joined by a colon.
     pub message: String,
-    /// When.
     pub at: Instant,
-    /// The container's state says that it is being waited.
+    /// The status shows ImagePullBackOff already.
     pub shown: bool,
 }
 
 impl Record {
-    /// A container that nothing is known of.
+    /// A container without any runs.
     pub fn new(kind: Kind, spec: Container, target: Option<String>) -> Self {
         Self {
             kind,
@@ -168,7 +162,7 @@ impl Record {
         }
     }
 
-    /// Goes on from what an earlier sandbox of this pod has told.
+    /// Restores the record from the status that an earlier sandbox of this pod reported.
     pub fn remember(&mut self, before: &ContainerStatus, now: Instant) {
         self.restarts = before.restart_count;
         self.previous = before
@@ -202,7 +196,7 @@ impl Record {
                 restart: false,
                 stale: true,
             });
-            // Shown as waiting with this as its last state, as upstream does after a reboot.
+            // The status shows it as waiting with this as its last state, as upstream does after a reboot.
             self.waiting = Some(Problem {
                 reason: "ContainerCreating".to_owned(),
                 message: String::new(),
@@ -212,12 +206,11 @@ impl Record {
         }
     }
 
-    /// The name in the spec.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// As events name it.
+    /// The field path of its events.
     pub fn field_path(&self) -> String {
         let list = match self.kind {
             Kind::Init | Kind::Sidecar => "initContainers",
@@ -236,7 +229,7 @@ impl Record {
         }
     }
 
-    /// The present run becomes the newest one: from now on its container is what the record shows.
+    /// Makes the current run the newest one: from now on, the status shows its container.
     pub fn adopt(&mut self) {
         if let Some(ended) = self.ended.take() {
             self.previous = Some(ended.state);
@@ -258,7 +251,7 @@ impl Record {
             .is_some_and(|run| matches!(run.stage, Stage::Running { .. }))
     }
 
-    /// It runs and its startup probe, if it has one, has found it up.
+    /// It runs, and its startup probe, if it has one, has succeeded.
     pub fn started(&self) -> bool {
         self.running()
             && (self.spec.startup_probe.is_none()
@@ -268,24 +261,24 @@ impl Record {
                     .is_some_and(|run| run.startup == Some(true)))
     }
 
-    /// It is up and its readiness probe, if it has one, finds it ready.
+    /// It has started, and its readiness probe, if it has one, succeeds.
     pub fn ready(&self) -> bool {
         self.started()
             && (self.spec.readiness_probe.is_none()
                 || self.run.as_ref().is_some_and(|run| run.ready))
     }
 
-    /// The exit code of the newest run, if it ended in this life of the pod.
+    /// The exit of the newest run, unless it is stale.
     pub fn exit(&self) -> Option<&Ended> {
         self.ended.as_ref().filter(|ended| !ended.stale)
     }
 
-    /// An init container that has done its work.
+    /// The newest run succeeded, and is not stale. Meant for init containers.
     pub fn succeeded(&self) -> bool {
         self.exit().is_some_and(Ended::succeeded)
     }
 
-    /// A container that isn't running is to be (re)started, now or after a while.
+    /// Whether a container without a run is to be (re)started, now or after its back-off.
     pub fn wants_start(&self, pod: RestartPolicy) -> bool {
         if self.run.is_some() {
             return false;
@@ -305,7 +298,7 @@ impl Record {
         }
     }
 
-    /// Its end asks for a restart of all containers.
+    /// Its exit triggers a restart of all containers.
     pub fn asks_for_reset(&self) -> bool {
         self.run.is_none()
             && self.kind != Kind::Ephemeral
@@ -314,7 +307,7 @@ impl Record {
                 .is_some_and(|ended| restart::of_all(&self.spec, ended.state.exit_code))
     }
 
-    /// Everything starts over, with restart counts going on.
+    /// Prepares a restart of all containers. Restart counts continue.
     pub fn reset(&mut self) {
         if !self.asks_for_reset() {
             self.back_off.clear();
@@ -333,12 +326,12 @@ impl Record {
 }
 
 impl Ended {
-    /// Exit code 0, and not for want of memory.
+    /// Exit code 0, and not OOM-killed.
     pub fn succeeded(&self) -> bool {
         self.state.exit_code == 0 && self.state.reason.as_deref() != Some("OOMKilled")
     }
 
-    /// The exit code, but never 0 for a failure.
+    /// The exit code of a failed run; 137 if it is 0, as it can be after an OOM kill.
     fn failure_code(&self) -> i32 {
         if self.state.exit_code == 0 {
             137
@@ -348,12 +341,11 @@ impl Ended {
     }
 }
 
-/// An id without the runtime's name in front.
+/// The id without the `coracle://` prefix.
 fn bare_id(id: &str) -> String {
     id.rsplit("//").next().unwrap_or(id).to_owned()
 }
 
-/// A state of the API that says nothing but how a run ended.
 pub fn terminated(state: ContainerStateTerminated) -> ContainerState {
     ContainerState {
         terminated: Some(state),
@@ -361,7 +353,7 @@ pub fn terminated(state: ContainerStateTerminated) -> ContainerState {
     }
 }
 
-/// The container that an ephemeral container is, but for its target.
+/// Converts an ephemeral container. Its target has no counterpart and is dropped.
 pub fn as_container(ephemeral: &EphemeralContainer) -> Container {
     let e = ephemeral.clone();
     Container {

@@ -1,21 +1,18 @@
-//! Whether a container that has ended is started again.
+//! Restart policies and restart rules.
 
 use k8s_openapi::api::core::v1::Container;
 
-/// `Always`, `OnFailure` or `Never`, of a pod or a container.
+/// The restart policy of a pod or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// Whatever its exit code was.
     #[default]
     Always,
-    /// Only after a failure.
     OnFailure,
-    /// Not at all.
     Never,
 }
 
 impl RestartPolicy {
-    /// From the spec's word; what is unknown or missing is `Always`, the default of the API.
+    /// Parses the policy of a pod. Unknown or missing is `Always`, the API's default.
     pub fn of_pod(word: Option<&str>) -> Self {
         Self::parse(word).unwrap_or_default()
     }
@@ -38,12 +35,12 @@ impl RestartPolicy {
     }
 }
 
-/// The container's own policy where it has one, else the pod's.
+/// The container's own policy if it has one, else the pod's.
 pub fn policy(container: &Container, pod: RestartPolicy) -> RestartPolicy {
     RestartPolicy::parse(container.restart_policy.as_deref()).unwrap_or(pod)
 }
 
-/// Whether a container is started again after it ended with this code.
+/// Whether a container is restarted after it exited with this code.
 pub fn wanted(container: &Container, pod: RestartPolicy, exit_code: i32) -> bool {
     if container.restart_policy.is_some()
         && matches!(
@@ -56,12 +53,12 @@ pub fn wanted(container: &Container, pod: RestartPolicy, exit_code: i32) -> bool
     policy(container, pod).after(exit_code)
 }
 
-/// Whether the end of this container with this code asks for a restart of all containers.
+/// Whether a container's exit with this code restarts all containers.
 pub fn of_all(container: &Container, exit_code: i32) -> bool {
     rule(container, exit_code) == Some("RestartAllContainers")
 }
 
-/// The action of the first rule that fits.
+/// The action of the first matching rule.
 fn rule(container: &Container, exit_code: i32) -> Option<&str> {
     container
         .restart_policy_rules
@@ -92,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn policies() {
+    fn restart_follows_policies_and_rules() {
         use RestartPolicy::{Always, Never, OnFailure};
         let plain = json!({"name": "c"});
         let never = json!({"name": "c", "restartPolicy": "Never"});
@@ -116,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_with_not_in_and_of_all() {
+    fn not_in_rule_restarts_all_containers() {
         let spec = container(
             json!({"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
             {"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn", "values": [0, 1]}}]}),

@@ -1,4 +1,4 @@
-//! One run of one container: image, start, hooks, end. A task that tells what happens and obeys orders to end.
+//! One run of one container: image, start, hooks, stop. A task that reports to the driver and takes its orders to stop.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -18,71 +18,61 @@ use super::{Message, image};
 use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
 use pod_protocol::{ContainerInput, Problem};
 
-/// A container gets at least so long between its stop signal and SIGKILL.
+/// Minimum time between a container's stop signal and SIGKILL.
 const SHORTEST_GRACE: Duration = Duration::from_secs(2);
 
-/// What a run tells.
+/// A report of a run to the driver.
 #[derive(Debug)]
 pub enum Fact {
-    /// Something worth an event about this container.
+    /// An event about this container.
     Event {
-        /// It is a warning.
         warning: bool,
-        /// Upstream's word.
+        /// As in upstream's event.
         reason: &'static str,
-        /// The same for people.
         message: String,
     },
-    /// The container is there; its postStart hook runs next.
+    /// The container was created; its postStart hook runs next.
     Created {
-        /// Its id.
         id: String,
-        /// Since when it runs.
+        /// Its start time.
         at: Timestamp,
-        /// From which image.
         image: Box<PodImage>,
-        /// Who its first process is.
         user: Box<Option<ContainerUser>>,
     },
-    /// The postStart hook is done, if there was one.
+    /// The postStart hook succeeded, or there is none.
     Running,
-    /// The postStart hook failed: the container has to end.
+    /// The postStart hook failed: the container has to be killed.
     HookFailed(String),
-    /// The end: there is no image.
+    /// Final: the image is missing or could not be pulled.
     NoImage {
-        /// Which.
+        /// The reference in the spec.
         image: String,
-        /// Why not.
         problem: Problem,
     },
-    /// The end: there is no container.
+    /// Final: the container could not be created.
     NotCreated(Problem),
-    /// The end: it was called off before there was a container.
+    /// Final: the run was stopped before the container was created.
     CalledOff,
-    /// The end.
+    /// Final: the container exited.
     Ended(ContainerStateTerminated),
 }
 
-/// Carries what a run tells to the one who keeps the records.
+/// Sends the facts of a run to the driver.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    /// Which run.
     pub serial: u64,
-    /// To whom.
     pub to: mpsc::UnboundedSender<Message>,
 }
 
 impl Reporter {
-    /// Tells something.
     pub fn send(&self, fact: Fact) {
-        // Nobody listens any more once the pod is over.
+        // The driver has exited if the pod is finished: ignore.
         let _ = self.to.send(Message::Fact {
             serial: self.serial,
             fact,
         });
     }
 
-    /// Tells something worth an event.
     pub fn event(&self, warning: bool, reason: &'static str, message: impl Into<String>) {
         self.send(Fact::Event {
             warning,
@@ -92,21 +82,20 @@ impl Reporter {
     }
 }
 
-/// What is to be run.
+/// The input of [`run`].
 pub struct Order {
-    /// The container.
     pub container: Container,
-    /// For an ephemeral container: whose processes it wants to see.
+    /// `targetContainerName` of an ephemeral container.
     pub target: Option<String>,
     /// The number of this run.
     pub attempt: u32,
-    /// What the API server contributed.
+    /// The API server's part of the configuration.
     pub input: ContainerInput,
-    /// Where its hooks find it.
+    /// The pod, for its hooks.
     pub place: Place,
 }
 
-/// Runs a container to its end.
+/// Runs a container until it exits.
 pub async fn run<R: Runtime>(
     runtime: Rc<R>,
     report: Reporter,
@@ -139,7 +128,7 @@ pub async fn run<R: Runtime>(
         input,
         image,
     };
-    // Never dropped half-way, whatever is ordered: a container could be left of which nobody knows.
+    // Not cancelled by a kill: a start dropped half-way could leave a container without a record.
     let end = match runtime.start(&request).await {
         Ok(started) => {
             let running = Running {
@@ -166,7 +155,7 @@ pub async fn run<R: Runtime>(
                 reason: Some("StartError".to_owned()),
                 message: Some(problem.message),
                 finished_at: Some(Time(Timestamp::now())),
-                // The zero of time, as containerd has it for what never ran.
+                // The Unix epoch, as containerd reports for a container that never ran.
                 started_at: Some(Time(Timestamp::UNIX_EPOCH)),
                 ..Default::default()
             }
@@ -179,7 +168,7 @@ pub async fn run<R: Runtime>(
     report.send(Fact::Ended(end));
 }
 
-/// The container was there, but its program could not be run: that counts as a run.
+/// The container was created, but its program could not be started. This counts as a run.
 fn start_error(problem: &Problem) -> bool {
     matches!(
         problem.reason.as_str(),
@@ -194,7 +183,7 @@ struct Running<'a, R> {
     place: &'a Place,
 }
 
-/// The reason of events about a container's log; upstream has none.
+/// Reason of events about a container's log; upstream has none.
 const LOG_WARNING: &str = "FailedLogWrite";
 
 type ExitReceiver = Pin<Box<oneshot::Receiver<Exit>>>;
@@ -232,7 +221,7 @@ impl<R: Runtime> Running<'_, R> {
                 std::future::pending().await
             } => None,
         };
-        // The log's last warning comes with the container's end.
+        // The last warning about the log can arrive together with the exit.
         while let Ok(words) = log_warnings.try_recv() {
             warn(words);
         }
@@ -255,7 +244,7 @@ impl<R: Runtime> Running<'_, R> {
         }
     }
 
-    /// Runs the postStart hook; tells of an end that came before the hook's.
+    /// Runs the postStart hook. Returns the exit of the container if that comes first.
     async fn post_start(
         &self,
         id: &str,
@@ -280,7 +269,7 @@ impl<R: Runtime> Running<'_, R> {
         None
     }
 
-    /// preStop hook, its turn, stop signal, SIGKILL.
+    /// Runs the preStop hook, waits for its turn, and sends the stop signal, then SIGKILL.
     async fn stop(
         &self,
         id: &str,
@@ -355,7 +344,7 @@ impl<R: Runtime> Running<'_, R> {
                     .await
                     .filter(|message| !message.is_empty());
             }
-            // The runtime should never do this; the container is gone all the same.
+            // The runtime dropped the sender, which it should never do. The container has ended all the same.
             None => {
                 state.exit_code = 137;
                 state.finished_at = Some(Time(Timestamp::now()));
@@ -366,7 +355,7 @@ impl<R: Runtime> Running<'_, R> {
     }
 }
 
-/// Waits for the order to end.
+/// Waits for an order to stop the run.
 async fn ordered(kill: &mut watch::Receiver<Option<Kill>>) {
     if kill.wait_for(Option::is_some).await.is_err() {
         std::future::pending::<()>().await;
@@ -378,7 +367,7 @@ fn deadline(kill: &watch::Receiver<Option<Kill>>) -> Instant {
         .map_or_else(Instant::now, |kill| kill.deadline)
 }
 
-/// Waits until patience ends, which can come nearer meanwhile, but not before `shortest` has passed since `since`.
+/// Waits until the grace period ends, which can be shortened meanwhile, but at least until `shortest` after `since`.
 async fn patience(kill: &mut watch::Receiver<Option<Kill>>, shortest: Duration, since: Instant) {
     loop {
         let end = deadline(kill).max(since + shortest);

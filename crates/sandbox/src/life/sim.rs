@@ -1,4 +1,4 @@
-//! A simulated runtime: containers that do what a script says, on tokio's paused clock.
+//! A simulated runtime: containers follow scripts, on tokio's paused clock.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -20,22 +20,22 @@ use crate::seams::{
 };
 use pod_protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 
-/// What a container does when it is started.
+/// The behaviour of a container in one run.
 #[derive(Clone, Debug)]
 pub enum Script {
-    /// Ends by itself after so many seconds with this code.
+    /// Exits by itself after this many seconds, with this code.
     Ends(u64, i32),
-    /// Runs until it is told to end; then needs so many seconds, and ends with this code.
+    /// Runs until its stop signal, and exits this many seconds later, with this code.
     Obeys(u64, i32),
-    /// Runs until it is killed.
+    /// Runs until SIGKILL.
     Stubborn,
-    /// Ends for want of memory.
+    /// Is OOM-killed.
     OutOfMemory,
-    /// Can't be started.
+    /// Can't be started, with reason and message.
     Fails(&'static str, &'static str),
 }
 
-/// What a command in a container does: how long it takes, its exit code and its output.
+/// Returns the duration and the exit code of a command in a container.
 type Exec = Box<dyn Fn(&str, &[String]) -> (Duration, i32)>;
 
 struct Live {
@@ -45,28 +45,27 @@ struct Live {
     timer: Option<AbortHandle>,
 }
 
-/// The runtime, and the test around it.
+/// The simulated runtime, and its log.
 pub struct Sim {
     begin: Instant,
     scripts: RefCell<HashMap<String, VecDeque<Script>>>,
     live: RefCell<HashMap<String, Live>>,
     log: RefCell<Vec<String>>,
-    /// Images that need not be pulled.
+    /// Images that are present.
     pub present: RefCell<HashSet<String>>,
-    /// Pulls that fail, with reason and message.
+    /// Failures of the next pulls: reason and message.
     pub pulls: RefCell<VecDeque<(&'static str, &'static str)>>,
-    /// How long a pull takes.
     pub pull_time: Cell<Duration>,
-    /// Tries to come up that fail.
+    /// Failures of the next setups of the pod: reason and message.
     pub ups: RefCell<VecDeque<(&'static str, &'static str)>>,
-    /// What commands do; without it, they succeed at once.
+    /// The behaviour of commands; by default, they succeed at once.
     pub exec: RefCell<Option<Exec>>,
     next: Cell<u64>,
     itself: RefCell<std::rc::Weak<Self>>,
 }
 
 impl Sim {
-    /// A runtime whose containers run until told to end.
+    /// A runtime whose containers run until their stop signal.
     pub fn new() -> Rc<Self> {
         let sim = Rc::new(Self {
             begin: Instant::now(),
@@ -85,7 +84,7 @@ impl Sim {
         sim
     }
 
-    /// What a container does in its runs; the last goes on for ever.
+    /// Sets the behaviour of a container in its runs; the last one repeats.
     pub fn script(self: &Rc<Self>, name: &str, runs: &[Script]) -> Rc<Self> {
         self.scripts
             .borrow_mut()
@@ -93,7 +92,7 @@ impl Sim {
         self.clone()
     }
 
-    /// What commands do.
+    /// Sets the behaviour of commands.
     pub fn exec(self: &Rc<Self>, exec: impl Fn(&str, &[String]) -> (Duration, i32) + 'static) {
         *self.exec.borrow_mut() = Some(Box::new(exec));
     }
@@ -103,12 +102,12 @@ impl Sim {
         self.begin.elapsed().as_secs()
     }
 
-    /// What happened so far, each with its second.
+    /// All log lines, each with its second in front.
     pub fn log(&self) -> Vec<String> {
         self.log.borrow().clone()
     }
 
-    /// What of it begins with one of these words.
+    /// The log lines that begin with one of these words after the second.
     pub fn log_of(&self, words: &[&str]) -> Vec<String> {
         self.log()
             .into_iter()
@@ -189,7 +188,7 @@ impl Runtime for Sim {
         Ok(image(true))
     }
 
-    /// Volumes whose names have a colon are images.
+    /// Treats volumes with a colon in their name as images.
     fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
         let mounts = container.volume_mounts.iter().flatten();
         mounts
@@ -319,7 +318,7 @@ fn problem(reason: &str, message: &str) -> Problem {
     }
 }
 
-/// A pod of this spec. Containers without an image get one that is there.
+/// A bundle with this pod spec. Containers without an image get a default one.
 pub fn bundle(mut spec: Value) -> Bundle {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
@@ -346,7 +345,7 @@ pub fn bundle(mut spec: Value) -> Bundle {
     }
 }
 
-/// A pod that lives in a simulated world.
+/// A pod with a simulated runtime.
 pub struct World {
     pub sim: Rc<Sim>,
     pub life: LifeHandle,
@@ -354,12 +353,12 @@ pub struct World {
 }
 
 impl World {
-    /// Begins.
+    /// Starts a pod with this spec.
     pub fn new(sim: &Rc<Sim>, spec: Value) -> Self {
         Self::with(sim, bundle(spec))
     }
 
-    /// Begins with a whole bundle.
+    /// Starts a pod with this bundle.
     pub fn with(sim: &Rc<Sim>, bundle: Bundle) -> Self {
         let life = start(sim.clone(), bundle.clone());
         Self {
@@ -369,7 +368,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until so many seconds after the beginning, and a little more, so that what happens then has.
+    /// Advances the clock to 100 ms after this second of the test, so that everything due in that second has happened.
     pub async fn at(&self, second: u64) -> PodState {
         sleep_until(self.sim.begin + Duration::from_secs(second) + Duration::from_millis(100))
             .await;
@@ -380,7 +379,7 @@ impl World {
         self.life.state().borrow().clone()
     }
 
-    /// Ends the pod and waits for it.
+    /// Stops the pod without waiting for its end.
     pub fn stop(&self, grace_seconds: i64) {
         self.life.stop(Stop {
             grace_seconds,
@@ -388,24 +387,24 @@ impl World {
         });
     }
 
-    /// Has the sandbox give up, and waits for that.
+    /// Abandons the pod, and waits until its containers have exited.
     pub async fn abandon(&self) -> bool {
         self.life.abandon().await
     }
 
-    /// Waits for the end.
+    /// Waits until the pod is finished.
     pub async fn finish(&self) -> PodState {
         self.life.finished().await;
         self.state()
     }
 
-    /// Changes the pod.
+    /// Changes the bundle and sends it.
     pub fn change(&mut self, change: impl FnOnce(&mut Bundle)) {
         change(&mut self.bundle);
         self.life.put_bundle(self.bundle.clone());
     }
 
-    /// A container's status, of whatever kind.
+    /// The status of a container of any kind.
     pub fn status(&self, name: &str) -> ContainerStatus {
         let state = self.state();
         [
@@ -419,7 +418,7 @@ impl World {
         .expect("a container")
     }
 
-    /// The container's state in a word or two, its last state, and its restarts.
+    /// The status of a container, as [`word()`] formats it.
     pub fn word(&self, name: &str) -> String {
         word(&self.status(name))
     }
@@ -440,7 +439,7 @@ impl World {
     }
 }
 
-/// A status in a few words: `running`, `waiting REASON`, `ended REASON CODE`, with last state and restarts.
+/// Formats a status: `running`, `waiting REASON` or `ended REASON CODE`, then last state, restart count and readiness.
 pub fn word(status: &ContainerStatus) -> String {
     let state = status.state.clone().unwrap_or_default();
     let mut word = if state.running.is_some() {
@@ -471,7 +470,7 @@ pub fn word(status: &ContainerStatus) -> String {
     word
 }
 
-/// What a bundle says about a container.
+/// A container's input with this problem.
 pub fn with_problem(reason: &str, message: &str) -> ContainerInput {
     ContainerInput {
         problem: Some(problem(reason, message)),

@@ -1,4 +1,4 @@
-//! Records as the API shows them.
+//! Converts records to API statuses.
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
@@ -10,18 +10,17 @@ use super::plan::restarts_to_resize;
 use super::record::{Kind, Record, Stage, terminated};
 use super::restart::RestartPolicy;
 
-/// What a container's status depends on beside its own record.
+/// The pod's state, as far as container statuses depend on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Around {
     /// The pod's restart policy.
     pub policy: RestartPolicy,
     /// The pod has init containers.
     pub has_init: bool,
-    /// Nothing is started any more.
+    /// No container is started any more.
     pub ending: bool,
 }
 
-/// One container's status.
 pub fn status(record: &Record, around: Around) -> ContainerStatus {
     let created = record.has_run;
     let (state, last_state) = states(record, around);
@@ -35,7 +34,7 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
     };
     let image = record.image.as_ref().filter(|_| created);
     let given = record.spec.resources.clone().unwrap_or_default();
-    // One that is restarted for other resources has, until then, those that it was started with.
+    // Until it is restarted for a resize, a container has the resources that it was started with.
     let has = match &record.run {
         Some(run) if restarts_to_resize(&record.spec, run.resources.as_ref()) => {
             run.resources.clone().unwrap_or_default()
@@ -71,7 +70,7 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
     }
 }
 
-/// The state of a container and of its run before.
+/// `state` and `lastState` of a container.
 fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
     let ended = record.ended.as_ref().map(|ended| &ended.state);
     let last = |state: Option<&ContainerStateTerminated>| {
@@ -86,7 +85,7 @@ fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
         };
         return (running, last(record.previous.as_ref()));
     }
-    // A run that is being made is not seen yet; what was before it still is.
+    // A run that is being prepared is not shown yet; the status still shows the run before.
     let restarting = !around.ending && (record.run.is_some() || record.wants_start(around.policy));
     match (ended, &record.waiting) {
         (Some(ended), None) => (terminated(ended.clone()), last(record.previous.as_ref())),
@@ -114,7 +113,7 @@ fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
     }
 }
 
-/// When a pod is over, containers that should have run and did not count as failed.
+/// Marks containers that should have run but did not as failed. Called when the pod is finished.
 pub fn give_up(initialized: bool, init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
     if initialized || regular.iter().any(seen) {
         regular.iter_mut().for_each(unknown);
@@ -151,7 +150,7 @@ fn unknown(status: &mut ContainerStatus) {
     }));
 }
 
-/// An id as the API shows it.
+/// The id with the `coracle://` prefix, as the API shows it.
 pub fn full_id(id: &str) -> String {
     format!("coracle://{id}")
 }

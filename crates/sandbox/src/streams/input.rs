@@ -1,4 +1,4 @@
-//! Standard input: of a process that has it for itself, and of a container to which several may be attached.
+//! Standard input: of a process, for one client, or of a container, shared by all clients attached to it.
 
 use std::cell::RefCell;
 use std::io;
@@ -8,17 +8,17 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, oneshot};
 
-/// Where a session's input goes. Dropping it ends the input, as far as it can end.
+/// Destination of a session's input. Dropping it closes the input, or detaches from it if it is shared and stays open.
 #[derive(Debug)]
 pub enum Input {
-    /// Nobody else writes there.
+    /// A pipe without other writers.
     Own(pipe::Sender),
-    /// A container's.
+    /// The input of a container.
     Shared(SharedInput),
 }
 
 impl Input {
-    /// Writes all of it; an error means that nobody will read any more.
+    /// Writes all bytes. An error means that the reader is gone.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Own(pipe) => pipe.write_all(bytes).await,
@@ -27,7 +27,7 @@ impl Input {
     }
 }
 
-/// A container's standard input, for as long as the container runs or until it is closed.
+/// A container's standard input, open while the container runs or until it is closed.
 #[derive(Debug)]
 pub struct Stdin {
     pipe: RefCell<Option<Rc<pipe::Sender>>>,
@@ -35,7 +35,7 @@ pub struct Stdin {
 }
 
 impl Stdin {
-    /// Takes it over.
+    /// Takes ownership of the pipe.
     pub fn new(pipe: pipe::Sender) -> Rc<Self> {
         Rc::new(Self {
             pipe: RefCell::new(Some(Rc::new(pipe))),
@@ -43,7 +43,7 @@ impl Stdin {
         })
     }
 
-    /// The container reads its end.
+    /// Closes the pipe: the container reads end-of-file.
     pub fn close(&self) {
         self.pipe.replace(None);
         self.closed.notify_waiters();
@@ -55,7 +55,7 @@ impl Stdin {
             let pipe = pipe.ok_or(io::ErrorKind::BrokenPipe)?;
             tokio::select! {
                 ready = pipe.writable() => ready?,
-                // Whoever waits must not hold it open.
+                // A waiting writer must not keep the pipe open.
                 () = self.closed.notified() => continue,
             }
             match pipe.try_write(bytes) {
@@ -68,19 +68,19 @@ impl Stdin {
     }
 }
 
-/// One client's share of a container's input.
+/// One client's handle to a container's input.
 #[derive(Debug)]
 pub struct SharedInput {
     stdin: Rc<Stdin>,
-    /// The container's input ends with this client's.
+    /// `stdinOnce`: the end of this client's input closes the container's.
     once: bool,
-    /// Otherwise this client's session does.
+    /// Without `stdinOnce`: ends this client's session.
     detach: Option<oneshot::Sender<()>>,
 }
 
 impl SharedInput {
-    /// One more client; the other end hears when its input has ended without ending the container's. `once` is the
-    /// container's `stdinOnce`.
+    /// Adds a client. The receiver is notified when this client's input has ended and the container's stays open.
+    /// `once` is the container's `stdinOnce`.
     pub fn new(stdin: Rc<Stdin>, once: bool) -> (Self, oneshot::Receiver<()>) {
         let (detach, detached) = oneshot::channel();
         let shared = Self {
@@ -95,7 +95,7 @@ impl SharedInput {
 impl Drop for SharedInput {
     fn drop(&mut self) {
         if self.once {
-            // Without a word: the client waits for what the container makes of its input.
+            // The session goes on: the client still waits for the container's output.
             self.stdin.close();
         } else if let Some(detach) = self.detach.take() {
             let _ = detach.send(());

@@ -1,4 +1,4 @@
-//! Sessions of clients with a pod: commands run in its containers, and its containers' own streams.
+//! Sessions of clients with a pod: exec in its containers, and attach to their own streams.
 //!
 //! ```text
 //!   kubelet ── request body ──► input, end of input, terminal sizes ─┐

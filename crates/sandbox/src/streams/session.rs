@@ -1,4 +1,4 @@
-//! One session: input from a request's body, frames into an answer's.
+//! One session: input from the request body, frames into the response body.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,22 +11,22 @@ use tokio::sync::mpsc;
 
 use super::input::Input;
 
-/// A process or container, as a client is connected to it.
+/// The connection of a client to a process or container.
 pub struct Session {
-    /// Where the client's input goes.
+    /// Destination of the client's input.
     pub input: Option<Input>,
-    /// What the client is told.
+    /// Frames for the client.
     pub frames: FrameStream,
-    /// The terminal that gets the client's size.
+    /// The terminal that the client's resizes apply to.
     pub terminal: Option<Rc<OwnedFd>>,
-    /// A client that vanishes leaves the process as it is, and what it writes is thrown away. Otherwise everything is closed,
-    /// which is what a terminal calls hanging up.
+    /// If the client disconnects, the process goes on and its output is discarded. Otherwise everything is closed,
+    /// which hangs up a terminal.
     pub lingers: bool,
 }
 
 impl Session {
-    /// Runs to the session's end, and passes on what the client sends. Returns the frames for the client; dropping them
-    /// means that the client is gone.
+    /// Runs the session in a task of its own. Returns the frames for the client; dropping them means that the client
+    /// has disconnected.
     pub fn run(self, client: FrameReader) -> FrameStream {
         let (tell, told) = mpsc::channel(1);
         tokio::task::spawn_local(converse(self, client, tell));
@@ -60,9 +60,9 @@ async fn converse(session: Session, words: FrameReader, tell: mpsc::Sender<Bytes
     }
 }
 
-/// Tells everything; `false` if the client was gone first.
+/// Sends all frames; `false` if the client disconnected first.
 async fn say(frames: &mut FrameStream, tell: &mpsc::Sender<Bytes>) -> bool {
-    // Room first: what can't be told yet is better left in the process's pipe.
+    // Reserve first: output that can't be sent yet should stay in the process's pipe.
     while let Ok(room) = tell.reserve().await {
         let frame = tokio::select! {
             biased;
@@ -77,7 +77,7 @@ async fn say(frames: &mut FrameStream, tell: &mpsc::Sender<Bytes>) -> bool {
     false
 }
 
-/// Passes on what the client says, until it has said all or is gone.
+/// Passes on the client's frames until the client closes its stream or disconnects.
 async fn feed(mut words: FrameReader, mut input: Option<Input>, terminal: Option<Rc<OwnedFd>>) {
     loop {
         match words.next().await {
@@ -85,7 +85,7 @@ async fn feed(mut words: FrameReader, mut input: Option<Input>, terminal: Option
                 if let Some(open) = &mut input
                     && let Err(error) = open.write(&bytes).await
                 {
-                    // As with a pipe whose reader has ended. Sizes may still come.
+                    // The process has closed its stdin: discard further input. Resizes may still come.
                     tracing::trace!(%error, "a process reads no more");
                     input = None;
                 }

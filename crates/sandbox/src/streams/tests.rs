@@ -1,4 +1,4 @@
-//! Sessions and logs over a real connection, with pods that are simpler than real ones.
+//! Sessions and logs over a real connection, with simplified pods.
 
 use std::future::pending;
 use std::io;
@@ -105,10 +105,10 @@ async fn local<T>(test: impl Future<Output = T>) -> T {
     LocalSet::new().run_until(test).await
 }
 
-/// How often the endless command has said something.
+/// Number of frames from the `endless` command.
 static SAID: AtomicUsize = AtomicUsize::new(0);
 
-/// What a command is here.
+/// The commands of the test pod.
 fn run(query: ExecQuery) -> Result<Session, Problem> {
     let word = query.command.first().map(String::as_str);
     let session = |input, frames| Session {
@@ -118,7 +118,7 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
         lingers: false,
     };
     match word {
-        // Says what it hears, and ends with its input.
+        // Echoes its input, and exits at end-of-file.
         Some("cat") => {
             let (to, from) = pipe::pipe().unwrap();
             let frames = stream::unfold(Some(from), |from| async move {
@@ -131,7 +131,7 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
             });
             Ok(session(Some(Input::Own(to)), frames.boxed_local()))
         }
-        // Never reads.
+        // Never reads its input.
         Some("deaf") => {
             let (to, from) = pipe::pipe().unwrap();
             let frames = stream::once(async move {
@@ -147,7 +147,7 @@ fn run(query: ExecQuery) -> Result<Session, Problem> {
             });
             Ok(session(None, frames.boxed_local()))
         }
-        // Tells of the end of its client.
+        // Writes a file when the client disconnects.
         Some("left") => {
             let guard = Guard(query.command[1].clone());
             let frames = stream::once(async move {
@@ -186,7 +186,7 @@ fn input(room: usize) -> (mpsc::Sender<Bytes>, impl Stream<Item = Bytes>) {
     (sender, stream)
 }
 
-/// What is said on either channel, and the end.
+/// Collects stdout and stderr until the session ends.
 async fn all(mut conversation: SandboxSession) -> io::Result<(Vec<u8>, Option<SessionEnd>)> {
     let mut output = Vec::new();
     while let Some(word) = conversation.next().await? {
@@ -202,7 +202,7 @@ async fn all(mut conversation: SandboxSession) -> io::Result<(Vec<u8>, Option<Se
 }
 
 #[tokio::test]
-async fn a_command_hears_its_input_and_its_end() {
+async fn command_reads_its_input_until_end_of_file() {
     local(async {
         let client = connected().await;
         let (sender, stream) = input(8);
@@ -222,7 +222,7 @@ async fn a_command_hears_its_input_and_its_end() {
             .send(encode_frame(FrameKind::StdinEnd, &[]))
             .await
             .unwrap();
-        // The sender is still there: the end of the input is not the end of the client.
+        // The sender still exists: the end of the input does not disconnect the client.
         let (output, ending) = all(conversation).await.unwrap();
         assert_eq!(output, b"one two");
         assert_eq!(ending, Some(SessionEnd::Code(7)));
@@ -246,7 +246,7 @@ async fn large_streams_go_both_ways_at_once() {
             .iter()
             .map(|block| encode_frame(FrameKind::Stdin, block))
             .collect();
-        // Its end is the end of the body.
+        // Without a `StdinEnd` frame, the input ends with the request body.
         let conversation = client.exec(&query(&["cat"]), stream::iter(frames)).await;
         let (output, ending) = all(conversation.unwrap()).await.unwrap();
         assert!(
@@ -260,7 +260,7 @@ async fn large_streams_go_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_holds_up_only_what_he_asked() {
+async fn slow_reader_blocks_only_its_own_session() {
     local(async {
         let client = connected().await;
         let held = client
@@ -288,7 +288,7 @@ async fn who_does_not_read_holds_up_only_what_he_asked() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_gone_is_noticed() {
+async fn client_disconnect_ends_the_session() {
     local(async {
         let client = connected().await;
         let dir = tempfile::tempdir().unwrap();
@@ -315,14 +315,14 @@ async fn a_client_that_is_gone_is_noticed() {
 }
 
 #[tokio::test]
-async fn hundreds_of_commands_at_once() {
+async fn hundreds_of_commands_run_at_once() {
     local(async {
         let client = connected().await;
         let words = query(&["cat"]);
         let one = async |serial: usize| {
             let (sender, stream) = input(1);
             let conversation = client.exec(&words, stream).await.unwrap();
-            // All are open at once.
+            // Keep all sessions open at once.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let text = serial.to_string();
             sender
@@ -339,7 +339,7 @@ async fn hundreds_of_commands_at_once() {
 }
 
 #[tokio::test]
-async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
+async fn followed_log_is_complete_when_the_sandbox_exits() {
     local(async {
         let dir = tempfile::tempdir().unwrap();
         let logs = LogDir::new(dir.path());
@@ -365,7 +365,7 @@ async fn a_followed_log_ends_whole_when_the_pod_is_gone() {
         output.write_all(b"first\n").await.unwrap();
         assert_eq!(log.next().await.unwrap().unwrap(), "first\n");
 
-        // The container says much, and ends; its files are removed, and its sandbox ends.
+        // The container writes a lot and exits, its files are removed, and its sandbox exits.
         let said = vec![b'x'; 3_000_000];
         output.write_all(&said).await.unwrap();
         drop(output);

@@ -1,4 +1,4 @@
-//! Carries out what was planned.
+//! Carries out the actions of a plan.
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -35,7 +35,7 @@ impl<R: Runtime> Driver<R> {
                 }
             }
             Action::End => self.end(self.grace()),
-            // Ends the loop before it comes here.
+            // `act` returns before it gets here.
             Action::Finish => {}
         }
     }
@@ -136,7 +136,7 @@ impl<R: Runtime> Driver<R> {
         run.kill = Some(kill);
         if let Some(handles) = self.handles.get_mut(&run.serial) {
             handles.kill.send_replace(Some(kill));
-            // Nobody asks any more whether it is alive; whether it takes work is still of interest.
+            // Stop the startup and liveness probes. Readiness is reported until the container exits.
             handles.probes.retain(|(which, task)| {
                 let keep = *which == ProbeKind::Readiness;
                 if !keep {

@@ -1,4 +1,4 @@
-//! What the bundles say: containers, deadlines, and what was before.
+//! Applies bundles to the records: container specs, deadlines, and the statuses from an earlier sandbox.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use pod_protocol::{Bundle, Problem};
 
 impl<R: Runtime> Driver<R> {
     pub(super) fn take_bundle(&mut self, bundle: Bundle) {
-        // Each state that we publish can come back as a new bundle with nothing but another status in it.
+        // Every state that the driver publishes can come back as a bundle in which only the pod's status differs.
         let news = self.bundle.pod.spec != bundle.pod.spec || self.bundle.volumes != bundle.volumes;
         self.bundle = bundle;
         self.take_specs();
         if let Up::Waiting { until, .. } = &mut self.up
             && news
         {
-            // What stood in the way may be gone.
+            // The cause of the failure may be gone: retry at once.
             *until = Instant::now();
         }
     }
 
-    /// Brings the records up to the bundle.
+    /// Updates the records from the bundle.
     pub(super) fn take_specs(&mut self) {
         let status = self.bundle.pod.status.as_ref();
         self.active_since = status
@@ -61,7 +61,7 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
-    /// Goes on from an earlier sandbox of this pod.
+    /// Restores the records from the statuses that an earlier sandbox of this pod reported.
     pub(super) fn remember(&mut self, now: Instant) {
         for before in &self.bundle.previous_statuses {
             if let Some(record) = self
@@ -89,7 +89,7 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
-    /// Ends a pod that was active for too long; tells when that will be.
+    /// Ends the pod if activeDeadlineSeconds have passed; otherwise returns the deadline.
     pub(super) fn check_deadline(&mut self) -> Option<Instant> {
         if self.ending.is_some() {
             return None;

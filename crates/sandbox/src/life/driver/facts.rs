@@ -1,4 +1,4 @@
-//! What runs tell.
+//! Applies the facts that runs report to the records.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::Driver;
 use crate::seams::Runtime;
 use pod_protocol::Problem;
 
-/// How long a container that could not be made waits for its next try.
+/// Retry interval after a container could not be created.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl<R: Runtime> Driver<R> {
@@ -107,7 +107,7 @@ impl<R: Runtime> Driver<R> {
         let restart = run
             .and_then(|run| run.kill)
             .is_some_and(|kill| kill.restart);
-        // One that could not be run, or never got past its hook, was a run all the same.
+        // A run counts even if its program could not be started or its postStart hook did not finish.
         if !record.running() {
             record.adopt();
         }
@@ -127,7 +127,7 @@ impl<R: Runtime> Driver<R> {
         self.forget(index);
     }
 
-    /// A run is over.
+    /// Removes the run; its probes are aborted.
     fn forget(&mut self, index: usize) {
         if let Some(run) = self.records[index].run.take() {
             self.handles.remove(&run.serial);

@@ -26,10 +26,10 @@ use crate::seams::{PodNetwork, Runtime};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 use up::Up;
 
-/// A bound on plans that follow each other without anything happening between them; never reached.
+/// Bound on consecutive plans without a message in between. It guards against an endless loop and is never reached.
 const PLANS: usize = 100;
 
-/// The one who keeps the records.
+/// Runs one pod; the sole owner of its records.
 pub struct Driver<R> {
     runtime: Rc<R>,
     bundle: Bundle,
@@ -42,18 +42,18 @@ pub struct Driver<R> {
     network: PodNetwork,
     ending: Option<Instant>,
     resetting: bool,
-    /// The containers end, and the pod goes on in another sandbox. Holds the statuses of those that are killed for that, as they
-    /// were before: their exits are not the pod's, and the next sandbox must not take them for that.
+    /// Set if the sandbox gives up and the pod goes on in another one. Holds the statuses of the killed containers from
+    /// before the kill: these exits are not the pod's own, and the next sandbox must not count them.
     abandoned: Option<Vec<ContainerStatus>>,
     failure: Option<Problem>,
     born: Instant,
-    /// Since when activeDeadlineSeconds counts.
+    /// Start of activeDeadlineSeconds.
     active_since: Instant,
     messages: mpsc::UnboundedSender<Message>,
     state: watch::Sender<PodState>,
 }
 
-/// What belongs to a run beside its record.
+/// The kill channel and the probe tasks of a run.
 struct Handles {
     kill: watch::Sender<Option<Kill>>,
     probes: Vec<(ProbeKind, AbortHandle)>,
@@ -68,7 +68,7 @@ impl Drop for Handles {
 }
 
 impl<R: Runtime> Driver<R> {
-    /// A pod before anything of it was started.
+    /// Restores the records, but starts nothing.
     pub fn new(
         runtime: Rc<R>,
         bundle: Bundle,
@@ -100,7 +100,7 @@ impl<R: Runtime> Driver<R> {
         driver
     }
 
-    /// Lives the pod's life.
+    /// Runs the pod until it is finished or abandoned.
     pub async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         loop {
             let (wake, over) = self.act();
@@ -116,7 +116,7 @@ impl<R: Runtime> Driver<R> {
             };
             tokio::select! {
                 message = inbox.recv() => {
-                    // All that has been said by now is heard before anything is done or published.
+                    // Handle all pending messages before acting or publishing.
                     let mut next = message;
                     while let Some(message) = next {
                         self.hear(message);
@@ -132,14 +132,14 @@ impl<R: Runtime> Driver<R> {
         }
         self.up = Up::Over;
         self.runtime.down().await;
-        // What was said meanwhile, such as a reason for the end.
+        // Messages that arrived meanwhile, such as a stop with a failure reason.
         while let Ok(message) = inbox.try_recv() {
             self.hear(message);
         }
         self.publish(true);
     }
 
-    /// Plans and does, until there is nothing left to do; tells when to look again, or that all is over.
+    /// Plans and carries out actions until none is left. Returns when to plan again, and whether the pod is finished.
     fn act(&mut self) -> (Option<Instant>, bool) {
         let mut wake = None;
         for _ in 0..PLANS {
@@ -208,7 +208,7 @@ impl<R: Runtime> Driver<R> {
     }
 
     fn stop(&mut self, stop: Stop) {
-        // Now the pod itself is to end.
+        // The stop ends the pod itself, so the exits of its containers count.
         self.abandoned = None;
         if self.failure.is_none() {
             self.failure = stop.failure;
@@ -227,7 +227,7 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
-    /// What is published of a container.
+    /// The status to publish for a container.
     fn status(&self, record: &Record, around: Around) -> ContainerStatus {
         let Some(killed) = &self.abandoned else {
             return status::status(record, around);
@@ -236,7 +236,7 @@ impl<R: Runtime> Driver<R> {
         let mut status = before
             .cloned()
             .unwrap_or_else(|| status::status(record, around));
-        // It can't be reached any more.
+        // Containers of an abandoned pod are being killed, and must not get traffic.
         status.ready = false;
         status
     }

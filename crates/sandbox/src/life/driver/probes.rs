@@ -1,4 +1,4 @@
-//! Which probes run, and what they tell.
+//! Starts probes and applies their results.
 
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ impl<R: Runtime> Driver<R> {
             (_, ProbeEvent::Warning(reason, message)) => {
                 self.journal.note(Some(path), true, reason, message);
             }
-            // Too late to matter.
+            // The container is being killed already.
             (ProbeKind::Startup | ProbeKind::Liveness, _) if run.kill.is_some() => {}
             (ProbeKind::Startup, ProbeEvent::ThresholdReached(well)) => {
                 run.startup = Some(well);
@@ -35,7 +35,7 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
-    /// Begins to ask a container that has just come up.
+    /// Starts to probe a running container: first with its startup probe, if it has one.
     pub(super) fn probe_first(&mut self, index: usize) {
         let record = &self.records[index];
         if matches!(record.kind, Kind::Init | Kind::Ephemeral) {
@@ -48,7 +48,7 @@ impl<R: Runtime> Driver<R> {
         }
     }
 
-    /// The container is up: what is asked from now on.
+    /// Starts the probes that wait for the startup probe.
     fn probe_on(&mut self, index: usize) {
         self.probe(index, ProbeKind::Liveness);
         self.probe(index, ProbeKind::Readiness);

@@ -1,4 +1,4 @@
-//! The pod's namespaces, network and volumes: tried until they are there.
+//! Sets up the pod's namespaces, network and volumes, with retries.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::Driver;
 use crate::seams::{PodNetwork, Runtime};
 use pod_protocol::Problem;
 
-/// The shortest and the longest wait before the next try.
+/// Minimum and maximum retry interval.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The pod's namespaces, network and volumes.
+/// Progress of the setup of the pod's namespaces, network and volumes.
 pub(super) enum Up {
     Trying { task: AbortHandle, delay: Duration },
     Waiting { until: Instant, delay: Duration },
@@ -22,7 +22,7 @@ pub(super) enum Up {
 }
 
 impl Up {
-    /// Before the first try.
+    /// The first attempt is due at `now`.
     pub(super) fn first(now: Instant) -> Self {
         Self::Waiting {
             until: now,
@@ -32,7 +32,7 @@ impl Up {
 }
 
 impl<R: Runtime> Driver<R> {
-    /// Tries to bring the pod's namespaces up when it is time; tells when that will be.
+    /// Starts an attempt if one is due; otherwise returns when the next one is.
     pub(super) fn check_up(&mut self) -> Option<Instant> {
         if self.ending.is_some() {
             if let Up::Trying { task, .. } = &self.up {

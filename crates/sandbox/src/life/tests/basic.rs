@@ -1,4 +1,4 @@
-//! Start, restart, end.
+//! Start, restart and stop.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::life::sim::{Script, Sim, World};
 use Script::{Ends, Fails, Obeys, OutOfMemory, Stubborn};
 
 life! {
-    async fn a_container_runs_and_is_stopped() {
+    async fn container_runs_and_is_stopped() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         let state = world.at(1).await;
@@ -35,25 +35,25 @@ life! {
 }
 
 life! {
-    async fn an_abandoned_pod_is_left_for_the_next_sandbox() {
+    async fn abandoned_pod_is_left_for_the_next_sandbox() {
         let sim = Sim::new().script("a", &[Obeys(3, 0)]);
         let spec = json!({"containers": [{"name": "a"}], "terminationGracePeriodSeconds": 9});
         let world = World::new(&sim, spec);
         world.at(1).await;
         let (abandoned, state) = tokio::join!(world.abandon(), world.at(2));
         assert!(abandoned);
-        // While it ends it is not ready, for it can't be reached.
+        // A container that is being killed must not get traffic, so it is not ready.
         assert!(!state.sandbox_ready && !state.containers[0].ready);
         assert!(state.containers[0].state.as_ref().is_some_and(|state| state.running.is_some()));
         assert!(!world.state().finished);
-        // Its exit was not its own.
+        // The kill does not count as an exit of the container.
         assert_eq!(world.word("a"), "running");
         assert_eq!(sim.log_of(&["signal", "exit", "start", "down"]), ["0 start a#0", "1 signal a 15", "4 exit a 0"]);
     }
 }
 
 life! {
-    async fn kills_of_an_abandoned_pod_are_no_exits_of_its_containers() {
+    async fn abandoned_pod_keeps_running_status_of_killed_containers() {
         let sim = Sim::new().script("a", &[Obeys(3, 0)]).script("b", &[Stubborn]).script("done", &[Ends(1, 0)]);
         let names = ["a", "b", "done"].map(|name| json!({"name": name}));
         let spec = json!({"containers": names, "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 9});
@@ -71,7 +71,7 @@ life! {
 }
 
 life! {
-    async fn a_pod_that_ends_is_not_abandoned() {
+    async fn ending_pod_is_not_abandoned() {
         for stop_first in [true, false] {
             let sim = Sim::new().script("a", &[Obeys(3, 0)]);
             let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -94,7 +94,7 @@ life! {
 }
 
 life! {
-    async fn who_does_not_obey_is_killed() {
+    async fn container_that_ignores_sigterm_is_killed() {
         let sim = Sim::new().script("a", &[Stubborn]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -105,7 +105,7 @@ life! {
 }
 
 life! {
-    async fn a_later_stop_only_shortens() {
+    async fn later_stop_only_shortens_the_grace_period() {
         let sim = Sim::new().script("a", &[Stubborn]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -120,7 +120,7 @@ life! {
 }
 
 life! {
-    async fn even_no_grace_is_two_seconds() {
+    async fn grace_period_is_at_least_two_seconds() {
         let sim = Sim::new().script("a", &[Stubborn]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -131,10 +131,10 @@ life! {
 }
 
 life! {
-    async fn crashes_are_waited_longer_each_time() {
+    async fn restart_delay_grows_with_each_crash() {
         let sim = Sim::new().script("a", &[Ends(1, 3)]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
-        // It ends at 1, is restarted at once, ends at 2, waits 10 s, ends at 13, waits 20 s, …
+        // The container exits at 1, restarts at once, exits at 2, waits 10 s, exits at 13, waits 20 s, …
         world.at(3).await;
         assert_eq!(world.word("a"), "ended Error 3 (last Error 3) r1");
         world.at(5).await;
@@ -160,7 +160,7 @@ life! {
 }
 
 life! {
-    async fn ten_good_minutes_reset_the_back_off() {
+    async fn ten_minutes_of_running_reset_the_back_off() {
         let sim = Sim::new().script("a", &[Ends(1, 1), Ends(1, 1), Ends(601, 1), Ends(5, 1), Obeys(0, 0)]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(700).await;
@@ -173,7 +173,7 @@ life! {
 }
 
 life! {
-    async fn restart_policies() {
+    async fn restarts_follow_the_restart_policy() {
         for (policy, script, want) in [
             ("Never", Ends(1, 0), "ended Completed 0"),
             ("Never", Ends(1, 2), "ended Error 2"),
@@ -196,7 +196,7 @@ life! {
 }
 
 life! {
-    async fn one_that_ends_and_one_that_stays() {
+    async fn pod_continues_while_one_container_runs() {
         let sim = Sim::new().script("a", &[Ends(1, 0)]);
         let world = World::new(&sim, json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]}));
         let state = world.at(5).await;
@@ -230,7 +230,7 @@ life! {
 }
 
 life! {
-    async fn a_failed_init_container_ends_a_pod_that_is_never_restarted() {
+    async fn failed_init_container_ends_never_restarted_pod() {
         let sim = Sim::new().script("i", &[Ends(2, 1)]);
         let world = World::new(&sim, json!({
             "restartPolicy": "Never",
@@ -260,12 +260,12 @@ life! {
 }
 
 life! {
-    async fn a_program_that_can_not_be_run_counts_as_a_run() {
+    async fn failed_program_start_counts_as_a_run() {
         let sim = Sim::new().script("a", &[Fails("StartError", "no such file")]);
         let world = World::new(&sim, json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}));
         world.finish().await;
         assert_eq!(world.word("a"), "ended StartError 128");
-        // The container was there, as its status says.
+        // The status shows that a container was created.
         let status = world.status("a");
         let end = status.state.unwrap().terminated.unwrap();
         assert!(status.container_id.is_some());
@@ -280,7 +280,7 @@ life! {
 }
 
 life! {
-    async fn what_can_not_be_created_is_tried_again() {
+    async fn failed_container_creation_is_retried() {
         let sim = Sim::new().script("a", &[Fails("CreateContainerError", "no room"), Obeys(0, 0)]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -295,7 +295,7 @@ life! {
 }
 
 life! {
-    async fn the_active_deadline_fails_the_pod() {
+    async fn active_deadline_fails_the_pod() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"activeDeadlineSeconds": 5, "containers": [{"name": "a"}]}));
         world.at(4).await;
@@ -309,7 +309,7 @@ life! {
 }
 
 life! {
-    async fn a_pod_that_does_not_come_up_is_tried_again() {
+    async fn failed_pod_setup_is_retried() {
         let sim = Sim::new();
         sim.ups.borrow_mut().extend([("", "no network"), ("FailedMount", "no volume")]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -329,7 +329,7 @@ life! {
 }
 
 life! {
-    async fn an_empty_pod_is_over_at_once() {
+    async fn pod_without_containers_finishes_at_once() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({}));
         world.finish().await;

@@ -1,4 +1,4 @@
-//! A pod whose sandbox was lost.
+//! Pods whose earlier sandbox was lost.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ fn ended(code: i32) -> Value {
 }
 
 life! {
-    async fn all_is_run_again_and_counts_go_on() {
+    async fn containers_run_again_and_restart_counts_continue() {
         let sim = Sim::new().script("i", &[Ends(5, 0)]);
         let world = after(&sim,
             json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]}),
@@ -48,7 +48,7 @@ life! {
 }
 
 life! {
-    async fn a_pod_that_is_never_restarted_is_over() {
+    async fn never_restarted_pod_finishes() {
         let sim = Sim::new();
         let world = after(&sim,
             json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]}),
@@ -62,7 +62,7 @@ life! {
 }
 
 life! {
-    async fn a_pod_that_never_ran_just_starts() {
+    async fn pod_that_never_ran_starts() {
         let sim = Sim::new();
         let world = after(&sim,
             json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}),
@@ -77,7 +77,7 @@ life! {
 }
 
 life! {
-    async fn what_succeeded_is_not_repeated_on_failure() {
+    async fn on_failure_does_not_repeat_succeeded_containers() {
         let sim = Sim::new();
         let world = after(&sim,
             json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}, {"name": "b"}]}),

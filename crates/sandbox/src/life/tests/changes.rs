@@ -1,4 +1,4 @@
-//! Bundles that come later, and restarts of everything.
+//! Later bundles, and restarts of all containers.
 
 use serde_json::{from_value, json};
 
@@ -7,7 +7,7 @@ use Script::{Ends, Obeys};
 use pod_protocol::{Problem, Stop};
 
 life! {
-    async fn another_image_restarts_a_container_whatever_its_policy() {
+    async fn image_change_restarts_despite_restart_policy() {
         let sim = Sim::new();
         let mut world = World::new(&sim, json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -29,7 +29,7 @@ life! {
 }
 
 life! {
-    async fn who_is_restarted_for_other_resources_has_the_old_ones_until_then() {
+    async fn status_shows_old_resources_until_resize_restart() {
         let sim = Sim::new().script("a", &[Obeys(5, 0)]).script("b", &[Obeys(5, 0)]);
         let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
         let container = |name: &str, policy: &str| json!({"name": name, "resources": resources("1"),
@@ -62,7 +62,7 @@ life! {
 }
 
 life! {
-    async fn other_inputs_restart_nothing() {
+    async fn changed_inputs_restart_nothing() {
         let sim = Sim::new();
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -78,7 +78,7 @@ life! {
 }
 
 life! {
-    async fn what_is_missing_is_waited_for() {
+    async fn container_waits_for_missing_config() {
         let sim = Sim::new();
         let mut bundle = bundle(json!({"containers": [{"name": "a"}, {"name": "b"}]}));
         bundle.containers.insert(
@@ -106,7 +106,7 @@ life! {
 }
 
 life! {
-    async fn ephemeral_containers_come_later_and_only_once() {
+    async fn ephemeral_containers_run_only_once() {
         let sim = Sim::new().script("e", &[Ends(3, 1)]);
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -130,7 +130,7 @@ life! {
 }
 
 life! {
-    async fn a_rule_restarts_all_containers() {
+    async fn exit_code_rule_restarts_all_containers() {
         let sim = Sim::new()
             .script("i", &[Ends(1, 0)])
             .script("a", &[Ends(4, 88), Obeys(0, 0)]);
@@ -154,7 +154,7 @@ life! {
 }
 
 life! {
-    async fn a_reason_for_the_end_is_kept() {
+    async fn failure_of_a_stop_is_kept() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;
@@ -166,7 +166,7 @@ life! {
 }
 
 life! {
-    async fn a_stop_before_anything_is_up() {
+    async fn stop_before_pod_setup_starts_nothing() {
         let sim = Sim::new();
         sim.ups.borrow_mut().extend(vec![("", "no network"); 10]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -178,7 +178,7 @@ life! {
 }
 
 life! {
-    async fn only_news_end_the_wait_for_the_pod_to_come_up() {
+    async fn only_spec_or_volume_changes_retry_setup_early() {
         let sim = Sim::new();
         sim.ups.borrow_mut().extend(vec![("FailedMount", "no volume"); 5]);
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -196,7 +196,7 @@ life! {
 }
 
 life! {
-    async fn states_are_published_only_when_they_differ() {
+    async fn state_is_published_only_on_change() {
         let sim = Sim::new();
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
         world.at(1).await;

@@ -1,11 +1,10 @@
-//! Lives at random: whatever comes, a pod that is told to end ends, and nothing of it is left.
+//! Random lifecycles: a pod that is stopped always ends in time.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::life::sim::{Script, Sim, World};
 
-/// What happens to a pod.
 #[derive(Clone, Debug)]
 enum Happening {
     Image(usize, u8),
@@ -86,7 +85,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_comes(
+    fn stopped_pod_always_ends_in_time(
         init in prop::collection::vec(container(true), 0..3),
         regular in prop::collection::vec(container(false), 1..4),
         policy in prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")],
@@ -135,7 +134,7 @@ proptest! {
             let was_finished = world.state().finished;
             world.stop(grace);
             world.finish().await;
-            // All have their patience and two seconds; sidecars go one after the other.
+            // Each container gets the grace period and two seconds; sidecars stop one after the other.
             let limit = u64::try_from(grace).expect("a grace") + 2 * 6;
             prop_assert!(was_finished || sim.now() - told <= limit, "{:#?}", sim.log());
             Ok(())

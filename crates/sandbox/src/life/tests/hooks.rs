@@ -8,7 +8,7 @@ use crate::life::sim::{Script, Sim, World};
 use Script::{Obeys, Stubborn};
 
 life! {
-    async fn a_container_is_not_running_before_its_post_start_hook_is_done() {
+    async fn post_start_hook_delays_the_running_state() {
         let sim = Sim::new();
         sim.exec(|_, _| (Duration::from_secs(5), 0));
         let world = World::new(&sim, json!({"containers": [
@@ -27,7 +27,7 @@ life! {
 }
 
 life! {
-    async fn a_failed_post_start_hook_ends_the_container() {
+    async fn failed_post_start_hook_kills_the_container() {
         let sim = Sim::new();
         sim.exec(|_, _| (Duration::from_secs(1), 7));
         let world = World::new(&sim, json!({"terminationGracePeriodSeconds": 4, "containers": [
@@ -64,7 +64,7 @@ life! {
 }
 
 life! {
-    async fn a_long_pre_stop_hook_is_cut_short() {
+    async fn grace_period_bounds_the_pre_stop_hook() {
         let sim = Sim::new().script("a", &[Stubborn]);
         sim.exec(|_, _| (Duration::from_secs(100), 0));
         let world = World::new(&sim, json!({"containers": [
@@ -78,7 +78,7 @@ life! {
 }
 
 life! {
-    async fn a_failed_pre_stop_hook_is_told_and_no_grace_means_none() {
+    async fn failed_pre_stop_hook_is_reported() {
         let sim = Sim::new();
         sim.exec(|_, _| (Duration::ZERO, 1));
         let spec = json!({"containers": [
@@ -100,7 +100,7 @@ life! {
 }
 
 life! {
-    async fn an_unreachable_http_hook_fails() {
+    async fn unreachable_http_hook_fails() {
         let sim = Sim::new().script("a", &[Obeys(0, 0)]);
         let world = World::new(&sim, json!({"containers": [
             {"name": "a", "lifecycle": {"postStart": {"httpGet": {"port": 80, "path": "/x"}}}},
@@ -117,7 +117,7 @@ life! {
 }
 
 life! {
-    async fn the_spec_can_name_the_stop_signal() {
+    async fn spec_can_set_the_stop_signal() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [
             {"name": "a", "lifecycle": {"stopSignal": "SIGUSR1"}},

@@ -1,4 +1,4 @@
-//! Pulls that fail.
+//! Image pulls.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::life::sim::{Sim, World};
 
 life! {
-    async fn a_failing_pull_alternates_and_waits_longer_each_time() {
+    async fn failing_pull_backs_off() {
         let sim = Sim::new();
         sim.pulls.borrow_mut().extend(vec![("ErrImagePull", "denied"); 3]);
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -37,7 +37,7 @@ life! {
 }
 
 life! {
-    async fn an_image_that_is_a_volume_holds_up_those_who_mount_it() {
+    async fn failing_image_volume_blocks_only_its_container() {
         let sim = Sim::new();
         sim.pulls.borrow_mut().push_back(("ErrImagePull", "denied"));
         sim.present.borrow_mut().insert("image:1".to_owned());
@@ -59,7 +59,7 @@ life! {
 }
 
 life! {
-    async fn never_pulled_is_told() {
+    async fn pull_policy_never_reports_a_missing_image() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [{"name": "a", "imagePullPolicy": "Never"}]}));
         world.at(1).await;
@@ -76,7 +76,7 @@ life! {
 }
 
 life! {
-    async fn a_moving_tag_is_pulled_each_time() {
+    async fn image_without_tag_is_pulled_each_time() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [
             {"name": "a", "image": "x"}, {"name": "b", "image": "x"}, {"name": "c", "image": "y:1"}, {"name": "d", "image": "y:1"},
@@ -93,7 +93,7 @@ life! {
 }
 
 life! {
-    async fn stopping_ends_a_pull() {
+    async fn stop_cancels_a_pull() {
         let sim = Sim::new();
         sim.pull_time.set(Duration::from_secs(1000));
         let world = World::new(&sim, json!({"containers": [{"name": "a"}]}));
@@ -105,7 +105,7 @@ life! {
 }
 
 life! {
-    async fn another_image_ends_the_wait() {
+    async fn image_change_ends_the_pull_back_off() {
         let sim = Sim::new();
         sim.pulls.borrow_mut().push_back(("ErrImagePull", "denied"));
         let mut world = World::new(&sim, json!({"containers": [{"name": "a"}]}));

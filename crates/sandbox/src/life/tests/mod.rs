@@ -1,4 +1,4 @@
-//! Whole lives in a simulated world.
+//! Whole pod lifecycles with the simulated runtime.
 
 macro_rules! life {
     ($(#[$attribute:meta])* async fn $name:ident() $body:block) => {

@@ -1,4 +1,4 @@
-//! What probes do to a pod's life.
+//! Effects of probes on a pod.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::life::sim::{Script, Sim, World};
 use Script::{Obeys, Stubborn};
 
-/// Commands that fail in these seconds of a pod's life.
+/// Makes commands fail in these seconds of the test.
 fn sick(sim: &Rc<Sim>, when: impl Fn(u64) -> bool + 'static) {
     let clock = Rc::downgrade(sim);
     sim.exec(move |_, _| {
@@ -19,7 +19,7 @@ fn sick(sim: &Rc<Sim>, when: impl Fn(u64) -> bool + 'static) {
 }
 
 life! {
-    async fn readiness_comes_and_goes() {
+    async fn readiness_follows_the_probe_thresholds() {
         let sim = Sim::new();
         sick(&sim, |now| !(5..20).contains(&now));
         let world = World::new(&sim, json!({"containers": [{"name": "a", "readinessProbe": {
@@ -28,12 +28,12 @@ life! {
         world.at(3).await;
         assert_eq!(world.word("a"), "running");
         assert_eq!(world.status("a").started, Some(true));
-        // Well at 6 and 8.
+        // The probe succeeds at 6 and 8.
         world.at(7).await;
         assert_eq!(world.word("a"), "running");
         world.at(8).await;
         assert_eq!(world.word("a"), "running ready");
-        // Not well at 20, 22 and 24.
+        // The probe fails at 20, 22 and 24.
         world.at(23).await;
         assert_eq!(world.word("a"), "running ready");
         world.at(24).await;
@@ -45,7 +45,7 @@ life! {
 }
 
 life! {
-    async fn a_dead_container_is_restarted() {
+    async fn failed_liveness_probe_restarts_the_container() {
         let sim = Sim::new().script("a", &[Stubborn, Obeys(0, 0)]);
         sick(&sim, |now| (10..20).contains(&now));
         let world = World::new(&sim, json!({
@@ -66,7 +66,7 @@ life! {
 }
 
 life! {
-    async fn a_dead_container_that_ends_well_is_restarted_on_failure() {
+    async fn liveness_kill_restarts_despite_exit_code_zero() {
         let sim = Sim::new().script("a", &[Obeys(0, 0)]);
         sick(&sim, |now| now < 1);
         let world = World::new(&sim, json!({
@@ -80,7 +80,7 @@ life! {
 }
 
 life! {
-    async fn a_dead_container_of_a_pod_that_is_never_restarted_ends_it() {
+    async fn failed_liveness_probe_ends_never_restarted_pod() {
         let sim = Sim::new();
         sick(&sim, |now| now < 100);
         let world = World::new(&sim, json!({
@@ -93,7 +93,7 @@ life! {
 }
 
 life! {
-    async fn nothing_else_is_asked_before_a_container_is_up() {
+    async fn other_probes_wait_for_the_startup_probe() {
         let asked = Rc::new(RefCell::new(Vec::new()));
         let sim = Sim::new();
         let (log, clock) = (asked.clone(), Rc::downgrade(&sim));
@@ -119,7 +119,7 @@ life! {
 }
 
 life! {
-    async fn a_container_that_never_comes_up_is_restarted() {
+    async fn failed_startup_probe_restarts_the_container() {
         let sim = Sim::new();
         sick(&sim, |now| now < 7);
         let world = World::new(&sim, json!({"containers": [{"name": "a",
@@ -137,7 +137,7 @@ life! {
 }
 
 life! {
-    async fn a_slow_answer_is_a_failure() {
+    async fn probe_timeout_is_a_failure() {
         let sim = Sim::new();
         sim.exec(|_, _| (Duration::from_secs(10), 0));
         let world = World::new(&sim, json!({"containers": [{"name": "a",
@@ -152,7 +152,7 @@ life! {
 }
 
 life! {
-    async fn readiness_is_asked_until_the_end_but_liveness_is_not() {
+    async fn only_the_readiness_probe_continues_while_stopping() {
         let asked = Rc::new(RefCell::new(Vec::new()));
         let sim = Sim::new().script("a", &[Stubborn]);
         let (log, clock) = (asked.clone(), Rc::downgrade(&sim));
@@ -175,7 +175,7 @@ life! {
 }
 
 life! {
-    async fn a_probe_without_a_way_to_ask_is_told() {
+    async fn probe_without_handler_is_reported() {
         let sim = Sim::new();
         let world = World::new(&sim, json!({"containers": [{"name": "a", "livenessProbe": {"periodSeconds": -3}}]}));
         world.at(1).await;

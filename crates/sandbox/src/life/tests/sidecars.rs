@@ -1,4 +1,4 @@
-//! Native sidecars, and the order in which a pod ends.
+//! Native sidecars, and the order in which containers stop.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::life::sim::{Script, Sim, World};
 use Script::{Ends, Obeys, Stubborn};
 
 life! {
-    async fn sidecars_start_in_order_and_end_last_in_reverse() {
+    async fn sidecars_start_in_order_and_stop_in_reverse() {
         let sim = Sim::new()
             .script("s", &[Obeys(1, 0)])
             .script("t", &[Obeys(1, 0)])
@@ -35,7 +35,7 @@ life! {
 }
 
 life! {
-    async fn sidecars_end_when_the_work_is_done() {
+    async fn sidecars_stop_after_the_last_regular_container() {
         let sim = Sim::new().script("a", &[Ends(5, 0)]).script("s", &[Obeys(0, 0)]);
         let world = World::new(&sim, json!({
             "restartPolicy": "Never",
@@ -50,7 +50,7 @@ life! {
 }
 
 life! {
-    async fn sidecars_are_restarted_even_where_others_are_not() {
+    async fn sidecars_restart_despite_restart_policy_never() {
         let sim = Sim::new().script("s", &[Ends(3, 0), Obeys(0, 0)]);
         let world = World::new(&sim, json!({
             "restartPolicy": "Never",
@@ -66,7 +66,7 @@ life! {
 }
 
 life! {
-    async fn a_startup_probe_holds_up_those_after_a_sidecar() {
+    async fn sidecar_startup_probe_blocks_later_containers() {
         let sim = Sim::new();
         let clock = std::rc::Rc::downgrade(&sim);
         sim.exec(move |_, _| {
@@ -91,7 +91,7 @@ life! {
 }
 
 life! {
-    async fn patience_is_shared_by_all() {
+    async fn all_containers_share_the_grace_period() {
         let sim = Sim::new().script("a", &[Stubborn]).script("s", &[Stubborn]);
         let world = World::new(&sim, json!({
             "initContainers": [{"name": "s", "restartPolicy": "Always"}],
@@ -100,7 +100,7 @@ life! {
         world.at(1).await;
         world.stop(10);
         world.finish().await;
-        // The sidecar's turn comes at the latest when patience ends, and then it has its two seconds.
+        // The sidecar gets its stop signal at the end of the grace period at the latest, and SIGKILL two seconds later.
         assert_eq!(sim.log_of(&["signal"]), [
             "1 signal a 15", "11 signal s 15", "11 signal a 9", "13 signal s 9",
         ]);
@@ -108,7 +108,7 @@ life! {
 }
 
 life! {
-    async fn a_crash_of_an_init_container_leaves_earlier_sidecars_alone() {
+    async fn init_container_crash_leaves_sidecars_running() {
         let sim = Sim::new().script("i", &[Ends(1, 1), Ends(1, 0)]);
         let world = World::new(&sim, json!({
             "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}],
