@@ -452,7 +452,7 @@ fn nodes_are(count: usize) -> String {
     format!("{} {}", nodes(count), if count == 1 { "is" } else { "are" })
 }
 
-/// Refuses ranges that contain an address of this host: its traffic could not be told from that of pods.
+/// Refuses ranges that contain an address of this host: its traffic could not be distinguished from that of pods.
 fn check_ranges(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Failure> {
     for (option, cidr) in [
         ("--pod-cidr", &options.pod_cidr),

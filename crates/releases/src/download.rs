@@ -10,7 +10,7 @@ use crate::error::FetchError;
 use crate::part::{Digest, Part, hex};
 use console::FileProgress;
 
-/// Limit on consecutive failed attempts without progress.
+/// Limit on consecutive retries without progress.
 const RETRIES: u32 = 4;
 
 /// Delay before the first retry; it doubles with each.
@@ -226,7 +226,7 @@ fn answered(status: StatusCode) -> Trouble {
 
 fn passing(error: reqwest::Error) -> Trouble {
     let connected = !error.is_connect();
-    // Without the URL, which may contain a mirror's password; the error message adds it without.
+    // Drop the URL, which may contain a mirror's password. The error message adds it without the password.
     Trouble::Passing {
         source: Box::new(error.without_url()),
         connected,

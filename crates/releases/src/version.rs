@@ -1,4 +1,5 @@
-//! Upstream's version numbers, ordered as in semver. Parsing is strict, because they become names of directories and parts of URLs.
+//! Upstream's version numbers, ordered as in semver, then by build metadata. Parsing is strict, because they become names of
+//! directories and parts of URLs.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -17,7 +18,7 @@ pub struct Version {
     minor: u64,
     patch: u64,
     pre: Vec<Identifier>,
-    /// The build metadata after `+`, which does not affect the order.
+    /// The build metadata after `+`. Unlike in semver it is part of the order, as the last criterion.
     build: String,
 }
 

@@ -46,7 +46,7 @@ impl Program {
         })
     }
 
-    /// How many blocks the stream has.
+    /// The number of blocks in the stream.
     pub fn blocks(&self) -> usize {
         self.stream.len() / BLOCK
     }

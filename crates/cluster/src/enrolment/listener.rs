@@ -114,7 +114,7 @@ impl EnrolmentListener {
         lock(&self.nodes).extend(nodes);
     }
 
-    /// What the agents of `nodes` need to enrol. Its token admits each of them once.
+    /// The configuration with which the agents of `nodes` enrol. Its token admits each of them once.
     pub fn join_config(
         &self,
         nodes: &[String],

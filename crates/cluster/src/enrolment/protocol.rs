@@ -24,7 +24,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The version of this program. Leader and agents must have the same.
 pub const COMPATIBLE_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What an agent needs to enrol; it comes through its standard input.
+/// The configuration for enrolment, which an agent reads from its standard input.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct JoinConfig {
     /// The leader's version.

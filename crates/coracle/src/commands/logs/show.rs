@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use super::here::Found;
 
-/// Polling interval: inotify does not reach files in another mount namespace or on a shared file system.
+/// Polling interval: the files may be on a network file system, where inotify is not reliable.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Lists the components that have logs.

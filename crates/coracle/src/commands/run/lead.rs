@@ -71,7 +71,7 @@ pub async fn lead(
     };
     progress.abandon();
     if told.guard_is_gone() {
-        // Do the guard's work. It comes before the agents stop: if this process is killed too, they do it.
+        // The guard was killed, so do its work. Do it while the agents run: if this process is killed too, they do it.
         let _ = linux::process::kill_marked(&format!("{WORKLOAD_MARK}={mark}"));
         waiting_tasks::dismiss_all(&allocation).await;
     }
