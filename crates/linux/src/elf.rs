@@ -37,7 +37,7 @@ struct Segment {
     length: u64,
 }
 
-/// The length of the part of the file that is loaded. What follows, such as debug information, is not needed to run it. `None` if
+/// The length of the part of the file that is loaded. The rest, such as debug information, is not needed to run it. `None` if
 /// the file is not an ELF file.
 pub fn loaded_length(file: &File) -> io::Result<Option<u64>> {
     let segments = segments(file)?;

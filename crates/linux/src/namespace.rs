@@ -253,7 +253,7 @@ pub fn ids() -> Ids {
 /// Enters a new user namespace in which the current root is called `uid` and `gid`. This serves containers that run as another user
 /// where only one id is available.
 pub fn rename_only_id(uid: u32, gid: u32) -> io::Result<()> {
-    // SAFETY: as above.
+    // SAFETY: NEWUSER does not unshare the file descriptor table, the one case that makes `unshare` unsafe.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }?;
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{uid} 0 1"))?;

@@ -48,7 +48,7 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Requests `signal` for the time when the parent exits, and fails if the parent is no longer `parent`.
+/// Sets the parent death signal of this process. Fails if the parent is no longer `parent`.
 ///
 /// The kernel sends the signal when the parent *thread* exits, so the parent must fork its children from a thread that lives as
 /// long as the process.
@@ -86,9 +86,9 @@ pub fn become_subreaper() -> io::Result<()> {
     Ok(())
 }
 
-/// Kills every process below this one, children before their parents, because a child may react to the death of its parent: that
-/// of `srun` kills the whole step. A subreaper inherits orphans, also those that `/proc` does not show. Returns when no process
-/// is left, or with an error after `patience`.
+/// Kills every process below this one, children before their parents, because a child may react to the death of its parent: the
+/// child of `srun` then kills the whole step. A subreaper inherits orphans, also those that `/proc` does not show. Returns when no
+/// process is left, or with an error after the time-out `patience`.
 pub fn kill_all_below(patience: Duration) -> io::Result<()> {
     let end = Instant::now() + patience;
     let ours = own_id();

@@ -112,7 +112,7 @@ impl Division {
     }
 
     /// Kills the processes in `theirs`, moves this process back, and removes both child cgroups, so that the delegated cgroup is
-    /// as before. Errors are ignored: its owner, such as Slurm, removes what is left.
+    /// as before. Errors are ignored: its owner, such as Slurm, removes the rest.
     pub fn end(&self) {
         self.theirs.kill();
         let _ = self.theirs.remove_within(PATIENCE);

@@ -1,7 +1,7 @@
 //! Cgroups (version 2) of an unprivileged user to whom a part of the hierarchy is delegated.
 //!
-//! A [`Group`] is a directory of the cgroup file system. To limit its processes, a program needs a delegated cgroup ([`divide`]).
-//! It then creates child cgroups, sets [`Limits`], forks processes into them ([`crate::fresh::fork_into_group`]), reads
+//! A [`Group`] is a directory of the cgroup file system. To limit processes, a program needs a delegated cgroup ([`divide`]). It
+//! then creates child cgroups, sets [`Limits`], forks processes into them ([`crate::fresh::fork_into_group`]), reads
 //! [`Usage`], and removes them.
 //!
 //! Start reading at [`Group`] and [`divide`].

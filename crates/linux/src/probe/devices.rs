@@ -12,7 +12,7 @@ const TUN_F_CSUM: libc::c_ulong = 0x01;
 const TUN_F_TSO4: libc::c_ulong = 0x02;
 const TUN_F_TSO6: libc::c_ulong = 0x04;
 
-/// Creates a TUN device in a new network namespace and enables TCP segmentation offload.
+/// Creates a TUN device in a new network namespace and enables checksum and TCP segmentation offload.
 pub(super) fn tun(_: Option<&str>) -> Found {
     userns::enter(UnshareFlags::NEWNET)?;
     let device = std::fs::OpenOptions::new()

@@ -153,7 +153,7 @@ pub struct Cgroup {
 pub fn cgroup() -> Option<Cgroup> {
     let group = Group::own()?;
     let child = group.below(&format!("coracle-probe-{}", std::process::id()));
-    // Enabling controllers cannot be tested while this process is in the cgroup, so check the permissions.
+    // Moving processes and enabling controllers cannot be tried while this process is in the cgroup, so check the permissions.
     let delegated = group.is_ours() && child.make().is_ok();
     if delegated {
         let _ = child.remove();
