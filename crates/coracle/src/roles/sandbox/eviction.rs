@@ -1,6 +1,6 @@
-//! Pods that write more than they may: found out by looking, as upstream's kubelet does, and ended.
+//! Eviction of pods that exceed their ephemeral storage limits. Usage is measured periodically, as in upstream's kubelet.
 //!
-//! Memory-backed volumes need no looking, for the kernel holds them to their limit.
+//! Memory-backed volumes are not measured, because the kernel enforces their size.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,13 @@ use pod_protocol::Problem;
 use quantity::bytes;
 use sandbox::runtime::{PodDirs, effective_amount};
 
-/// The resource.
 const STORAGE: &str = "ephemeral-storage";
-/// How often it is looked, as upstream.
+/// The interval of measurements, as upstream.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// A large tree is not walked all the time: looking takes at most this part of it.
+/// Measuring takes at most one part in this many of the time, so that a large tree is not walked continuously.
 const PART: u32 = 20;
 
-/// Waits until the pod has written more than it may, and says so in upstream's words. For ever, if it may write all.
+/// Waits until the pod exceeds a limit and returns upstream's message. Never returns if it has no limits.
 pub async fn exceeded(pod: &Pod, places: &PodDirs) -> Problem {
     let Some(limits) = Limits::of(pod) else {
         return std::future::pending().await;
@@ -38,35 +37,35 @@ pub async fn exceeded(pod: &Pod, places: &PodDirs) -> Problem {
     }
 }
 
-/// Why the pod has to go now, if it has to.
+/// Measures the usage; returns the reason for eviction, if any.
 async fn look(limits: &Limits, places: &PodDirs) -> Option<String> {
     let dirs = Dirs::of(limits, places);
-    // Walking a tree blocks, and this thread is the pod's only one.
+    // Walking a tree blocks, and the sandbox has a single thread.
     let usage = tokio::task::spawn_blocking(move || dirs.measure()).await;
     limits.judge(&usage.ok()?)
 }
 
-/// What a pod may write.
+/// The ephemeral storage limits of a pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Limits {
-    /// emptyDirs on disk, with a limit or without.
+    /// emptyDirs on disk, with or without a limit.
     volumes: BTreeMap<String, Option<Limit>>,
-    /// Containers that stay, with a limit or without.
+    /// The pod's containers and sidecars, with or without a limit.
     containers: BTreeMap<String, Option<Limit>>,
-    /// All together: those that run at once.
+    /// The pod's total: the maximum over containers that run at the same time.
     pod: Option<u64>,
 }
 
-/// Bytes, and how the spec says it.
+/// Bytes, and the quantity as written in the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limit(u64, String);
 
-/// What a pod has written, in bytes.
+/// A pod's usage, in bytes.
 #[derive(Debug, Default)]
 struct Usage {
     volumes: BTreeMap<String, u64>,
     containers: BTreeMap<String, u64>,
-    /// Files below /etc that containers share.
+    /// Files below /etc that all containers share.
     etc: u64,
 }
 
@@ -101,7 +100,7 @@ impl Limits {
         has_any.then_some(limits)
     }
 
-    /// Why the pod has to go, if it has to.
+    /// The reason for eviction, if a limit is exceeded. The messages are upstream's.
     fn judge(&self, usage: &Usage) -> Option<String> {
         let beyond = |limits: &BTreeMap<String, Option<Limit>>, used: &BTreeMap<String, u64>| {
             limits.iter().find_map(|(name, limit)| {
@@ -132,7 +131,7 @@ impl Limits {
     }
 }
 
-/// What a pod may write in all: what its containers may at once, and its overhead. Nothing if none of them has a limit.
+/// The pod's total limit: that of containers that run at the same time, plus overhead. `None` if no container has a limit.
 fn of_pod(spec: &PodSpec, own: impl Fn(&Container) -> Option<u64>) -> Option<u64> {
     let init = spec.init_containers.iter().flatten();
     init.chain(&spec.containers).find_map(&own)?;
@@ -141,10 +140,10 @@ fn of_pod(spec: &PodSpec, own: impl Fn(&Container) -> Option<u64>) -> Option<u64
     Some(effective_amount(spec, own).saturating_add(overhead.unwrap_or(0)))
 }
 
-/// Where to look.
+/// The directories to measure.
 struct Dirs {
     volumes: Vec<(String, PathBuf)>,
-    /// What a container has changed, and its logs.
+    /// The writable layer and the logs of each container.
     containers: Vec<(String, [PathBuf; 2])>,
     etc: PathBuf,
 }
@@ -182,13 +181,13 @@ impl Dirs {
     }
 }
 
-/// The disk that a directory takes.
+/// Disk usage of a directory.
 fn taken(dir: &Path) -> u64 {
     volumes::dirs::disk_usage(dir)
 }
 
-/// What of a container's directory is a copy of its image, which is not the container's doing. Each run of it that copied
-/// has said so in a file.
+/// The size of image copies in a container's directory, which do not count as the container's usage. Each run of the container that
+/// copied its image recorded the size in a file.
 fn copied(container: &Path) -> u64 {
     let runs = std::fs::read_dir(container).into_iter().flatten().flatten();
     runs.filter_map(|run| {
@@ -201,7 +200,7 @@ fn copied(container: &Path) -> u64 {
     .sum()
 }
 
-/// Containers that stay: those of the pod, and native sidecars.
+/// The pod's containers and its native sidecars: all except for init containers that run to completion.
 fn staying(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_limits_is_not_looked_at() {
+    fn pod_without_limits_is_not_measured() {
         assert_eq!(
             limits(json!({ "containers": [{ "name": "a" }], "volumes": [
             { "name": "v", "emptyDir": {} },
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_has_upstreams_words() {
+    fn eviction_messages_are_upstreams() {
         let limits = limits(json!({
             "initContainers": [
                 { "name": "i", "resources": { "limits": { "ephemeral-storage": "1Ki" } } },
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_may_write_what_its_containers_may_at_once() {
+    fn pod_limit_sums_containers_that_run_at_once() {
         let of = |init: Value, main: Value| {
             let container = |name: &str, always: bool, limit: &Value| {
                 let limits = match limit {
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_is_found() {
+    async fn exceeded_volume_limit_is_found() {
         let home = tempfile::tempdir().unwrap();
         let places = PodDirs {
             disk: home.path().to_owned(),
@@ -323,7 +322,7 @@ mod tests {
         assert!(look(&limits, &places).await.is_some());
     }
 
-    /// As upstream, which adds /etc/hosts to what the pod as a whole has written.
+    /// As upstream, which adds /etc/hosts to the pod's total usage.
     #[tokio::test]
     async fn files_below_etc_count_for_the_pod() {
         let home = tempfile::tempdir().unwrap();

@@ -1,15 +1,16 @@
-//! `coracle internal sandbox`: one pod.
+//! `coracle internal sandbox`: runs one pod.
 //!
 //! ```text
-//!   read the start line → lock the pod → a user namespace below the hub's → mounts of our own → fork the inner process and the
-//!     fork servers of image pulls
-//!     → dial the kubelet, be given the bundle → live the pod's life → be dismissed → remove everything
+//!   read the configuration → lock the pod → enter a user namespace below the hub's → enter a mount namespace
+//!     → fork the inner process and the fork servers of image pulls
+//!     → connect to the kubelet → receive the bundle → run the pod → be dismissed → remove everything
 //! ```
 //!
-//! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
+//! As a step of the job, it also reports on standard output that it runs, or why not, and exits with the pod's exit code.
 //!
-//! It holds the hub's user namespace and hands it to an agent that finds no hub. It outlives the agent that started it. If no agent comes for a while, and no guard will start one, it ends the pod and itself.
-//! How the pod's containers stand is kept on disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
+//! The sandbox holds the hub's user namespace open and sends it to an agent that finds no hub. It outlives the agent that started it.
+//! If no agent comes for a while, and no guard will start one, it ends the pod and exits. It saves the state of the pod's containers
+//! to disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
 mod held;
@@ -42,42 +43,42 @@ use crate::node_dir;
 use crate::pod_lock;
 use crate::roles::node::cgroup;
 
-/// How long it waits for an agent.
+/// How long the sandbox waits for an agent.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// Where the pod's logs are, in its directory.
+/// Name of the logs' directory, in the pod's directory.
 const LOGS: &str = "logs";
-/// A process that doesn't even end when it is killed waits for a disk or a server.
+/// Time-out of killing processes. A process that exceeds it is blocked in uninterruptible I/O.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
-/// Of memory for secrets, config maps and their kin.
+/// Size of the tmpfs for secrets, config maps and other memory-backed volumes.
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// What a sandbox says when it runs, if it says so; the number of its process follows.
+/// With [`SandboxStart::announces`], a running sandbox prints this followed by its pid.
 pub const RUNNING: &str = "coracle-sandbox runs: ";
-/// What it says when it can't run, if it says so; the reason follows.
+/// With [`SandboxStart::announces`], a sandbox that fails to start prints this followed by the reason.
 pub const FAILED: &str = "coracle-sandbox failed: ";
 
-/// What it is told on its standard input.
+/// The sandbox's configuration, one line of JSON on its standard input.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct SandboxStart {
-    /// The pod.
+    /// The pod's uid.
     pub uid: String,
-    /// Shown to the kubelet.
+    /// Authenticates the sandbox to the kubelet.
     pub token: String,
-    /// The pod shares the host's process namespace.
+    /// The pod shares the host's pid namespace.
     pub host_pid: bool,
-    /// Whoever started it isn't its parent, and waits for its word on standard output.
+    /// The sandbox is a step: the agent is not its parent, and waits for a report on standard output.
     pub announces: bool,
-    /// How many files a process of the job may open. Whoever started it may open more, and so does it.
+    /// The job's limit on open files. Containers get it; the agent and the sandbox raise their own.
     pub open_files: u64,
-    /// How many processes a container may have, if there is a limit.
+    /// The process limit of a container, if there is one.
     pub processes: Option<u64>,
     /// The node's directory.
     pub node_dir: PathBuf,
-    /// Where images are.
+    /// The path of the image store.
     pub store: PathBuf,
-    /// The control group in which those of pods are made, if there is one.
+    /// The parent cgroup of the pods' cgroups, if there is one.
     pub groups: Option<PathBuf>,
-    /// How their layers become one file system on this node.
+    /// The snapshotter of this node.
     pub stacking: Snapshotter,
 }
 
@@ -97,16 +98,16 @@ impl SandboxStart {
     }
 }
 
-/// The role's entry.
+/// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
-    // Slurm may signal every process of a job at once; the agent's word counts.
+    // Slurm may signal every process of a job at once; the sandbox ends on the agent's request instead.
     let _deaf = crate::guard::deaf()?;
     let mut start = read_start()?;
     linux::descriptors::raise_limit(Some(start.open_files))?;
     if let Some(limit) = start.processes {
         linux::process_limit::choose_for_programs(limit);
     }
-    // A step has a control group of its own.
+    // A step has its own cgroup.
     let division = start.announces.then(cgroup::set_up).flatten();
     if let Some(division) = &division {
         start.groups = Some(division.theirs().path().to_owned());
@@ -139,13 +140,13 @@ pub fn main() -> anyhow::Result<ExitCode> {
 pub struct Processes {
     /// The inner process.
     inner: Pid,
-    /// Where it is asked.
+    /// The socket for requests to the inner process.
     line: OwnedFd,
-    /// Of which pulls of images are forked.
+    /// The fork servers of image pulls.
     fork_servers: Vec<puller::ForkServer>,
 }
 
-/// All that must be done while there is one thread.
+/// The part of the start that requires a single thread.
 fn begin(
     start: &SandboxStart,
     places: &PodDirs,
@@ -153,7 +154,7 @@ fn begin(
     let context = || format!("the sandbox of pod {}", start.uid);
     let lock = pod_lock::take(&start.pod_dir()).with_context(context)?;
     let namespaces = move_in(start, places).with_context(context)?;
-    // First, so that they hold nothing of the line to the inner process, which ends with that.
+    // Before the inner process, which exits when its socket closes: the fork servers must not inherit the other end.
     let fork_servers = puller::fork().context("cannot fork the servers of image pulls")?;
     let (inner, line) = fork_inner(start.host_pid)?;
     let forked = Processes {
@@ -164,7 +165,7 @@ fn begin(
     Ok((lock, namespaces, forked))
 }
 
-/// One line to whoever waits for it.
+/// Prints one line for the agent that started this step.
 fn announce(problem: Option<&anyhow::Error>) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match problem {
@@ -193,7 +194,7 @@ fn read_start() -> anyhow::Result<SandboxStart> {
 
 fn enter_own_namespaces() -> std::io::Result<()> {
     if linux::tree::root_is_first()? {
-        // Privileged containers could get back to it.
+        // The root is the initramfs, which `pivot_root` cannot replace. Lock it, or privileged containers could get back to it.
         linux::namespace::unshare(UnshareFlags::NEWNS)?;
         linux::mount::follow_outside()?;
         return linux::tree::lock_root();
@@ -201,24 +202,25 @@ fn enter_own_namespaces() -> std::io::Result<()> {
     linux::namespace::enter_below(UnshareFlags::NEWNS)
 }
 
-/// Enters the node's user namespace, one of our own below it, in which processes are counted apart from those of other pods, and a
-/// mount namespace with memory that ends with us. Returns the node's.
+/// Enters the hub's user namespace, then a user namespace of the sandbox below it, in which processes are counted apart from those of
+/// other pods, and a mount namespace with the tmpfs of the pod. Returns the hub's namespaces.
 fn move_in(start: &SandboxStart, places: &PodDirs) -> std::io::Result<HubNamespaces> {
-    // Our root is the host's, and containers that see the host's processes may have all rights in the namespace that we join.
+    // Become non-dumpable before joining the hub's user namespace. The sandbox's root is still the host's, and containers with
+    // `hostPID` may have all capabilities in that namespace, so they could access the host through `/proc/PID`.
     linux::credentials::hide()?;
     let namespaces = network::hub::join_user_namespace(&start.node_dir.join("hub.sock"))?;
-    // The maps of the new user namespace are written through /proc, which is closed to processes that hide. Containers of other
-    // pods have no rights in the hub's user namespace, and ours does not have any yet.
+    // Dumpable again while creating the user namespace, because a non-dumpable process cannot write its id maps in /proc. Containers
+    // of other pods have no capabilities in the hub's user namespace, and this pod has no containers yet.
     linux::credentials::unhidden(enter_own_namespaces)??;
     linux::mount::follow_outside()?;
     std::fs::create_dir_all(&places.memory)?;
     linux::mount::tmpfs(&places.memory, MEMORY_BYTES)?;
-    // Containers of other users than root look through it.
+    // Containers that do not run as root must be able to traverse it.
     linux::mount::passable(&places.memory)?;
     Ok(namespaces)
 }
 
-/// Forks the inner process while there is one thread.
+/// Forks the inner process. The calling process must have a single thread.
 fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
     let (ours, theirs) = linux::packet::pair()?;
     let fresh = Fresh {
@@ -226,7 +228,7 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
         ..Default::default()
     };
     if host_pid {
-        // What the inner process leaves if it is killed comes to us.
+        // If the inner process is killed, its children are reparented to the sandbox.
         linux::process::become_subreaper()?;
     }
     match linux::fresh::fork_into(fresh).context("cannot fork the inner process")? {
@@ -244,8 +246,8 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
     }
 }
 
-/// In the host's process namespace nothing ends with the inner process but its own children. So it is not killed when the
-/// sandbox dies, but hears of it, and kills all that descends from it.
+/// Runs the inner process in the host's pid namespace, where its exit does not kill its descendants. So it has no parent death
+/// signal: it returns when the sandbox closes the socket, and kills all its descendants.
 fn serve_among_all(socket: OwnedFd) -> std::io::Result<()> {
     linux::process::become_subreaper()?;
     let served = sandbox::inner::run(socket);
@@ -266,7 +268,7 @@ async fn live(start: SandboxStart, places: PodDirs, forked: Processes) -> anyhow
     let parting = loop {
         let dismissed = pod.dismissed();
         let parting = stay_connected(&kubelet, &hello, pod.clone(), PATIENCE, dismissed).await;
-        // As long as the agent's guard lives, there will be an agent again.
+        // As long as the agent's guard runs, there will be an agent again.
         if parting == StayConnectedEnd::Done || !node_dir::is_guarded(&node_dir) {
             break parting;
         }
@@ -274,12 +276,12 @@ async fn live(start: SandboxStart, places: PodDirs, forked: Processes) -> anyhow
     tracing::debug!(?parting, "the sandbox ends");
     let is_forsaken = parting == StayConnectedEnd::KubeletLost;
     if is_forsaken {
-        // What ends now was not the pod's to end, and an agent that does come goes on from here by the pod's policy.
+        // Save the state before the containers are stopped, so that an agent that still comes continues by the pod's restart policy.
         pod.save_for_good();
     }
     pod.end().await;
     let code = exit_code(&pod.state().borrow());
-    // A directory on which something is mounted can't be removed.
+    // A mount point cannot be removed.
     if let Err(error) = linux::mount::detach(&memory) {
         tracing::debug!(%error, "the pod's memory is not mounted");
     }
@@ -298,7 +300,7 @@ async fn live(start: SandboxStart, places: PodDirs, forked: Processes) -> anyhow
     Ok(code)
 }
 
-/// Removes what a pod has on disk, except for what is asked for when it is over: its logs, and how it ended.
+/// Removes the pod's data on disk, except for its logs and its checkpoint.
 fn remove_volumes(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -313,7 +315,7 @@ fn remove_volumes(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How the pod ended, for Slurm's accounts: with the first of its containers' exit codes that isn't 0.
+/// The pod's exit code for Slurm's accounting: the first non-zero exit code of its containers.
 fn exit_code(state: &PodState) -> ExitCode {
     let containers = state.init_containers.iter().chain(&state.containers);
     let failed = containers.filter_map(|container| {
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_ends_like_the_first_container_that_failed() {
+    fn exit_code_is_that_of_the_first_failure() {
         let ended = |code: i32| serde_json::json!({"terminated": {"exitCode": code}});
         let container = |name: &str, state: serde_json::Value, last: serde_json::Value| {
             let status = serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false,

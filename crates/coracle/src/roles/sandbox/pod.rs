@@ -1,4 +1,4 @@
-//! The pod, as its kubelet speaks with it: the life, once there is a bundle, and the logs.
+//! The sandbox's service for the kubelet: the pod's lifecycle, once there is a bundle, and its logs.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -21,41 +21,41 @@ use super::puller::Puller;
 use super::world::NodeWorld;
 use super::{Processes, SandboxStart, eviction};
 
-/// How long those who read a log may go on when a sandbox is to leave that holds a share of the node …
+/// How long a retired sandbox that is a step, and so holds resources of the node, waits for open log streams.
 const READERS_PATIENCE: Duration = Duration::from_secs(60);
-/// … and how often it is looked whether they do.
+/// How often it checks for open log streams.
 const READERS_PAUSE: Duration = Duration::from_millis(50);
-/// What of a bundle could not be done is tried again after so long.
+/// Retry interval of updates and checkpoints that failed.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// One pod.
+/// One pod, as the kubelet sees it.
 pub struct SandboxPod {
     logs: LogDir,
     stage: RefCell<Stage>,
     checkpoint: Arc<Checkpoint>,
-    /// Its containers, once it lives.
+    /// The container runtime, once the pod has started.
     runtime: OnceCell<Rc<LinuxRuntime<NodeWorld>>>,
-    /// What the kubelet sees: the life's state, once there is one.
+    /// The state shown to the kubelet: that of [`life`], once the pod has started.
     shown: watch::Sender<PodState>,
     dismissed: Rc<Notify>,
-    /// Others show the pod's logs when this is gone.
+    /// The sandbox was retired: the logs stay on disk for the kubelet.
     keeps_logs: Cell<bool>,
-    /// Everybody who reads a log has a copy of it.
+    /// Each log stream holds a clone.
     readers: Arc<()>,
-    /// It is a step, with a share of the node that others wait for.
+    /// The sandbox is a step, whose resources other pods may wait for.
     has_share: bool,
 }
 
 enum Stage {
-    /// Nothing is known but that there is a pod.
+    /// No bundle has been received.
     Waiting(Box<Waiting>),
-    /// It lives.
+    /// The pod has started.
     Living(
         LifeHandle,
         mpsc::UnboundedSender<Bundle>,
         Rc<LinuxRuntime<NodeWorld>>,
     ),
-    /// There is nothing to live with.
+    /// The pod failed to start.
     Broken,
 }
 
@@ -63,12 +63,12 @@ struct Waiting {
     start: SandboxStart,
     places: PodDirs,
     forked: Processes,
-    /// It was told to end before it began.
+    /// The kubelet stopped the pod before it started.
     stop: Option<Stop>,
 }
 
 impl SandboxPod {
-    /// A pod that waits for its bundle.
+    /// A pod without a bundle.
     pub fn new(start: SandboxStart, places: PodDirs, forked: Processes) -> Self {
         Self {
             has_share: start.announces,
@@ -88,18 +88,18 @@ impl SandboxPod {
         }
     }
 
-    /// Waits until the kubelet needs this no more.
+    /// Waits until the kubelet dismisses the sandbox, or has retired it and the log streams are closed.
     pub fn dismissed(&self) -> impl Future<Output = ()> + 'static {
         let dismissed = self.dismissed.clone();
         async move { dismissed.notified().await }
     }
 
-    /// Whether the pod's logs are to stay.
+    /// Whether the sandbox was retired, so that the logs must stay.
     pub fn keeps_logs(&self) -> bool {
         self.keeps_logs.get()
     }
 
-    /// Writes the pod's checkpoint for the last time.
+    /// Writes the checkpoint and freezes it: later changes are not saved.
     pub fn save_for_good(&self) {
         let state = self.shown.subscribe();
         if let Err(error) = self.checkpoint.save(|| state.borrow().clone()) {
@@ -108,7 +108,7 @@ impl SandboxPod {
         self.checkpoint.freeze();
     }
 
-    /// Ends what still runs, at once.
+    /// Kills the containers that still run, and waits for them.
     pub async fn end(&self) {
         let life = match &*self.stage.borrow() {
             Stage::Living(life, ..) => life.clone(),
@@ -121,7 +121,7 @@ impl SandboxPod {
         life.finished().await;
     }
 
-    /// What runs the containers, once there is something.
+    /// The container runtime, if the pod has started.
     fn runtime(&self) -> Result<Rc<LinuxRuntime<NodeWorld>>, Problem> {
         match &*self.stage.borrow() {
             Stage::Living(_, _, runtime) => Ok(runtime.clone()),
@@ -180,23 +180,23 @@ impl SandboxPod {
         let watched = runtime.clone();
         tokio::task::spawn_local(async move {
             watched.inner_died().await;
-            // The kubelet sees it and starts another sandbox, which goes on by the pod's policy.
+            // The kubelet notices the exit and starts another sandbox, which continues by the pod's restart policy.
             tracing::error!("the pod's inner process was killed");
-            // In the host's process namespace what it has started lives on.
+            // In the host's pid namespace, the inner process's children survive it.
             let _ = linux::process::kill_all_below(Duration::from_secs(2));
             std::process::exit(1);
         });
         let (cut_off, abandoned) = (runtime.clone(), life.clone());
         tokio::task::spawn_local(async move {
             cut_off.network_lost().await;
-            // The kubelet sees the sandbox end and starts another, as above.
+            // The kubelet starts another sandbox, as above.
             if abandoned.abandon().await {
                 tracing::error!("the pod's sandbox ends: its network is gone");
                 let _ = linux::process::kill_all_below(Duration::from_secs(2));
                 std::process::exit(1);
             }
         });
-        // One after the other: bringing volumes up to date takes a while, and the newest bundle must win.
+        // Bundles are applied in order: updating volumes takes a while, and the newest bundle must win.
         let (bundles, mut given) = mpsc::unbounded_channel::<Bundle>();
         let (teller, lived) = (life.clone(), runtime.clone());
         tokio::task::spawn_local(async move {
@@ -220,7 +220,7 @@ impl SandboxPod {
     }
 }
 
-/// Writes the checkpoint whenever it is out of date. The disk may be slow, so another thread does it.
+/// Saves the checkpoint whenever it is outdated, on another thread because the disk may be slow.
 async fn keep_checkpoint(checkpoint: Arc<Checkpoint>, mut state: watch::Receiver<PodState>) {
     loop {
         let is_outdated = checkpoint.is_outdated_by(&state.borrow_and_update());
@@ -284,7 +284,7 @@ impl SandboxService for SandboxPod {
         let has_share = self.has_share;
         let (dismissed, readers) = (self.dismissed.clone(), Arc::downgrade(&self.readers));
         tokio::task::spawn_local(async move {
-            // Nobody begins to read any more: the kubelet does it itself.
+            // No new log streams are opened: the kubelet reads the logs from disk now.
             let nobody_reads = async {
                 while readers.strong_count() > 1 {
                     tokio::time::sleep(READERS_PAUSE).await;

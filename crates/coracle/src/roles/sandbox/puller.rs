@@ -1,19 +1,19 @@
-//! The processes of which those are forked that pull images for the pod.
+//! Fork servers, which fork the processes that pull images for the pod.
 //!
-//! A process that pulls is not executed, because a program that is begun in the node's user namespace is the namespace's for the
-//! kernel: however it hides, containers with `hostPID` and `SYS_PTRACE` could look into it, and through it at the host's files. A fork
-//! of a process that was begun outside and hides is hidden too. Only a process with one thread may fork, so the sandbox forks two
-//! *fork servers* before it starts threads.
+//! A process that pulls images is forked but does not exec: after an exec in the node's user namespace, the kernel would consider the
+//! process's memory owned by that namespace. Then, although non-dumpable, it could be inspected by containers with `hostPID` and
+//! `SYS_PTRACE`, which could reach the host's files through it. A fork of a non-dumpable process that was executed outside of the
+//! namespace remains protected. Only a process with a single thread may fork, so the sandbox forks two *fork servers* before it starts
+//! threads.
 //!
 //! ```text
-//!   sandbox ──┬─ fork server ── pull     for a moment
+//!   sandbox ──┬─ fork server ── pull     while it pulls
 //!             └─ fork server
 //! ```
 //!
-//! Each of them can do the same: fork a pull, or another fork server beside itself. So when one is killed, the other replaces it. If
-//! both are killed at the same moment nothing is left of which a hidden process outside of the pod's namespaces could be forked: the
-//! sandbox has threads, and the inner process can't leave the pod's network. Then a new sandbox is needed, but not before the pod needs
-//! an image that it does not have.
+//! Both can fork a pull or another fork server. So if one is killed, the other replaces it. If both are killed at once, no process is
+//! left that could fork a protected process outside of the pod's namespaces: the sandbox has threads, and the inner process cannot
+//! leave the pod's network namespace. Then a new sandbox is needed, but only when the pod needs an image that it does not have.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -32,17 +32,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::roles::pull;
 
-/// How many fork servers a sandbox has.
 const SERVERS: usize = 2;
-/// The pause before another attempt to replace a fork server: the user may have as many processes as are allowed, for a while.
+/// Retry interval of replacing a fork server: the user's process limit may be reached for a while.
 const REPLACE_PAUSE: Duration = Duration::from_secs(5);
 
-/// Asks a fork server for a pull. Descriptors: standard input and output. Answered by a descriptor of the process, or by an error text.
+/// Requests a pull. Descriptors: standard input and output. The response is a pidfd or an error text.
 const PULL: &[u8] = b"pull";
-/// Asks a fork server for another one. Descriptor: the socket that it serves. Answered like [`PULL`].
+/// Requests another fork server. Descriptor: the socket that it serves. The response is as for [`PULL`].
 const SERVE: &[u8] = b"serve";
 
-/// A fork server, as the sandbox forked it.
+/// A fork server that the sandbox has forked.
 pub struct ForkServer {
     socket: OwnedFd,
     process: OwnedFd,
@@ -51,19 +50,19 @@ pub struct ForkServer {
 /// The sandbox's side of its fork servers.
 pub struct Puller(mpsc::UnboundedSender<Reply>);
 
-/// Where a task waits for its pull.
+/// Sends the pull to the task that requested it.
 type Reply = oneshot::Sender<io::Result<Pull>>;
 
-/// A process that pulls one image. It is killed when this is dropped.
+/// A process that pulls one image. Dropping this kills it.
 pub struct Pull {
-    /// Where it reads its request.
+    /// The pipe for the request.
     pub input: Sender,
-    /// Where it writes what happens.
+    /// The pipe with progress and the result.
     pub output: Receiver,
     process: OwnedFd,
 }
 
-/// Forks the fork servers; the calling process must have a single thread. They end with that one.
+/// Forks the fork servers. The calling process, the sandbox, must have a single thread. They exit with it.
 pub fn fork() -> io::Result<Vec<ForkServer>> {
     let sandbox = rustix::process::getpid();
     let mut servers = Vec::new();
@@ -83,7 +82,7 @@ pub fn fork() -> io::Result<Vec<ForkServer>> {
     Ok(servers)
 }
 
-/// The whole life of a fork server.
+/// Runs a fork server until the sandbox exits.
 fn run(sandbox: Pid, socket: OwnedFd) -> ! {
     let served = linux::process::die_with_parent(Some(sandbox), Signal::KILL)
         .and_then(|()| serve(sandbox, socket));
@@ -118,7 +117,7 @@ fn serve(sandbox: Pid, socket: OwnedFd) -> io::Result<()> {
                 match linux::fresh::fork_into(Fresh::default()) {
                     Ok(Forked::Parent(_, process)) => Ok(process),
                     Ok(Forked::Child) => {
-                        // The sandbox sees that this process has died when nobody holds the socket any more.
+                        // The sandbox detects the death of a fork server by its closed socket, so the child must not keep it open.
                         drop((socket, ends));
                         let output = streams.remove(1);
                         pull(this, streams.remove(0), output)
@@ -126,7 +125,7 @@ fn serve(sandbox: Pid, socket: OwnedFd) -> io::Result<()> {
                     Err(error) => Err(error),
                 }
             }
-            // It becomes a child of the sandbox, not of this process, whose death it is to survive.
+            // The new fork server becomes a child of the sandbox, because it must survive this one.
             (SERVE, mut sockets) if sockets.len() == 1 => match linux::fresh::fork_for_parent() {
                 Ok(Forked::Parent(_, process)) => Ok(process),
                 Ok(Forked::Child) => {
@@ -144,7 +143,7 @@ fn serve(sandbox: Pid, socket: OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Pulls one image, and ends.
+/// Pulls one image and exits.
 fn pull(server: Pid, input: OwnedFd, output: OwnedFd) -> ! {
     let pull = || -> anyhow::Result<()> {
         linux::process::die_with_parent(Some(server), Signal::KILL)?;
@@ -159,7 +158,7 @@ fn pull(server: Pid, input: OwnedFd, output: OwnedFd) -> ! {
 }
 
 impl Puller {
-    /// Has images pulled by way of `servers`. Must be called within a `LocalSet`.
+    /// Pulls images through `servers`. Must be called within a `LocalSet`.
     pub fn new(servers: Vec<ForkServer>) -> io::Result<Self> {
         let servers: io::Result<_> = servers.into_iter().map(Server::new).collect();
         let (requests, inbox) = mpsc::unbounded_channel();
@@ -167,11 +166,12 @@ impl Puller {
         Ok(Self(requests))
     }
 
-    /// Starts a process that pulls an image. `BrokenPipe` means that no process is left that could fork one.
+    /// Starts a process that pulls an image. `BrokenPipe` means that no fork server is left.
     ///
-    /// If the caller drops this before it is done, the process is killed.
+    /// If the caller drops this future, the process is killed.
     pub async fn start(&self) -> io::Result<Pull> {
-        // Another task asks, to its end: the response to a request that was dropped would be taken for that to the next.
+        // A separate task sends the request and always receives the response: if a request were dropped, its response would be taken for
+        // that of the next request.
         let (reply, pull) = oneshot::channel();
         self.0.send(reply).map_err(|_| no_server())?;
         pull.await.map_err(|_| no_server())?
@@ -192,7 +192,7 @@ async fn look_after(mut servers: Servers, mut requests: mpsc::UnboundedReceiver<
         tokio::select! {
             request = requests.recv() => {
                 let Some(reply) = request else { return };
-                // If nobody waits for it any more, it is dropped, and thereby killed.
+                // If the requesting task has gone, the pull is dropped and thereby killed.
                 let _ = reply.send(servers.start_pull().await);
             }
             dead = servers.dead() => servers.remove(dead),
@@ -201,7 +201,7 @@ async fn look_after(mut servers: Servers, mut requests: mpsc::UnboundedReceiver<
     }
 }
 
-/// The fork servers that live.
+/// The running fork servers.
 struct Servers(Vec<Server>);
 
 impl Servers {
@@ -226,7 +226,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Asks the first server that lives for a new process.
+    /// Requests a new process from the first server that still runs.
     async fn ask(&mut self, request: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
         while let Some(server) = self.0.first() {
             match server.ask(request, descriptors).await? {
@@ -237,13 +237,13 @@ impl Servers {
         Err(no_server())
     }
 
-    /// Waits until one of them is dead.
+    /// Waits until a server has died, and returns its index.
     async fn dead(&self) -> usize {
         let deaths = self.0.iter().map(|server| Box::pin(server.died()));
         futures::future::select_all(deaths).await.1
     }
 
-    /// Forgets a server that is dead, and reaps it.
+    /// Removes a dead server from the list, and reaps it.
     fn remove(&mut self, index: usize) {
         tracing::warn!("the fork server for image pulls has died");
         let Server { process, .. } = self.0.remove(index);
@@ -268,13 +268,13 @@ impl Server {
     fn new(server: ForkServer) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&server.socket, true)?;
         Ok(Self {
-            // A stream by name only: packets keep their boundaries, and we never read it as a stream.
+            // Used only for readiness: the socket is SOCK_SEQPACKET and is never read as a stream.
             socket: UnixStream::from_std(server.socket.into())?,
             process: server.process,
         })
     }
 
-    /// Asks for a new process; `None` if the server has died.
+    /// Requests a new process; `None` if the server has died.
     async fn ask(
         &self,
         request: &[u8],
@@ -306,7 +306,7 @@ impl Server {
         self.socket.async_io(Interest::READABLE, receive).await
     }
 
-    /// Returns when it has died: it says nothing unasked.
+    /// Returns when the server has died. It sends nothing without a request.
     async fn died(&self) {
         while let Ok(Some(_)) = self.receive().await {}
     }
@@ -323,7 +323,7 @@ fn is_hang_up(error: &io::Error) -> bool {
 
 impl Drop for Pull {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have exited already: ignore the error.
         let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
     }
 }
@@ -347,7 +347,7 @@ mod tests {
 
     use super::*;
 
-    /// The other end of a fork server's socket, which the test serves itself.
+    /// The other end of a fork server's socket, served by the test.
     struct Fake(UnixStream);
 
     impl Fake {
@@ -383,7 +383,7 @@ mod tests {
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap()
     }
 
-    /// A puller with fork servers that the test serves.
+    /// A puller whose fork servers are served by the test.
     fn puller() -> (Puller, Vec<Fake>) {
         let server = || {
             let (socket, theirs) = packet::pair().unwrap();
@@ -432,7 +432,7 @@ mod tests {
         with_local_tasks(async {
             let (puller, mut servers) = puller();
             let process = idle_process();
-            // As often as one dies, the other forks the next.
+            // Each time one dies, the other forks a replacement.
             for _ in 0..3 {
                 servers.remove(0);
                 let mut socket = servers[0].asked(SERVE).await;
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fork_server_that_cannot_fork_costs_one_pull() {
+    async fn failed_fork_fails_only_one_pull() {
         with_local_tasks(async {
             let (puller, servers) = puller();
             let answer = async {

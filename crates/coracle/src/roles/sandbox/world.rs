@@ -1,4 +1,4 @@
-//! What the other crates give to a pod: images, volumes, a place in the network.
+//! Provides images, volumes and network attachments of this node to a pod, from the other crates.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,35 +26,35 @@ use super::held::HeldLayers;
 use super::puller::Puller;
 use crate::node_dir;
 
-/// Between attempts to get a place back from a hub that was started again.
+/// Retry interval of claiming the pod's address from a restarted hub.
 const CLAIM_PAUSE: Duration = Duration::from_millis(200);
-/// How long a pod may be without an interface before it is restarted. A new hub takes about a second.
+/// How long a pod may be without a network interface before its sandbox is restarted. A new hub takes about a second.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// This node, for one pod.
+/// The resources of this node for one pod.
 pub struct NodeWorld {
     puller: Puller,
     uid: String,
     hub: PathBuf,
     store: PathBuf,
     layers: PathBuf,
-    /// One at a time: what was begun for a pod that is to end is done before it is removed.
+    /// Behind a mutex: an operation that was begun for a terminating pod completes before the volumes are removed.
     volumes: Arc<Mutex<PodVolumes>>,
-    /// Keeps the pod's place in the network.
+    /// The task that keeps the pod's network attachment.
     place: RefCell<Option<AbortOnDropHandle<()>>>,
-    /// What becomes of it: a new interface, or none.
+    /// Changes of the attachment: a new interface, or `None` if it was lost.
     changes: (
         mpsc::UnboundedSender<Option<Attachment>>,
         tokio::sync::Mutex<mpsc::UnboundedReceiver<Option<Attachment>>>,
     ),
-    /// Images that are there, by reference: a container that is started again need not ask.
+    /// Images that the pod has, by reference, so that a restarted container does not need another pull.
     present: RefCell<HashMap<String, PodImage>>,
-    /// And whose layers nobody may remove.
+    /// Holds on the layers of these images.
     held: HeldLayers,
 }
 
 impl NodeWorld {
-    /// The node of `start`.
+    /// The resources of the node of `start`.
     pub fn new(start: &SandboxStart, places: &PodDirs, puller: Puller) -> Self {
         let (changed, changes) = mpsc::unbounded_channel();
         Self {
@@ -74,7 +74,7 @@ impl NodeWorld {
         }
     }
 
-    /// Does something with volumes. Large ones, and those of slow servers, take minutes, and this thread is the pod's only one.
+    /// Runs `work` on another thread. Large volumes, and those of slow servers, take minutes, and the sandbox has a single thread.
     async fn with_volumes<T: Send + 'static>(
         &self,
         work: impl FnOnce(&PodVolumes) -> Result<T, String> + Send + 'static,
@@ -95,7 +95,7 @@ impl NodeWorld {
         if let Err(error) = &process
             && error.kind() == std::io::ErrorKind::BrokenPipe
         {
-            // Only a new sandbox can fork hidden processes again. The kubelet starts it, and the pod goes on by its policy.
+            // Only a new sandbox can fork non-dumpable processes again. The kubelet starts it, and it continues by the restart policy.
             tracing::error!(
                 "the pod's sandbox ends: all of its fork servers for image pulls were killed"
             );
@@ -159,7 +159,7 @@ impl World for NodeWorld {
             attempts -= 1;
             match self.held.hold(&image.layers).await {
                 Ok(()) => break image,
-                // Removed in just this moment, by somebody who makes room.
+                // Garbage collection removed a layer after the pull.
                 Err(error) if attempts > 0 => tracing::debug!(error, "unpacking it again"),
                 Err(error) => return Err(wrong("ErrImagePull", error)),
             }
@@ -272,8 +272,8 @@ fn attachment(place: &HubAttachment) -> Attachment {
     }
 }
 
-/// Keeps a pod's place for as long as this runs: if the hub's process ends, the next one is asked for the same place. Ends if
-/// the pod has no interface any more and gets none, having said so.
+/// Keeps a pod's network attachment for as long as this future runs: if the hub's worker exits, claims the same address from the next
+/// one. Sends `None` and returns if the pod has lost its interface and gets no new one in time.
 async fn keep_place(
     hub: PathBuf,
     mut request: AttachRequest,
@@ -303,7 +303,7 @@ async fn keep_place(
     }
 }
 
-/// Whether a pod's network namespace has the interface that a hub gave it. If the check fails, assume so.
+/// Whether the pod's network namespace still has the interface from the hub. If the check fails, assume that it does.
 fn has_interface(network: &OwnedFd) -> bool {
     let has = || Ok(linux::route::Route::open()?.has(network::hub::INTERFACE));
     let network = network.try_clone();

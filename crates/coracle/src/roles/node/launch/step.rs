@@ -99,7 +99,7 @@ fn spawn(node: &Launchers, launch: &LaunchRequest) -> anyhow::Result<Child> {
     command.spawn().context("cannot start srun")
 }
 
-/// The step's memory. `None` without a request or with a request of zero: the step then gets no memory of its own.
+/// The step's memory. `None` without a request or with a request of zero: the step then shares the job's memory.
 fn memory_mb(needs: &PodResources) -> Option<u64> {
     let bytes = Some(needs.memory_bytes).filter(|bytes| *bytes > 0)?;
     Some(bytes.div_ceil(1 << 20).max(LEAST_MEMORY_MB))
@@ -129,7 +129,7 @@ async fn first_word(stdout: Option<ChildStdout>) -> anyhow::Result<Option<Word>>
         let line = String::from_utf8_lossy(&line);
         if let Some(pid) = line.strip_prefix(RUNNING) {
             let id = pid.trim().parse().unwrap_or_default();
-            // The process still exists: it has reported to us and waits.
+            // The sandbox has not exited: it waits for this agent to send the bundle.
             let process =
                 SandboxProcess::with_id(id).context("the sandbox can't be seen from here")?;
             return Ok(Some(Word::Running(process)));
