@@ -1,14 +1,13 @@
-//! What a node takes and what it refuses, with upstream's reasons, and the ports of the node that pods ask for.
+//! Admission of pods by a node, rejections with upstream's reasons, and host ports.
 
 use std::time::Duration;
 
 use e2e::{BUSYBOX, Cluster, Lab, condition, container, eventually, merged, pod, wait_until};
 use serde_json::{Value, json};
 
-/// One node, by name.
 const ONE: &[&str] = &["srun", "-N1", "-wnode1", "coracle", "run"];
 
-/// A pod that is bound to the node by hand, so that nobody but the node decides.
+/// A pod with `nodeName` set, so that only the node itself decides.
 fn bound(name: &str, spec: Value, more: Value) -> Value {
     let own = json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "trap exit TERM; while true; do sleep 0.2; done"]});
     let here = merged(json!({"nodeName": "node1"}), spec);
@@ -34,7 +33,7 @@ fn is_refused(cluster: &mut Cluster, name: &str, reason: &str, words: &str) {
     cluster.event(name, &format!("Warning {reason} "));
 }
 
-/// Pods that ask for what the node isn't or hasn't, why they are refused, and in which words.
+/// Pods that the node must reject, with the reasons and messages.
 fn refusals() -> Vec<(Value, &'static str, &'static str)> {
     let affinity = |operator: &str, values: Value| {
         let term = json!({"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": operator, "values": values}]});
@@ -135,7 +134,7 @@ fn bytes(quantity: &Value) -> u64 {
 }
 
 #[test]
-fn a_node_refuses_with_the_usual_reasons() {
+fn node_rejects_pods_with_upstreams_reasons() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", ONE);
@@ -147,7 +146,7 @@ fn a_node_refuses_with_the_usual_reasons() {
         is_refused(&mut cluster, name, reason, words);
     }
 
-    // What one has the other can't have, until it is free again.
+    // A pod is rejected while another one holds the resource, and admitted once it is free.
     let node = cluster.json("get node node1");
     let most = bytes(&node["status"]["allocatable"]["memory"]) * 6 / 10;
     let half = |name: &str| bound(name, json!({}), asking(json!({"memory": most.to_string()})));
@@ -170,7 +169,7 @@ fn a_node_refuses_with_the_usual_reasons() {
     lab.nothing_left();
 }
 
-/// As many pods as the node takes. All but a few are of a class that there is no runtime for: they have their place, and cost nothing.
+/// Fills the node up to its maximum number of pods. Most have a RuntimeClass without a handler: they count, but start no process.
 #[track_caller]
 fn only_so_many(cluster: &mut Cluster, node: &Value) {
     let most: usize = node["status"]["allocatable"]["pods"]
@@ -185,7 +184,7 @@ fn only_so_many(cluster: &mut Cluster, node: &Value) {
             json!({}),
         )
     };
-    // One place is taken.
+    // One pod already runs.
     let places = (1..most).map(place);
     cluster.create_objects(&[class]);
     cluster.create_objects(&places.collect::<Vec<_>>());
@@ -206,12 +205,12 @@ fn only_so_many(cluster: &mut Cluster, node: &Value) {
 #[track_caller]
 fn taints_keep_away(cluster: &mut Cluster) {
     let tolerations = json!({"tolerations": [{"key": "away", "operator": "Exists"}]});
-    // Others may come all the same: they are the scheduler's business.
+    // NoSchedule does not matter at admission, only to the scheduler.
     cluster.ask("kubectl taint node node1 away=yes:NoSchedule");
     cluster.create_objects(&[bound("not-scheduled", tolerations.clone(), json!({}))]);
     cluster.wait_for("not-scheduled", "condition=Ready");
     cluster.ask("kubectl taint node node1 away=yes:NoExecute");
-    // The node hears of its taints by a watch of its own, so that it may know the pod first; whoever was taken is evicted.
+    // The node learns its taints through a separate watch, so it may admit a pod first; such a pod is evicted later.
     let mut tries = 0;
     let seen = eventually(Duration::from_secs(40), || {
         tries += 1;
@@ -229,7 +228,7 @@ fn taints_keep_away(cluster: &mut Cluster) {
     assert_eq!(condition(&stays, "Ready"), "True", "{stays:#}");
 }
 
-/// A web server that says its own name, at ports of the node.
+/// A web server with host ports, which serves its own name.
 fn publishing(name: &str, ports: Value) -> Value {
     let script = format!(
         "mkdir /www; echo {name} > /www/index.html; trap exit TERM; httpd -f -p 80 -h /www & wait"
@@ -241,7 +240,7 @@ fn publishing(name: &str, ports: Value) -> Value {
     )
 }
 
-/// Answers datagrams, by the node's Python for want of one in the image, and asks for a port of SCTP besides.
+/// A UDP echo server, which runs the node's Python because the image has none. It requests an SCTP host port as well.
 fn answering(name: &str) -> Value {
     let script = "import signal, socket, sys\n\
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n\
@@ -264,7 +263,7 @@ fn answering(name: &str) -> Value {
     )
 }
 
-/// Twenty senders at once, each of which must hear what it said itself.
+/// Twenty clients in parallel, each of which must receive its own text.
 const DATAGRAMS: &str = "import socket
 clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(20)]
 for number, client in enumerate(clients):
@@ -274,13 +273,13 @@ print(sum(client.recv(2000) == f'heard {number}'.encode() + b'x' * 1000 for numb
 ";
 
 #[test]
-fn ports_of_the_node_lead_to_pods() {
+fn host_ports_are_forwarded_to_pods() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", ONE);
     let port =
         |port: u16, more: Value| merged(json!({"containerPort": 80, "hostPort": port}), more);
-    // Somebody else's, whoever that is.
+    // Another user's process that holds the port.
     let other = "import socket, time; s = socket.create_server(('', 18083)); print('listens', flush=True); time.sleep(1000)";
     let mut other = lab
         .call(&["python3", "-c", other])
@@ -333,11 +332,11 @@ fn ports_of_the_node_lead_to_pods() {
         get("node1", "127.0.0.2:18081") == page("other-address")
     });
     assert_ne!(get("login", "10.77.0.11:18081").0, 0);
-    // Many at once, and a body of some size.
+    // Many connections in parallel.
     let many = "for i in $(seq 20); do curl --silent --max-time 30 http://10.77.0.11:18080/ & done | sort | uniq -c | awk '{ print $1, $2 }'";
     lab.sh(many).run().printed("20 web");
 
-    // Datagrams are carried too, and may be lost. What is not carried is said.
+    // UDP is forwarded too, but datagrams may be lost. SCTP is not forwarded, which an event reports.
     wait_until(60, "datagrams are answered", || {
         let asked = lab.call(&["python3", "-c", DATAGRAMS]).run();
         asked.stdout.trim() == "20"
@@ -345,7 +344,7 @@ fn ports_of_the_node_lead_to_pods() {
     let words = "Warning HostPortNotSupported host port 18084/SCTP is closed";
     cluster.event("other-protocol", words);
 
-    // Whoever the port belongs to, the pod says so, and begins when it is free.
+    // If another process holds the port, the pod reports it and starts once the port is free.
     let words = "Warning FailedCreatePodSandBox Failed to create pod sandbox: host port 18083: ";
     cluster.event("taken", words);
     let waiting = cluster.pod("taken");

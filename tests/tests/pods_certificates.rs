@@ -1,4 +1,4 @@
-//! Whom pods trust, and who they are: the sources clusterTrustBundle and podCertificate of projected volumes.
+//! The sources clusterTrustBundle and podCertificate of projected volumes.
 
 use std::error::Error;
 
@@ -8,12 +8,11 @@ use e2e::{
 };
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 const SIGNER: &str = "coracle.test/signer";
 
-/// A bundle of a signer, or of nobody.
+/// A ClusterTrustBundle, with a signer or without.
 fn bundle(name: &str, signer: Option<&str>, alive: bool, authorities: &[&Signer]) -> Value {
     let text: String = authorities
         .iter()
@@ -35,7 +34,7 @@ fn certificate(key_type: &str, more: Value) -> Value {
     json!({"podCertificate": e2e::merged(own, more)})
 }
 
-/// The volume `v`, made of these.
+/// The projected volume `v` with these sources.
 fn volume(sources: &[Value]) -> Value {
     json!([{"name": "v", "projected": {"sources": sources}}])
 }
@@ -44,13 +43,13 @@ fn mounted() -> Value {
     json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]})
 }
 
-/// A pod that stays.
+/// A pod that runs until it is deleted.
 fn staying(name: &str, sources: &[Value]) -> Value {
     let container = runs("main", WAITS, mounted());
     pod(name, json!({"volumes": volume(sources)}), &[container])
 }
 
-/// Answers every request that nobody has answered.
+/// Responds to all pending PodCertificateRequests.
 #[track_caller]
 fn sign_all(cluster: &mut Cluster, signer: &Signer) -> Result<(), Box<dyn Error>> {
     let all = cluster.json("get podcertificaterequests");
@@ -71,13 +70,13 @@ fn sign_all(cluster: &mut Cluster, signer: &Signer) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// A file of a pod.
+/// The content of a file in a pod.
 #[track_caller]
 fn file(cluster: &mut Cluster, pod: &str, path: &str) -> String {
     cluster.ask(&format!("kubectl exec {pod} -- cat /v/{path}"))
 }
 
-/// Signs until a pod runs.
+/// Signs requests until a pod runs.
 #[track_caller]
 fn until_running(cluster: &mut Cluster, signer: &Signer, pod: &str) {
     let runs = eventually(std::time::Duration::from_secs(90), || {
@@ -88,7 +87,7 @@ fn until_running(cluster: &mut Cluster, signer: &Signer, pod: &str) {
 }
 
 #[test]
-fn pods_have_certificates_and_know_whom_to_trust() {
+fn trust_bundles_and_pod_certificates_are_projected() {
     let lab = Lab::ready();
     lab.load_busybox_for("user1");
     let mut cluster = Cluster::start_as(&lab, "user1", ONE);
@@ -169,7 +168,7 @@ is link ..data/all "$(readlink /v/all)"
         assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending", "{pod}");
     }
 
-    // Changes reach a pod that runs, and what was missing lets the other one start.
+    // Changes reach the running pod, and the pod whose source was missing starts.
     cluster.in_phase("following", "Running");
     let patch = json!({"spec": {"trustBundle": other.authority}});
     cluster.ask(&format!(
@@ -244,7 +243,7 @@ is "file system" tmpfs "$(awk '$2 == "/v" { print $3 }' /proc/self/mounts)"
         "credential bundle is not issued yet: signer \"coracle.test/signer\" has not answered PodCertificateRequest default/req-",
     );
 
-    // A new agent asks anew, and the pod goes on with what it has until then.
+    // A new agent makes a new request. Until it is granted, the pod keeps its old certificate.
     let before = file(cluster, "certified", "ED25519.key");
     let node = cluster.first_node();
     let killed = lab.find(&node, Role::Agent);
@@ -260,14 +259,14 @@ is "file system" tmpfs "$(awk '$2 == "/v" { print $3 }' /proc/self/mounts)"
         held(cluster, "certified", "ED25519").chain == 2
     });
 
-    // With their pods go their requests.
+    // Requests are deleted with their pods.
     cluster.ask("kubectl delete pod --all --now");
     wait_until(60, "requests are gone", || {
         cluster.json("get podcertificaterequests")["items"] == json!([])
     });
 }
 
-/// The certificate of this type in a pod.
+/// The certificate of this key type in a pod.
 #[track_caller]
 fn held(cluster: &mut Cluster, pod: &str, key_type: &str) -> Held {
     let key = file(cluster, pod, &format!("{key_type}.key"));

@@ -1,4 +1,5 @@
-//! What upstream's kubelet does at the edges: deadlines without a sandbox, runtime classes, last words, groups, kill scores.
+//! Corner cases in which the kubelet must behave like upstream's: deadlines without a sandbox, runtime classes, termination
+//! messages, groups, OOM scores.
 
 use e2e::{BUSYBOX, Cluster, Lab, condition, container, looking_pod, merged, pod};
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ fn class(name: &str, handler: &str, more: Value) -> Value {
 }
 
 #[test]
-fn edges_are_upstreams() {
+fn corner_cases_match_upstream() {
     let lab = Lab::ready();
     lab.load_busybox();
     lab.load_image(
@@ -31,7 +32,7 @@ fn edges_are_upstreams() {
     let node = cluster.json("get nodes")["items"][0].clone();
     let name = node["metadata"]["name"].clone();
 
-    // What the node says of itself.
+    // Features and handlers in the Node's status.
     assert_eq!(node["status"]["features"]["supplementalGroupsPolicy"], true);
     let handlers = node["status"]["runtimeHandlers"].as_array().cloned();
     let handlers: Vec<Value> = handlers.unwrap_or_default();
@@ -206,9 +207,9 @@ fn edges_are_upstreams() {
     lab.nothing_left();
 }
 
-/// A scratch disk so small that one pod can fill it.
+/// Runs on a disk so small that one pod can fill it.
 #[test]
-fn who_fills_the_disk_is_evicted() {
+fn pod_that_fills_the_disk_is_evicted() {
     let lab = Lab::ready();
     lab.load_busybox();
     lab.root(

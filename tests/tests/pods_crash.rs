@@ -1,4 +1,5 @@
-//! `kill -9` beside pods and below them: pods outlive whoever looks after them, and what dies comes back by its policy.
+//! SIGKILL of processes around and inside of pods: pods survive the loss of agents, hubs and the API server, and killed containers
+//! are restarted by their policy.
 
 use e2e::{Cluster, Lab, Process, Role, container, wait_until};
 use serde_json::Value;
@@ -52,7 +53,7 @@ spec:
   containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo still at work']}]
 "#;
 
-/// Kills a part beside the pods, or stops it for a while.
+/// Kills a process outside of the pods, or stops it for a while.
 #[track_caller]
 fn pods_outlive(host: &str, role: Role, signal: &str) {
     pods_outlive_trouble(|lab, meanwhile| {
@@ -72,12 +73,12 @@ fn pods_outlive(host: &str, role: Role, signal: &str) {
     });
 }
 
-/// Has something happen beside the pods: they go on, and the cluster learns what happened meanwhile.
+/// Runs `trouble` while pods run. The pods must continue, and the cluster must learn what happened in the meantime.
 #[track_caller]
 fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
     let lab = Lab::ready();
     lab.load_busybox();
-    // Of a test that failed.
+    // May be left by a failed test.
     lab.remove("out");
     let mut cluster = Cluster::start(&lab);
     cluster.create(&lab, PODS);
@@ -87,7 +88,7 @@ fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
     let before = cluster.pod("steady");
     let process = the_marked(&lab, "mark-41001");
 
-    // Meanwhile one ends, and one crashes and comes again.
+    // During the trouble, one pod exits, and another crashes and is restarted.
     trouble(&lab, &|| drop(lab.sh("touch out/go").run().succeeded()));
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
 
@@ -141,17 +142,17 @@ fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
 }
 
 #[test]
-fn pods_outlive_their_agent() {
+fn pods_survive_kill_of_agent() {
     pods_outlive("node2", Role::Agent, "KILL");
 }
 
 #[test]
-fn pods_outlive_their_agents_guard() {
+fn pods_survive_kill_of_agents_guard() {
     pods_outlive("node2", Role::AgentGuard, "KILL");
 }
 
 #[test]
-fn pods_outlive_ten_quick_deaths_of_their_agent() {
+fn pods_survive_ten_quick_kills_of_agent() {
     pods_outlive_trouble(|lab, meanwhile| {
         let guard = lab.find("node2", Role::AgentGuard);
         let mut last = 0;
@@ -175,7 +176,7 @@ fn pods_outlive_ten_quick_deaths_of_their_agent() {
     });
 }
 
-/// Nothing passes between the agent and the leader, for so long that the leader starts another agent.
+/// Drops all packets between agent and leader, for so long that the leader starts another agent.
 const CUT: &str = "nft -f - <<'END'
 table inet cut {
   chain in { type filter hook input priority 0; tcp sport DOOR drop; }
@@ -184,7 +185,7 @@ table inet cut {
 END";
 
 #[test]
-fn pods_outlive_a_second_agent() {
+fn pods_survive_a_second_agent() {
     pods_outlive_trouble(|lab, meanwhile| {
         let agent = lab.find("node2", Role::Agent);
         let door = lab.door_of_the_leader("node2", &agent);
@@ -197,7 +198,7 @@ fn pods_outlive_a_second_agent() {
                 .filter(|process| process.args.ends_with(" internal node"));
             agents.collect::<Vec<_>>()
         };
-        // Guard and agent, and the second one, which finds that it is not needed.
+        // Guard and agent, and the second agent, which exits because the first one still runs.
         wait_until(60, "a second agent is started", || agents().len() > 2);
         lab.root("node2", "nft delete table inet cut").succeeded();
         wait_until(60, "one of them is left", || agents().len() == 2);
@@ -205,26 +206,26 @@ fn pods_outlive_a_second_agent() {
 }
 
 #[test]
-fn pods_keep_their_network_without_their_hub() {
+fn pod_network_survives_kill_of_hub() {
     pods_outlive("node2", Role::Hub, "KILL");
 }
 
 #[test]
-fn pods_keep_their_network_without_their_hubs_guard() {
+fn pod_network_survives_kill_of_hubs_guard() {
     pods_outlive("node2", Role::HubGuard, "KILL");
 }
 
 #[test]
-fn pods_outlive_the_api_server() {
+fn pods_survive_kill_of_api_server() {
     pods_outlive("node1", Role::Component("kube-apiserver"), "KILL");
 }
 
 #[test]
-fn pods_go_on_while_the_api_server_hangs() {
+fn pods_survive_stopped_api_server() {
     pods_outlive("node1", Role::Component("kube-apiserver"), "STOP");
 }
 
-/// `first` is started first, so that a hub that knows nothing of it would give its address to the next pod.
+/// `first` is started first: a hub that does not know its address would assign it to the next pod.
 const CONNECTED: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -253,7 +254,7 @@ spec:
   containers: [{name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done']}]
 "#;
 
-/// Both processes of the hub of node1, once there are two and neither is one of `killed`.
+/// Both processes of the hub on node1, once there are two and neither is in `killed`.
 #[track_caller]
 fn next_hub(lab: &Lab, killed: &[&Process]) -> [Process; 2] {
     let mut pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
@@ -265,14 +266,14 @@ fn next_hub(lab: &Lab, killed: &[&Process]) -> [Process; 2] {
     pair
 }
 
-/// Kills processes of node1 at the same moment.
+/// Kills processes on node1 at the same moment.
 fn kill_at_once(lab: &Lab, processes: &[&Process]) {
     let pids = processes.iter().map(|process| process.pid.to_string());
     let pids: Vec<_> = pids.collect();
     lab.root("node1", &format!("kill -KILL {}", pids.join(" ")));
 }
 
-/// Waits until one pod reaches another.
+/// Waits until one pod can connect to another.
 #[track_caller]
 fn are_connected(cluster: &mut Cluster, from: &str, to: &Value) {
     let address = to["status"]["podIP"].as_str().unwrap_or_default();
@@ -285,7 +286,7 @@ fn are_connected(cluster: &mut Cluster, from: &str, to: &Value) {
 }
 
 #[test]
-fn pods_keep_their_network_however_often_their_hub_dies() {
+fn pod_network_survives_repeated_kills_of_hub() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
@@ -296,7 +297,7 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
     }
     let before = pods.map(|pod| cluster.pod(pod));
 
-    // The worker becomes the guard of a new worker, and must replace that one too.
+    // The worker becomes the guard of a new worker, which it must replace in turn.
     for _ in 0..3 {
         let [guard, worker] = next_hub(&lab, &[]);
         lab.kill("node1", "KILL", &guard);
@@ -312,7 +313,7 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
     }
     are_connected(&mut cluster, "second", &before[0]);
 
-    // Meanwhile the sandbox of one pod is stopped and can't claim its place.
+    // Meanwhile the sandbox of one pod is stopped, so that it can't reclaim its address.
     let first = the_marked_on("node1", &lab, "mark-first");
     let sandbox = sandbox_above(&lab.processes("node1"), &first);
     lab.kill("node1", "STOP", &sandbox);
@@ -322,7 +323,7 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
     lab.kill("node1", "CONT", &sandbox);
     are_connected(&mut cluster, "second", &before[0]);
 
-    // Nothing holds the network namespace any more; pods get new interfaces.
+    // With the agent and both hub processes killed, nothing holds the network namespace. Pods get new interfaces.
     let agent = lab.find("node1", Role::Agent);
     kill_at_once(&lab, &[&agent, &guard, &worker]);
     let [guard, worker] = next_hub(&lab, &[&guard, &worker]);
@@ -341,7 +342,7 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
         assert_eq!(facts(before), facts(&after), "{name}");
     }
 
-    // The same, but another pod is there first and gets the address: the pod is restarted with another one.
+    // The same, but another pod gets the address first: the pod is restarted with a new one.
     lab.kill("node1", "STOP", &sandbox);
     let agent = lab.find("node1", Role::Agent);
     kill_at_once(&lab, &[&agent, &guard, &worker]);
@@ -400,7 +401,7 @@ spec:
 "#;
 
 #[test]
-fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
+fn killed_containers_are_restarted_by_policy() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -448,7 +449,7 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
         let last = &container(&after, "a")["lastState"]["terminated"];
         assert_eq!(last["exitCode"], 137, "{kind}: {after:#}");
         if kind == "process" {
-            // Only that container.
+            // Only the killed container is restarted.
             assert_eq!(container(&after, "b")["restartCount"], 0, "{after:#}");
             assert!(lab.is_alive("node2", &b), "{b:?}");
         } else {
@@ -459,7 +460,7 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
         }
         cluster.wait_for(&always, "condition=Ready");
 
-        // To be killed is to fail; who was done is done, and what was written is still there.
+        // A killed container has failed. Completed containers are not restarted, and the volume's content is kept.
         let after = cluster.pod_until(&on_failure, "began again", |pod| {
             container(pod, "a")["restartCount"] == 1
                 && container(pod, "a")["state"]["running"].is_object()
@@ -493,7 +494,7 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
 }
 
 #[test]
-fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
+fn slow_sandbox_is_adopted_instead_of_replaced() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -515,14 +516,14 @@ fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
         lab.find("node2", Role::Agent).pid != agent.pid
     });
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
-    // Far longer than one takes that isn't held up.
+    // Far longer than a running sandbox needs to reconnect.
     std::thread::sleep(std::time::Duration::from_secs(8));
     for sandbox in &sandboxes {
         lab.kill("node2", "CONT", sandbox);
     }
     for before in before {
         let name = before["metadata"]["name"].as_str().unwrap_or_default();
-        // Once it can be asked, its agent has looked at it.
+        // Once exec works, the agent has adopted the pod.
         let ask = format!("timeout 40 kubectl exec {name} --container=a -- true");
         wait_until(30, "it can be asked again", || cluster.try_ask(&ask).0 == 0);
         let after = cluster.pod(name);
@@ -540,13 +541,13 @@ fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
     lab.nothing_left();
 }
 
-/// The process of `node2` that has this mark as its last argument.
+/// The process on `node2` whose last argument is this mark.
 #[track_caller]
 fn the_marked(lab: &Lab, mark: &str) -> Process {
     the_marked_on("node2", lab, mark)
 }
 
-/// The same for any host.
+/// The process on a host whose last argument is this mark.
 #[track_caller]
 fn the_marked_on(host: &str, lab: &Lab, mark: &str) -> Process {
     let found: Vec<_> = lab
@@ -558,7 +559,7 @@ fn the_marked_on(host: &str, lab: &Lab, mark: &str) -> Process {
     found[0].clone()
 }
 
-/// The container's process itself, the one that started it, or the pod's sandbox.
+/// The container's process, the pod's inner process, or its sandbox.
 #[track_caller]
 fn victim(lab: &Lab, process: &Process, kind: &str) -> Process {
     let all = lab.processes("node2");
@@ -577,11 +578,11 @@ fn parent_of(all: &[Process], process: &Process) -> Process {
         .clone()
 }
 
-/// The sandbox of the pod that a process belongs to.
+/// The sandbox above a container's process.
 #[track_caller]
 fn sandbox_above(all: &[Process], process: &Process) -> Process {
     let mut sandbox = parent_of(all, process);
-    // Above it are the agent, or the agent's guard, and Slurm's.
+    // The parent of the topmost sandbox process is the agent, its guard, or slurmstepd.
     while parent_of(all, &sandbox).args.contains("internal sandbox") {
         sandbox = parent_of(all, &sandbox);
     }

@@ -1,4 +1,4 @@
-//! A node whose network is cut off from the leader: its pods go on, and how they end is told when the network is back.
+//! Network partition between a node and the leader: pods continue, and the agent reports their exits once the network is back.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use e2e::{Cluster, Lab, Role, container, eventually, wait_until};
 use serde_json::Value;
 
-/// Indexed, so that an index that runs twice is seen. Each says so in a file that the network does not carry.
+/// An Indexed Job, so that a repeated index is noticed. Each run writes a line to a file, which does not need the network.
 const WORK: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -50,7 +50,7 @@ spec:
 "#;
 const COUNT: usize = 6;
 
-/// Nothing passes between node2 and the leader's host, and VERDICT says what a program of node2 hears of that.
+/// Drops all packets between node2 and the leader's host. With VERDICT, programs on node2 get an error or nothing.
 const CUT: &str = "nft -f - <<'END'
 table inet cut {
   chain in { type filter hook input priority 0; ip saddr 10.77.0.11 drop; }
@@ -64,11 +64,11 @@ const SILENT: &str = "drop";
 struct Work {
     lab: Rc<Lab>,
     cluster: Cluster,
-    /// A pod that has nothing to do with any of it.
+    /// A pod that runs during the whole test.
     steady: Value,
 }
 
-/// A network that is cut until this is dropped, also by a test that fails.
+/// A network partition, which ends on drop, so also if the test fails.
 struct Cut(Rc<Lab>);
 
 impl Drop for Cut {
@@ -77,7 +77,7 @@ impl Drop for Cut {
     }
 }
 
-/// A cluster with pods on node2 that wait for a word, which comes on another way than the network.
+/// A cluster with pods on node2 that wait for a file, which needs no network.
 fn work() -> Work {
     let lab = Lab::ready();
     lab.root("node2", MEND);
@@ -122,7 +122,7 @@ impl Work {
         });
     }
 
-    /// Has all pods end that wait.
+    /// Makes all waiting pods exit.
     fn finish(&self) {
         self.lab.sh("touch out/go").run().succeeded();
         wait_until(30, "all are done", || {
@@ -130,13 +130,13 @@ impl Work {
         });
     }
 
-    /// Every index has run once, and its result is what the cluster knows.
+    /// Every index ran once, and the API server has its result.
     #[track_caller]
     fn each_index_ran_once(&mut self) {
         let waited = "kubectl wait job/work --for=condition=Complete --timeout=50s";
         let (code, text) = self.cluster.try_ask(waited);
         let mut pods = Value::Null;
-        // A write that the cut held up may arrive after a newer one. The agent sees that, and writes again.
+        // A write that was delayed by the partition may arrive after a newer one. The agent notices that and writes again.
         let settled = eventually(Duration::from_secs(20), || {
             pods = self.cluster.json("get pods --selector=job-name=work");
             let mut all = pods["items"].as_array()?.iter();
@@ -159,7 +159,7 @@ impl Work {
         assert_eq!(pods.len(), COUNT);
     }
 
-    /// The containers of a pod that had nothing to do with it are those from before.
+    /// The other pod's containers were not restarted.
     #[track_caller]
     fn the_steady_pod_went_on(&mut self) {
         let after = self.cluster.pod("steady");
@@ -177,7 +177,7 @@ impl Work {
     }
 }
 
-/// Cuts the network for so long, while pods end. The leader notices after 15 s, and so does the agent.
+/// Cuts the network for this long while pods exit. Leader and agent notice it after 15 s.
 fn pods_end_during_a_cut(verdict: &str, seconds: u64) {
     let mut work = work();
     let agent = work.lab.find("node2", Role::Agent);
@@ -201,21 +201,21 @@ fn pods_end_during_a_cut(verdict: &str, seconds: u64) {
 }
 
 #[test]
-fn pods_that_end_during_a_cut_ran_once() {
+fn pods_that_exit_while_unreachable_run_once() {
     pods_end_during_a_cut(UNREACHABLE, 27);
 }
 
 #[test]
-fn pods_that_end_during_a_silent_cut_ran_once() {
+fn pods_that_exit_during_packet_loss_run_once() {
     pods_end_during_a_cut(SILENT, 30);
 }
 
 #[test]
-fn pods_that_ended_outlive_agent_and_sandbox_during_a_cut() {
+fn results_survive_kills_of_agent_and_sandboxes_while_unreachable() {
     let mut work = work();
     let cut = work.cut(UNREACHABLE);
     work.finish();
-    // What runs in them has ended; their sandboxes have to notice.
+    // The containers have exited. Give the sandboxes time to write their checkpoints.
     std::thread::sleep(Duration::from_secs(3));
     let steady = work.lab.marked("mark-steady");
     let all = work.lab.processes("node2");
@@ -240,7 +240,7 @@ fn pods_that_ended_outlive_agent_and_sandbox_during_a_cut() {
     work.lab
         .root("node2", &format!("kill -KILL {}", pids.join(" ")));
     work.cluster.run.until_stderr("node node2 is lost");
-    // Longer than a sandbox waits for an agent if there will be none.
+    // Longer than a sandbox waits for an agent before it gives up.
     std::thread::sleep(Duration::from_secs(50));
     work.mend(cut);
     work.each_index_ran_once();

@@ -1,14 +1,14 @@
-//! What images take on a node: unpacked layers that nobody uses make room, and the Node says which images there are.
+//! Garbage collection of unpacked image layers, and the images in the Node's status.
 
 use std::time::Duration;
 
 use e2e::{BUSYBOX, Cluster, EMPTY_LAYER, Lab, SmallDisk, container, eventually, pod, wait_until};
 use serde_json::{Value, json};
 
-/// As if the disk were always full.
+/// Settings as if the disk were always full.
 const FULL: &str = "CORACLE_IMAGE_GC=high=0,low=0,age=0,every=1s";
 
-/// Above half of the disk, up to a third or a little more.
+/// Starts above 50 % usage of the disk and stops below 38 %.
 const HALF: &str = "CORACLE_IMAGE_GC=high=50,low=38,age=0,every=1s";
 
 fn start(lab: &Lab, settings: &str) -> Cluster {
@@ -28,7 +28,7 @@ fn saying(name: &str, image: &str, word: &str) -> Value {
 }
 
 #[test]
-fn layers_that_nobody_uses_make_room() {
+fn unused_layers_are_removed() {
     let lab = Lab::ready();
     lab.load_busybox();
     let config = json!({"Env": ["PATH=/bin"], "Cmd": ["sh"]});
@@ -42,12 +42,13 @@ fn layers_that_nobody_uses_make_room() {
     ]);
     cluster.wait_for("stays", "condition=Ready");
     cluster.in_phase("ends", "Succeeded");
-    // One of the one stays; two of the other have gone with their last process, though the pod is still shown.
+    // The layer of the running pod stays. The two layers of the other pod were removed when its process exited, although the pod
+    // still exists.
     wait_until(15, "what nobody uses is gone", || layers(&lab) == 1);
     assert_eq!(cluster.logs("ends", "main"), "once");
     cluster.ask("kubectl delete pod ends");
 
-    // What is gone comes back, and what is used was never away.
+    // Removed layers are unpacked again. Layers in use were never removed.
     cluster.create_objects(&[saying("comes", "coracle.test/other:1", "twice")]);
     cluster.in_phase("comes", "Succeeded");
     assert_eq!(cluster.logs("comes", "main"), "twice");
@@ -59,7 +60,7 @@ fn layers_that_nobody_uses_make_room() {
     lab.nothing_left();
 }
 
-/// Images with a layer that takes a tenth of the small disk.
+/// Images with a layer of a tenth of the small disk.
 const LARGE: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 fn large(name: &str) -> String {
@@ -67,7 +68,7 @@ fn large(name: &str) -> String {
 }
 
 #[test]
-fn the_node_lists_its_images_and_gives_up_those_unused_for_longest() {
+fn node_lists_images_and_removes_least_recently_used() {
     let lab = Lab::ready();
     lab.load_busybox();
     for name in LARGE {
@@ -101,14 +102,14 @@ fn the_node_lists_its_images_and_gives_up_those_unused_for_longest() {
     lab.nothing_left();
 }
 
-/// Which of the large layers are unpacked.
+/// The large layers that are unpacked.
 fn unpacked(lab: &Lab) -> String {
     let list =
         "cd /tmp/coracle-*/layers && ls -d */large-* | sed 's,.*large-,,' | sort | tr -d '\\n'";
     lab.root("node1", list).stdout
 }
 
-/// With the fifth of five large layers the disk is too full. The two that nobody has used for longest go, and no third one.
+/// The fifth large layer exceeds the threshold. The two least recently used layers are removed, and no third one.
 #[track_caller]
 fn room_is_made_as_far_as_asked(lab: &Lab, cluster: &mut Cluster) {
     let run = |cluster: &mut Cluster, name: &str| {

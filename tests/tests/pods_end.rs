@@ -1,10 +1,10 @@
-//! How pods end: when they are deleted, when their work is done, and when the cluster ends.
+//! Termination of pods: after deletion, after completion, and at the end of the cluster.
 
 use std::time::{Duration, Instant};
 
 use e2e::{BUSYBOX, Cluster, Lab, container, wait_until};
 
-/// Everything that ends is written to a file in the user's home directory, which outlives the pod.
+/// Hooks and handlers write to a file in the user's home directory, which outlives the pod.
 const DELETED: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -52,7 +52,7 @@ spec:
 "#;
 
 #[test]
-fn deleted_pods_end_in_order_and_in_time() {
+fn deleted_pods_terminate_in_order_and_in_time() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -100,7 +100,7 @@ fn deleted_pods_end_in_order_and_in_time() {
     lab.nothing_left();
 }
 
-/// A pod that says goodbye when the cluster ends.
+/// A pod with a preStop hook and a SIGTERM handler.
 const GOODBYE: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -118,7 +118,7 @@ spec:
 "#;
 
 #[test]
-fn pods_may_say_goodbye_when_the_workload_ends() {
+fn pods_terminate_gracefully_when_the_workload_ends() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -128,7 +128,7 @@ fn pods_may_say_goodbye_when_the_workload_ends() {
     for name in ["one", "two"] {
         cluster.wait_for(name, "condition=Ready");
     }
-    // Longer than pods get at the end: their time must not have begun with the node's.
+    // Longer than the pods' grace period at the end: it must not start with the node's.
     cluster.ask("sleep 5");
     cluster.exit(0);
     lab.sh("cat out/one out/two")
@@ -165,7 +165,7 @@ spec:
 "#;
 
 #[test]
-fn a_jobs_output_and_its_end_are_those_of_coracle_run() {
+fn coracle_run_returns_output_and_status_of_a_job() {
     let lab = Lab::ready();
     lab.load_busybox();
     let run = |name: &str, text: &str| {

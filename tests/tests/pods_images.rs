@@ -1,11 +1,10 @@
-//! Where the images of pods come from, and what a pod says when one can't be had.
+//! Image pulls of pods, and the pod's status when a pull fails.
 
 use std::time::Duration;
 
 use e2e::{Cluster, EMPTY_LAYER, Lab, REGISTRY, container, eventually, merged, says};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 fn pod(name: &str, image: &str, more: Value) -> Value {
@@ -19,7 +18,7 @@ fn with_policy(name: &str, image: &str, policy: &str) -> Value {
     pod
 }
 
-/// Waits until all of these pods wait for these reasons, with these words in the message.
+/// Waits until each of these pods is waiting for one of its reasons, with this text in the message.
 #[track_caller]
 fn wait_with(cluster: &mut Cluster, expected: &[(&str, &[&str], &str)]) {
     let mut wrong = Vec::new();
@@ -42,7 +41,7 @@ fn wait_with(cluster: &mut Cluster, expected: &[(&str, &[&str], &str)]) {
 const PULL: &[&str] = &["ErrImagePull", "ImagePullBackOff"];
 
 #[test]
-fn images_come_from_registries_with_the_pods_secrets() {
+fn images_are_pulled_with_pull_secrets() {
     let lab = Lab::ready();
     let registry = lab.registry();
     let image = registry.push("team/app", says("hello"), EMPTY_LAYER);
@@ -115,10 +114,10 @@ fn images_come_from_registries_with_the_pods_secrets() {
     );
     cluster.event("friend", "Normal Pulled Successfully pulled image");
 
-    // What failed is tried again, and gets what has been pushed meanwhile.
+    // A failed pull is retried, and finds the image that has been pushed since.
     registry.push("team/absent", says("at last"), EMPTY_LAYER);
     cluster.in_phase("absent", "Succeeded");
-    // Now it is there, but only for pods that could have pulled it.
+    // The image is now in the store, but only for pods with credentials for it.
     let absent = format!("{REGISTRY}/team/absent:1");
     let mut present = with_policy("present", &absent, "IfNotPresent");
     present["spec"]["imagePullSecrets"] = json!([{"name": "right"}]);
@@ -151,7 +150,7 @@ fn images_come_from_registries_with_the_pods_secrets() {
 }
 
 #[test]
-fn hostile_images_are_refused_at_the_pod() {
+fn hostile_images_are_rejected() {
     let lab = Lab::ready();
     let hostile = [
         (
@@ -173,7 +172,7 @@ fn hostile_images_are_refused_at_the_pod() {
     for (name, layer, _) in &hostile {
         lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
     }
-    // Absolute names and links are those of the container.
+    // Absolute paths and links are resolved inside of the container's root.
     let inside = "ln -s /outside link && mkdir dir && echo written > dir/file && tar --transform='s,^dir,link,' --create link dir/file";
     lab.load_image(
         "coracle.test/inside:1",
@@ -214,7 +213,7 @@ fn hostile_images_are_refused_at_the_pod() {
 #[test]
 fn images_of_unusual_shapes_run() {
     let lab = Lab::ready();
-    // No /etc, no /tmp, and a directory whose old content is hidden.
+    // Without /etc and /tmp, and with an opaque directory.
     lab.load_image(
         "coracle.test/bare:1",
         json!({"Entrypoint": ["/bin/sh", "-c", "ls / /opt; cat /etc/hostname; id -u; pwd"], "WorkingDir": "/new/place"}),

@@ -1,4 +1,4 @@
-//! The life of a pod as kubectl shows it: how its containers begin, end, and begin again.
+//! The lifecycle of containers as kubectl shows it: start, exit, restart.
 
 use e2e::{Cluster, Lab, condition, container};
 use serde_json::Value;
@@ -54,7 +54,7 @@ spec:
 "#;
 
 #[test]
-fn init_containers_come_in_order_and_sidecars_stay() {
+fn init_containers_run_in_order_and_sidecars_stay() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -205,7 +205,7 @@ spec:
 "#;
 
 #[test]
-fn containers_end_and_begin_again_as_their_policy_says() {
+fn containers_are_restarted_by_policy() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -380,7 +380,7 @@ spec:
 "#;
 
 #[test]
-fn probes_hooks_and_gates_decide_about_readiness_and_restarts() {
+fn probes_hooks_and_gates_control_readiness_and_restarts() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -432,7 +432,7 @@ fn probes_hooks_and_gates_decide_about_readiness_and_restarts() {
         let restarted = |pod: &Value| container(pod, name)["restartCount"].as_u64() > Some(0);
         let pod = cluster.pod_until("live", "restarted", restarted);
         let last = &container(&pod, name)["lastState"]["terminated"];
-        // busybox's httpd and sleep are first processes, which TERM does not end.
+        // As pid 1, busybox's httpd and sleep ignore SIGTERM.
         assert_eq!(last["exitCode"], 137, "{name}: {pod:#}");
         cluster.event("live", &format!("Warning Unhealthy {why}"));
         cluster.event(
@@ -502,7 +502,7 @@ spec:
 "#;
 
 #[test]
-fn a_node_refuses_what_it_cannot_run() {
+fn node_rejects_pods_that_it_cannot_run() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -532,7 +532,7 @@ fn ended(pod: &Value, name: &str, code: i32, reason: &str) {
     let ended = &container(pod, name)["state"]["terminated"];
     assert_eq!(ended["exitCode"], code, "{name}: {:#}", pod["status"]);
     assert_eq!(ended["reason"], reason, "{name}: {:#}", pod["status"]);
-    // One that never began is nobody.
+    // A container that never started has no ID.
     if reason != "StartError" {
         assert!(ended["containerID"].is_string(), "{name}: {ended:#}");
     }

@@ -1,5 +1,4 @@
-//! Volumes as a hostile or a careless user makes them: each is refused with words at the pod that it concerns, or does no harm,
-//! and nobody else notices.
+//! Malicious and mistaken volumes: each is rejected with an event at its own pod or is harmless, and no other pod is affected.
 
 use e2e::{Cluster, Lab, container, looking, looking_pod, merged, pod, wait_until};
 use serde_json::{Value, json};
@@ -16,7 +15,7 @@ fn mounting(name: &str, source: Value, more: Value, script: &str) -> Value {
     looking_pod(name, merged(spec, more), mounts, script)
 }
 
-/// A persistent volume, and the claim that is bound to it, of the same name.
+/// A PersistentVolume, and a claim of the same name that is bound to it.
 fn persistent(name: &str, annotations: Value, source: Value) -> [Value; 2] {
     let size = json!({"storage": "1Mi"});
     let spec = json!({"capacity": size, "accessModes": ["ReadWriteMany"], "storageClassName": ""});
@@ -46,7 +45,7 @@ fn affinity(node: &str) -> Value {
 const MOUNTED_AT: &str = "coracle.dev/mounted-at";
 const HOME: &str = "/home/user1/odd";
 
-/// Persistent volumes that can't be had: their names, annotations, what they say, and the words of the event about it.
+/// PersistentVolumes that must be rejected: name, annotations, source, and text of the event.
 fn refused() -> Vec<(&'static str, Value, Value, &'static str)> {
     let nfs = |path: &str| json!({"nfs": {"server": "nas", "path": path}});
     let local = |path: String| json!({"local": {"path": path}, "nodeAffinity": affinity("node1")});
@@ -115,13 +114,13 @@ fn refused() -> Vec<(&'static str, Value, Value, &'static str)> {
 }
 
 #[test]
-fn persistent_volumes_are_found_where_they_are_said_to_be() {
+fn persistent_volumes_of_all_sources_are_mounted_or_rejected() {
     let lab = Lab::ready();
     lab.load_busybox();
     lab.sh("mkdir -p odd/disk odd/nas && ln -s disk odd/link && ln -s loop odd/loop && echo mine > odd/file && chmod 755 odd")
         .run()
         .succeeded();
-    // There is no NFS in this kernel; what matters is that a site has mounted something.
+    // This kernel has no NFS. A mount with that source is enough, as the site's administrators would make it.
     let mount = "mount -n -t tmpfs -o size=1m,mode=1777 nas:/export /home/user1/odd/nas";
     lab.root("node1", mount).succeeded();
     let mut cluster = Cluster::start(&lab);
@@ -131,7 +130,7 @@ fn persistent_volumes_are_found_where_they_are_said_to_be() {
     let read_only = json!({"nfs": {"server": "nas", "path": "/export", "readOnly": true}, "nodeAffinity": affinity("node1")});
     let disk =
         json!({"local": {"path": format!("{HOME}/link")}, "nodeAffinity": affinity("node2")});
-    // Somebody pretends that these were made by the provisioner, which is to remove them.
+    // Forged: these volumes claim to be the provisioner's, so that it would delete their directories.
     let forged =
         |by: &str| json!({"pv.kubernetes.io/provisioned-by": by, "coracle.dev/node": "node1"});
     let precious = json!({"persistentVolumeReclaimPolicy": "Delete", "hostPath": {"path": HOME}});
@@ -155,7 +154,7 @@ fn persistent_volumes_are_found_where_they_are_said_to_be() {
     ]);
     for (name, annotations, source, _) in refused() {
         objects.extend(persistent(name, annotations, source));
-        // Where there is nothing mounted, so that what is said is the same everywhere.
+        // On a node without that mount, so that the messages do not vary.
         let here = json!({"nodeSelector": {"kubernetes.io/hostname": "node1"}});
         objects.push(mounting(name, claimed(name), here, "true"));
     }
@@ -168,7 +167,7 @@ fn persistent_volumes_are_found_where_they_are_said_to_be() {
         "is file fed \"$(cat /v/file)\"\nfails touch /v/x",
     )]);
     cluster.find_all_right(&["nfs-read-only"]);
-    // The scheduler follows the volume, and the link to it leads to the data.
+    // The pod is scheduled to the node of its volume, whose path is a link to the data.
     assert_eq!(cluster.pod("disk")["spec"]["nodeName"], "node2");
     lab.sh("ls odd/disk").run().printed("x");
     for (name, _, _, words) in refused() {
@@ -196,7 +195,7 @@ fn persistent_volumes_are_found_where_they_are_said_to_be() {
     lab.nothing_left();
 }
 
-/// The first run swaps what the second is to mount.
+/// The first run replaces the subPath directory, which the second run mounts, by a link.
 fn swapped() -> Value {
     let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/sub", "subPath": "dir"}]});
     let script = "test ! -L /v/dir && rmdir /v/dir && ln -s /etc /v/dir && exit 1; ls /sub";
@@ -208,7 +207,7 @@ fn swapped() -> Value {
     )
 }
 
-/// Variables that lead a subPath out of its volume, or nowhere.
+/// A subPathExpr that leads out of its volume, or nowhere.
 fn expanded(name: &str, value: &str) -> Value {
     let more = json!({"env": [{"name": "WHERE", "value": value}],
         "volumeMounts": [{"name": "v", "mountPath": "/v", "subPathExpr": "$(WHERE)"}]});
@@ -221,11 +220,11 @@ fn expanded(name: &str, value: &str) -> Value {
 }
 
 #[test]
-fn what_volumes_hold_harms_nobody() {
+fn content_of_volumes_is_harmless() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    // As large as the API allows, as bytes that are no text; and many small ones.
+    // As large as the API allows, and binary; and many small ones.
     let sums = cluster.ask(
         "mkdir odd && cd odd && for i in 1 2 3 4 5 6; do head -c 1000000 /dev/urandom > big && kubectl create configmap big$i --from-file=big > /dev/null && md5sum < big; done; rm -r ~/odd",
     );
@@ -297,7 +296,7 @@ is variable "$(printf 'a\nb')" "$ODD""#,
         assert!(!said.contains("passwd"), "{name} has seen /etc: {said}");
     }
 
-    // What the API itself refuses, in words.
+    // Objects that the API server itself rejects.
     for (what, object, words) in refused_by_the_api() {
         let text = format!("kubectl create --validate=ignore --filename=- <<'END'\n{object}\nEND");
         let (code, said) = cluster.try_ask(&text);

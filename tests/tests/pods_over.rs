@@ -1,4 +1,4 @@
-//! Pods that are over: nothing of them runs any more, and what they have said is still there.
+//! Completed pods: none of their processes runs, and their logs are still available.
 
 use e2e::{Cluster, Lab, container, wait_until};
 
@@ -18,7 +18,7 @@ spec:
 "#;
 
 #[test]
-fn a_pod_that_is_over_holds_no_process_and_shows_its_logs() {
+fn completed_pod_has_logs_but_no_process() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -27,7 +27,7 @@ fn a_pod_that_is_over_holds_no_process_and_shows_its_logs() {
         let status = container(pod, "c");
         status["restartCount"] == 1 && status["state"]["running"].is_object()
     });
-    // Whoever follows hears it to the end.
+    // `--follow` shows everything until the pod's end.
     let followed = cluster.ask("timeout 40 kubectl logs --follow over");
     assert_eq!(followed, "second\nend");
     let over = cluster.in_phase("over", "Succeeded");
@@ -53,7 +53,7 @@ fn a_pod_that_is_over_holds_no_process_and_shows_its_logs() {
         }
     };
     shows_its_logs(&mut cluster);
-    // Also by the next agent, which finds no sandbox and starts none.
+    // The next agent shows the logs too. It finds no sandbox and starts none.
     cluster.next_agent(&lab);
     wait_until(10, "its logs are found", || {
         cluster.try_ask("kubectl logs over").0 == 0

@@ -1,9 +1,9 @@
-//! What a container leaves when it ends, what containers of a pod share, and what images bring with them.
+//! Processes and files of exited containers, mounts that containers of a pod share, and special images.
 
 use e2e::{BUSYBOX, Cluster, Lab, Process, Role, container, looking, merged, pod, wait_until};
 use serde_json::{Value, json};
 
-/// Processes that leave their parent and their session.
+/// Daemons, which leave their parent and their session.
 fn daemons(mark: u32) -> String {
     format!("setsid sleep {mark} & (sleep {mark} &); sleep {mark}")
 }
@@ -13,14 +13,14 @@ fn alone(name: &str, more: Value, container: Value, script: &str) -> Value {
     pod(name, more, &[merged(own, container)])
 }
 
-/// How many processes of the lab sleep for so long.
+/// The number of `sleep` processes in the lab with this duration.
 fn sleeping(lab: &Lab, mark: u32) -> usize {
     let all = lab.marked(&format!("sleep {mark}")).into_iter();
     all.filter(|(_, process)| process.args.starts_with("sleep "))
         .count()
 }
 
-/// The inner process of the pod in which somebody sleeps for so long, and its sandbox.
+/// The inner process and the sandbox of the pod with a `sleep` of this duration.
 #[track_caller]
 fn above(lab: &Lab, mark: u32) -> (Process, Process) {
     let all = lab.processes("node1");
@@ -36,7 +36,7 @@ fn above(lab: &Lab, mark: u32) -> (Process, Process) {
     }
 }
 
-/// What runs of a container have left on the node's disk.
+/// The number of run directories of a container on the node's disk.
 fn runs_on_disk(lab: &Lab, container: &str) -> usize {
     let list = format!("ls -d /tmp/coracle-*/pods/*/containers/{container}/* 2>/dev/null | wc -l");
     let count = lab.root("node1", &list).stdout;
@@ -51,7 +51,7 @@ const SHARED: u32 = 41_005;
 const BESIDE: u32 = 41_006;
 
 #[test]
-fn nothing_of_a_container_outlives_it() {
+fn no_process_or_file_outlives_its_container() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
@@ -113,7 +113,7 @@ fn nothing_of_a_container_outlives_it() {
 
 const DECLARED: &str = "coracle.test/declared:1";
 
-/// A program of 32 bits that writes "32", and files where the image declares volumes.
+/// A 32-bit program that writes "32", and files in directories that the image declares as volumes.
 const DECLARED_LAYER: &str = r"
 mkdir -p data/deep srv
 echo f0VMRgEBAQAAAAAAAAAAAAIAAwABAAAAVIAECDQAAAAAAAAAAAAAADQAIAABAAAAAAAAAAEAAAAAAAAAAIAECACABAh2AAAAdgAAAAUAAAAAEAAAuAQAAAC7AQAAALlzgAQIugMAAADNgLgBAAAAMdvNgDMyCg== | base64 --decode > srv/small
@@ -158,7 +158,7 @@ fn of_images() -> Vec<Value> {
     ]
 }
 
-/// A sidecar mounts something in a volume before the others begin, and again after.
+/// A sidecar mounts a file system in a volume before the other containers start, and another one after.
 fn of_mounts() -> Value {
     let mount = |more: Value| {
         let own = json!({"name": "v", "mountPath": "/v"});
@@ -210,7 +210,7 @@ fn of_mounts() -> Value {
 }
 
 #[test]
-fn images_and_mounts_are_what_their_pods_expect() {
+fn declared_volumes_and_mount_propagation_work() {
     let lab = Lab::ready();
     lab.load_busybox();
     let volumes = json!({"/data": {}, "/cache/here": {}, "/mine": {}});
@@ -264,7 +264,7 @@ tar --owner=0 --group=0 --create *
 ";
 
 #[test]
-fn with_a_single_id_packages_can_be_installed() {
+fn packages_can_be_installed_with_a_single_id() {
     let lab = Lab::ready();
     let config = json!({"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["sh"]});
     lab.load_image_for("user2", APT, config, APT_LAYER);
@@ -286,8 +286,8 @@ fn with_a_single_id_packages_can_be_installed() {
     lab.nothing_left();
 }
 
-/// At most 5000 processes, which end by themselves. A shell gives up when it can't fork; so there are several, that begin one
-/// after the other. What they leave is reaped by nobody, and counts.
+/// Starts up to 5000 processes, which exit by themselves. A shell gives up when fork(2) fails, so several shells start one after
+/// the other. Their orphans become zombies, which count.
 const BOMB: &str = "
 mkfifo /tmp/wait
 for turn in 0 2 4 6 8 10 15 20 30 40; do
@@ -298,14 +298,14 @@ for turn in 0 2 4 6 8 10 15 20 30 40; do
 done
 exec sleep 300";
 
-/// More than a cluster of one node needs, and fewer than what [`BOMB`] would take.
+/// More than a cluster of one node needs, and fewer than [`BOMB`] would use.
 const PROCESSES: u32 = 1200;
 
 #[test]
-fn a_fork_bomb_hurts_no_other_pod() {
+fn fork_bomb_affects_no_other_pod() {
     let lab = Lab::ready();
     lab.load_busybox();
-    // The kernel counts what the user has on the whole machine, in other labs too.
+    // The kernel counts the user's processes on the whole machine, including other labs.
     let count = "ps -eL -o uid= | grep -cw $(id -u user1 2>/dev/null || echo 2001)";
     let used: u32 = lab.machine(count).trim().parse().expect("a number");
     let limit = used + PROCESSES;
@@ -342,7 +342,7 @@ fn a_fork_bomb_hurts_no_other_pod() {
     let calm = cluster.pod("calm");
     assert_eq!(container(&calm, "main")["restartCount"], 0, "{calm:#}");
 
-    // Together they take from other pods, but not from us.
+    // Together, the bombs take processes from other pods, but not from Coracle.
     let bombs = ["bomb1", "bomb2", "bomb3"];
     cluster.create_objects(&bombs.map(|name| alone(name, json!({}), json!({}), BOMB)));
     for bomb in bombs {

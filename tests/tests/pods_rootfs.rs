@@ -1,11 +1,11 @@
-//! Root file systems of containers, made in each of the three ways: by the kernel's overlayfs, by fuse-overlayfs, by a copy.
+//! Root file systems of containers by each method: the kernel's overlayfs, fuse-overlayfs, and a copy.
 
 use e2e::{BUSYBOX, Cluster, Lab, container, looking, pod, wait_until};
 use serde_json::{Value, json};
 
 const IMAGE: &str = "coracle.test/layered:1";
 
-/// Upon a busybox with /etc and /tmp: deleted, replaced, linked and owned files.
+/// On top of a busybox with /etc and /tmp: deleted, replaced, linked and owned files.
 const LAYER: &str = r"
 mkdir -p etc srv/closed
 printf 'root:x:0:0:root:/root:/bin/sh\n' > etc/passwd
@@ -19,7 +19,7 @@ tar --owner=33 --group=44 --sparse --create .wh.tmp etc/.wh..wh..opq etc/passwd 
 chmod 700 srv/closed
 ";
 
-/// What every container of the image should see, whatever those before it did.
+/// Checks that every container of the image has the original content, in spite of changes by others.
 const LOOK: &str = r#"
 fails ls /tmp
 fails cat /etc/group
@@ -53,7 +53,7 @@ fn with_image(script: &str) -> Value {
     )
 }
 
-/// The layers as a volume.
+/// A pod with the image as a volume.
 fn volume(name: &str) -> Value {
     let container = looking(
         "main",
@@ -82,7 +82,7 @@ fn start(lab: &Lab, user: &str, way: &str) -> Cluster {
     )
 }
 
-/// How many processes show file systems.
+/// The number of fuse-overlayfs processes.
 fn shown(lab: &Lab) -> usize {
     let all = lab.processes("node1").into_iter();
     all.filter(|process| process.args.contains("fuse-overlayfs -f "))
@@ -99,7 +99,7 @@ fn image_is_seen_as_it_is(way: &str) {
     let user = json!({"securityContext": {"runAsUser": 33, "runAsGroup": 44}});
     cluster.create_objects(&[
         pod("one", json!({}), &[with_image(&format!("{owner}\n{LOOK}"))]),
-        // Each container has its own, and so has each run of it.
+        // Each container, and each run of it, has its own root file system.
         pod("two", json!({}), &[with_image(LOOK), looking("other", json!({"image": IMAGE}), LOOK)]),
         pod(
             "again",
@@ -139,7 +139,7 @@ fn image_is_seen_as_it_is(way: &str) {
         shown(&lab) == expected
     });
 
-    // Its sandbox dies, and all that belonged to it.
+    // Kill the pod's sandbox, and with it all of its processes.
     let sandboxes: Vec<_> = lab
         .processes("node1")
         .into_iter()
@@ -161,22 +161,22 @@ fn image_is_seen_as_it_is(way: &str) {
 }
 
 #[test]
-fn overlayfs_shows_images_as_they_are() {
+fn overlayfs_matches_image() {
     image_is_seen_as_it_is("overlay");
 }
 
 #[test]
-fn fuse_overlayfs_shows_images_as_they_are() {
+fn fuse_overlayfs_matches_image() {
     image_is_seen_as_it_is("fuse-overlayfs");
 }
 
 #[test]
-fn copies_are_as_images_are() {
+fn copy_matches_image() {
     image_is_seen_as_it_is("copy");
 }
 
 #[test]
-fn users_with_one_id_have_all_three_ways() {
+fn single_id_users_can_use_all_three_methods() {
     let lab = Lab::ready();
     lab.load_busybox_for("user2");
     for way in ["overlay", "fuse-overlayfs", "copy"] {
@@ -202,7 +202,7 @@ fn users_with_one_id_have_all_three_ways() {
 }
 
 #[test]
-fn a_way_that_is_none_is_told() {
+fn unknown_rootfs_method_is_rejected() {
     let lab = Lab::ready();
     lab.sh("CORACLE_ROOTFS=unionfs srun -N1 coracle run true")
         .run()

@@ -1,9 +1,8 @@
-//! What a container finds around itself: file systems, rights, names, processes, its user, its network.
+//! The environment of a container: file systems, capabilities, names, processes, user, network.
 
 use e2e::{Cluster, Lab, container, looking, looking_pod, merged, pod, wait_until};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 #[track_caller]
@@ -12,7 +11,7 @@ fn cluster_of(lab: &Lab, user: &str) -> Cluster {
     Cluster::start_as(lab, user, ONE)
 }
 
-/// Of any container that asks for nothing.
+/// Checks of a container with a default security context.
 const PLAIN: &str = r#"
 kind() { awk -v at="$1" '$2 == at { kind = $3 } END { print kind }' /proc/self/mounts; }
 access() { awk -v at="$1" '$2 == at { split($4, a, ",") } END { print a[1] }' /proc/self/mounts; }
@@ -61,23 +60,23 @@ is "new privileges" 0 "$(awk '/^NoNewPrivs/ { print $2 }' /proc/self/status)"
 is "service account" default "$(cat /var/run/secrets/kubernetes.io/serviceaccount/namespace)"
 "#;
 
-/// A container that may do all to its network finds the same; it isn't the kernel that refuses.
+/// With NET_ADMIN, /proc/sys is still read-only: the mount prevents the write, not the lack of a capability.
 const NO_SYSCTL: &str = r#"
 fails sysctl -w net.ipv4.ip_forward=1
 is 'why not' 'Read-only file system' "${said##*: }"
 "#;
 
-/// Of a privileged one.
+/// Checks of a privileged container.
 const UNMASKED: &str = r"
 works sysctl -w net.ipv4.ip_forward=1
 fails grep -q ' /proc/sys ' /proc/self/mounts
 [ ! -e /proc/keys ] || fails test -c /proc/keys
 ";
 
-/// Has a program that carries a capability.
+/// An image with a program that has a file capability.
 const CAPABLE: &str = "coracle.test/capable:1";
 
-/// What such a program has of it, for whoever has none.
+/// Checks the effect of a file capability for a process without capabilities.
 const CARRIED: &str = r#"
 effective() { "$@" awk '/^CapEff:/ { print $2 }' /proc/self/status; }
 is 'without it' 0000000000000000 "$(effective busybox)"
@@ -87,7 +86,7 @@ works busybox-chown chown 7:8 /tmp/x
 is owner OWNER "$(stat -c %u:%g /tmp/x)"
 "#;
 
-/// Containers of a user who isn't root, with that program.
+/// Containers with that program and a user other than root.
 fn of_programs(owner: &str) -> Vec<Value> {
     let case = |name: &str, more: Value, script: &str| {
         let context = merged(json!({"runAsUser": 1000}), more);
@@ -102,7 +101,7 @@ fn of_programs(owner: &str) -> Vec<Value> {
             json!({"allowPrivilegeEscalation": false}),
             not_more,
         ),
-        // The kernel runs no program without what it carries.
+        // execve(2) fails if the bounding set lacks a capability of the file.
         case(
             "bounded",
             json!({"capabilities": {"drop": ["CHOWN"]}}),
@@ -118,7 +117,7 @@ fn load_capable(lab: &Lab, user: &str) {
     lab.load_image_for(user, CAPABLE, config, e2e::CAPABLE_LAYER);
 }
 
-/// What `capabilities`, `privileged` and so on make of a container.
+/// Containers with various fields of `securityContext`.
 fn of_rights(all: &str) -> Vec<Value> {
     let status = |field: &str, value: &str| {
         format!("is {field} {value} \"$(awk '/^{field}:/ {{ print $2 }}' /proc/self/status)\"\n")
@@ -240,7 +239,7 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
     ]
 }
 
-/// What the commands of images and pods make of each other.
+/// Combinations of the commands of images and pods.
 fn of_commands() -> Vec<Value> {
     let image = |name: &str, more: Value| {
         merged(
@@ -330,7 +329,7 @@ fails touch /x
     ]
 }
 
-/// All that the kernel knows, as /proc shows it.
+/// The bit mask of all capabilities of the kernel, as /proc shows it.
 fn all_capabilities(lab: &Lab) -> String {
     let last = lab
         .root("node1", "cat /proc/sys/kernel/cap_last_cap")
@@ -340,7 +339,7 @@ fn all_capabilities(lab: &Lab) -> String {
 }
 
 #[test]
-fn a_container_finds_what_it_expects() {
+fn containers_have_the_expected_environment() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let config = json!({"Entrypoint": ["/bin/sh", "-c", "echo \"entry: $* in $(pwd)\"", "entry"], "Cmd": ["of", "cmd"], "User": "app",
@@ -375,7 +374,7 @@ fn a_container_finds_what_it_expects() {
 }
 
 #[test]
-fn namespaces_of_the_host_are_shared_on_demand() {
+fn host_namespaces_are_shared_on_request() {
     let lab = Lab::ready();
     lab.sh("echo hello > /dev/shm/of-the-host")
         .on("node1")
@@ -394,7 +393,7 @@ fn namespaces_of_the_host_are_shared_on_demand() {
 }
 
 #[test]
-fn commands_run_in_pods_that_share_namespaces() {
+fn exec_works_in_pods_with_shared_namespaces() {
     let lab = Lab::ready();
     for user in ["user1", "user2"] {
         let mut cluster = cluster_of(&lab, user);
@@ -438,7 +437,7 @@ fn commands_run_in_pods_that_share_namespaces() {
 }
 
 #[test]
-fn containers_of_a_pod_share_processes_on_demand_and_zombies_are_reaped() {
+fn process_namespace_is_shared_and_zombies_are_reaped() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let other = looking("other", json!({}), "exec sleep 1001");
@@ -457,7 +456,7 @@ fails sh -c 'ps -o args | grep -q "sleep [1]001"'
 is pid 1 "$(sh -c 'echo $PPID')"
 touch /v/end
 "#;
-    // What debuggers are given: they look into other containers, and no further.
+    // A debugger's capability: it can inspect other containers of the pod, but not the inner process.
     let tracing = json!({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}});
     let seen = r#"
 until ps -o args | grep -q '[s]leep 5'; do sleep 0.1; done
@@ -503,7 +502,7 @@ fails cat /proc/1/environ
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn unsupported_settings_are_rejected_with_a_message() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     lab.load_image(
@@ -574,7 +573,7 @@ fn what_cannot_be_is_refused_in_words() {
 }
 
 #[test]
-fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
+fn pods_of_a_node_have_unique_reachable_addresses() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let server = |name: &str| {
@@ -609,11 +608,11 @@ fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
             "is 'page of {name}' {name} \"$(printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {ip} 80 | tail -n 1)\"\nworks ping -c 1 -W 5 {ip}\n"
         );
     }
-    // From port 80 on, anybody may listen on any port of the pod's own network.
+    // From port 80 on, any user may listen in the pod's network namespace.
     script += "(echo hello | nc -l -p 90) & sleep 0.3; is own hello \"$(nc 127.0.0.1 90 < /dev/null)\"\nfails nc -w 2 127.0.0.1 80\n";
     cluster.create_objects(&[looking_pod("client", json!({}), json!({}), &script)]);
     cluster.find_all_right(&["client"]);
-    // Nobody outside of the node's own network namespace reaches them.
+    // Pods are not reachable from outside of the node's own network namespace.
     let outside = lab.sh(&format!(
         "timeout 2 bash -c '</dev/tcp/{}/80'",
         addresses[0]
@@ -633,7 +632,7 @@ fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
 }
 
 #[test]
-fn another_user_of_the_node_sees_nothing() {
+fn another_user_cannot_read_pods() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "secret-word"}});
@@ -656,7 +655,7 @@ fn another_user_of_the_node_sees_nothing() {
     let (host, process) = lab.marked("sleep 1002").remove(0);
     assert_eq!(host, "node1");
     let pid = process.pid;
-    // Root finds the word where it may be, so the questions are the right ones.
+    // Root can read the value there, so the attempts below are meaningful.
     assert!(
         lab.root("node1", &format!("tr '\\0' '\\n' < /proc/{pid}/environ"))
             .stdout
@@ -691,7 +690,7 @@ fn another_user_of_the_node_sees_nothing() {
             "{path}{output}"
         );
     }
-    // Secrets are on no disk at all.
+    // Secrets are never on disk.
     let disk = lab
         .root(
             "node1",
@@ -703,7 +702,7 @@ fn another_user_of_the_node_sees_nothing() {
     lab.nothing_left();
 }
 
-/// What images do that believe themselves to be root with many ids.
+/// Operations of images that expect to be root with many IDs.
 const PRETENDED: &str = r#"
 touch /tmp/x
 works chown 1000:1000 /tmp/x
@@ -722,7 +721,7 @@ is data hello "$(echo hello > /tmp/x; cat /tmp/x)"
 "#;
 
 #[test]
-fn with_a_single_id_pods_run_all_the_same() {
+fn pods_run_with_a_single_id() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user2");
     load_capable(&lab, "user2");
@@ -766,7 +765,7 @@ is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/stat
         ),
     ];
     objects.extend(of_names());
-    // A single id has capabilities only over the container's own, and changes of owners are pretended.
+    // With a single ID, capabilities apply only to the container's own ID, and chown(2) is only simulated.
     objects.extend(of_programs("1000:0"));
     cluster.create_objects(&objects);
     cluster.find_all_right(&[

@@ -1,11 +1,10 @@
-//! What a pod's status tells: who its containers are, what they have, what becomes of them, and that it never takes anything back.
+//! The status of pods: users, mounts, resources and resizes of containers, and that a status never goes backwards.
 
 use std::collections::HashMap;
 
 use e2e::{BUSYBOX, Cluster, Lab, Role, Watched, condition, container, merged, pod, wait_until};
 use serde_json::{Value, json};
 
-/// One node is enough for most of it.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 fn main_container(name: &str, script: &str, more: Value) -> Value {
@@ -13,13 +12,13 @@ fn main_container(name: &str, script: &str, more: Value) -> Value {
     merged(own, more)
 }
 
-/// Runs until it is told to end.
+/// Runs until SIGTERM.
 const POLITE: &str = "trap exit TERM; while true; do sleep 0.2; done";
-/// Runs until it is killed.
+/// Runs until SIGKILL.
 const DEAF: &str = "trap '' TERM; while true; do sleep 0.2; done";
 
 #[test]
-fn statuses_tell_users_mounts_and_resources() {
+fn status_has_users_mounts_and_resources() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", ONE);
@@ -77,7 +76,7 @@ fn statuses_tell_users_mounts_and_resources() {
         told["metadata"]["generation"]
     );
 
-    // All conditions, from the first to the last.
+    // All conditions of a completed pod.
     let over = cluster.in_phase("over", "Succeeded");
     let all = |pod: &Value| {
         let kinds = [
@@ -111,7 +110,7 @@ fn shell(word: &str) -> String {
     format!("\"{}\"", word.replace('"', "\\\""))
 }
 
-/// The command that asks for other requests of CPUs, in thousandths, for each of these containers.
+/// A command that resizes the CPU requests of these containers, in thousandths.
 fn resizing(pod: &str, containers: &[&str], millis: u64) -> String {
     let each = containers.iter().map(
         |name| json!({"name": name, "resources": {"requests": {"cpu": format!("{millis}m")}}}),
@@ -135,7 +134,7 @@ fn has_cpu(pod: &Value, name: &str, millis: u64) -> bool {
 }
 
 #[test]
-fn resources_change_while_a_pod_runs() {
+fn running_pods_are_resized() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(
@@ -179,7 +178,7 @@ fn resources_change_while_a_pod_runs() {
         resized["spec"]["containers"][0]["resources"]["requests"]["cpu"],
         "75m"
     );
-    // While one is stopped for it, the change is under way, and then no longer.
+    // While one container is restarted for the resize, it is in progress; then it is complete.
     wait_until(20, "the change is told as under way", || {
         let told = watched.of("resized");
         told.iter()
@@ -190,7 +189,7 @@ fn resources_change_while_a_pod_runs() {
             && condition(pod, "PodResizePending").is_empty()
     });
 
-    // More than the node has is refused at once, and more than its step has by the node; it goes on with what it had.
+    // The API server rejects more than the node has, and the node more than the pod's step has. The pod keeps its resources.
     let refused = cluster.try_ask(&resizing("resized", &names, 500_000));
     assert!(
         refused.0 != 0
@@ -207,7 +206,7 @@ fn resources_change_while_a_pod_runs() {
     assert!(has_cpu(&refused, "goes-on", 50), "{refused:#}");
     cluster.ask("kubectl delete pod step");
 
-    // More than others leave: it waits for them.
+    // A resize that needs another pod's resources is deferred.
     let node = cluster.json("get nodes");
     let cpus = node["items"][0]["status"]["allocatable"]["cpu"].clone();
     let cpus: u64 = cpus
@@ -240,7 +239,7 @@ fn resources_change_while_a_pod_runs() {
     lab.nothing_left();
 }
 
-/// What is wrong with the second of two statuses that follow each other.
+/// Inconsistencies between two consecutive statuses.
 fn backwards(before: &Value, now: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut check = |holds: bool, what: String| {
@@ -301,7 +300,7 @@ fn backwards(before: &Value, now: &Value) -> Vec<String> {
             );
             let again = restarted.as_u64() > counted.as_u64();
             let ended = &was["state"]["terminated"];
-            // What has ended says so until it begins again, or waits for that with its end as its last state.
+            // A terminated container keeps that state until its restart, or waits with it as the last state.
             let kept =
                 is["state"]["terminated"] == *ended || is["lastState"]["terminated"] == *ended;
             check(
@@ -331,9 +330,9 @@ fn never_goes_backwards(watched: &Watched, name: &str) -> usize {
     told.len()
 }
 
-/// Pods of every kind are watched from their beginnings to their ends, while their kubelet is killed twice.
+/// Watches pods of every kind from creation to completion, while their kubelet is killed twice.
 #[test]
-fn a_status_never_goes_backwards() {
+fn status_never_goes_backwards() {
     let lab = Lab::ready();
     lab.load_busybox();
     lab.remove("out");
@@ -423,8 +422,7 @@ fn a_status_never_goes_backwards() {
     lab.nothing_left();
 }
 
-/// Answers each connection as a server of gRPC's health protocol would: settings, and when a request is there, headers, a
-/// message with this status, and trailers.
+/// A minimal server of gRPC's health protocol: settings, and for each request headers, a message with this status, and trailers.
 fn grpc_server(status: u32) -> String {
     let script = format!(
         r#"cat > /tmp/answer <<'END'
@@ -438,7 +436,7 @@ exec cat > /dev/null
 END
 chmod 755 /tmp/answer; trap exit TERM; nc -ll -p 5000 -e /tmp/answer & wait"#
     );
-    // The API's own `$(…)` is not the shell's.
+    // The API server would expand `$(…)` as a variable reference; `$$` escapes it.
     script.replace('$', "$$")
 }
 
@@ -498,7 +496,7 @@ fn of_hooks() -> Vec<Value> {
     ]
 }
 
-/// All of these would take ten minutes by the pod's own word.
+/// Pods with a grace period of ten minutes, which is overridden.
 fn of_graces() -> Vec<Value> {
     let long = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 600});
     let probe = json!({"exec": {"command": ["false"]}, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 1,
@@ -521,7 +519,7 @@ fn of_graces() -> Vec<Value> {
 }
 
 #[test]
-fn hooks_probes_and_graces_of_every_kind() {
+fn hooks_probes_and_grace_periods_of_every_kind() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", ONE);
@@ -552,7 +550,7 @@ fn hooks_probes_and_graces_of_every_kind() {
     );
     cluster.pod_until("hook-refused", "begun again", again);
     cluster.wait_for("hook-sleep", "condition=Ready");
-    // As long as the hook has not ended, the container is not told to run.
+    // The container is not ready before its postStart hook has completed.
     let started =
         container(&cluster.pod("hook-sleep"), "c")["state"]["running"]["startedAt"].clone();
     let ready = watched.of("hook-sleep").into_iter().find_map(|pod| {

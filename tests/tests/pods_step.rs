@@ -1,4 +1,4 @@
-//! Pods as steps of the Slurm job: Slurm gives them what they ask for, accounts it, and takes it back.
+//! Pods as steps of the Slurm job: Slurm allocates and accounts their resources, and reclaims them.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use serde_json::Value;
 
 const TICKS: &str = "trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
 
-/// A cluster on two nodes with four CPUs of each, whose own steps hold none of them. Its job may open few files, as at many sites.
+/// A cluster on two nodes with four CPUs each, none of which its own steps hold. The job's limit of open files is low, as at many
+/// sites.
 #[track_caller]
 fn start(lab: &Lab, options: &[&str]) -> Cluster {
     lab.load_busybox();
@@ -18,7 +19,7 @@ fn start(lab: &Lab, options: &[&str]) -> Cluster {
     Cluster::start_as(lab, "user1", &words)
 }
 
-/// A pod on `node2`; `more` is of its metadata, `resources` of its container.
+/// A pod on `node2`; `more` goes into its metadata, `resources` into its container.
 fn pod(name: &str, more: &str, resources: &str, script: &str) -> String {
     format!(
         r#"
@@ -42,7 +43,7 @@ spec:
 const STEP: &str = ", annotations: {coracle.dev/launcher: step}";
 const FORK: &str = ", annotations: {coracle.dev/launcher: fork}";
 
-/// What Slurm says of the step with this name, if there is one.
+/// `scontrol show step` for the step with this name, if it exists.
 fn step(lab: &Lab, name: &str) -> Option<String> {
     let shown = lab.call(&["scontrol", "--oneliner", "show", "step"]).run();
     let named = format!(" Name={name} ");
@@ -50,7 +51,7 @@ fn step(lab: &Lab, name: &str) -> Option<String> {
     found.map(str::to_owned)
 }
 
-/// What Slurm has written down of the steps with this name, by state and exit code.
+/// State and exit code of the steps with this name in Slurm's accounting.
 fn account(lab: &Lab, name: &str) -> Vec<String> {
     let shown = lab
         .sh("sacct --noheader --parsable2 --starttime=now-1hour --format=JobName%100,State,ExitCode,AllocCPUS,JobID%40")
@@ -65,7 +66,7 @@ fn account(lab: &Lab, name: &str) -> Vec<String> {
             (theirs == name).then(|| (id.to_owned(), rest.to_owned()))
         })
         .collect();
-    // Other tests may have had pods of the same name.
+    // Only the newest job: earlier tests may have used the same name.
     let newest = |id: &str| id.split('.').next().and_then(|job| job.parse::<u32>().ok());
     let last = found.iter().filter_map(|(id, _)| newest(id)).max();
     found.retain(|(id, _)| newest(id) == last);
@@ -83,7 +84,7 @@ fn is_accounted(lab: &Lab, name: &str, wanted: &str) {
 }
 
 #[test]
-fn a_pod_is_a_step_with_what_it_asks_for() {
+fn pod_is_a_step_with_its_requests() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &[]);
     cluster.create(&lab, &pod("one", STEP, "cpu: 1500m, memory: 300Mi", TICKS));
@@ -106,7 +107,7 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     assert_eq!(step(&lab, "default/beside"), None);
-    // What it has can't grow.
+    // A step can't grow.
     for (cpu, name) in [("2500m", "one"), ("200m", "beside")] {
         let patch = format!(
             r#"{{"spec":{{"containers":[{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#
@@ -133,7 +134,7 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
             .iter()
             .any(|p| p.args.contains("srun --jobid"))
     );
-    // What a pod may open is the job's to say; who carries its streams may open more.
+    // The pods' limit of open files is the job's. The sandbox, which forwards their streams, has a higher one.
     assert_eq!(cluster.ask("ulimit -Sn").trim(), "1000");
     for name in ["one", "beside"] {
         let own = cluster.ask(&format!("kubectl exec {name} -- sh -c 'ulimit -Sn'"));
@@ -145,7 +146,7 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
         let words: Vec<&str> = line.split_whitespace().collect();
         assert!(words.len() == 6 && words[3] == words[4], "{line}");
     }
-    // They share the node's network all the same.
+    // Both launchers use the same pod network.
     let ips = ["one", "beside"].map(|name| cluster.pod(name)["status"]["podIP"].clone());
     let prefix = |ip: &Value| {
         ip.as_str()
@@ -153,7 +154,7 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     };
     assert_eq!(prefix(&ips[0]), prefix(&ips[1]), "{ips:?}");
 
-    // The token is on nobody's command line, nor in an environment.
+    // No environment of a sandbox contains a token.
     let sandbox = lab.root("node2", "for p in $(pgrep -f internal.sandbox); do tr '\\0' '\\n' < /proc/$p/environ; done | grep -ciE 'token|secret'");
     assert_eq!(sandbox.stdout.trim(), "0");
     streams_reach_steps(&lab, &mut cluster);
@@ -166,16 +167,16 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     cluster.wait_for("beside", "condition=Ready");
     cluster.exit(0);
     lab.nothing_left();
-    // Its shell ended by the signal.
+    // The shell exited after the signal.
     is_accounted(&lab, "default/one", "COMPLETED|0:0|2");
     is_accounted(&lab, "default/listens", "FAILED|4:0|1");
 }
 
-/// Commands, terminals, files, ports and visitors, all through the sandbox: the agent is watched, and never reaches into namespaces.
+/// exec, terminals, cp, port-forward and debug, all through the sandbox: strace shows that the agent never enters a namespace.
 #[track_caller]
 fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
     let agent = lab.find("node2", Role::Agent).pid.to_string();
-    // The last two only show that something is seen at all.
+    // The last two only prove that strace sees anything.
     let calls = "trace=setns,open,openat,openat2,epoll_wait,epoll_pwait";
     let words = ["strace", "-f", "-e", calls, "-p", &agent];
     let mut trace = lab.call(&words).user("root").on("node2").start();
@@ -243,10 +244,10 @@ fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
 }
 
 #[test]
-fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
+fn completed_pod_frees_its_step_and_keeps_logs() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
-    // Each wants all of the node.
+    // Each requests the whole node.
     for (name, code) in [("first", 0), ("second", 7)] {
         cluster.create(
             &lab,
@@ -270,7 +271,7 @@ fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
         let followed = cluster.ask(&format!("kubectl logs --follow --tail=1 {name}"));
         assert_eq!(followed, format!("this is {name}"));
     }
-    // Also by the next agent.
+    // The next agent shows the logs too.
     cluster.next_agent(&lab);
     wait_until(10, "its logs are found", || {
         cluster.try_ask("kubectl logs second") == (0, "this is second".to_owned())
@@ -290,7 +291,7 @@ fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
 }
 
 #[test]
-fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
+fn step_survives_its_agent_and_ends_with_cluster() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     cluster.create(&lab, &pod("steady", "", "cpu: 1", TICKS));
@@ -323,7 +324,7 @@ fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
         assert_eq!(lab.marked("mark-steady"), process, "{role:?}");
         assert!(step(&lab, "default/steady").is_some());
     }
-    // One that was adopted is ended like one that was launched, and so is one with the cluster.
+    // An adopted step is ended like a launched one, also at the end of the cluster.
     cluster.create(&lab, &pod("late", "", "cpu: 1", TICKS));
     cluster.wait_for("late", "condition=Ready");
     cluster.ask("kubectl delete pod steady");
@@ -336,12 +337,12 @@ fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
 }
 
 #[test]
-fn a_sandbox_that_hangs_is_ended_with_the_cluster() {
+fn stopped_sandbox_is_killed_with_the_cluster() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     cluster.create(&lab, &pod("stuck", "", "cpu: 1", TICKS));
     cluster.wait_for("stuck", "condition=Ready");
-    // Neither a word nor a signal but the last one reaches it.
+    // Stopped processes react to no message and to no signal but SIGKILL.
     for (host, process) in lab.marked("internal sandbox") {
         lab.kill(&host, "STOP", &process);
     }
@@ -351,7 +352,7 @@ fn a_sandbox_that_hangs_is_ended_with_the_cluster() {
 }
 
 #[test]
-fn whole_nodes_leave_room_for_steps() {
+fn exclusive_job_has_room_for_steps() {
     let lab = Lab::ready();
     lab.load_busybox();
     let words = ["coracle", "run", "--pods-as-steps", "-N2", "--exclusive"];
@@ -365,7 +366,7 @@ fn whole_nodes_leave_room_for_steps() {
 }
 
 #[test]
-fn a_step_that_slurm_refuses_is_told_at_its_pod() {
+fn rejected_step_is_reported_at_its_pod() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &[]);
     cluster.create(
@@ -385,7 +386,7 @@ fn a_step_that_slurm_refuses_is_told_at_its_pod() {
         "{message}"
     );
 
-    // In whole CPUs there is no room for a fifth.
+    // Steps get whole CPUs, so a fifth does not fit.
     for name in ["a", "b", "c", "d"] {
         cluster.create(&lab, &pod(name, STEP, "cpu: 100m", TICKS));
         cluster.wait_for(name, "condition=Ready");
@@ -394,7 +395,7 @@ fn a_step_that_slurm_refuses_is_told_at_its_pod() {
     cluster.event("waiting", "FailedCreatePodSandBox Failed to create pod sandbox: cannot start the sandbox: Slurm refused: Unable to create step for job");
     cluster.event("waiting", "Requested nodes are busy");
     assert_eq!(cluster.pod("waiting")["status"]["phase"], "Pending");
-    // Nothing else notices.
+    // Other pods are not affected.
     cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
     cluster.wait_for("beside", "condition=Ready");
     cluster.ask("kubectl delete pod a");
@@ -404,7 +405,7 @@ fn a_step_that_slurm_refuses_is_told_at_its_pod() {
 }
 
 #[test]
-fn a_sandbox_that_is_killed_or_cancelled_is_replaced_by_policy() {
+fn cancelled_step_is_replaced_by_policy() {
     let lab = Lab::ready();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     let always = pod("again", "", "cpu: 4", TICKS).replace("Never", "Always");
@@ -419,7 +420,7 @@ fn a_sandbox_that_is_killed_or_cancelled_is_replaced_by_policy() {
     lab.call(&["scancel", "--signal=KILL", &id])
         .run()
         .succeeded();
-    // All of the node is asked for again, while the old step is just ending.
+    // The new step needs the whole node, while the old one is still completing.
     cluster.pod_until("again", "runs again", |pod| {
         container(pod, "c")["restartCount"] == 1
             && container(pod, "c")["state"]["running"].is_object()
@@ -431,7 +432,7 @@ fn a_sandbox_that_is_killed_or_cancelled_is_replaced_by_policy() {
 }
 
 #[test]
-fn a_pod_with_a_gpu_has_it_and_others_have_none() {
+fn gpu_is_visible_only_to_its_pod() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(
@@ -468,7 +469,7 @@ fn a_pod_with_a_gpu_has_it_and_others_have_none() {
     lab.nothing_left();
 }
 
-/// The command lines of all processes above the one with this mark.
+/// The command lines of all ancestors of the process with this mark.
 #[track_caller]
 fn above(lab: &Lab, mark: &str) -> String {
     let all = lab.processes("node2");

@@ -1,10 +1,10 @@
-//! Claims and the volumes behind them: what is made, kept, removed and refused, and who gets to see it.
+//! Claims and the volumes behind them: provisioning, reclaim policies, expansion, rejections, and access by other users.
 
 use e2e::{Cluster, Lab, SmallDisk, looking_pod, merged, wait_until};
 use serde_json::{Value, json};
 
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
-/// Where the claims of `user1` lie.
+/// The directory of shared volumes of `user1`.
 const SHARED: &str = "/home/user1/.local/share/coracle/volumes";
 
 fn object(kind: &str, name: &str, more: Value) -> Value {
@@ -28,7 +28,7 @@ fn claim(name: &str, class: &str, more: Value) -> Value {
     object("PersistentVolumeClaim", name, spec)
 }
 
-/// A pod that mounts claims, each below its own name.
+/// A pod that mounts claims, each at a directory of its name.
 fn using(name: &str, claims: &[&str], more: Value, script: &str) -> Value {
     let volume = |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
     let mount = |name: &&str| json!({"name": name, "mountPath": format!("/{name}")});
@@ -38,7 +38,7 @@ fn using(name: &str, claims: &[&str], more: Value, script: &str) -> Value {
     looking_pod(name, spec, json!({"volumeMounts": mounts}), script)
 }
 
-/// Where the volume of a claim lies.
+/// The directory of a claim's volume.
 #[track_caller]
 fn place_of(cluster: &mut Cluster, claim: &str) -> String {
     let volume = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
@@ -97,10 +97,10 @@ fn refused() -> Vec<(Value, &'static str)> {
 }
 
 #[test]
-fn claims_are_kept_or_removed_as_their_class_says() {
+fn reclaim_policy_decides_about_volumes() {
     let lab = Lab::ready();
     lab.load_busybox();
-    // As if a quota held the user to 64 MiB: the file system says so.
+    // A file system of 64 MiB, like a quota.
     let options = "size=64m,uid=2001,gid=2001,mode=0700";
     let disk = SmallDisk::on_node1(&lab, "quota", SHARED, options);
     lab.sh("mkdir precious && echo mine > precious/file && chmod 700 precious && chmod 600 precious/file")
@@ -122,7 +122,8 @@ fn claims_are_kept_or_removed_as_their_class_says() {
         claim("kept-local", "keep-local", json!({})),
         claim("greedy-local", "local", much),
         using("too-much", &["greedy-local"], json!({}), "true"),
-        // Its links lead to what is the user's, and what it closes is not even root's to enter.
+        // Its links lead to the user's files, and its closed directory is of another owner and without permissions: removal must
+        // handle both.
         using(
             "writer",
             &all,
@@ -191,7 +192,7 @@ is 'file of another user' '1234 3000' "$(stat -c '%u %g' /gone/closed/x)"
     lab.sh("cat precious/file").run().printed("mine");
     cluster.exit(0);
 
-    // The shared one outlives its cluster; what was local went with the job.
+    // The retained shared volume outlives its cluster. The local one is removed with the job.
     lab.root("node1", &format!("cat {kept}/file; ls {SHARED} | wc -l"))
         .printed("kept\n1");
     assert!(!is_there(kept_local), "{kept_local}");
@@ -200,7 +201,7 @@ is 'file of another user' '1234 3000' "$(stat -c '%u %g' /gone/closed/x)"
     lab.nothing_left();
 }
 
-/// The volume, the node and the pod's figures say what the file system holds.
+/// The PersistentVolume, the Node and the pod's stats have the capacity of the file system.
 fn what_there_is_is_told(cluster: &mut Cluster) {
     let volume = |cluster: &mut Cluster, claim: &str| {
         let name = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
@@ -230,7 +231,7 @@ fn what_there_is_is_told(cluster: &mut Cluster) {
     });
 }
 
-/// Up to what there is, and no further.
+/// Expansion works up to the capacity of the file system.
 fn claims_grow(cluster: &mut Cluster) {
     let ask_for = |cluster: &mut Cluster, size: &str| {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
@@ -250,7 +251,7 @@ fn claims_grow(cluster: &mut Cluster) {
     assert!(cluster.ask(has).starts_with("2Mi"));
 }
 
-/// Not even who knows the path, which nobody can guess.
+/// Other users have no access even with the path, which is random.
 #[track_caller]
 fn nobody_else_gets_there(lab: &Lab, place: &str) {
     let (parent, name) = place.rsplit_once('/').expect("a path");

@@ -1,4 +1,4 @@
-//! How often a probe has to say so, how long a container may take to stop and by which signal, and in which order sidecars end.
+//! Thresholds of probes, stop signals and grace periods of containers, and the order in which sidecars stop.
 
 use e2e::{BUSYBOX, Cluster, Lab, container, looking_pod, merged, pod};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 const SIGNALLED: &str = "coracle.test/signalled:1";
 const SECURE: &str = "coracle.test/secure:1";
 
-/// The machine's own openssl with a certificate that nobody has signed.
+/// The machine's own openssl, with a self-signed certificate.
 const SECURE_LAYER: &str = r"
 set -eu
 cp --parents --dereference /usr/bin/openssl .
@@ -18,7 +18,7 @@ chmod 644 srv/key.pem
 tar --owner=0 --group=0 --create usr lib* srv
 ";
 
-/// A pod of one container that is not well, so that it is stopped and begun again.
+/// A pod whose container fails its liveness probe, so that it is restarted.
 fn unwell(name: &str, more: Value, container: Value, script: &str) -> Value {
     let probe = json!({"exec": {"command": ["sh", "-c", "exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 1});
     let own = json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", script], "livenessProbe": probe});
@@ -26,7 +26,7 @@ fn unwell(name: &str, more: Value, container: Value, script: &str) -> Value {
     pod(name, merged(spec, more), &[merged(own, container)])
 }
 
-/// Ends by the signal that comes, with another code for each.
+/// Exits with a different code for each signal.
 const SIGNALS: &str = "trap 'exit 11' USR1; trap 'exit 15' TERM; while true; do sleep 0.1; done";
 
 fn of_stopping() -> Vec<Value> {
@@ -56,7 +56,7 @@ fn of_stopping() -> Vec<Value> {
 fn of_probes() -> Vec<Value> {
     let volume = json!({"volumes": [{"name": "v", "emptyDir": {}}], "restartPolicy": "Always", "terminationGracePeriodSeconds": 1});
     let mount = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
-    // How often it was asked before it was stopped.
+    // Prints the number of probes before the restart.
     let thrice = merged(
         json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "test -e /v/asked && wc -l < /v/asked; exec sleep 10000"],
             "livenessProbe": {"exec": {"command": ["sh", "-c", "echo >> /v/asked; exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
@@ -83,7 +83,7 @@ fn of_probes() -> Vec<Value> {
     ]
 }
 
-/// Sidecars write their names when they are told to end; the first of them is the last to be told, and shows what it found.
+/// Sidecars write their names on SIGTERM. The first one is stopped last and prints the order.
 fn of_sidecars() -> Value {
     let side = |name: &str, last: &str| {
         let script = format!("trap '{last}; exit' TERM; while true; do sleep 0.1; done");
@@ -99,7 +99,7 @@ fn of_sidecars() -> Value {
     pod("sidecars", more, &[main])
 }
 
-/// Which resolver a pod asks is decided by its policy, and by whether it is in the host's network.
+/// The resolver depends on `dnsPolicy` and `hostNetwork`.
 fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
     let host = lab
         .root("node1", "echo $(grep -v '^#' /etc/resolv.conf)")
@@ -142,7 +142,7 @@ fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
     ]
 }
 
-/// The code with which a container ended that was begun again.
+/// Asserts the exit code of the previous run of a restarted container.
 #[track_caller]
 fn ended_with(cluster: &mut Cluster, name: &str, code: i32) {
     let again = cluster.pod_until(name, "begun again", |pod| {
@@ -152,7 +152,7 @@ fn ended_with(cluster: &mut Cluster, name: &str, code: i32) {
     assert_eq!(last["exitCode"], code, "{name}: {again:#}");
 }
 
-/// Seconds between two times of the API, of the same hour.
+/// Seconds between two timestamps of the API, modulo an hour.
 fn seconds_between(from: &Value, to: &Value) -> i64 {
     let seconds = |time: &Value| {
         let text = time.as_str().unwrap_or_default();
@@ -166,7 +166,7 @@ fn seconds_between(from: &Value, to: &Value) -> i64 {
 }
 
 #[test]
-fn probes_signals_and_sidecars_count_as_the_spec_says() {
+fn thresholds_signals_and_sidecar_order_follow_the_spec() {
     let lab = Lab::ready();
     lab.load_busybox();
     let config =

@@ -1,4 +1,4 @@
-//! Tokens of service accounts: bound to their pod and its node, taken by the API server, and renewed while the pod runs.
+//! Service account tokens: bound to their pod and its node, accepted by the API server, and renewed while the pod runs.
 
 use e2e::{BUSYBOX, Cluster, Lab, Role, pod, wait_until};
 use serde_json::{Value, json};
@@ -11,11 +11,11 @@ ldd /usr/bin/curl | grep --only-matching '/[^ ]*' | sort --unique | xargs cp --p
 tar --owner=0 --group=0 --create *
 ";
 
-/// Who the API server takes the bearer of a token for.
+/// Asks the API server for the identity of a token.
 const REVIEW: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 const PATH: &str = "apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// The second part of a token, in words.
+/// The decoded claims of a token.
 #[track_caller]
 fn claims(cluster: &mut Cluster, token: &str) -> Value {
     let part = token.split('.').nth(1).expect("three parts");
@@ -25,7 +25,7 @@ fn claims(cluster: &mut Cluster, token: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// The code of the API server's answer to somebody who shows a token.
+/// The status of the API server's response to a request with this token.
 #[track_caller]
 fn answer_to(cluster: &mut Cluster, token: &str) -> String {
     cluster.ask(&format!(
@@ -42,13 +42,13 @@ fn tokens_are_bound_and_renewed() {
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     cluster.ask("kubectl create serviceaccount robot");
     let api = cluster.ask("echo $K8S_CLUSTER_API");
-    // The node's own network: that of pods ends at the node as yet.
+    // With hostNetwork: pods can't reach the API server through the pod network yet.
     let script = format!(
         "cd /var/run/secrets/kubernetes.io/serviceaccount && curl --silent --show-error --cacert ca.crt --header \"Authorization: Bearer $$(cat token)\" --header 'Content-Type: application/json' --data '{REVIEW}' {api}/{PATH}"
     );
     let asking = json!({"name": "main", "image": CURL, "imagePullPolicy": "Never", "command": ["sh", "-c", script]});
     let of_robot = json!({"serviceAccountName": "robot", "hostNetwork": true});
-    // Tells of each token that it sees, and of the directory behind it.
+    // Prints each token that it sees, and the target of the volume's `..data` link.
     let watching = "old=; while :; do new=$$(cat /t/token); test \"$$new\" = \"$$old\" || echo \"$$(readlink /t/..data) $$new\"; old=$$new; sleep 0.2; done";
     let watching = json!({"name": "main", "image": BUSYBOX, "command": ["sh", "-c", watching],
         "volumeMounts": [{"name": "t", "mountPath": "/t"}]});
@@ -76,7 +76,7 @@ fn tokens_are_bound_and_renewed() {
     assert_eq!(extra("node-name"), "node1", "{answer:#}");
 
     let tokens = |cluster: &mut Cluster| -> Vec<(String, String)> {
-        // Nobody can be asked while there is no agent.
+        // Ignore errors: logs are unavailable while no agent runs.
         let (_, logs) = cluster.try_ask("kubectl logs watching | grep '^[.][.]'");
         let lines = logs.lines().filter_map(|line| line.split_once(' '));
         lines
@@ -96,8 +96,8 @@ fn tokens_are_bound_and_renewed() {
     let life = said["exp"].as_i64().unwrap() - said["iat"].as_i64().unwrap();
     assert_eq!(life, 600, "{said:#}");
 
-    // A token lives for ten minutes at least, too long for a test to wait (that it is renewed after eight is shown by the kubelet's
-    // own tests, which move the clock). An agent that is new doesn't know the old one, and asks for another.
+    // A token is valid for at least ten minutes, too long for a test. (The kubelet's unit tests show, with a simulated clock, that
+    // it is renewed after eight.) A new agent has no token in its cache and requests another.
     let agent = lab.find("node1", Role::Agent);
     lab.kill("node1", "KILL", &agent);
     wait_until(60, "there is another token", || {
@@ -113,12 +113,12 @@ fn tokens_are_bound_and_renewed() {
         "{renewed:#}"
     );
 
-    // Both are good until they end, or their pod does.
+    // Both tokens are valid until they expire, or until their pod is deleted.
     for token in [&first, &second] {
         assert_eq!(answer_to(&mut cluster, token), "201");
     }
     cluster.ask("kubectl delete pod watching --wait --grace-period=1 --timeout=50s");
-    // What it has just accepted, the API server remembers for ten seconds.
+    // The API server caches an accepted token for ten seconds.
     wait_until(40, "they are worth nothing without their pod", || {
         [&first, &second]
             .iter()

@@ -1,11 +1,10 @@
-//! Volumes of every kind as containers see them, and what variables say.
+//! Volumes of every kind as containers see them, and environment variables.
 
 use std::time::Duration;
 
 use e2e::{Cluster, Lab, container, eventually, looking, looking_pod, merged, pod, wait_until};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 #[track_caller]
@@ -21,7 +20,7 @@ fn object(kind: &str, name: &str, more: Value) -> Value {
     )
 }
 
-/// A pod with volumes and where they are mounted.
+/// A pod with volumes and mounts.
 fn mounting(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
     looking_pod(
         name,
@@ -135,7 +134,7 @@ is 'through a link' content "$(cat /link/file)"
     ]
 }
 
-/// What doesn't work, and the words of the event about it.
+/// Pods that must not start, and texts of their events.
 const FAILING: &[(&str, &str, &str)] = &[
     (
         "no-config",
@@ -210,7 +209,7 @@ const FAILING: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn volumes_are_what_the_api_says() {
+fn volumes_of_every_kind_match_the_api() {
     let lab = Lab::ready();
     for user in ["user1", "user2"] {
         let mut cluster = cluster_of(&lab, user);
@@ -222,7 +221,7 @@ fn volumes_are_what_the_api_says() {
         .user(user)
         .run()
         .succeeded();
-        // Only its kind matters; nobody opens it.
+        // Only the type of the file matters. The device is never opened.
         let device = format!("mknod {home}/block b 7 99 && chmod 666 {home}/block");
         lab.root("login", &device).succeeded();
         if user == "user1" {
@@ -275,7 +274,7 @@ fn volumes_are_what_the_api_says() {
     lab.nothing_left();
 }
 
-/// Fifty keys that all have the same value.
+/// Fifty keys with the same value.
 fn many(word: &str) -> Value {
     (0..50)
         .map(|i| (format!("key-{i}"), json!(format!("{word}\n"))))
@@ -284,7 +283,7 @@ fn many(word: &str) -> Value {
 }
 
 #[test]
-fn changes_reach_running_pods_all_at_once() {
+fn updates_reach_running_pods_atomically() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let script = r#"
@@ -305,7 +304,7 @@ done
         object("Secret", "s", json!({"stringData": {"key": "word"}})),
         object("ConfigMap", "many", json!({"data": many("first")})),
         mounting("watcher", volumes, mounts, script),
-        // Whoever is in the directory sees files of one version only.
+        // A process in the `..data` directory sees files of one version only.
         mounting(
             "whole",
             json!([{"name": "m", "configMap": {"name": "many"}}]),
@@ -364,7 +363,7 @@ done
 }
 
 #[test]
-fn variables_come_from_everywhere() {
+fn variables_from_all_sources() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     cluster.create_objects(&[
@@ -411,7 +410,7 @@ is HOSTNAME variables "$HOSTNAME"
         json!({}),
         "is none '' \"$(env | grep MY_WEB)\"\nis kubernetes 443 \"$KUBERNETES_SERVICE_PORT\"",
     );
-    // Who has no limit is limited by the node.
+    // Without a limit, the node's allocatable resources count.
     let memory =
         cluster.ask("kubectl get node node1 --output=jsonpath={.status.allocatable.memory}");
     let number = |suffix: &str| memory.strip_suffix(suffix)?.parse::<u64>().ok();
@@ -449,7 +448,7 @@ is HOSTNAME variables "$HOSTNAME"
             words
         );
     }
-    // What was missing comes, and the pod starts.
+    // Once the missing object exists, the pod starts.
     cluster.ask("kubectl create secret generic absent --from-literal=x=y");
     cluster.in_phase("no-secret", "Succeeded");
     cluster.exit(0);
@@ -457,7 +456,7 @@ is HOSTNAME variables "$HOSTNAME"
 }
 
 #[test]
-fn persistent_volumes_keep_data_from_pod_to_pod() {
+fn persistent_volumes_keep_data_between_pods() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     lab.sh("mkdir -p pv/host pv/local").run().succeeded();
@@ -539,7 +538,7 @@ fn persistent_volumes_keep_data_from_pod_to_pod() {
 }
 
 #[test]
-fn what_a_volume_holds_cannot_lead_out_of_it() {
+fn links_cannot_lead_out_of_a_volume() {
     let lab = Lab::ready();
     let mut cluster = cluster_of(&lab, "user1");
     let volumes = json!({"volumes": [{"name": "v", "emptyDir": {}}],
@@ -571,7 +570,7 @@ fn what_a_volume_holds_cannot_lead_out_of_it() {
 }
 
 #[test]
-fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
+fn shared_volumes_span_nodes_and_full_ones_evict() {
     let lab = Lab::ready();
     for user in ["user1", "user2"] {
         lab.load_busybox_for(user);
@@ -619,13 +618,13 @@ fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
             message.contains("EmptyDir volume \"v\" exceeds the limit \"1Mi\""),
             "{message}"
         );
-        // Whose node it is makes no difference to the scheduler.
+        // Once is enough: the scheduler's decision does not depend on the user.
         if user == "user1" {
             local_claims_lie_where_their_first_pod_went(&lab, &mut cluster);
         }
         cluster.exit(0);
     }
-    // The directories of claims go with the cluster that made them.
+    // The directories of claims are removed with their cluster.
     lab.root(
         "login",
         "find /home/user?/.local/share/coracle/volumes/ -mindepth 1",
@@ -634,7 +633,7 @@ fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
     lab.nothing_left();
 }
 
-/// A volume on a node's own disk is made when its first pod has a node, and whoever comes later has to go there.
+/// A local volume is provisioned when its first pod is scheduled. Later pods are scheduled to the same node.
 #[track_caller]
 fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster) {
     let using = |name: &str, more: Value, script: &str| {
@@ -667,7 +666,7 @@ fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster)
         .printed("near");
     lab.root("node1", &format!("test ! -e {path}")).succeeded();
 
-    // Of three, one would go to the emptier node if it could.
+    // Without the volume, the scheduler would spread three pods over both nodes.
     let later = ["later-1", "later-2", "later-3"];
     let read = "is file near \"$(cat /v/file)\"";
     let mut pods = later.map(|name| using(name, json!({}), read)).to_vec();
@@ -689,15 +688,15 @@ fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster)
 }
 
 #[test]
-fn volumes_may_be_mounted_anywhere() {
+fn volumes_can_be_mounted_anywhere() {
     let lab = Lab::ready();
-    // Many images have such a link, and every pod has a token below it.
+    // Many images have such a link, and every pod's token is mounted below it.
     lab.load_image(
         "coracle.test/linked:1",
         json!({"Env": ["PATH=/bin"]}),
         "mkdir -p run var real etc && ln -s /run var/run && ln -s ../../../real etc/climbing && echo old > etc/file && tar --create run var real etc/climbing etc/file",
     );
-    // And links that are themselves where something is mounted, some of them to what isn't there.
+    // Links as mount points, some of them dangling.
     lab.load_image(
         "coracle.test/links:1",
         json!({"Env": ["PATH=/bin"], "Volumes": {"/data": {}}}),
