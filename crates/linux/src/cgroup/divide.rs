@@ -55,8 +55,8 @@ pub struct Division {
     controllers: Vec<String>,
 }
 
-/// Divides the cgroup of this process, which must be its only process. Moves it to a child cgroup called `ours`, and creates
-/// another one called `theirs`.
+/// Divides the cgroup of this process, which must contain no other process. Moves this process to a child cgroup called `ours`, and
+/// creates another one called `theirs`.
 pub fn divide(ours: &str, theirs: &str) -> Result<Division, DivideError> {
     let whole = Group::own().ok_or(DivideError::None)?;
     let path = whole.path().to_owned();
