@@ -1,4 +1,4 @@
-//! Probes of what this host offers: each is `coracle internal probe NAME`.
+//! Probes of this host's features: each is `coracle internal probe NAME`.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -14,8 +14,8 @@ use linux::process::Fork;
 
 use crate::node_dir;
 
-/// The janitor checks every [`LOOK_EVERY`] whether the directory is in use, removes it after [`NOBODY`] checks in a row without a
-/// user, and exits after [`LOOKS`] checks. If the node continues, a new agent has started a new janitor by then.
+/// The janitor checks every [`LOOK_EVERY`] whether any process uses the directory, removes it after [`NOBODY`] negative checks in a
+/// row, and exits after [`LOOKS`] checks. If the node continues, a new agent has started a new janitor by then.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const NOBODY: u32 = 5;
 const LOOKS: u32 = 1200;
