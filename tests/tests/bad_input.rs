@@ -1,4 +1,4 @@
-//! Whatever is wrong: a clear message with the next step, a documented exit code, nothing left behind.
+//! Invalid input and broken environments: an error message with a hint, a documented exit code, and no leftovers.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn fails_outside(lab: &Lab, words: &[&str], code: i32) -> Output {
 }
 
 #[test]
-fn a_command_line_without_sense_gives_64() {
+fn invalid_command_line_exits_with_64() {
     let lab = Lab::ready();
     for words in [
         &["run"][..],
@@ -61,7 +61,7 @@ fn a_command_line_without_sense_gives_64() {
 }
 
 #[test]
-fn a_workload_that_is_not_there_gives_66() {
+fn missing_workload_exits_with_66() {
     let lab = Lab::ready();
     for name in [
         "nowhere.yaml",
@@ -76,7 +76,7 @@ fn a_workload_that_is_not_there_gives_66() {
 }
 
 #[test]
-fn a_workload_that_can_not_be_read_or_run_gives_66() {
+fn unreadable_or_not_executable_workload_exits_with_66() {
     let lab = Lab::ready();
     lab.write("secret.yaml", "a: b");
     lab.write("notes.txt", "hello");
@@ -96,7 +96,7 @@ fn a_workload_that_can_not_be_read_or_run_gives_66() {
 }
 
 #[test]
-fn no_slurm_on_the_path_gives_69() {
+fn missing_slurm_exits_with_69() {
     let lab = Lab::ready();
     let output = lab
         .sh("PATH=/nowhere /opt/coracle/bin/coracle run -N1 /bin/true")
@@ -106,7 +106,7 @@ fn no_slurm_on_the_path_gives_69() {
 }
 
 #[test]
-fn slurm_that_is_down_gives_69() {
+fn unreachable_slurm_exits_with_69() {
     let lab = Lab::ready();
     let services = "/opt/coracle-src/lab/lib/services";
     lab.root("login", &format!("{services} stop-controller"))
@@ -120,7 +120,7 @@ fn slurm_that_is_down_gives_69() {
 }
 
 #[test]
-fn what_slurm_refuses_gives_69_and_slurms_words() {
+fn rejection_by_slurm_exits_with_69_and_its_message() {
     let lab = Lab::ready();
     fails_outside(&lab, &["-N1", "-p", "nope", "true"], 69).says(&["nvalid partition", "hint: "]);
     fails_outside(&lab, &["-N1", "-A", "nobody", "true"], 69).says(&["account"]);
@@ -129,15 +129,15 @@ fn what_slurm_refuses_gives_69_and_slurms_words() {
 }
 
 #[test]
-fn a_port_that_is_taken_gives_71() {
+fn port_in_use_exits_with_71() {
     let lab = Lab::ready();
-    // slurmd's.
+    // The port of slurmd.
     fails(&lab, &["--api-port", "6818", "true"], 71).says(&["port 6818", "--api-port"]);
     lab.nothing_left();
 }
 
 #[test]
-fn a_free_port_is_used_as_wanted() {
+fn requested_free_port_is_used() {
     let lab = Lab::ready();
     let words = [
         "srun",
@@ -158,24 +158,24 @@ fn a_free_port_is_used_as_wanted() {
 }
 
 #[test]
-fn no_release_of_kubernetes_gives_72() {
+fn missing_kubernetes_release_exits_with_72() {
     let lab = Lab::ready();
     fails(&lab, &["--kubernetes", "/nonexistent", "true"], 72).says(&["/nonexistent"]);
     lab.nothing_left();
 }
 
 #[test]
-fn logs_that_can_not_be_written_give_73() {
+fn unwritable_logs_directory_exits_with_73() {
     let lab = Lab::ready();
     fails(&lab, &["--logs", "/root/logs", "true"], 73).says(&["/root/logs"]);
     fails(&lab, &["--logs", "/etc/passwd/logs", "true"], 73);
-    // A directory that is there, but not the user's.
+    // A directory that exists, but is not the user's.
     fails(&lab, &["--logs", "/usr", "true"], 73).says(&["/usr"]);
     lab.nothing_left();
 }
 
 #[test]
-fn a_home_without_room_costs_a_warning_only() {
+fn full_home_is_only_a_warning() {
     let lab = Lab::ready();
     lab.root(
         "node1",
@@ -190,7 +190,7 @@ fn a_home_without_room_costs_a_warning_only() {
         "-wnode1",
         "coracle",
         "run",
-        // A range for which nobody has prepared a store.
+        // A range for which there is no seed.
         "--service-cidr=100.97.0.0/16",
         "kubectl",
         "get",
@@ -212,7 +212,7 @@ fn a_home_without_room_costs_a_warning_only() {
 }
 
 #[test]
-fn a_full_tmp_does_not_matter() {
+fn full_tmp_does_not_matter() {
     let lab = Lab::ready();
     lab.root("node1", "mount --no-mtab -t tmpfs -o size=4k,mode=1777 full /tmp && ! head -c 1M /dev/zero > /tmp/fill").succeeded();
     let output = lab
@@ -226,7 +226,7 @@ fn a_full_tmp_does_not_matter() {
 }
 
 #[test]
-fn a_node_that_dies_while_the_cluster_starts_is_named() {
+fn node_lost_during_start_is_named() {
     let mut lab = Lab::ready();
     let words = [
         "srun",
@@ -247,7 +247,7 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
     assert!(said.contains("error: "), "{said}");
     let told = said.lines().find(|line| line.contains("error: "));
     assert!(told.is_some_and(|line| line.contains("node2")), "{said}");
-    // Slurm notices within 28 to 35 s that the node is gone; then nothing more keeps the user's srun.
+    // Slurm notices the loss of the node after 28 to 35 s. Then nothing keeps the user's srun.
     let output = eventually(Duration::from_secs(60), || {
         running.has_ended().then_some(())
     });
@@ -257,7 +257,7 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
         output.is_some(),
         "did not end while the node was down\n{said}"
     );
-    // Nothing is wrong with the controller.
+    // The hint must not suggest a problem with slurmctld.
     assert!(!said.contains("scontrol ping"), "{said}");
     let output = running.wait(Duration::from_secs(1));
     assert_ne!(output.code, 0, "{output}");
@@ -265,7 +265,7 @@ fn a_node_that_dies_while_the_cluster_starts_is_named() {
 }
 
 #[test]
-fn an_agent_whose_clock_is_off_says_so() {
+fn agent_reports_clock_difference() {
     let lab = Lab::ready();
     let version = lab
         .call(&["coracle", "--version"])
@@ -283,7 +283,7 @@ fn an_agent_whose_clock_is_off_says_so() {
 }
 
 #[test]
-fn an_agent_that_is_fed_garbage_says_so() {
+fn agent_rejects_invalid_input() {
     let lab = Lab::ready();
     for garbage in ["", "garbage\n", "{}\n", "\u{0}\u{1}\n"] {
         let output = lab
@@ -298,7 +298,7 @@ fn an_agent_that_is_fed_garbage_says_so() {
 }
 
 #[test]
-fn manifests_that_are_not_there_are_noticed_before_slurm_is_asked() {
+fn missing_manifests_are_noticed_before_submission() {
     let lab = Lab::ready();
     lab.sh("mkdir -p nothing/below && touch empty.yaml")
         .run()
@@ -314,7 +314,7 @@ fn manifests_that_are_not_there_are_noticed_before_slurm_is_asked() {
 }
 
 #[test]
-fn networks_that_can_not_be_are_refused() {
+fn invalid_networks_are_rejected() {
     let lab = Lab::ready();
     fails(&lab, &["--pod-cidr=100.96.0.0/16", "true"], 64).says(&["overlap"]);
     fails(&lab, &["--service-cidr=10.77.0.0/24", "true"], 64).says(&["address of this host"]);
@@ -322,7 +322,7 @@ fn networks_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn variables_of_a_job_that_is_not_there_are_named() {
+fn variables_of_a_nonexistent_job_are_named() {
     let lab = Lab::ready();
     lab.sh("SLURM_JOB_ID=99999 coracle run true")
         .run()
@@ -332,7 +332,7 @@ fn variables_of_a_job_that_is_not_there_are_named() {
 }
 
 #[test]
-fn an_option_that_swallowed_the_workload_is_named() {
+fn option_that_consumed_the_workload_is_named() {
     let lab = Lab::ready();
     lab.sh("coracle run --frobnicate true")
         .run()
@@ -342,7 +342,7 @@ fn an_option_that_swallowed_the_workload_is_named() {
 }
 
 #[test]
-fn too_small_an_address_space_is_named() {
+fn too_small_address_space_limit_is_named() {
     let lab = Lab::ready();
     lab.sh("ulimit -v 2000000; srun -N1 coracle run true")
         .run()
@@ -352,9 +352,9 @@ fn too_small_an_address_space_is_named() {
 }
 
 #[test]
-fn a_host_with_ipv6_alone_is_named() {
+fn host_without_ipv4_is_named() {
     let lab = Lab::ready();
-    // In a network of its own, which has no other address.
+    // In a network namespace without an IPv4 address.
     let script = "srun -N1 unshare --user --map-root-user --net sh -c \
                   'ip link add one type veth peer name two && ip link set one up && ip link set two up &&
                    ip -6 addr add 2001:db8::1/64 dev one nodad && exec coracle run true'";
@@ -366,9 +366,9 @@ fn a_host_with_ipv6_alone_is_named() {
 }
 
 #[test]
-fn a_prepared_store_that_is_damaged_is_made_again() {
+fn damaged_seed_is_replaced() {
     let lab = Lab::ready();
-    // Of a range of its own, so that it is this test's.
+    // With a service range of its own, so that no other test uses the seed.
     let run = || {
         let words = "srun -N1 coracle run --service-cidr=100.98.0.0/16 kubectl get nodes -o name";
         lab.sh(words).run().succeeded().printed("node/node1")

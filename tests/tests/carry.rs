@@ -1,5 +1,5 @@
-//! No shared file system: program, release and workload lie in the home directory of the login host,
-//! which no node sees. All of it is carried, and none of it stays.
+//! Without a shared file system: program, release and workload are in the home directory of the login host, which no node can read.
+//! All of it is carried to the nodes and removed afterwards.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 const NODES: usize = 2;
 
-/// A lab whose hosts share no home; `~/coracle` and a release are on `login` only.
+/// A lab whose hosts share no home directory. `~/coracle` and a release are on `login` only.
 fn lab(name: &str) -> Lab {
     let lab = Lab::make(name, &["--private-homes"], NODES);
     lab.sh(
@@ -27,11 +27,11 @@ fn lab(name: &str) -> Lab {
         "app/map.yaml",
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mine}\n",
     );
-    // This stays on the login host; nodes are compared with how they are now.
+    // These files stay on the login host. Take the snapshot after them.
     lab.look_again()
 }
 
-/// What nodes of such a lab hold, beside what was there: nothing.
+/// Asserts that nothing is left on the nodes of such a lab.
 #[track_caller]
 fn nothing_is_left(lab: &Lab) {
     lab.nothing_left();
@@ -44,7 +44,7 @@ fn nothing_is_left(lab: &Lab) {
 #[test]
 fn program_release_and_workload_are_carried() {
     let lab = lab("/run/coracle-lab-carry");
-    // A script, with standard input, in a new job.
+    // A script with standard input, in a new job.
     let output = lab
         .sh("./coracle run -N2 ./work.sh 'it is'")
         .stdin("piped in\n")
@@ -57,7 +57,7 @@ fn program_release_and_workload_are_carried() {
         .says(&["carried coracle, Kubernetes v1.37.1, work.sh to node1"]);
     nothing_is_left(&lab);
 
-    // A directory of manifests, inside an allocation, from the login host.
+    // A directory of manifests, in an allocation, from the login host.
     lab.sh("salloc --quiet -N2 ./coracle run app")
         .within(120)
         .run()
@@ -65,7 +65,7 @@ fn program_release_and_workload_are_carried() {
         .says(&["configmap/mine applied", "with 2 nodes is ready"]);
     nothing_is_left(&lab);
 
-    // On a terminal, where nothing but the terminal connects the two sides.
+    // On a terminal, which is the only connection between both sides.
     lab.sh("script -qec './coracle run -N2 bash -c \"tty; kubectl get nodes -o name; exit 5\"' /dev/null")
         .within(120)
         .run()
@@ -75,29 +75,29 @@ fn program_release_and_workload_are_carried() {
 }
 
 #[test]
-fn what_was_carried_does_not_stay() {
+fn carried_files_are_removed() {
     let lab = lab("/run/coracle-lab-carry-ends");
-    // No release anywhere.
+    // Without a release.
     lab.sh("./coracle run -N2 --kubernetes /nowhere ./work.sh")
         .run()
         .ended_with(72)
         .says(&["error: ", "hint: "]);
     nothing_is_left(&lab);
-    // A program for which the node has no interpreter.
+    // A script whose interpreter the node does not have.
     lab.sh("./coracle run -N2 ./odd.sh")
         .within(120)
         .run()
         .ended_with(66)
         .says(&["cannot run", "hint: "]);
     nothing_is_left(&lab);
-    // No room for it on the node.
+    // Without enough space on the node.
     lab.root(
         "node1",
         "mount --no-mtab -t tmpfs -o size=64M,mode=1777 small /tmp",
     )
     .succeeded();
     let full = lab.sh("./coracle run -N1 -wnode1 true").within(120).run();
-    // Slurm's own may still be looking at it.
+    // Lazily: a process of Slurm may still use it.
     lab.root("node1", "ls -A /tmp; umount --no-mtab --lazy /tmp")
         .succeeded()
         .printed("");
@@ -105,8 +105,8 @@ fn what_was_carried_does_not_stay() {
         .says(&["error: cannot carry coracle", "room in /tmp", "hint: "]);
     nothing_is_left(&lab);
 
-    // The submitting side is killed while it carries; told to end while it does; the leader and its
-    // guard are killed when the cluster runs.
+    // The submitting process gets SIGKILL and then SIGINT during the transfer. Then leader and guard are killed in a running
+    // cluster.
     for (signal, code) in [(Signal::KILL, 137), (Signal::INT, 130)] {
         let running = lab.sh("exec ./coracle run -N2 sleep 60").start();
         wait_until(60, "something arrives on the node", || {
@@ -135,13 +135,13 @@ fn what_was_carried_does_not_stay() {
 }
 
 #[test]
-fn the_program_alone_is_carried_where_that_is_enough() {
+fn only_the_program_is_carried_if_sufficient() {
     let lab = lab("/run/coracle-lab-carry-agents");
-    // The doctor's node doesn't see it.
+    // The node on which `doctor` runs can't read the program.
     let output = lab.sh("./coracle doctor --json -p main").run().succeeded();
     assert!(output.stdout.contains("\"host\": \"node"), "{output}");
     nothing_is_left(&lab);
-    // The leader's node sees it, the other one doesn't.
+    // The leader's node can read the program, the other one can't.
     lab.root(
         "node1",
         "install -d -o user1 /var/tmp/only && cp /opt/coracle/bin/coracle /var/tmp/only/",

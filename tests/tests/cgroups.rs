@@ -1,13 +1,13 @@
-//! Limits: by control groups of version 2, which this machine may not have and a virtual one has (tests/qemu), and by those that the
-//! job was put into.
+//! Memory and CPU limits: by delegated cgroups v2, in a virtual machine (tests/qemu) because this machine may not have them, and by
+//! the cgroups of the job.
 
 use std::process::{Command, Stdio};
 
 use e2e::{Cluster, Lab, Role, container};
 
-/// Boots, tries, and says what it saw; the machine's own end is an end of the test, and so is its time.
+/// Boots the machine and checks its report. The test ends with the machine or at a time-out.
 #[test]
-fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
+fn delegated_cgroups_enforce_limits() {
     let run = concat!(env!("CARGO_MANIFEST_DIR"), "/qemu/run");
     let output = Command::new("timeout")
         .args(["170", run])
@@ -46,7 +46,7 @@ fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
     }
 }
 
-/// What Slurm does where it constrains memory: a group, with a limit, for all that the step starts.
+/// Does what Slurm does with ConstrainRAMSpace: a cgroup with a limit for all processes of the step.
 const CONSTRAIN: &str = r#"
 if test -d /sys/fs/cgroup/memory; then
   group=/sys/fs/cgroup/memory/coracle-e2e limit=memory.limit_in_bytes
@@ -80,7 +80,7 @@ spec:
 "#;
 
 #[test]
-fn a_container_that_the_jobs_limit_kills_is_told_from_others() {
+fn oom_kill_by_job_limit_is_attributed_correctly() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -103,7 +103,8 @@ fn a_container_that_the_jobs_limit_kills_is_told_from_others() {
         container(&several, "sibling")["state"]["running"].is_object(),
         "{several:#}"
     );
-    // One that somebody kills later was not short of memory: the kernel's last kill was another's, and a while ago.
+    // A container that is killed by a user was not OOM-killed: the kernel's last OOM kill was of another container, and too long
+    // ago.
     cluster.ask("sleep 12");
     let (host, sibling) = lab.marked("sleep 41101").remove(0);
     lab.kill(&host, "KILL", &sibling);

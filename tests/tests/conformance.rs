@@ -1,6 +1,6 @@
-//! A part of upstream's own e2e suite. `make conformance` runs more of it (docs/conformance.md).
+//! A subset of upstream's e2e suite. `make conformance` runs more of it (docs/conformance.md).
 //!
-//! `conformance/quick.txt` names the tests: two dozen that take a moment each, of those in `conformance/passing.txt`.
+//! `conformance/quick.txt` lists about two dozen short tests from `conformance/passing.txt`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ use e2e::Lab;
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/conformance");
 
 #[test]
-fn the_quick_part_of_upstreams_suite_passes() {
+fn quick_subset_of_upstreams_suite_passes() {
     let lab = Lab::ready();
     let run = Command::new(format!("{DIR}/run"))
         .args(["-l", &format!("{DIR}/quick.txt"), "-t", "10"])
@@ -31,14 +31,14 @@ fn the_quick_part_of_upstreams_suite_passes() {
 }
 
 #[test]
-fn the_quick_part_is_known_to_pass() {
+fn quick_subset_is_part_of_passing_tests() {
     let (quick, passing) = (list("quick.txt"), list("passing.txt"));
     let unknown: Vec<_> = quick.difference(&passing).collect();
     assert!(unknown.is_empty(), "not in passing.txt: {unknown:#?}");
 }
 
 #[test]
-fn the_lists_are_sorted_and_without_repetition() {
+fn lists_are_sorted_and_unique() {
     for name in ["passing.txt", "one-node.txt"] {
         let text = std::fs::read_to_string(format!("{DIR}/{name}")).unwrap();
         let lines: Vec<_> = text.lines().collect();

@@ -3,7 +3,7 @@
 use e2e::Lab;
 use serde_json::Value;
 
-/// Programs rely on them: they are never renamed.
+/// Stable identifiers: scripts rely on them.
 const IDS: [&str; 20] = [
     "kernel",
     "user-namespaces",
@@ -28,7 +28,7 @@ const IDS: [&str; 20] = [
 ];
 
 #[test]
-fn it_reports_on_this_host() {
+fn reports_on_this_host() {
     let lab = Lab::ready();
     for user in ["user1", "user2"] {
         let output = lab
@@ -42,7 +42,7 @@ fn it_reports_on_this_host() {
 }
 
 #[test]
-fn it_reports_on_a_node_of_a_partition() {
+fn reports_on_a_node_of_a_partition() {
     let lab = Lab::ready();
     let output = lab
         .call(&["coracle", "doctor", "--json", "-p", "long"])
@@ -68,7 +68,7 @@ fn it_reports_on_a_node_of_a_partition() {
 }
 
 #[test]
-fn a_partition_that_is_not_there_is_slurms_error() {
+fn missing_partition_is_slurms_error() {
     let lab = Lab::ready();
     lab.call(&["coracle", "doctor", "-p", "nope"])
         .run()
@@ -78,9 +78,9 @@ fn a_partition_that_is_not_there_is_slurms_error() {
 }
 
 #[test]
-fn what_pods_can_not_do_without_gives_1() {
+fn missing_requirement_of_pods_exits_with_1() {
     let lab = Lab::ready();
-    // A host whose administrator forbids user namespaces, as far as these processes can see.
+    // A user namespace in which no further ones are allowed, like on a host whose administrator forbids them.
     let script = "unshare --user --map-root-user sh -c \
                   'echo 0 > /proc/sys/user/max_user_namespaces && exec coracle doctor --json'";
     let output = lab.sh(script).on("node1").run().ended_with(1);

@@ -1,18 +1,18 @@
-//! However a cluster is told to end, it ends in order, its workload too, and nothing is left.
+//! All ways to end a cluster: cluster and workload shut down in order, and nothing is left.
 
 use std::time::Duration;
 
 use e2e::{Lab, Running};
 use rustix::process::Signal;
 
-/// Says that it runs, and says good-bye when it is told to end.
+/// Prints a line when it runs, and another on a signal.
 const POLITE: &str = r#"
 for s in TERM INT HUP; do trap "echo got $s; exit 3" $s; done
 echo running
 while :; do sleep 0.05; done
 "#;
 
-/// Hears everything and goes on.
+/// Ignores all signals that it can.
 const STUBBORN: &str = r#"
 for s in TERM INT HUP; do trap "echo got $s" $s; done
 echo running
@@ -34,9 +34,9 @@ fn ends_politely(running: Running, seconds: u64) -> e2e::Output {
 }
 
 #[test]
-fn ctrl_c_on_srun_ends_the_cluster_in_order() {
+fn ctrl_c_on_srun_shuts_down_in_order() {
     let lab = Lab::ready();
-    // With -X it is passed on; without, srun only prints the state of the tasks.
+    // With -X, srun forwards the signal. Without, it only prints the state of the tasks.
     let running = start(&lab, &["srun", "-X", "-N2", "coracle", "run"], POLITE);
     running.signal(Signal::INT);
     ends_politely(running, 20);
@@ -44,13 +44,13 @@ fn ctrl_c_on_srun_ends_the_cluster_in_order() {
 }
 
 #[test]
-fn a_second_ctrl_c_on_srun_ends_the_cluster() {
+fn second_ctrl_c_on_srun_ends_the_cluster() {
     let lab = Lab::ready();
     let mut running = start(&lab, &["srun", "-N2", "coracle", "run"], POLITE);
     running.signal(Signal::INT);
     running.until_stderr("interrupt");
     running.signal(Signal::INT);
-    // srun passes this one on, and kills everything at once: whether the workload hears it is luck.
+    // srun forwards this one and kills all tasks at once, so the workload may or may not handle it.
     let output = running.wait(Duration::from_secs(20));
     assert!(output.code != 0, "{output}");
     lab.nothing_left();
@@ -68,7 +68,7 @@ fn ctrl_c_outside_of_a_job_ends_the_cluster() {
 #[test]
 fn sigterm_on_srun_ends_the_cluster() {
     let lab = Lab::ready();
-    // Slurm's srun makes SIGKILL of it, at once: there is nothing to be in order with.
+    // srun turns it into an immediate SIGKILL, so an orderly shutdown is impossible.
     let running = start(&lab, &["srun", "-N2", "coracle", "run"], POLITE);
     running.signal(Signal::TERM);
     let output = running.wait(Duration::from_secs(20));
@@ -122,7 +122,7 @@ fn scancel_of_a_batch_job_ends_the_cluster() {
         .succeeded();
     let out = || lab.sh("cat out.txt").run().stdout;
     e2e::wait_until(30, "the workload runs", || out().contains("running"));
-    // Slurm signals the steps, so the agents, but not the batch script.
+    // Slurm signals the steps, and so the agents, but not the batch script.
     lab.sh("scancel --me").run().succeeded();
     e2e::wait_until(20, "the workload was told", || out().contains("got "));
     lab.sh("while squeue -h | grep -q .; do sleep 0.1; done")
@@ -135,17 +135,17 @@ fn scancel_of_a_batch_job_ends_the_cluster() {
 }
 
 #[test]
-fn a_workload_that_ignores_the_signal_is_killed_within_slurms_grace() {
+fn stubborn_workload_is_killed_within_kill_wait() {
     let lab = Lab::ready();
     let running = start(&lab, &["srun", "-N2", "coracle", "run"], STUBBORN);
     lab.sh("scancel --me").run().succeeded();
-    // KillWait is 15 s in the lab; the workload gets its share of that.
+    // KillWait is 15 s in the lab. The workload gets a part of it.
     ends_politely(running, 15);
     lab.nothing_left();
 }
 
 #[test]
-fn a_second_ctrl_c_ends_a_stubborn_workload_at_once() {
+fn second_ctrl_c_kills_a_stubborn_workload_at_once() {
     let lab = Lab::ready();
     let mut running = start(&lab, &["coracle", "run", "-N2"], STUBBORN);
     running.signal(Signal::INT);
@@ -156,7 +156,7 @@ fn a_second_ctrl_c_ends_a_stubborn_workload_at_once() {
 }
 
 #[test]
-fn a_terminal_that_is_closed_ends_the_cluster() {
+fn closed_terminal_ends_the_cluster() {
     let lab = Lab::ready();
     let running = start(&lab, &["coracle", "run", "-N2"], POLITE);
     running.signal(Signal::HUP);
@@ -165,7 +165,7 @@ fn a_terminal_that_is_closed_ends_the_cluster() {
 }
 
 #[test]
-fn manifests_that_never_end_do_so_with_ctrl_c() {
+fn ctrl_c_ends_manifests_that_never_complete() {
     let lab = Lab::ready();
     let manifest = lab.write("web.yaml", include_str!("manifests/deployment.yaml"));
     let mut running = lab.call(&["coracle", "run", "-N2", &manifest]).start();
@@ -177,9 +177,9 @@ fn manifests_that_never_end_do_so_with_ctrl_c() {
 }
 
 #[test]
-fn what_a_workload_left_in_the_background_ends_with_it() {
+fn background_processes_end_with_the_workload() {
     let lab = Lab::ready();
-    // Slurm here (proctrack/linuxproc) loses sight of both.
+    // Both leave the process tree that proctrack/linuxproc tracks.
     let script = "setsid sleep 1111 & (setsid sh -c 'sleep 2222 & exec sleep 3333' &) ; \
                   setsid --fork bash -c 'trap \"\" TERM INT HUP; exec -a daemon sleep 4444'; \
                   sleep 0.3; ps -eo args | grep -c '^\\(sleep\\|daemon\\) [1-4]'; exit 4";
@@ -190,9 +190,9 @@ fn what_a_workload_left_in_the_background_ends_with_it() {
     lab.nothing_left();
 }
 
-/// Watchers that the workload leaves behind see what happens after its end.
+/// Background processes of the workload record what happens after its exit.
 #[test]
-fn nodes_are_taken_away_and_components_stopped_in_reverse_order() {
+fn nodes_are_deleted_and_components_stopped_in_reverse_order() {
     const WATCH: &str = r#"
 watch() { kubectl get "$@" --watch --output-watch-events --no-headers > "seen.$1" 2>&1 & }
 watch nodes
@@ -214,7 +214,7 @@ sleep 0.5
         let seen = lab.sh(&format!("grep DELETED seen.{kind}")).run();
         seen.shows(&["node1", "node2"]);
     }
-    // The last may be seen to go, or its watcher goes with it.
+    // The watcher of the last component may be killed before it records the end.
     let order = lab.sh("cat seen.order").run().stdout;
     let reverse = "kube-controller-manager\nkube-scheduler\nkube-apiserver\netcd\n";
     assert!(

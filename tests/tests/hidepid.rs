@@ -1,5 +1,5 @@
-//! Hosts whose `/proc` is mounted with `hidepid=2`, as on many sites. It does not show our hubs and sandboxes to their own user, so that
-//! nothing may rely on finding them there.
+//! Hosts whose `/proc` is mounted with `hidepid=2`, as at many sites. Hubs and sandboxes are non-dumpable, so that such a /proc
+//! does not list them even for their own user. No code may rely on finding them there.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use e2e::{Cluster, Lab, Process, Role, container, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// `shared` shares a process namespace among its containers, `among-all` has the host's.
+/// `shared` has `shareProcessNamespace`, `among-all` has `hostPID`.
 const PODS: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -49,7 +49,7 @@ spec:
 
 const NAMES: [&str; 4] = ["web", "client", "shared", "among-all"];
 
-/// One works all the time; one calls itself a control plane, where that of the cluster is.
+/// `busy` uses CPU time. `pretender` has the command line of a control plane.
 const MORE: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -104,7 +104,7 @@ fn start(lab: &Lab, words: &[&str]) -> Cluster {
     cluster
 }
 
-/// What must not change when something beside a pod is killed.
+/// Fields that must not change when a process outside of the pod is killed.
 fn facts(pod: &Value) -> [Value; 4] {
     let status = container(pod, "c");
     [
@@ -115,7 +115,7 @@ fn facts(pod: &Value) -> [Value; 4] {
     ]
 }
 
-/// Waits until one pod reaches the other.
+/// Waits until one pod can connect to the other.
 #[track_caller]
 fn are_connected(cluster: &mut Cluster, web: &Value) {
     let address = web["status"]["podIP"].as_str().unwrap_or_default();
@@ -127,7 +127,7 @@ fn are_connected(cluster: &mut Cluster, web: &Value) {
     });
 }
 
-/// Kills processes of node2 at the same moment, and waits until others have their roles.
+/// Kills processes on node2 at the same moment, and waits for their replacements.
 #[track_caller]
 fn kill_at_once(lab: &Lab, roles: &[Role]) {
     let killed: Vec<Process> = roles.iter().map(|role| lab.find("node2", *role)).collect();
@@ -139,13 +139,13 @@ fn kill_at_once(lab: &Lab, roles: &[Role]) {
             let found = lab.try_find("node2", "user1", *role);
             found.is_some_and(|found| killed.iter().all(|killed| killed.pid != found.pid))
         };
-        // What was not killed may have been promoted.
+        // A process that was not killed may have been promoted.
         roles.iter().all(is_new)
     });
 }
 
 #[test]
-fn pods_outlive_what_is_killed_beside_them() {
+fn pods_survive_kills_of_agents_and_hubs() {
     let lab = make("pods");
     let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     let before = NAMES.map(|pod| cluster.pod(pod));
@@ -171,13 +171,13 @@ fn pods_outlive_what_is_killed_beside_them() {
     assert_eq!(cluster.logs("web", "c"), "begun");
     cluster.ask("kubectl delete pod web shared among-all");
     cluster.run.write("exit 0\n");
-    // srun reports the worst of its tasks.
+    // Ignore the exit code: srun returns the highest of its tasks.
     let _ = cluster.ends_within(60);
     lab.nothing_left();
 }
 
 #[test]
-fn pods_are_looked_into() {
+fn exec_logs_and_metrics_work() {
     let lab = make("look");
     let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     cluster.create(&lab, MORE);
@@ -206,12 +206,12 @@ fn pods_are_looked_into() {
     assert_eq!(web["network"]["name"], "eth0", "{web:#}");
     assert_eq!(web["containers"][0]["name"], "c", "{web:#}");
 
-    // A container that calls itself a control plane is none.
+    // A container with the command line of a control plane is not taken for one.
     let clusters = cluster.ask("coracle logs");
     assert!(!clusters.contains("pretender"), "{clusters}");
     cluster.ask("coracle logs --tail=1 kube-apiserver");
 
-    // A container's processes end with it, wherever they went.
+    // All processes of a container are killed with it, even daemons.
     let strays = || {
         let all = lab.processes("node2").into_iter();
         let strays = all.filter(|process| process.args == "sleep 1000");
@@ -266,7 +266,7 @@ fn nothing_is_left_however_the_cluster_ends() {
     let _ = cluster.ends_within(60);
     lab.nothing_left();
 
-    // Nobody is left who would end pods in order.
+    // No process is left that could terminate pods gracefully.
     let cluster = start(&lab, &["coracle", "run", "--pods-as-steps", "-N2", "-c8"]);
     kill_at_once(&lab, &[Role::AgentGuard, Role::Agent]);
     kill_leader(&lab);
@@ -280,7 +280,7 @@ fn nothing_is_left_however_the_cluster_ends() {
     lab.nothing_left();
 }
 
-/// Kills the leader and its guard at once.
+/// Kills the leader and its guard at the same moment.
 fn kill_leader(lab: &Lab) {
     let pids = [Role::LeaderGuard, Role::LeaderWorker].map(|role| lab.find("node1", role).pid);
     lab.root("node1", &format!("kill -KILL {} {}", pids[0], pids[1]));

@@ -1,9 +1,9 @@
-//! `coracle image …` as a user calls it: archives that go in and out, and what makes no sense.
+//! `coracle image …` on the command line: import and export of archives, and invalid input.
 
 use e2e::store::{DIR, image, listed, ready, shell};
 use e2e::{Call, EMPTY_LAYER, Lab, says};
 
-/// Writes an archive of one image, as `docker save` does.
+/// Writes an archive of one image, in the format of `docker save`.
 #[track_caller]
 fn archive(lab: &Lab, file: &str, name: &str, layer: &str) {
     let to = format!("{{ mkdir -p ~/{DIR} && cat > ~/{DIR}/{file}; }}");
@@ -11,14 +11,14 @@ fn archive(lab: &Lab, file: &str, name: &str, layer: &str) {
 }
 
 #[test]
-fn archives_go_in_and_out() {
+fn archives_are_imported_and_exported() {
     let lab = ready();
     archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
     let loaded = image(&lab, "load -i app.tar").run().succeeded();
     let id = loaded.stdout.trim().to_owned();
     assert!(id.starts_with("docker.io/team/app@sha256:"), "{loaded}");
     assert_eq!(loaded.stderr, "loaded docker.io/team/app:1\n");
-    // Compressed or not, from a file or through a pipe: it is the same.
+    // Compressed or not, from a file or through a pipe: the result is the same.
     for script in [
         "gzip < app.tar | coracle image load",
         "zstd --quiet app.tar && coracle image load -i app.tar.zst",
@@ -40,7 +40,7 @@ fn archives_go_in_and_out() {
         .shows(&["IMAGE", "DIGEST", "SIZE", "USED", both[0], both[1]]);
     image(&lab, "ls | head -n 1").run().succeeded();
 
-    // Out and in again. A pipe of data has nothing but data.
+    // Export and import again. Only the archive is written to standard output.
     for (format, file) in [("docker", "1.tar"), ("oci", "2.tar"), ("oci-dir", "3")] {
         let save = format!("save --format {format} team/app:1 other/name:2");
         let saved = image(&lab, &format!("{save} -o {file}")).run().succeeded();
@@ -58,12 +58,12 @@ fn archives_go_in_and_out() {
         assert_eq!(again, [id.as_str(), &other]);
         assert_eq!(listed(&lab, &format!("again-{format}")), both);
     }
-    // What a list shows is what Docker reads, too.
+    // The names are in the archive's manifest.json, where Docker finds them.
     shell(&lab, "tar --extract --to-stdout --file=1.tar manifest.json")
         .run()
         .shows(&["\"RepoTags\":[\"docker.io/team/app:1\",\"docker.io/other/name:2\"]"]);
 
-    // By age: what was used lately stays. That nobody asks a registry shows that there is none.
+    // By age: images that were used recently stay. `--missing` sends no request, since this registry does not exist.
     let old = "touch -d '40 days ago' store/references/*";
     shell(&lab, old).run().succeeded();
     image(&lab, "pull --missing team/app:1")
@@ -80,7 +80,7 @@ fn archives_go_in_and_out() {
     assert_eq!(listed(&lab, "store"), both);
     image(&lab, prune).run().succeeded().printed(both[0]);
     assert_eq!(listed(&lab, "store"), both[1..]);
-    // By size: the least recently used goes.
+    // By size: the least recently used image is removed.
     let noise = "head -c 8M /dev/urandom > noise && tar --create noise";
     archive(&lab, "big.tar", "team/big:1", noise);
     image(&lab, "load -i big.tar").run().succeeded();
@@ -91,7 +91,7 @@ fn archives_go_in_and_out() {
         .succeeded()
         .says(&["freed 8."])
         .printed("docker.io/team/big:1");
-    // By name, or by what was printed for it.
+    // By name, or by the digest reference that was printed.
     image(&lab, "load -i app.tar --name other/name:2")
         .run()
         .succeeded();
@@ -116,7 +116,7 @@ fn archives_go_in_and_out() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
+fn invalid_input_is_reported() {
     let lab = ready();
     archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
     archive(&lab, "other.tar", "team/other:1", EMPTY_LAYER);
@@ -347,7 +347,7 @@ fn what_makes_no_sense_is_told() {
         "line 2",
     ];
     check(shell(&lab, &script), "registries.toml", 74, &said);
-    // What was asked for with it is done.
+    // The images that exist are removed nevertheless.
     check(
         image(&lab, "rm team/absent:1 team/app:1"),
         "rm of two",

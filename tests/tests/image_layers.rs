@@ -1,9 +1,9 @@
-//! What hostile layers can't do.
+//! Hostile image layers.
 
 use e2e::{Cluster, looking, plain, pod, says, store, wait_until, waits_with};
 use serde_json::{Value, json};
 
-/// Layers that do what no layer may, and what is said of them.
+/// Layers that must be rejected, with the error messages.
 const REFUSED: &[(&str, &str, &str)] = &[
     (
         "above",
@@ -42,7 +42,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// A layer that tries much, and may: all of it stays inside, or is left out.
+/// An unusual layer that is accepted: its entries stay inside of the root directory or are ignored.
 const ODD: &str = r#"
 add() { tar --file=layer --append --absolute-names "$@"; }
 tar --file=layer --create --files-from=/dev/null
@@ -77,7 +77,7 @@ cat layer
 "#;
 
 #[test]
-fn hostile_layers_do_no_harm() {
+fn hostile_layers_are_rejected_or_contained() {
     let lab = store::ready();
     for (name, layer, _) in REFUSED {
         lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
@@ -116,7 +116,7 @@ fn hostile_layers_do_no_harm() {
     let outside =
         "ls -d /tmp/escaped* /escaped* /srv/absolute /tmp/coracle-*/escaped* 2> /dev/null; true";
     assert_eq!(lab.root("node1", outside).stdout, "");
-    // Unless it is just tried again, nothing is left of what was refused.
+    // Partially unpacked layers are removed. A retry may be in progress.
     wait_until(30, "no half of a layer stays", || {
         let half = "ls -d /tmp/coracle-*/layers/.new-* 2> /dev/null; true";
         lab.root("node1", half).stdout.is_empty()

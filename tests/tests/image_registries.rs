@@ -1,4 +1,4 @@
-//! Registries of all kinds, their passwords and tokens, and what pods get from them.
+//! Registries of all kinds, their credentials, and image pulls of pods.
 
 use e2e::store::{DIR, image, listed, ready, shell};
 use e2e::{
@@ -8,7 +8,7 @@ use e2e::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A helper that knows the registry's password, and notes who asked.
+/// A credential helper that knows the registry's password, and logs its requests.
 const HELPER: &str = r#"#!/bin/sh
 read -r server || true
 echo "$1 $server" >> "$HOME/images-test/asked"
@@ -27,7 +27,7 @@ fn write_helper(lab: &Lab) {
 }
 
 #[test]
-fn registries_are_treated_as_configured() {
+fn registries_are_used_as_configured() {
     let lab = ready();
     let registry = lab.registry();
     let app = registry.push_as("team/app", "1", Form::Docker, says("app"), EMPTY_LAYER);
@@ -45,7 +45,7 @@ fn registries_are_treated_as_configured() {
         EMPTY_LAYER,
     );
 
-    // No TLS, and nobody said so.
+    // A registry without TLS that is not configured as insecure.
     lab.registries("");
     let pull = format!("pull {app}");
     image(&lab, &pull).run().ended_with(74).says(&[
@@ -59,7 +59,7 @@ fn registries_are_treated_as_configured() {
         "~/.docker/config.json",
     ]);
 
-    // With Docker's own configuration.
+    // With Docker's configuration file.
     let auth = |password: &str| json!({"auths": {REGISTRY: {"auth": password}}}).to_string();
     lab.write(".docker/config.json", &auth("dXNlcjpndWVzcw=="));
     image(&lab, &pull)
@@ -81,7 +81,7 @@ fn registries_are_treated_as_configured() {
         "pulled login:5000/team/app:1 (",
     ]);
     assert!(!pulled.stderr.contains('\u{1b}'), "{pulled}");
-    // What is here isn't downloaded again.
+    // Blobs in the store are not downloaded again.
     let before = registry.answered("GET /v2/team/app/blobs/");
     assert_eq!(before, 3);
     image(&lab, &pull).run().succeeded().printed(&id);
@@ -90,7 +90,7 @@ fn registries_are_treated_as_configured() {
         .succeeded()
         .printed(&id);
     assert_eq!(registry.answered("GET /v2/team/app/blobs/"), before);
-    // A terminal has bars.
+    // On a terminal there are progress bars.
     let bars = format!("script -qec 'stty cols 120; coracle image {pull} --store bars' /dev/null");
     let bars = shell(&lab, &bars).run().succeeded();
     assert!(
@@ -98,7 +98,7 @@ fn registries_are_treated_as_configured() {
         "{bars}"
     );
 
-    // With a helper.
+    // With a credential helper.
     lab.remove(".docker");
     write_helper(&lab);
     for (number, config) in [
@@ -133,7 +133,7 @@ fn registries_are_treated_as_configured() {
             .says(&[&program, said]);
     }
 
-    // Something else than what was asked for.
+    // Content with a wrong digest.
     lab.write(".docker/config.json", &auth("dXNlcjpyaWdodA=="));
     registry.spoil("team/bad", "1");
     image(&lab, &format!("pull {REGISTRY}/team/bad:1"))
@@ -147,7 +147,7 @@ fn registries_are_treated_as_configured() {
         .says(&[": not found"]);
     assert_eq!(listed(&lab, "store"), [app.as_str(), &id]);
 
-    // A certificate that nobody knows; then its authority is known, or nobody cares.
+    // A certificate of an unknown CA; then with the CA configured, and with verification disabled.
     let pull = format!("pull {tool}");
     image(&lab, &pull)
         .run()
@@ -162,7 +162,7 @@ fn registries_are_treated_as_configured() {
             .run()
             .succeeded();
     }
-    // Mirrors, the first of which can't help, for a registry that can't be reached.
+    // Mirrors for a registry that can't be reached. The first mirror does not work either.
     lab.registries(&format!(
         "[registry.\"docker.io\"]\nmirrors = [\"login:5999\", \"https://{MIRROR}/hub\"]\n\
          [registry.\"{MIRROR}\"]\nca = \"/home/user1/mirror/ca.pem\"\n"
@@ -183,7 +183,7 @@ fn registries_are_treated_as_configured() {
     lab.nothing_left();
 }
 
-/// A registry that demands tokens, and a pull that is killed in the middle of a layer.
+/// A registry with token authentication, and a pull that is killed in the middle of a layer.
 #[track_caller]
 fn tokens_open_doors_and_downloads_go_on(lab: &Lab, registry: &Registry<'_>) {
     let noise = "head -c 12M /dev/urandom > noise && tar --create noise";
@@ -197,7 +197,7 @@ fn tokens_open_doors_and_downloads_go_on(lab: &Lab, registry: &Registry<'_>) {
     let large = format!("{TOKENS}/team/large:1");
     let pull = format!("pull {large} --store tokens");
 
-    // Neither nobody nor who knows a wrong password.
+    // Without credentials, and with a wrong password.
     lab.remove(".docker");
     let denied = format!("{large}: pull access denied");
     image(lab, &pull).run().ended_with(74).says(&[&denied]);
@@ -222,7 +222,7 @@ fn tokens_open_doors_and_downloads_go_on(lab: &Lab, registry: &Registry<'_>) {
     killed.wait(Duration::from_secs(30)).ended_with(137);
     tokens.go_on();
 
-    // The next one goes on where it was, with a token of its own for all that it asks.
+    // The next pull resumes the download, and needs one token for all of its requests.
     let before = tokens.answered().lines().count();
     image(lab, &pull).run().succeeded();
     assert_eq!(listed(lab, "tokens"), [large]);
@@ -240,7 +240,7 @@ fn tokens_open_doors_and_downloads_go_on(lab: &Lab, registry: &Registry<'_>) {
 }
 
 #[test]
-fn pods_get_images_of_all_kinds_and_each_only_once() {
+fn pods_pull_images_of_all_kinds_only_once() {
     let lab = ready();
     let registry = lab.registry();
     let mirror = lab.mirror();
@@ -254,7 +254,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
          [registry.\"docker.io\"]\nmirrors = [\"https://{MIRROR}/hub\"]\n\
          [registry.\"{MIRROR}\"]\nca = \"/home/user1/mirror/ca.pem\"\n"
     ));
-    // An entry for machines of another kind comes first.
+    // The first entry is for another architecture.
     registry.push_as(
         "team/multi",
         "foreign",
@@ -287,7 +287,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
     let moving = registry.push("team/moving", says("old"), EMPTY_LAYER);
     let noise = "head -c 12M /dev/urandom > noise && tar --create noise";
     let many = registry.push("team/many", says("many"), noise);
-    // Out of the store and into it again.
+    // Export and import.
     lab.load_image("coracle.test/first:1", says("again"), EMPTY_LAYER);
     lab.sh("set -o pipefail; coracle image save coracle.test/first:1 | coracle image load --name coracle.test/again:1")
         .run()
@@ -343,7 +343,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
     );
     waits_with(&mut cluster, "bad", " instead of sha256:");
 
-    // One download for all, on both nodes: a configuration and two layers.
+    // One download for all pods on both nodes: a configuration and two layers.
     let mut nodes = Vec::new();
     for name in &named {
         let pod = cluster.in_phase(name, "Succeeded");
@@ -354,7 +354,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
     assert_eq!(nodes.len(), 2, "{nodes:?}");
     assert_eq!(registry.answered("GET /v2/team/many/blobs/"), 3);
 
-    // A tag that means something else now is noticed by those who ask always; what didn't change isn't downloaded.
+    // With policy Always, a moved tag is noticed. Unchanged blobs are not downloaded.
     registry.push("team/moving", says("new"), EMPTY_LAYER);
     cluster.create_objects(&[plain(
         "present",
@@ -377,7 +377,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
         cluster.event(name, "Normal Pulled Successfully pulled image");
     }
 
-    // What was used in the last hour stays, however full the disk is.
+    // Images that were used in the last hour stay, however full the disk is.
     let layers = |lab: &Lab| {
         lab.root("node1", "ls /tmp/coracle-*/layers")
             .succeeded()
@@ -393,7 +393,7 @@ fn pods_get_images_of_all_kinds_and_each_only_once() {
     });
     assert_eq!(layers(&lab), before);
 
-    // A registry that is gone matters only to those who ask always.
+    // An unreachable registry affects only pods with policy Always.
     drop((registry, mirror));
     cluster.create_objects(&[
         plain("present", &moving, json!({})),

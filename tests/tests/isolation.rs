@@ -1,9 +1,9 @@
-//! Clusters never meet: neither those of two users, nor two of one user, on the same nodes.
+//! Isolation of clusters on the same nodes: of two users, and of one user.
 
 use e2e::{Cluster, HOSTS, Lab, Role};
 
 #[test]
-fn two_users_on_the_same_nodes_at_the_same_time() {
+fn clusters_of_two_users_share_nodes() {
     let lab = Lab::ready();
     let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
     let mut one = Cluster::start_as(&lab, "user1", &words);
@@ -19,7 +19,7 @@ fn two_users_on_the_same_nodes_at_the_same_time() {
 }
 
 #[test]
-fn one_user_twice_on_the_same_nodes() {
+fn clusters_of_one_user_share_nodes() {
     let lab = Lab::ready();
     let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
     let mut one = Cluster::start_as(&lab, "user1", &words);
@@ -46,14 +46,14 @@ fn do_not_meet(one: &mut Cluster, two: &mut Cluster) {
         "configmap/twos"
     );
     assert!(one.has_ready_nodes(2) && two.has_ready_nodes(2));
-    // The credentials of the one are nothing to the other.
+    // Credentials of one cluster are invalid in the other.
     let token = one.ask("echo $K8S_CLUSTER_API_TOKEN");
     let code = two.ask(&format!("curl -sk -o /dev/null -w %{{http_code}} -H 'Authorization: Bearer {token}' $K8S_CLUSTER_API/api"));
     assert_eq!(code, "401");
 }
 
 #[test]
-fn another_user_sees_neither_files_nor_environment_nor_api() {
+fn another_user_cannot_read_files_environment_or_api() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let api = cluster.ask("echo $K8S_CLUSTER_API");
@@ -91,7 +91,7 @@ fn another_user_sees_neither_files_nor_environment_nor_api() {
 }
 
 #[test]
-fn no_secret_is_in_anybodys_arguments() {
+fn no_secret_is_on_a_command_line() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
     let token = cluster.ask("echo $K8S_CLUSTER_API_TOKEN");
@@ -108,13 +108,13 @@ fn no_secret_is_in_anybodys_arguments() {
 }
 
 #[test]
-fn every_port_wants_credentials() {
+fn every_port_requires_credentials() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let version = cluster.ask("coracle --version").replace("coracle ", "");
     let (mut api, mut ours) = (0, 0);
     for host in ["node1", "node2"] {
-        // What a stranger gets from each port of user1's processes; those of srun are Slurm's.
+        // The response of each port of user1's processes to an unauthenticated client. Ports of srun are Slurm's.
         let users: Vec<u32> = lab
             .processes_of(host, "user1")
             .iter()
@@ -149,12 +149,12 @@ fn every_port_wants_credentials() {
                 continue;
             }
             ours += 1;
-            // Kubelets ask for a token of who has no certificate; the others don't even speak.
+            // Kubelets answer 401 without a client certificate. The others close the connection.
             assert!(
                 ["000", "401"].contains(&got.stdout.as_str()),
                 "a stranger gets no answer: {line}{got}"
             );
-            // The door admits agents; one with a wrong token is refused.
+            // The leader's enrolment listener rejects an agent with a wrong token.
             let hello = format!(
                 r#"{{"hello":{{"version":"{version}","node":"node2","token":"0","client_key_pem":"","server_key_pem":"","addresses":[]}}}}"#
             );
@@ -165,14 +165,14 @@ fn every_port_wants_credentials() {
             assert!(!said.stdout.contains("welcome"), "{line}{said}");
         }
     }
-    // The door, the figures' API, and two kubelets.
+    // The enrolment listener, metrics.k8s.io, and two kubelets.
     assert_eq!((api, ours), (1, 4));
     cluster.exit(0);
     lab.nothing_left();
 }
 
 #[test]
-fn keys_and_certificates_are_the_users_alone() {
+fn only_the_user_can_read_keys_and_certificates() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let files = cluster.ask("find $(dirname $KUBECONFIG)/pki -type f | wc -l");

@@ -1,9 +1,9 @@
-//! `kill -9` of any process of ours: what can be mended is mended, what can't ends, and nothing is left.
+//! SIGKILL of each of Coracle's processes: the cluster recovers or ends with an error, and nothing is left.
 
 use e2e::{Cluster, Lab, Role, WAITS, pod, runs, wait_until};
 use serde_json::json;
 
-/// Kills a part without which there is no cluster: it must end soon, with an error, and leave nothing.
+/// Kills a process that can't be replaced: the cluster must end soon, with an error, and leave nothing.
 #[track_caller]
 fn the_cluster_ends_without(role: Role) -> e2e::Output {
     let lab = Lab::ready();
@@ -15,7 +15,7 @@ fn the_cluster_ends_without(role: Role) -> e2e::Output {
     output
 }
 
-/// Kills a part that is replaced: the cluster is whole again, and what was in it is still there.
+/// Kills a process that is replaced: the cluster must recover, with all of its objects.
 #[track_caller]
 fn the_cluster_mends(host: &str, role: Role) -> String {
     let lab = Lab::ready();
@@ -35,7 +35,7 @@ fn the_cluster_mends(host: &str, role: Role) -> String {
     said
 }
 
-/// The same with pods on both nodes.
+/// Kills a process that can't be replaced while pods run on both nodes.
 #[track_caller]
 fn pods_and_cluster_end_without(role: Role) {
     let lab = Lab::ready();
@@ -57,47 +57,47 @@ fn pods_and_cluster_end_without(role: Role) {
 }
 
 #[test]
-fn the_leaders_guard() {
+fn cluster_ends_without_leaders_guard() {
     the_cluster_ends_without(Role::LeaderGuard);
 }
 
 #[test]
-fn the_leaders_guard_while_pods_run() {
+fn pods_end_without_leaders_guard() {
     pods_and_cluster_end_without(Role::LeaderGuard);
 }
 
 #[test]
-fn the_leaders_worker() {
+fn cluster_ends_without_leader() {
     the_cluster_ends_without(Role::LeaderWorker);
 }
 
 #[test]
-fn the_leaders_worker_while_pods_run() {
+fn pods_end_without_leader() {
     pods_and_cluster_end_without(Role::LeaderWorker);
 }
 
 #[test]
-fn the_control_planes_outer_process() {
+fn cluster_ends_without_control_planes_outer_process() {
     the_cluster_ends_without(Role::ControlPlaneOuter)
         .ended_with(76)
         .says(&["control plane"]);
 }
 
 #[test]
-fn the_control_planes_first_process() {
+fn cluster_ends_without_control_planes_first_process() {
     the_cluster_ends_without(Role::ControlPlaneFirst)
         .ended_with(76)
         .says(&["control plane"]);
 }
 
 #[test]
-fn etcd_is_started_again_and_has_kept_everything() {
+fn etcd_is_restarted_with_its_data() {
     let said = the_cluster_mends("node1", Role::Component("etcd"));
     assert!(said.contains("etcd ended with signal: 9"), "{said}");
 }
 
 #[test]
-fn the_api_server_is_started_again() {
+fn api_server_is_restarted() {
     let said = the_cluster_mends("node1", Role::Component("kube-apiserver"));
     assert!(
         said.contains("kube-apiserver ended with signal: 9"),
@@ -106,60 +106,60 @@ fn the_api_server_is_started_again() {
 }
 
 #[test]
-fn the_scheduler_is_started_again() {
+fn scheduler_is_restarted() {
     the_cluster_mends("node1", Role::Component("kube-scheduler"));
 }
 
 #[test]
-fn the_controller_manager_is_started_again() {
+fn controller_manager_is_restarted() {
     the_cluster_mends("node1", Role::Component("kube-controller-manager"));
 }
 
 #[test]
-fn an_agent_is_started_again_by_its_guard() {
+fn agent_is_restarted_by_its_guard() {
     the_cluster_mends("node2", Role::Agent);
 }
 
 #[test]
-fn an_agents_guard_is_replaced_by_a_new_step() {
+fn agents_guard_is_replaced_by_a_new_step() {
     the_cluster_mends("node2", Role::AgentGuard);
 }
 
 #[test]
-fn the_agent_of_the_leaders_own_node_is_replaced() {
+fn agent_on_the_leaders_node_is_restarted() {
     the_cluster_mends("node1", Role::Agent);
 }
 
 #[test]
-fn agents_outlive_the_srun_that_started_them() {
+fn agents_survive_kill_of_their_srun() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let agents = ["node1", "node2"].map(|node| (node, lab.find(node, Role::Agent)));
     let srun = lab.find("node1", Role::AgentSrun);
     lab.kill("node1", "KILL", &srun);
     wait_until(10, "it is gone", || !lab.is_alive("node1", &srun));
-    // A new one would be started after two seconds.
+    // A replacement would be started after two seconds.
     std::thread::sleep(std::time::Duration::from_secs(4));
     for (node, agent) in &agents {
         assert!(lab.is_alive(node, agent), "{agent:?}");
     }
     assert!(cluster.has_ready_nodes(2));
-    // What they print goes nowhere, and they end with the cluster all the same.
+    // The agents' output is lost, but they end with the cluster.
     let said = cluster.exit(0);
     assert!(!said.stderr.contains("is lost"), "{said}");
     lab.nothing_left();
 }
 
 #[test]
-fn everything_of_the_user_on_the_leaders_node_at_once() {
+fn cluster_ends_without_all_processes_on_first_node() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let [ends, stays] = ["Delete", "Retain"].map(|policy| volume(&lab, &mut cluster, policy));
     kill_all_of_user1(&lab, "node1");
-    // The agent of the other node dismisses the task that waits there; if it was killed too, that task notices by itself.
+    // The agent of the other node ends the task that waits there. If that agent was killed too, the task notices by itself.
     let output = cluster.ends_within(60);
     assert_ne!(output.code, 0, "{output}");
-    // There is nobody left who could remove the node's directory; the user's next cluster there does, once it is old.
+    // No process is left that could remove the node's directory. The user's next cluster on that node removes it once it is old.
     lab.root("node1", "touch -d '-10 minutes' /tmp/coracle-*");
     wait_until(30, "Slurm knows that the job is over", || {
         lab.queue_is_empty()
@@ -176,7 +176,7 @@ fn everything_of_the_user_on_the_leaders_node_at_once() {
     lab.nothing_left();
 }
 
-/// Makes a claim whose volume is dealt with by that policy at its end, and tells where it lies.
+/// Creates a claim and sets the reclaim policy of its volume; returns the volume's directory.
 #[track_caller]
 fn volume(lab: &Lab, cluster: &mut Cluster, policy: &str) -> String {
     let name = policy.to_lowercase();
@@ -199,7 +199,7 @@ fn volume(lab: &Lab, cluster: &mut Cluster, policy: &str) -> String {
 }
 
 #[test]
-fn everything_of_the_user_on_another_node_at_once() {
+fn cluster_recovers_from_kill_of_another_nodes_processes() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     kill_all_of_user1(&lab, "node2");
@@ -207,13 +207,13 @@ fn everything_of_the_user_on_another_node_at_once() {
         cluster.has_ready_nodes(2)
     });
     cluster.run.write("exit 0\n");
-    // srun reports the worst of its tasks, and one was killed.
+    // srun returns the highest exit code of its tasks, and one was killed.
     cluster.ends_within(30).ended_with(128 + 9);
     lab.nothing_left();
 }
 
 #[test]
-fn coracle_run_outside_of_a_job() {
+fn cluster_ends_without_submitting_coracle_run() {
     let lab = Lab::ready();
     let cluster = Cluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
     let submitter = lab
@@ -226,7 +226,7 @@ fn coracle_run_outside_of_a_job() {
 }
 
 #[test]
-fn the_srun_of_the_user() {
+fn cluster_ends_without_the_users_srun() {
     let lab = Lab::ready();
     let cluster = Cluster::start(&lab);
     for srun in lab
@@ -237,7 +237,7 @@ fn the_srun_of_the_user() {
         lab.kill("login", "KILL", srun);
     }
     cluster.ends_within(5).ended_with(128 + 9);
-    // Slurm has to find out by itself that the user's srun is gone.
+    // Slurm has to notice by itself that the user's srun is gone.
     wait_until(60, "the job has ended", || lab.queue_is_empty());
     lab.nothing_left();
 }

@@ -1,15 +1,15 @@
-//! The workloads that KSI's users start from: a Job whose logs are followed, a Pod, a manifest in a file, a Job that trains on
-//! data of the host, a web server, and the API by curl.
+//! The example workloads of KSI: a Job whose logs are followed, a Pod, a manifest in a file, a Job that trains on data of the host,
+//! a web server, and the API by curl.
 //!
-//! KSI's own texts are under the GPL, so these here are written anew; they use the same commands, variables and fields in the
-//! same order. With `CORACLE_KSI_EXAMPLES=DIR`, the directory `example-workloads` of a checkout of theirs, the originals are run instead,
-//! with nothing changed but the images, and the host's directory that KSI's administrators set up.
+//! KSI's texts are under the GPL, so these here are written anew, with the same commands, variables and fields in the same order.
+//! With `CORACLE_KSI_EXAMPLES=DIR`, the directory `example-workloads` of a checkout of KSI, the tests run the originals instead.
+//! They replace only the images, and the host's directory that KSI's administrators set up.
 //!
 //! Images come from `tests/conformance/build` (`make suite`).
 
 use e2e::{Lab, Output};
 
-/// Theirs, and ours in their place.
+/// KSI's images, and their replacements.
 const IMAGES: [(&str, &str); 3] = [
     ("severalnines/sysbench", "coracle.test/sysbench:1"),
     ("alpine", "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"),
@@ -58,7 +58,7 @@ kubectl logs -f sysbench-cpu -n bench --context "$K8S_CLUSTER_NAME"
 kubectl delete --context "$K8S_CLUSTER_NAME" namespace bench
 "#;
 
-/// Theirs ends at once, and whether it is then seen to be ready is luck, on any cluster.
+/// Unlike KSI's, this one does not exit at once: otherwise it would depend on timing whether it is ever seen as ready.
 const MANIFEST_FILE: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -87,7 +87,7 @@ kubectl logs -f --context "$K8S_CLUSTER_NAME" -n example job/hello
 kubectl delete --context "$K8S_CLUSTER_NAME" namespace example
 "#;
 
-/// Their example of machine learning, with less to learn: what it writes stays in the user's directory.
+/// KSI's example of machine learning, with less data. Its output stays in the user's directory.
 const TRAINING: &str = r#"#!/bin/bash
 set -x
 kubectl create --context "$K8S_CLUSTER_NAME" namespace training
@@ -149,7 +149,7 @@ curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces" --header "Authorization: Bearer
 curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces/default/pods" --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" --insecure
 "#;
 
-/// Stands beside the web server: asks it for its page, then ends it.
+/// Runs beside the web server: gets its page, then deletes it.
 const VISITOR: &str = r#"
 bash ./workload.sh &
 until kubectl wait -n nginx --for=condition=Ready --timeout=60s pod/nginx; do sleep 0.2; done
@@ -159,7 +159,7 @@ wait
 "#;
 
 #[test]
-fn the_api_is_used_by_curl() {
+fn curl_can_use_the_api() {
     let lab = Lab::ready();
     let output = run(&lab, "workload-kube-api/workload-kube-api.sh", API_BY_CURL);
     output.shows(&["\"kind\": \"NamespaceList\"", "\"kind\": \"PodList\""]);
@@ -167,7 +167,7 @@ fn the_api_is_used_by_curl() {
 }
 
 #[test]
-fn a_job_is_created_and_its_logs_are_followed() {
+fn job_is_created_and_its_logs_followed() {
     let lab = Lab::ready();
     load_images(&lab);
     let name = "workload-job-follow-logs/workload-job-follow-logs.sh";
@@ -176,7 +176,7 @@ fn a_job_is_created_and_its_logs_are_followed() {
 }
 
 #[test]
-fn a_pod_is_created_and_its_logs_are_followed() {
+fn pod_is_created_and_its_logs_followed() {
     let lab = Lab::ready();
     load_images(&lab);
     let name = "workload-pod-sysbench/workload-pod-sysbench.sh";
@@ -185,7 +185,7 @@ fn a_pod_is_created_and_its_logs_are_followed() {
 }
 
 #[test]
-fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
+fn manifest_file_runs_with_a_host_path() {
     let lab = Lab::ready();
     load_images(&lab);
     lab.sh("mkdir -p ksi/app").run().succeeded();
@@ -199,7 +199,7 @@ fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
 }
 
 #[test]
-fn a_job_leaves_its_results_in_the_users_directory() {
+fn job_writes_results_to_the_users_directory() {
     let lab = Lab::ready();
     load_images(&lab);
     lab.write("ksi/app/project/data", "weights\n");
@@ -213,7 +213,7 @@ fn a_job_leaves_its_results_in_the_users_directory() {
 
 #[test]
 #[ignore = "needs the API server's way to pods, which the pod network brings"]
-fn a_web_server_answers_until_it_is_deleted() {
+fn web_server_responds_until_deleted() {
     let lab = Lab::ready();
     load_images(&lab);
     let script = text("workload-pod-nginx/workload-pod-nginx.sh", WEB_SERVER);
@@ -227,7 +227,7 @@ fn a_web_server_answers_until_it_is_deleted() {
     end(&lab);
 }
 
-/// The last lines of what `sysbench cpu` prints.
+/// The last lines of the output of `sysbench cpu`.
 const SYSBENCH_DONE: &[&str] = &["Number of threads: 56", "Threads fairness:"];
 
 /// Runs a workload as KSI's users do, on two nodes.
@@ -240,7 +240,8 @@ fn run(lab: &Lab, name: &str, ours: &str) -> Output {
         .succeeded()
 }
 
-/// Our text or theirs, with images that are here, and with the user's own directory where KSI's administrators have set up `/app`.
+/// Our text or KSI's, with images that exist here, and with the user's directory instead of `/app`, which KSI's administrators set
+/// up.
 fn text(name: &str, ours: &str) -> String {
     let mut text = match std::env::var("CORACLE_KSI_EXAMPLES") {
         Ok(dir) if !name.is_empty() => std::fs::read_to_string(format!("{dir}/{name}"))

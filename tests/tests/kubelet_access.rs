@@ -1,4 +1,4 @@
-//! Who may ask a kubelet for what: by certificate, by token, and by what RBAC says of them.
+//! Authentication and authorisation of the kubelet's API: certificates, tokens and RBAC.
 
 use e2e::{Cluster, Lab, Role, WAITS, pod, runs, simple, wait_until};
 use rustix::process::Signal;
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 const DIR: &str = "/tmp/kubelet-access";
 
-/// What a caller shows, as words for curl.
+/// Credentials of a client, as options of curl.
 const NOTHING: &str = "";
 
-/// Asks a kubelet: the status code, 0 if there was not even a handshake, and the body.
+/// Sends a request to a kubelet; returns the status (0 if the handshake failed) and the body.
 #[track_caller]
 fn ask(cluster: &mut Cluster, shown: &str, url: &str) -> (u32, String) {
     let (_, text) = cluster.try_ask(&format!(
@@ -20,7 +20,7 @@ fn ask(cluster: &mut Cluster, shown: &str, url: &str) -> (u32, String) {
     (code, body.trim_end().to_owned())
 }
 
-/// A service account with these rights on nodes; words for curl that show its token.
+/// Creates a service account with these rights on nodes; returns the options of curl with its token.
 fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> String {
     cluster.ask(&format!("kubectl create serviceaccount {name}"));
     if !resources.is_empty() {
@@ -34,7 +34,7 @@ fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> S
 }
 
 #[test]
-fn a_kubelet_answers_only_those_who_may_ask() {
+fn kubelet_requires_authentication_and_authorisation() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
@@ -49,7 +49,7 @@ fn a_kubelet_answers_only_those_who_may_ask() {
 
     strangers_learn_nothing(&lab, &mut cluster, &base);
     a_crowd_of_strangers_keeps_nobody_out(&lab, &mut cluster, address, &port.to_string());
-    // Nor do they fill our logs.
+    // Unauthenticated clients cause no warnings in the log either.
     let node = cluster.first_node();
     assert_eq!(cluster.complaints(&node), Vec::<String>::new());
     certificates_of_the_api_are_none_of_kubelets(&mut cluster, &base);
@@ -81,14 +81,14 @@ fn strangers_learn_nothing(lab: &Lab, cluster: &mut Cluster, base: &str) {
         let basic = "--user admin:admin";
         assert_eq!(ask(cluster, basic, &url), unauthorised, "{path}");
     }
-    // Another user of the machine is a stranger too.
+    // Another user of the machine is unauthenticated as well.
     let asked = lab
         .call(&["curl", "--silent", "--insecure", &format!("{base}/pods")])
         .user("user2")
         .on("node1")
         .run();
     assert_eq!(asked.stdout, "Unauthorized", "{asked}");
-    // Whoever can make a certificate can give it any name, so only the CA counts.
+    // A certificate may have any name, so only its CA counts.
     cluster.ask(&format!(
         "cd {DIR} && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 \
          -subj /O=system:masters/CN=kube-apiserver-kubelet-client -keyout false.key -out false.crt 2> /dev/null"
@@ -97,7 +97,7 @@ fn strangers_learn_nothing(lab: &Lab, cluster: &mut Cluster, base: &str) {
     assert_eq!(ask(cluster, &shown, &format!("{base}/pods")).0, 0);
 }
 
-/// Connects again and again, and holds what it has: silent from the start, silent after the handshake, or amid a request.
+/// Opens connections and holds them: silent from the start, silent after the handshake, or in the middle of a request.
 const CROWD: &str = "import resource, socket, ssl, sys, time
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -121,7 +121,7 @@ for number in range(100000):
     time.sleep(0.005)
 ";
 
-/// Every user of the host can come, and stay without saying anything.
+/// Any user of the host can open connections and leave them idle.
 fn a_crowd_of_strangers_keeps_nobody_out(
     lab: &Lab,
     cluster: &mut Cluster,
@@ -162,7 +162,7 @@ fn a_crowd_of_strangers_keeps_nobody_out(
     }
 }
 
-/// Whoever is admitted to the API may get certificates of any name, so kubelets have another CA for the API server.
+/// Users of the API may get certificates of any name. So the API server's certificate for kubelets is of another CA.
 fn certificates_of_the_api_are_none_of_kubelets(cluster: &mut Cluster, base: &str) {
     cluster.ask(&format!(
         "cd {DIR}; for part in certificate key; do \
@@ -204,7 +204,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
         ("pods", &pods),
         ("proxy", &proxy),
     ];
-    // Who may, and what RBAC is asked for.
+    // The accounts that have access, and the subresources that RBAC is asked for.
     let paths: [(&str, &[&str], &str); 12] = [
         ("/stats/summary", &["stats"], "stats"),
         ("/metrics", &["metrics"], "metrics"),
@@ -241,7 +241,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
     let missing = (404, "404 page not found".to_owned());
     let asked = ask(cluster, &proxy, &format!("{base}/there/is/no/such/path"));
     assert_eq!(asked, missing);
-    // A POST is another verb.
+    // A POST has another verb.
     let post = format!("{proxy} --request POST");
     let (code, body) = ask(cluster, &post, &format!("{base}/run/default/p/main?cmd=id"));
     let words = "Forbidden (user=system:serviceaccount:default:proxy, verb=create, resource=nodes, subresource(s)=[proxy])";
@@ -265,7 +265,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
         "{code}: {body}"
     );
 
-    // Streams are no exception.
+    // Streams are authorised too.
     let node = cluster.first_node();
     let path = format!("'/exec/default/p/main?command=id&command=-u&output=1' --kubelet {node}");
     let token = |shown: &str| {
@@ -284,7 +284,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
         ),
     );
     assert_eq!(told["status"], 403, "{told}");
-    // A WebSocket begins with a GET, and runs commands all the same.
+    // A WebSocket begins with a GET, but is authorised as `create`.
     let attach = format!("'/attach/default/p/main?output=1' --kubelet {node}");
     let forward = format!("'/portForward/default/p?ports=80' --kubelet {node}");
     for (name, path) in [("v5", &path), ("v5", &attach), ("v4", &forward)] {
@@ -325,7 +325,7 @@ fn rbac_decides_about_tokens(cluster: &mut Cluster, base: &str) {
     );
 }
 
-/// Says who asked it something, and who went away when it had shown its certificate.
+/// A TLS server that prints `asked` for a request, and `left:` for a client that rejects its certificate.
 const SERVER: &str = "import os, socket, ssl
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain('kubelet.crt', 'kubelet.key')
@@ -343,7 +343,7 @@ while True:
         print('left:', error, flush=True)
 ";
 
-/// At a Node's address there is somebody whose certificate has the right name, and is signed by nobody that we know.
+/// A false kubelet at a Node's address: its certificate has the right name, but is of an unknown CA.
 fn the_api_server_asks_true_kubelets_only(cluster: &mut Cluster, address: &str) {
     let port = cluster.ask(&format!(
         "cd {DIR} && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=false-node \
@@ -378,6 +378,6 @@ fn the_api_server_asks_true_kubelets_only(cluster: &mut Cluster, address: &str) 
         heard.contains("left:") && !heard.contains("asked"),
         "{heard}"
     );
-    // One whose certificate is right is asked, as before.
+    // A real kubelet still gets requests.
     assert_eq!(cluster.ask("kubectl logs p"), "hello");
 }

@@ -1,4 +1,4 @@
-//! The lab itself: what the other tests rely on.
+//! The lab itself: guarantees on which the other tests rely.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -38,7 +38,7 @@ fn signals_pass_through() {
 }
 
 #[test]
-fn bringing_it_up_again_changes_nothing() {
+fn second_up_changes_nothing() {
     let lab = Lab::ready();
     let pids = |host| lab.root(host, "pgrep -x slurmd; pgrep -x slurmctld").stdout;
     let before = HOSTS.map(pids);
@@ -48,7 +48,7 @@ fn bringing_it_up_again_changes_nothing() {
 }
 
 #[test]
-fn it_is_a_slurm_with_accounting_two_partitions_and_two_users() {
+fn slurm_has_accounting_two_partitions_and_two_users() {
     let lab = Lab::ready();
     lab.sh("sinfo -h -o %P | sort | xargs")
         .run()
@@ -70,7 +70,7 @@ fn it_is_a_slurm_with_accounting_two_partitions_and_two_users() {
 }
 
 #[test]
-fn homes_are_shared_and_temporary_directories_are_not() {
+fn homes_are_shared_but_temporary_directories_are_not() {
     let lab = Lab::ready();
     lab.write("shared", "here");
     lab.call(&["cat", "shared"])
@@ -85,7 +85,7 @@ fn homes_are_shared_and_temporary_directories_are_not() {
 }
 
 #[test]
-fn the_program_needs_no_library() {
+fn program_is_statically_linked() {
     let lab = Lab::ready();
     let said = lab.sh("ldd /opt/coracle/bin/coracle 2>&1").run();
     assert!(
@@ -96,7 +96,7 @@ fn the_program_needs_no_library() {
 }
 
 #[test]
-fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
+fn interrupted_up_is_repaired_and_down_leaves_nothing() {
     const DIR: &str = "/run/coracle-lab-ends";
     let up = || {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/up"));
@@ -116,7 +116,7 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
         text.filter_map(|r| Some(r.split_whitespace().next()?.to_owned()))
             .collect()
     };
-    // Killed in the middle, together with what it was just running.
+    // Kill it during the start, with its current child processes.
     let mut first = up();
     e2e::wait_until(30, "hosts are starting", || pids().len() >= 2);
     let group = Pid::from_raw(first.id().cast_signed()).unwrap();
@@ -144,7 +144,7 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
     assert!(namespaces.len() >= 5, "{namespaces:?}");
     assert_eq!(lab.command("down", &[]).code, 0);
 
-    // No process has one of its hosts' namespaces or mounts, and no file has its name.
+    // No process is left in the namespaces or mounts of its hosts, and no file has its name.
     e2e::wait_until(10, "the namespaces are gone", || {
         let seen = lab.machine("find /proc/[0-9]*/ns -lname '*:\\[*' -printf '%l\\n' 2>/dev/null");
         namespaces.iter().all(|name| !seen.contains(name.as_str()))
@@ -155,7 +155,7 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
     assert_eq!(files, "");
 }
 
-/// Whether a namespace is the machine's own: not all holders have all kinds of their own.
+/// Whether a namespace is the machine's own: some holders have only some namespaces of their own.
 fn lab_of_this_machine(namespace: &str) -> bool {
     ["net", "mnt"]
         .iter()
@@ -164,11 +164,11 @@ fn lab_of_this_machine(namespace: &str) -> bool {
 }
 
 #[test]
-fn upstream_is_not_built_again_when_nothing_changed() {
+fn unchanged_upstream_is_not_rebuilt() {
     let lab = Lab::ready();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let release = "target/dist/lib/coracle/kubernetes/v1.37.1";
-    // What would have to compile finds no compiler.
+    // A wrapper of `go` that fails for `go build`.
     let script = format!(
         "cd {root} && mkdir -p target/e2e && printf '%s\\n' '#!/bin/sh' \
            '[ \"$1\" != build ] || exit 99' 'exec '$(command -v go)' \"$@\"' > target/e2e/go && chmod +x target/e2e/go &&

@@ -1,9 +1,9 @@
-//! What the components of a cluster log, and what is said when one fails.
+//! Logs of a cluster's components, and error messages when one fails.
 
 use e2e::Lab;
 
 #[test]
-fn dash_v_shows_what_the_components_log() {
+fn dash_v_shows_logs_of_components() {
     let lab = Lab::ready();
     let output = lab
         .call(&["srun", "-N1", "coracle", "run", "-v", "true"])
@@ -27,7 +27,7 @@ fn dash_v_shows_what_the_components_log() {
 }
 
 #[test]
-fn logs_are_kept_where_the_user_wants_them() {
+fn logs_are_kept_in_the_users_directory() {
     let lab = Lab::ready();
     lab.call(&[
         "srun",
@@ -50,9 +50,9 @@ fn logs_are_kept_where_the_user_wants_them() {
 }
 
 #[test]
-fn a_component_that_fails_is_named_with_the_end_of_its_log() {
+fn failed_component_is_named_with_its_last_log_lines() {
     let lab = Lab::ready();
-    // A release in which one program does not work.
+    // A release with one broken program.
     let release = "/opt/coracle/lib/coracle/kubernetes/v1.37.1";
     lab.write(
         "broken/kube-apiserver",

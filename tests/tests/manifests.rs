@@ -4,7 +4,7 @@ use e2e::Lab;
 
 const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mine}\ndata: {a: b}\n";
 
-/// Nothing to run, so it is complete at once.
+/// With no completions, so it is complete at once.
 const EMPTY_JOB: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -17,7 +17,7 @@ spec:
       containers: [{name: c, image: none}]
 "#;
 
-/// Its pod is bound to a node that it does not select, and refused there.
+/// Its pod has `nodeName` and a node selector that does not match, so the node rejects it.
 const REFUSED_JOB: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -53,7 +53,7 @@ spec: {paddles: 1}
 "#;
 
 #[test]
-fn a_file_a_directory_and_standard_input_are_applied() {
+fn file_directory_and_standard_input_are_applied() {
     let lab = Lab::ready();
     lab.write("m/one.yaml", CONFIG_MAP);
     lab.write(
@@ -85,7 +85,7 @@ fn a_file_a_directory_and_standard_input_are_applied() {
 }
 
 #[test]
-fn a_job_is_waited_for() {
+fn run_waits_for_jobs() {
     let lab = Lab::ready();
     let output = lab
         .call(&["srun", "-N1", "coracle", "run", "-"])
@@ -98,7 +98,7 @@ fn a_job_is_waited_for() {
 }
 
 #[test]
-fn a_job_that_fails_gives_1_and_says_why() {
+fn failed_job_exits_with_1_and_its_reason() {
     let lab = Lab::ready();
     let output = lab
         .call(&["srun", "-N1", "-wnode1", "coracle", "run", "-"])
@@ -111,7 +111,7 @@ fn a_job_that_fails_gives_1_and_says_why() {
 }
 
 #[test]
-fn broken_manifests_give_65_and_kubectls_words() {
+fn invalid_manifests_exit_with_65_and_kubectls_message() {
     let lab = Lab::ready();
     for (text, words) in [
         ("a: b: c", "mapping values are not allowed"),
@@ -137,7 +137,7 @@ fn broken_manifests_give_65_and_kubectls_words() {
 }
 
 #[test]
-fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
+fn one_file_may_define_and_use_a_kind() {
     let lab = Lab::ready();
     let output = lab
         .call(&["srun", "-N1", "coracle", "run", "-"])
@@ -148,7 +148,7 @@ fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
 }
 
 #[test]
-fn what_keeps_pods_from_running_is_told() {
+fn reasons_of_pending_pods_are_reported() {
     const HOPELESS: &str = r#"
 apiVersion: v1
 kind: Pod

@@ -1,11 +1,11 @@
-//! What nodes and pods use, as kubectl, autoscalers and dashboards ask for it; and what the parts of a cluster log.
+//! Resource usage of nodes and pods, as kubectl, autoscalers and dashboards request it; and logs of components.
 
 use std::time::Duration;
 
 use e2e::{Cluster, Lab, eventually};
 use serde_json::{Value, json};
 
-/// One container works, one holds memory, one writes.
+/// One container uses CPU time, one holds memory, one writes.
 const BUSY: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -35,7 +35,7 @@ spec:
 const MB: u64 = 1_000_000;
 
 #[test]
-fn figures_of_pods_and_nodes_are_true() {
+fn usage_of_pods_and_nodes_is_accurate() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -138,7 +138,7 @@ fn the_summary_is_true(cluster: &mut Cluster) {
     });
     assert!(number(&kubelet["memory"]["workingSetBytes"]) > MB);
 
-    // Counters go on, and only the worker's much.
+    // Counters increase, and only the working container's by much.
     std::thread::sleep(Duration::from_secs(2));
     let second = summary(cluster, &node, "?only_cpu_and_memory=true");
     let later = find(&second["pods"], |pod| pod["podRef"]["name"] == "busy");
@@ -160,7 +160,7 @@ fn the_summary_is_true(cluster: &mut Cluster) {
     bytes_on_the_network_are_counted(cluster, &node, &busy["network"]);
 }
 
-/// 50 packets of 8000 bytes go to the bridge, and come back.
+/// 50 packets of 8000 bytes are sent to the bridge and returned.
 fn bytes_on_the_network_are_counted(cluster: &mut Cluster, node: &str, before: &Value) {
     let address = cluster.pod("busy")["status"]["podIP"].clone();
     let (network, _) = address
@@ -234,7 +234,7 @@ fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
     }
 }
 
-/// The value of the sample with this name and all of these labels, with their quotes.
+/// The value of the sample with this name and all of these labels, including their quotes.
 #[track_caller]
 fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
     let wanted = |line: &&str| {
@@ -275,7 +275,7 @@ fn what_prometheus_finds_is_true(cluster: &mut Cluster) {
     assert!((8e6..30e6).contains(&writes), "{writes}");
     assert!(works < 5e6, "{works}");
 
-    // Who works goes on working.
+    // The working container's counter increases.
     let labels = ["container=\"works\"", "pod=\"busy\""];
     for path in ["metrics/resource", "metrics/cadvisor"] {
         let name = "container_cpu_usage_seconds_total";
@@ -328,7 +328,7 @@ fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
     assert!(one.starts_with("busy "), "{one}");
     let status = cluster.ask("kubectl get apiservice v1beta1.metrics.k8s.io --output=jsonpath={.status.conditions[0].status}");
     assert_eq!(status, "True");
-    // Who may look at pods may look at this, and nobody else.
+    // `view` on pods includes their metrics. Without it, access is denied.
     let may = |who: &str| format!("kubectl auth can-i list pods.metrics.k8s.io --as={who}");
     cluster.ask("kubectl create rolebinding looks --clusterrole=view --user=reader");
     assert_eq!(cluster.ask(&may("reader")), "yes");
@@ -373,7 +373,7 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
 fn the_log_is_asked_for_by_time(cluster: &mut Cluster, node: &str) {
     let now = "date --utc +%Y-%m-%dT%H:%M:%S.%NZ";
     let between = cluster.ask(now);
-    // A stranger is told nothing, and is remembered.
+    // A request without credentials is rejected and logged.
     let status = cluster.json(&format!("get node {node}"))["status"].clone();
     let address = status["addresses"][0]["address"]
         .as_str()
@@ -434,7 +434,7 @@ spec:
 "#;
 
 #[test]
-fn an_autoscaler_scales_by_what_pods_use() {
+fn autoscaler_scales_by_usage() {
     let lab = Lab::ready();
     lab.load_busybox();
     let mut cluster = Cluster::start(&lab);
@@ -452,7 +452,7 @@ fn an_autoscaler_scales_by_what_pods_use() {
 }
 
 #[test]
-fn logs_of_components_are_shown_from_everywhere() {
+fn component_logs_are_available_inside_and_outside_of_job() {
     let lab = Lab::ready();
     let none = lab.call(&["coracle", "logs"]).run();
     assert!(
@@ -466,7 +466,7 @@ fn logs_of_components_are_shown_from_everywhere() {
     );
 
     let mut cluster = Cluster::start(&lab);
-    // In the job, on the login node, and from a second one: each way leads to the same files.
+    // Inside the job and on the login host, the commands show the same logs.
     let inside = cluster.ask("coracle logs");
     let outside = lab.call(&["coracle", "logs"]).run().succeeded().stdout;
     for list in [&inside, &outside] {
@@ -511,7 +511,7 @@ fn logs_of_components_are_shown_from_everywhere() {
         .start();
     let mut round = 0;
     let seen = eventually(Duration::from_secs(40), || {
-        // A new kind of objects is worth a line to the API server.
+        // The API server logs a line for each new kind.
         round += 1;
         cluster.create_objects(&[new_kind(&format!("round{round}"))]);
         let said = follow.stdout().contains("round");
@@ -520,7 +520,7 @@ fn logs_of_components_are_shown_from_everywhere() {
     let said = (follow.stdout(), follow.stderr());
     assert!(seen.is_some() && !follow.has_ended(), "{said:?}");
     cluster.exit(0);
-    // The log ends with the cluster, and so does who followed it.
+    // The log ends with the cluster, and so does `--follow`.
     follow.wait(Duration::from_secs(30));
     lab.nothing_left();
 }

@@ -1,4 +1,4 @@
-//! The Nodes of a cluster are what Slurm gave to the job.
+//! The Nodes of a cluster match the allocation of the job.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ fn capacity_is_what_slurm_allocated() {
 }
 
 #[test]
-fn a_node_without_gpus_has_none() {
+fn node_without_gpus_has_none() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     for node in ["node1", "node2"] {
@@ -117,7 +117,7 @@ fn addresses_labels_and_conditions_are_right() {
 }
 
 #[test]
-fn nodes_have_a_lease_that_is_renewed_and_pod_addresses() {
+fn nodes_have_renewed_leases_and_pod_cidrs() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let renewed = |cluster: &mut Cluster| {
@@ -161,15 +161,15 @@ fn the_api_server_reaches_the_kubelet_of_every_node() {
 }
 
 #[test]
-fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
+fn node_is_not_ready_until_agent_is_replaced() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
-    // Both at the same time, or the one would mend the other.
+    // Both at the same time: otherwise one would be replaced by the other.
     let (agent, guard) = (
         lab.find("node2", Role::Agent),
         lab.find("node2", Role::AgentGuard),
     );
-    // By a watch: it is back so soon that it may be missed.
+    // Use a watch: the node is back so soon that polling may miss NotReady.
     lab.remove("seen");
     cluster
         .ask("(kubectl get node node2 --watch --no-headers > seen 2>&1; true) > /dev/null 2>&1 &");
@@ -187,10 +187,9 @@ fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
 }
 
 #[test]
-fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
+fn node_without_power_is_not_ready_until_it_boots() {
     let mut lab = Lab::ready();
-    // Slurm itself would give the whole job up without --no-kill, and an srun of two tasks would wait for the one
-    // that died with its host.
+    // Without --no-kill, Slurm would end the whole job, and an srun with two tasks would wait for the lost one.
     let words = [
         "salloc",
         "--quiet",
@@ -215,7 +214,7 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
 }
 
 #[test]
-fn losing_the_leaders_host_is_no_success() {
+fn loss_of_the_leaders_host_is_an_error() {
     let mut lab = Lab::ready();
     let words = ["coracle", "run", "-N2", "-wnode[1-2]", "sh", "-c"];
     let script = "echo runs; sleep 150";
@@ -235,7 +234,7 @@ fn losing_the_leaders_host_is_no_success() {
 }
 
 #[test]
-fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
+fn unauthenticated_connections_do_not_prevent_enrolment() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let (agent, guard) = (
@@ -243,7 +242,7 @@ fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
         lab.find("node2", Role::AgentGuard),
     );
     let door = lab.door_of_the_leader("node2", &agent);
-    // More than the door lets wait at once, all of them silent, and coming again.
+    // More connections than the leader's enrolment listener admits at once, all idle, and reopened again and again.
     let crowd = format!(
         "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{door}; done; \
          echo here; sleep 1; done"

@@ -1,11 +1,11 @@
-//! `kubectl logs`: every option of it, every kind of container, and what containers can do to their logs.
+//! `kubectl logs`: all options, all kinds of containers, and logs that containers make difficult.
 
 use std::time::Duration;
 
 use e2e::{BUSYBOX, Cluster, Lab, SmallDisk, eventually, pod, runs, simple, wait_until};
 use serde_json::{Value, json};
 
-/// Where files of these tests are.
+/// The directory of these tests' files.
 const DIR: &str = "/tmp/pod-logs";
 
 #[track_caller]
@@ -23,7 +23,7 @@ fn end(lab: &Lab, mut cluster: Cluster) {
     lab.nothing_left();
 }
 
-/// Asks until a log has these words.
+/// Polls until a log contains this text.
 #[track_caller]
 fn until_logged(cluster: &mut Cluster, logs: &str, words: &str) {
     let mut last = String::new();
@@ -34,11 +34,11 @@ fn until_logged(cluster: &mut Cluster, logs: &str, words: &str) {
     assert!(logged.is_some(), "{logs}: never {words:?}: {last}");
 }
 
-/// Three lines, far enough apart for the whole seconds that the API has, then silence.
+/// Three lines, more than the API's precision of a second apart, then silence.
 const LINES: &str = "echo one; sleep 2.5; echo two >&2; sleep 2.5; echo three; trap 'exit 0' TERM; sleep 1000 & wait";
 
 fn of_options() -> Vec<Value> {
-    // Its second run goes on; what the first said is the previous log.
+    // Its second run continues. The output of the first run is the previous log.
     let again = "if [ -e /mark/once ]; then echo second run; sleep 1000; else touch /mark/once; echo first run; echo its end; exit 5; fi";
     let mark = json!({"volumeMounts": [{"name": "mark", "mountPath": "/mark"}]});
     let restarts =
@@ -77,7 +77,7 @@ fn of_options() -> Vec<Value> {
 }
 
 #[test]
-fn every_option_is_understood() {
+fn all_options_of_kubectl_logs_work() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab);
     cluster.create_running(&of_options());
@@ -136,13 +136,14 @@ fn times_and_lengths(cluster: &mut Cluster) {
         "{stamped}"
     );
     assert!(times.is_sorted(), "{stamped}");
-    // The second before a line is its own, or the one before: lines are more than two apart.
+    // `--since-time` with a line's own second, truncated, includes that line, but not the one before: lines are more than two
+    // seconds apart.
     for (at, expected) in [(1, "two\nthree"), (2, "three")] {
         let second = &times[at][..19];
         let since = cluster.ask(&format!("kubectl logs lines --since-time={second}Z"));
         assert_eq!(since, expected, "since {second}");
     }
-    // Nothing is new when the last line is older than what is asked for.
+    // `--since` shows nothing once the last line is older.
     wait_until(20, "the last line is old", || {
         cluster
             .ask(&format!(
@@ -153,7 +154,7 @@ fn times_and_lengths(cluster: &mut Cluster) {
             .is_ok_and(|age: i64| age > 2)
     });
     assert_eq!(cluster.ask("kubectl logs lines --since=1s"), "");
-    // One output alone is what kubelets can show, and kubectl does not ask for yet.
+    // The kubelet can show a single stream, which kubectl does not request yet.
     let node = cluster.first_node();
     for (stream, text) in [("Stderr", "two"), ("Stdout", "one\nthree")] {
         let log =
@@ -195,7 +196,7 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
         until_logged(cluster, &format!("many --container={container}"), text);
         assert_eq!(cluster.logs("many", container), text);
     }
-    // Of several, kubectl takes the first, and says so.
+    // Without `--container`, kubectl shows the first container and prints a note.
     assert!(cluster.ask("kubectl logs many").ends_with("from a"));
     let sorted = |text: String| {
         let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
@@ -219,7 +220,7 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
 }
 
 fn bytes_of_all_kinds(cluster: &mut Cluster) {
-    // A line without its end is shown without one, once it can't come any more.
+    // An incomplete line is shown without a line feed once the container has exited.
     cluster.ask("kubectl exec torn -- touch /tmp/go");
     cluster.in_phase("torn", "Succeeded");
     assert_eq!(
@@ -229,14 +230,14 @@ fn bytes_of_all_kinds(cluster: &mut Cluster) {
     assert_eq!(cluster.ask("kubectl logs torn --tail=1"), "no end");
     let stamped = cluster.ask("kubectl logs torn --timestamps --tail=1");
     assert!(stamped.ends_with("Z no end"), "{stamped}");
-    // What is no text arrives as it was written.
+    // Binary output is passed through unchanged.
     let (there, here) = (
         "kubectl exec bytes -- sh -c '(printf \"\\377\\376\\000\\200 \\303\\050\\n\" | cat - /tmp/file; echo) | sha256sum'",
         "kubectl logs bytes | sha256sum",
     );
     let expected = cluster.ask(there);
     wait_until(20, "all bytes are logged", || cluster.ask(here) == expected);
-    // A line that is longer than a record is one line.
+    // A line that is longer than a CRI record is still one line.
     until_logged(cluster, "long --tail=1", "short");
     let lengths = cluster.ask("kubectl logs long | while read -r line; do echo ${#line}; done");
     assert_eq!(lengths, "100000\n5");
@@ -277,7 +278,7 @@ fn what_has_no_log_says_why(cluster: &mut Cluster) {
     assert!(told.is_some(), "{last}");
 }
 
-/// Tools that read logs on nodes find what they know.
+/// The files have the format of the CRI, for log collectors on nodes.
 fn records_are_those_of_the_cri(lab: &Lab) {
     let found = lab.root(
         "node1",
@@ -302,7 +303,7 @@ fn logs_are_rotated_and_followed() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab);
     let says_goodbye = "trap 'echo goodbye; exit 0' TERM; echo hello; sleep 1000 & wait";
-    // 25 MB, and what records add to it, are less than what is kept; 90 MB are more.
+    // 25 MB with the overhead of records are less than the limit; 90 MB are more.
     let writes = |lines| {
         format!(
             "until [ -e /tmp/go ]; do sleep 0.1; done; {}; echo done",
@@ -323,7 +324,7 @@ fn logs_are_rotated_and_followed() {
     until_logged(&mut cluster, "deleted", "hello");
     until_logged(&mut cluster, "ends", "begin");
 
-    // All four are followed before anything happens.
+    // Follow all of them before anything happens.
     cluster.ask(&format!(
         "cd {DIR}; for pod in deleted ends writes; do \
            (timeout 150 kubectl logs --follow $pod > $pod.log 2> $pod.errors; echo $? > $pod.code) & \
@@ -332,7 +333,7 @@ fn logs_are_rotated_and_followed() {
     for pod in ["ends", "writes", "floods"] {
         cluster.ask(&format!("kubectl exec {pod} -- touch /tmp/go"));
     }
-    // It is pushed: what is said is there, though nobody asks again.
+    // Output is pushed: the last lines arrive without polling.
     cluster.ask("kubectl delete pod deleted --wait=true --timeout=50s");
     let ended = |cluster: &mut Cluster, pod: &str| {
         wait_until(120, &format!("{pod} is followed to its end"), || {
@@ -348,7 +349,7 @@ fn logs_are_rotated_and_followed() {
     assert_eq!(ended(&mut cluster, "ends"), "0");
     assert_eq!(cluster.ask(&format!("cat {DIR}/ends.log")), "begin\nlast");
     assert_eq!(ended(&mut cluster, "writes"), "0");
-    // Across three rotations nothing is missing, nothing twice.
+    // Across three rotations, no line is missing or duplicated.
     let whole = "awk '/^done$/ { print NR - 1, $0; next } $1 + 0 != NR || length($0) != 100 { print \"wrong:\", NR, $0; exit }'";
     for log in [
         format!("cat {DIR}/writes.log"),
@@ -365,7 +366,7 @@ fn logs_are_rotated_and_followed() {
         "150000"
     );
 
-    // Of more than is kept, the end is there: at most five files of at most 10 MiB, and what is shown of them.
+    // Beyond the limit, the end of the log is kept: at most five files of at most 10 MiB.
     cluster.in_phase("floods", "Succeeded");
     let shown = cluster.ask(&format!("kubectl logs floods > {DIR}/floods.log; wc -c < {DIR}/floods.log; tail -n 1 {DIR}/floods.log"));
     let (bytes, last) = shown.split_once('\n').unwrap_or_default();
@@ -395,12 +396,12 @@ fn logs_are_rotated_and_followed() {
     end(&lab, cluster);
 }
 
-/// Says how long the machine has been up, again and again, not in step with seconds.
+/// Prints the uptime again and again, not in step with seconds.
 const TICKS: &str =
     "trap 'exit 0' TERM; while true; do read now idle < /proc/uptime; echo $now; sleep 0.37; done";
 
-/// Lines are there when they are said. Somebody who looked for them every second would find half of them half a second late, at any
-/// try; a busy machine may be late at some.
+/// Lines arrive immediately. With polling every second, half of them would be half a second late in every attempt; on a busy
+/// machine only some attempts are late.
 fn what_is_followed_is_pushed(cluster: &mut Cluster) {
     let follow = "timeout 50 kubectl logs --follow --tail=1 ticks | { \
         for line in $(seq 16); do read -r said; read -r now idle < /proc/uptime; echo $said $now; done; \
@@ -413,7 +414,7 @@ fn what_is_followed_is_pushed(cluster: &mut Cluster) {
     assert!(tries.last().is_some_and(|late| *late < 0.3), "{tries:?}");
 }
 
-/// Fills the disk on which its log is, and goes on to log.
+/// Fills the disk of its log, and continues to log.
 fn fills_the_disk(name: &str, then: &str) -> Value {
     let script = format!(
         "seq 1 500; sleep 1; dd if=/dev/zero of=/data/fill bs=64k 2>/dev/null; seq 501 3000; sleep 1; {then}"
@@ -423,7 +424,7 @@ fn fills_the_disk(name: &str, then: &str) -> Value {
     pod(name, volumes, &[runs("main", &script, mount)])
 }
 
-/// How many lines the notes in a log say were lost.
+/// The number of lost lines, according to the notes in a log.
 fn lost(log: &str) -> usize {
     let notes = log.lines().filter_map(|line| {
         assert_eq!(
@@ -439,7 +440,7 @@ fn lost(log: &str) -> usize {
 }
 
 #[test]
-fn what_a_full_disk_loses_of_a_log_is_told() {
+fn lines_lost_on_a_full_disk_are_reported() {
     let lab = Lab::ready();
     lab.load_busybox();
     let disk = SmallDisk::on_node1(&lab, "small", "/tmp", "size=64m,mode=1777");

@@ -1,8 +1,8 @@
-//! `coracle run` in every way in which Slurm's users start programs.
+//! `coracle run` in all the ways in which users of Slurm start programs.
 
 use e2e::{Lab, Output};
 
-/// Names the nodes, and whether each is Ready.
+/// Prints the nodes, and whether each is Ready.
 const LIST: &str = "kubectl get nodes --no-headers -o custom-columns=N:.metadata.name,R:.status.conditions[-1].type,S:.status.conditions[-1].status";
 
 #[track_caller]
@@ -17,14 +17,14 @@ fn list(words: &[&'static str]) -> Vec<&'static str> {
 }
 
 #[test]
-fn srun_gives_a_cluster_of_two_ready_nodes() {
+fn srun_starts_a_cluster_of_two_nodes() {
     let lab = Lab::ready();
     shows_two_ready_nodes(lab.call(&list(&["srun", "-N2", "coracle", "run"])).run());
     lab.nothing_left();
 }
 
 #[test]
-fn a_batch_script_gives_a_cluster() {
+fn batch_script_starts_a_cluster() {
     let lab = Lab::ready();
     let script = lab.write("batch.sh", &format!("#!/bin/bash\ncoracle run {LIST}\n"));
     lab.sh(&format!(
@@ -44,7 +44,7 @@ fn a_batch_script_gives_a_cluster() {
 }
 
 #[test]
-fn srun_within_a_batch_script_gives_a_cluster() {
+fn srun_in_batch_script_starts_a_cluster() {
     let lab = Lab::ready();
     let script = lab.write(
         "batch.sh",
@@ -64,7 +64,7 @@ fn srun_within_a_batch_script_gives_a_cluster() {
 }
 
 #[test]
-fn from_the_shell_of_salloc_it_moves_to_the_first_node() {
+fn salloc_shell_starts_leader_on_first_node() {
     let lab = Lab::ready();
     let words = ["salloc", "--quiet", "-N2", "bash", "-c"];
     let script = format!("hostname; coracle run hostname; coracle run {LIST}");
@@ -77,7 +77,7 @@ fn from_the_shell_of_salloc_it_moves_to_the_first_node() {
 }
 
 #[test]
-fn outside_of_a_job_slurm_is_asked_with_the_options_given() {
+fn slurm_options_are_passed_on_outside_of_job() {
     let lab = Lab::ready();
     for options in [
         &["-N2"][..],
@@ -92,7 +92,7 @@ fn outside_of_a_job_slurm_is_asked_with_the_options_given() {
 }
 
 #[test]
-fn several_tasks_on_a_node_make_one_cluster() {
+fn several_tasks_per_node_make_one_cluster() {
     let lab = Lab::ready();
     shows_two_ready_nodes(
         lab.call(&list(&["srun", "-n4", "-N2", "coracle", "run"]))
@@ -103,7 +103,7 @@ fn several_tasks_on_a_node_make_one_cluster() {
 }
 
 #[test]
-fn one_node_is_a_cluster_too() {
+fn one_node_is_enough_for_a_cluster() {
     let lab = Lab::ready();
     let output = lab
         .call(&list(&["srun", "-N1", "coracle", "run"]))
@@ -114,7 +114,7 @@ fn one_node_is_a_cluster_too() {
 }
 
 #[test]
-fn two_clusters_follow_each_other_in_one_job() {
+fn two_clusters_can_run_successively_in_a_job() {
     let lab = Lab::ready();
     let script = "for i in 1 2; do srun coracle run kubectl get configmap mine --ignore-not-found -o name; \
                   srun coracle run kubectl create configmap mine; done";
@@ -130,7 +130,7 @@ fn two_clusters_follow_each_other_in_one_job() {
 }
 
 #[test]
-fn stdout_is_the_workloads_and_progress_goes_to_stderr() {
+fn stdout_is_the_workloads_and_progress_is_on_stderr() {
     let lab = Lab::ready();
     let output = lab
         .call(&[
@@ -155,7 +155,7 @@ fn stdout_is_the_workloads_and_progress_goes_to_stderr() {
 }
 
 #[test]
-fn a_user_without_subordinate_ids_gets_a_cluster() {
+fn cluster_works_without_subordinate_ids() {
     let lab = Lab::ready();
     shows_two_ready_nodes(
         lab.call(&list(&["srun", "-N2", "coracle", "run"]))
@@ -166,7 +166,7 @@ fn a_user_without_subordinate_ids_gets_a_cluster() {
 }
 
 #[test]
-fn slurm_options_inside_of_a_job_are_said_to_have_no_effect() {
+fn slurm_options_inside_of_a_job_cause_a_warning() {
     let lab = Lab::ready();
     let output = lab
         .call(&["srun", "-N1", "coracle", "run", "-N7", "true"])
@@ -177,7 +177,7 @@ fn slurm_options_inside_of_a_job_are_said_to_have_no_effect() {
 }
 
 #[test]
-fn a_program_started_from_a_terminal_has_one() {
+fn workload_started_from_a_terminal_has_one() {
     let lab = Lab::ready();
     lab.sh("script -qec 'coracle run -N1 bash -c \"tty; exit 5\"' /dev/null")
         .run()

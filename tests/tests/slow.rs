@@ -1,12 +1,12 @@
-//! What takes a minute or more: `cargo nextest run -E 'not binary(slow)'` leaves it out.
+//! Tests that take a minute or more: `cargo nextest run -E 'not binary(slow)'` excludes them.
 
 use std::time::Duration;
 
 use e2e::{Cluster, Lab, wait_until};
 
-/// Both at once: a step that Slurm signals itself, and a batch script, which it doesn't.
+/// In parallel: a step, which Slurm signals itself, and a batch script, which it doesn't.
 #[test]
-fn the_time_limit_ends_a_cluster_in_order() {
+fn time_limit_shuts_down_cluster_in_order() {
     const POLITE: &str =
         "trap 'echo got TERM; exit 3' TERM; echo running; while :; do sleep 0.05; done";
     let lab = Lab::ready();
@@ -31,11 +31,11 @@ fn the_time_limit_ends_a_cluster_in_order() {
     lab.nothing_left();
 }
 
-/// Slurm's word reaches pods in time, and how they ended is told before the API server goes: when a job is cancelled, and when
-/// its time is over; for pods below their agent, and for pods that are steps of their own, which Slurm signals too. On a lab of its
-/// own, whose Slurm signals a job's tasks and not every process below them, as most do.
+/// Pods get their grace period, and their final status is reported before the API server stops: when a job is cancelled, and when
+/// it reaches its time limit; for pods that are children of their agent, and for pods that are steps, which Slurm signals too. In a
+/// separate lab with proctrack/cgroup: like at most sites, Slurm then signals only a job's tasks and not all of their descendants.
 #[test]
-fn pods_end_in_order_when_their_job_does() {
+fn pods_terminate_gracefully_when_their_job_ends() {
     let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 4);
     lab.load_busybox();
     let lab = lab.look_again();
@@ -80,7 +80,7 @@ fn pods_end_in_order_when_their_job_does() {
 }
 
 #[test]
-fn sixteen_nodes_make_a_cluster() {
+fn cluster_of_sixteen_nodes_starts() {
     let lab = Lab::make("/run/coracle-lab-sixteen", &[], 16);
     let words = [
         "srun",

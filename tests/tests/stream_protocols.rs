@@ -1,5 +1,5 @@
-//! Streams into pods by clients of all ages: every version of their protocols, the oldest kubectl that Debian ships, and clients
-//! that behave badly.
+//! Streams into pods with old and new clients: every version of the protocols, the oldest kubectl that Debian ships, and
+//! misbehaving clients.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use e2e::{Cluster, Lab, Role, WAITS, eventually, runs, simple, wait_until};
 use serde_json::{Value, json};
 
 const POD: &str = "/api/v1/namespaces/default/pods/p";
-/// Two letters, as a number in the order of channels of port-forward.
+/// The letters `AB` when port-forward's little-endian port prefix is read as text.
 const PORT: u16 = u16::from_le_bytes(*b"AB");
-/// Kubelets know the API server's certificate only, and tokens.
+/// Kubelets accept only the API server's certificate, and tokens.
 const TOKEN: &str = "--token $(cat /tmp/streams/token)";
-/// Written by `scripts/install-tools tests`.
+/// Installed by `scripts/install-tools tests`.
 const OLD_KUBECTL: &str = "${XDG_CACHE_HOME:-$HOME/.cache}/coracle/debian-kubectl/usr/bin/kubectl";
 
 #[track_caller]
@@ -50,7 +50,7 @@ fn wait_for_server(cluster: &mut Cluster) {
     });
 }
 
-/// The query of an exec with all streams, as the API server reads it.
+/// Path and query of an exec with all streams, for the API server.
 fn exec(script: &str) -> String {
     let script = script
         .replace(' ', "+")
@@ -62,7 +62,7 @@ fn exec(script: &str) -> String {
     )
 }
 
-/// The same, as a kubelet reads it.
+/// The same for the kubelet.
 fn kubelet_exec(node: &str, script: &str) -> String {
     let query = exec(script);
     let query = query.split_once('?').map_or("", |(_, query)| query);
@@ -75,7 +75,7 @@ fn kubelet_exec(node: &str, script: &str) -> String {
 
 const ANSWERS: &str = "head -c 5; echo; echo wrong >&2; exit 7";
 
-/// What [`ANSWERS`] must have said; the names are those of stdout, stderr and the error stream.
+/// Checks the output of [`ANSWERS`]. The names are those of stdout, stderr and the error stream.
 #[track_caller]
 fn answered(told: &Value, protocol: &str, names: [&str; 3], json_status: bool) {
     let [stdout, stderr, error] = names;
@@ -96,7 +96,7 @@ fn answered(told: &Value, protocol: &str, names: [&str; 3], json_status: bool) {
 }
 
 #[test]
-fn every_version_of_web_sockets_is_spoken() {
+fn all_websocket_versions_are_supported() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, &[]);
     cluster.create_running(&[serving()]);
@@ -106,7 +106,7 @@ fn every_version_of_web_sockets_is_spoken() {
 }
 
 #[test]
-fn every_version_of_spdy_is_spoken_and_ports_are_forwarded_in_every_way() {
+fn all_spdy_versions_and_port_forward_protocols_are_supported() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, &[]);
     let reads = json!({"stdin": true, "stdinOnce": true});
@@ -119,7 +119,7 @@ fn every_version_of_spdy_is_spoken_and_ports_are_forwarded_in_every_way() {
     end(&lab, cluster);
 }
 
-/// By subprotocol: whether the error channel has JSON.
+/// Subprotocols, and whether the error channel has JSON.
 const WEB_SOCKETS: [(&str, bool); 6] = [
     ("v5.channel.k8s.io", true),
     ("v4.channel.k8s.io", true),
@@ -136,7 +136,7 @@ fn web_sockets(cluster: &mut Cluster, node: &str) {
             answered(&told, protocol, ["1", "2", "3"], json_status);
             assert_eq!(told["close"], 1000, "{protocol}: {told}");
         }
-        // Much, both ways at once.
+        // Much data in both directions at once.
         let way = exec("head -c 2000000");
         let told = cluster.talk(
             "yes | head -c 2000000",
@@ -145,13 +145,13 @@ fn web_sockets(cluster: &mut Cluster, node: &str) {
         let length = told["1"].as_str().unwrap_or_default().len();
         assert_eq!(length, 2_000_000, "{protocol}");
     }
-    // Only the fifth version has an end of the input.
+    // Only v5 can signal the end of the input.
     let told = cluster.talk(
         "echo text",
         &format!("websocket v5.channel.k8s.io {}", exec("cat; echo end")),
     );
     assert_eq!(told["1"], "text\nend\n", "{told}");
-    // A client that likes several gets what it likes best of those that are known here.
+    // Of several subprotocols, the first supported one is selected.
     let told = cluster.talk(
         "printf hello",
         &format!(
@@ -190,7 +190,7 @@ fn spdy(cluster: &mut Cluster, node: &str) {
             answered(&told, protocol, ["stdout", "stderr", "error"], json_status);
             assert_eq!(told["open"], json!([]), "{protocol}: {told}");
         }
-        // The end of the input is heard, and what comes after it too.
+        // End of input is passed on, and later output still arrives.
         let way = exec("cat; echo end");
         let told = cluster.talk("yes | head -c 2000000", &format!("spdy {protocol} {way}"));
         let stdout = told["stdout"].as_str().unwrap_or_default();
@@ -206,7 +206,7 @@ fn spdy(cluster: &mut Cluster, node: &str) {
     assert!(words.contains("unable to negotiate protocol: client supports [v5.channel.k8s.io], server accepts [v4.channel.k8s.io v3"), "{told}");
     let told = cluster.talk("true", &format!("spdy - {}", kubelet_exec(node, "true")));
     assert_eq!(told["status"], 400, "{told}");
-    // Without an upgrade there is nothing to stream over, but there is /run.
+    // Without an upgrade, exec is rejected, but /run works.
     let (code, words) = cluster.try_ask(&format!(
         "kubectl get --raw '/api/v1/nodes/{node}/proxy/exec/default/p/main?command=true&output=1'"
     ));
@@ -237,7 +237,7 @@ fn attached(cluster: &mut Cluster) {
     assert_eq!(told["stdout"], "got word\n", "{told}");
 }
 
-/// Raw SPDY is what kubectl with WebSockets forbidden speaks: see below.
+/// With WebSockets disabled, kubectl uses raw SPDY: see below.
 fn forwarded(cluster: &mut Cluster, node: &str) {
     wait_for_server(cluster);
     let ask = "printf 'GET /hello HTTP/1.0\\r\\n\\r\\n'";
@@ -302,7 +302,7 @@ fn forwarded(cluster: &mut Cluster, node: &str) {
 }
 
 #[test]
-fn kubectl_of_all_ages_works() {
+fn old_and_new_kubectl_work() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, &[]);
     let home = lab.dir().join("home/user1");
@@ -320,22 +320,22 @@ fn kubectl_of_all_ages_works() {
     let version = cluster.ask("~/old-kubectl version --client --short");
     assert!(version.contains("v1.20."), "{version}");
     every_command(&mut cluster, "~/old-kubectl");
-    // Ours, as clients do that have a proxy which knows no WebSockets.
+    // The current kubectl with SPDY, as behind a proxy that does not support WebSockets.
     every_command(
         &mut cluster,
         "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false KUBECTL_PORT_FORWARD_WEBSOCKETS=false kubectl",
     );
-    // Another one, if this machine has one.
+    // Another version, if this machine has one.
     if cluster.try_ask("/usr/bin/kubectl version --client").0 == 0 {
         every_command(&mut cluster, "/usr/bin/kubectl");
     }
-    // It writes down what it has read of the API.
+    // kubectl caches the API's discovery documents.
     cluster.ask("rm -r ~/old-kubectl ~/.kube");
     end(&lab, cluster);
 }
 
 fn every_command(cluster: &mut Cluster, kubectl: &str) {
-    // A function, so that variables can be set for it wherever it stands.
+    // A shell function, so that environment variables can be set for it anywhere.
     let with = |script: &str| {
         format!("cd /tmp/streams; set -o pipefail; k() {{ env {kubectl} \"$@\"; }}; {script}")
     };
@@ -393,7 +393,7 @@ fn every_command(cluster: &mut Cluster, kubectl: &str) {
         let command = command.replace("env KUBECTL", &format!("env {kubectl}"));
         let (ended, said) = cluster.try_ask(&with(&command));
         assert_eq!(said, text, "{kubectl}: {command}");
-        // Where a pipe is closed, or a follower is ended, only what was said counts.
+        // If a pipe is closed or a follower is killed, only the output counts.
         assert!(code == -1 || ended == code, "{kubectl}: {command}: {ended}");
     }
     let (code, said) = cluster.try_ask(&format!(
@@ -406,9 +406,9 @@ fn every_command(cluster: &mut Cluster, kubectl: &str) {
 }
 
 #[test]
-fn clients_that_behave_badly_hurt_nobody() {
+fn misbehaving_clients_affect_only_themselves() {
     let lab = Lab::ready();
-    // Much shorter than upstream's four hours, and yet longer than a busy machine makes anybody wait.
+    // Much shorter than upstream's four hours, and yet longer than any delay on a busy machine.
     let mut cluster = cluster(&lab, &["env", "CORACLE_STREAM_IDLE=15s"]);
     let quiet = [runs("main", WAITS, json!({}))];
     cluster.create_running(&[e2e::pod("p", json!({}), &quiet)]);
@@ -452,7 +452,7 @@ fn garbage_ends_only_its_own_connection(cluster: &mut Cluster, node: &str) {
     assert_eq!(cluster.ask("kubectl exec p -- echo well"), "well");
 }
 
-/// A program that stops reading its input, and a client that stops reading output, are usual.
+/// Programs that stop reading their input and clients that stop reading output are normal, and not logged.
 fn who_reads_too_little_is_no_news(cluster: &mut Cluster, node: &str) {
     cluster.ask("head -c 50000000 /dev/zero > /tmp/streams/big");
     for kubectl in [
@@ -462,7 +462,7 @@ fn who_reads_too_little_is_no_news(cluster: &mut Cluster, node: &str) {
         let (code, text) = cluster.try_ask(&format!(
             "cd /tmp/streams; {kubectl} exec -i p -- sh -c 'head -c 5 > /dev/null; echo enough' < big 2> /dev/null"
         ));
-        // kubectl itself may say that nobody took the rest.
+        // Ignore stderr: kubectl may report that the rest was not read.
         assert_eq!((code, text.as_str()), (0, "enough"), "{kubectl}");
         cluster.try_ask(&format!(
             "{kubectl} exec p -- timeout 20 cat /dev/zero | head -c 5 > /dev/null"
@@ -476,9 +476,9 @@ fn who_reads_too_little_is_no_news(cluster: &mut Cluster, node: &str) {
 
 fn silence_ends_a_stream(cluster: &mut Cluster, node: &str) {
     let silent = kubelet_exec(node, "cat");
-    // One that talks now and then lives longer than that.
+    // A stream with occasional data outlives the idle time-out.
     cluster.ask("cd /tmp/streams; (kubectl exec p -- sh -c 'for i in $(seq 10); do echo $i; sleep 3; done; echo end' > talks 2>&1; echo code $? >> talks) > /dev/null 2>&1 &");
-    // It waits a minute for a request.
+    // httpd waits a minute for a request.
     let httpd = format!("kubectl exec p -- httpd -p 127.0.0.1:{PORT} -h /tmp");
     cluster.ask(&httpd);
     let forward = format!("--kubelet {node} {TOKEN}");
@@ -495,7 +495,7 @@ fn silence_ends_a_stream(cluster: &mut Cluster, node: &str) {
         let seconds = told["seconds"].as_u64().unwrap_or_default();
         assert!((14..50).contains(&seconds), "{client}: {told}");
     }
-    // Nothing else has ended them: the pod's end was still open, and nobody complained.
+    // Only the idle time-out has ended them: the pod's side was still open, and there was no error.
     for told in &told[2..4] {
         assert_eq!(told["open"], json!(["data", "error"]), "{told}");
         assert!(told["error"].is_null() && told["data"].is_null(), "{told}");
@@ -533,7 +533,7 @@ fn slow_readers_cost_little(lab: &Lab, cluster: &mut Cluster) {
         most = most.max(resident());
         None
     });
-    // All that the commands could write in that time would be gigabytes.
+    // Unbuffered, the commands could write gigabytes in this time.
     assert!(most < before + 60_000, "{before} kB, then {most} kB");
     cluster.ask("kubectl exec p -- killall cat");
 }

@@ -1,4 +1,4 @@
-//! Streams into pods, with the kubectl that people use: exec, attach, cp, port-forward, debug.
+//! Streams into pods with the current kubectl: exec, attach, cp, port-forward, debug.
 
 use std::time::Duration;
 
@@ -7,14 +7,13 @@ use e2e::{
 };
 use serde_json::json;
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 #[track_caller]
 fn cluster(lab: &Lab, user: &str) -> Cluster {
     lab.load_busybox_for(user);
     let mut cluster = Cluster::start_as(lab, user, ONE);
-    // Where files of a test are, and tmux's socket.
+    // The directory of a test's files, and of tmux's socket.
     cluster.ask("rm -rf /tmp/streams-$USER; mkdir /tmp/streams-$USER");
     cluster
 }
@@ -26,13 +25,13 @@ fn end(lab: &Lab, mut cluster: Cluster) {
     lab.nothing_left();
 }
 
-/// A script in the directory of the test's files.
+/// A script that runs in the directory of the test's files.
 fn here(script: &str) -> String {
     format!("cd /tmp/streams-$USER; set -o pipefail; {script}")
 }
 
 #[test]
-fn commands_run_in_containers() {
+fn exec_runs_commands_in_containers() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let env = json!({"env": [{"name": "MINE", "value": "yes"}], "workingDir": "/var"});
@@ -47,7 +46,7 @@ fn commands_run_in_containers() {
         ),
     ]);
 
-    // Streams, codes, words.
+    // Streams, exit codes, error messages.
     let asked = [
         ("kubectl exec p -- echo hello", 0, "hello"),
         (
@@ -115,7 +114,7 @@ fn commands_run_in_containers() {
 }
 
 #[test]
-fn large_streams_arrive_whole() {
+fn large_streams_arrive_completely() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     cluster.create_running(&[simple("p", WAITS, json!({}))]);
@@ -126,7 +125,7 @@ fn large_streams_arrive_whole() {
         "kubectl exec -i p -- sh -c 'cat > /tmp/file; sha256sum < /tmp/file' < file",
         "kubectl exec p -- cat /tmp/file | sha256sum",
         "kubectl exec -i p -- cat < file | sha256sum",
-        // A reader that begins late.
+        // A reader that starts late.
         "kubectl exec p -- cat /tmp/file | { sleep 2; sha256sum; }",
         "kubectl cp file p:/tmp/copy && kubectl cp p:/tmp/copy back >&2 && sha256sum < back",
     ] {
@@ -142,7 +141,7 @@ fn large_streams_arrive_whole() {
 }
 
 #[test]
-fn many_commands_and_clients_and_containers_that_end() {
+fn parallel_commands_lost_clients_and_exiting_containers() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     cluster.create_running(&[
@@ -154,14 +153,14 @@ fn many_commands_and_clients_and_containers_that_end() {
     );
     assert_eq!(counted, "50");
 
-    // Without a terminal, a command goes on when its client is gone.
+    // Without a terminal, a command continues after its client has gone.
     cluster.try_ask(
         "timeout --signal=KILL 2 kubectl exec p -- sh -c 'sleep 4; echo much; touch /tmp/went-on'",
     );
     wait_until(20, "the command went on", || {
         cluster.try_ask("kubectl exec p -- test -e /tmp/went-on").0 == 0
     });
-    // And when its kubectl just waits for input which ends, it ends.
+    // A command that reads until end-of-file exits when kubectl's input ends.
     let (code, text) = cluster.try_ask("timeout 20 kubectl exec -i p -- cat < /dev/null");
     assert_eq!((code, text), (0, String::new()));
 
@@ -179,7 +178,7 @@ fn many_commands_and_clients_and_containers_that_end() {
     end(&lab, cluster);
 }
 
-/// What a terminal of tmux shows.
+/// The screen of a terminal in tmux.
 struct Screen<'a> {
     cluster: &'a mut Cluster,
 }
@@ -213,7 +212,7 @@ impl<'a> Screen<'a> {
         );
     }
 
-    /// The shell in it knows how large it is, at first and when that changes.
+    /// The shell gets the terminal's size, and its changes.
     #[track_caller]
     fn is_followed_in_size(&mut self) {
         self.keys("'stty size' Enter");
@@ -231,7 +230,7 @@ impl<'a> Screen<'a> {
 }
 
 #[test]
-fn terminals_work_as_terminals_do() {
+fn terminals_support_size_signals_and_hangup() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let other = json!({"securityContext": {"runAsUser": 1000}});
@@ -240,7 +239,7 @@ fn terminals_work_as_terminals_do() {
     screen.keys("'tty; echo $TERM' Enter");
     screen.shows("\n/dev/pts/0\nxterm");
     screen.is_followed_in_size();
-    // ^C ends what runs, and not the shell.
+    // Ctrl-C ends the foreground command, but not the shell.
     screen.keys("'sleep 1000' Enter");
     screen.keys("C-c");
     screen.keys("'echo code $?' Enter");
@@ -249,7 +248,7 @@ fn terminals_work_as_terminals_do() {
     screen.shows("- /tmp/x");
     screen.keys("'ihello from vi'");
     screen.shows("hello from vi");
-    // Alone, or it would be the beginning of a key like an arrow.
+    // Send Escape alone: otherwise it would be taken for the start of an escape sequence.
     screen.keys("Escape");
     screen.shows("[Modified]");
     screen.keys("':wq' Enter");
@@ -263,7 +262,7 @@ fn terminals_work_as_terminals_do() {
     screen.shows("command terminated with exit code 3");
     screen.close();
 
-    // Over SPDY it is another stream that tells of the size.
+    // SPDY has a separate stream for the size.
     let mut screen = Screen::new(
         &mut cluster,
         "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false kubectl exec -it p -- sh",
@@ -273,7 +272,7 @@ fn terminals_work_as_terminals_do() {
     screen.shows("command terminated with exit code 5");
     screen.close();
 
-    // The user owns the terminal, and a client that vanishes hangs up.
+    // The container's user owns the terminal, and the loss of the client sends SIGHUP.
     let mut screen = Screen::new(&mut cluster, "kubectl exec -it q -- sh");
     screen.keys("'echo mine > $(tty); sleep 4321' Enter");
     screen.shows("\nmine");
@@ -299,7 +298,7 @@ fn clients_attach_to_containers() {
         simple("always", reads, json!({"stdin": true})),
         simple("says", "while sleep 0.2; do echo tick; done", json!({})),
     ]);
-    // What the client says is the container's input, and its end is the end.
+    // The client's input is the container's, including its end.
     let (code, text) = cluster.try_ask("printf 'one\\ntwo\\n' | timeout 20 kubectl attach -i once");
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("got one\ngot two\nend"), "{text}");
@@ -308,7 +307,7 @@ fn clients_attach_to_containers() {
     });
     assert_eq!(cluster.ask("kubectl logs once"), "got one\ngot two\nend");
 
-    // Without stdinOnce, the container waits for the next one.
+    // Without stdinOnce, the container waits for the next client.
     for word in ["one", "two"] {
         let (_, text) = cluster.try_ask(&format!(
             "{{ echo {word}; sleep 1; }} | timeout 20 kubectl attach -i always"
@@ -317,7 +316,7 @@ fn clients_attach_to_containers() {
     }
     assert_eq!(cluster.ask("kubectl logs always"), "got one\ngot two");
 
-    // Two at once, and the log.
+    // Two clients at once.
     let text = cluster.ask(&here(
         "timeout 3 kubectl attach says > one 2> /dev/null & timeout 3 kubectl attach says > two 2> /dev/null & wait; grep -c tick one two",
     ));
@@ -338,7 +337,7 @@ fn clients_attach_to_containers() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_no_container_up() {
+fn slow_client_does_not_block_its_container() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     let writes = "sleep 4; yes 0123456789012345678901234567890123456789 | head -c 200000000; echo done; exit 0";
@@ -402,7 +401,7 @@ fn ports_are_forwarded() {
         "for i in $(seq 20); do curl -sS http://127.0.0.1:$port/sum & done | uniq | wc -l",
     ));
     assert!(code == 0 && text.trim_end().ends_with('1'), "{text}");
-    // The client's end is heard, and what is said after it too.
+    // The client's end-of-file is passed on, and later output still arrives.
     let (code, text) = cluster.try_ask(&with_port(
         9000,
         "head -c 30000000 /dev/zero | socat -t 20 - TCP:127.0.0.1:$port",
@@ -417,11 +416,11 @@ fn ports_are_forwarded() {
 }
 
 #[test]
-fn pods_and_nodes_are_debugged() {
+fn pods_and_nodes_can_be_debugged() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user1");
     cluster.create_running(&[simple("p", "sleep 5678", json!({}))]);
-    // Sees the container's processes and, through them, its files.
+    // It can see the container's processes and, through them, its files.
     let (code, text) = cluster.try_ask(&format!(
         "timeout 50 kubectl debug p --quiet -i --image={BUSYBOX} --target=main -- sh -c 'ps; ls /proc/1/root/bin/busybox; hostname'"
     ));
@@ -455,11 +454,11 @@ fn pods_and_nodes_are_debugged() {
     end(&lab, cluster);
 }
 
-/// All processes are to be seen, the user's files are to be written, and what is root's alone stays closed.
+/// The debug container can see all processes and write the user's files, but can't read files that only root may.
 #[track_caller]
 fn a_debugged_node_is_seen_with_the_rights_of(cluster: &mut Cluster, user: &str) {
     let node = cluster.first_node();
-    // It begins when its client is there to hear it.
+    // Its script waits until the client is attached.
     let looks = format!(
         "timeout 50 kubectl debug node/{node} --quiet -i --image={BUSYBOX} -- sh -c '\
          read begin; ps | grep -q \"[s]lurmstepd\" && echo steps; \
@@ -478,7 +477,7 @@ fn a_debugged_node_is_seen_with_the_rights_of(cluster: &mut Cluster, user: &str)
 }
 
 #[test]
-fn with_one_id_streams_work_too() {
+fn streams_work_with_a_single_id() {
     let lab = Lab::ready();
     let mut cluster = cluster(&lab, "user2");
     let other = json!({"securityContext": {"runAsUser": 1000}});
@@ -499,7 +498,7 @@ fn with_one_id_streams_work_too() {
     ];
     for (command, text) in asked {
         let (code, said) = cluster.try_ask(command);
-        // script(1) may show the end of its own input, before or after.
+        // script(1) may echo the end of its own input, before or after.
         let said = said.trim_matches(|c: char| c.is_whitespace() || "^@".contains(c));
         assert_eq!((code, said), (0, text), "{command}");
     }

@@ -1,4 +1,4 @@
-//! What a workload that is a program gets, and what comes back from it.
+//! The environment of a workload that is a program, and what it returns.
 
 use e2e::{Cluster, Lab};
 
@@ -8,7 +8,7 @@ fn run(lab: &Lab, script: &str) -> e2e::Output {
 }
 
 #[test]
-fn the_exit_code_is_the_workloads() {
+fn exit_code_is_the_workloads() {
     let lab = Lab::ready();
     run(&lab, "exit 0").ended_with(0);
     run(&lab, "exit 7").ended_with(7);
@@ -17,7 +17,7 @@ fn the_exit_code_is_the_workloads() {
 }
 
 #[test]
-fn the_exit_code_is_the_workloads_outside_of_a_job_too() {
+fn exit_code_outside_of_a_job_is_the_workloads() {
     let lab = Lab::ready();
     lab.call(&["coracle", "run", "-N2", "bash", "-c", "exit 7"])
         .run()
@@ -30,7 +30,7 @@ fn the_exit_code_is_the_workloads_outside_of_a_job_too() {
 }
 
 #[test]
-fn a_workload_that_dies_by_a_signal_gives_128_and_its_number() {
+fn workload_killed_by_signal_exits_with_128_plus_number() {
     let lab = Lab::ready();
     run(&lab, "kill -TERM $$").ended_with(128 + 15);
     run(&lab, "kill -SEGV $$").ended_with(128 + 11);
@@ -38,7 +38,7 @@ fn a_workload_that_dies_by_a_signal_gives_128_and_its_number() {
 }
 
 #[test]
-fn arguments_arrive_as_they_were_given() {
+fn arguments_are_passed_unchanged() {
     let lab = Lab::ready();
     for start in [
         &["srun", "-N1", "coracle", "run"][..],
@@ -54,7 +54,7 @@ fn arguments_arrive_as_they_were_given() {
 }
 
 #[test]
-fn standard_input_is_the_workloads() {
+fn standard_input_is_passed_to_the_workload() {
     let lab = Lab::ready();
     for start in [
         &["srun", "-N2", "coracle", "run"][..],
@@ -71,7 +71,7 @@ fn standard_input_is_the_workloads() {
 }
 
 #[test]
-fn a_script_runs_with_and_without_permission_to_be_run() {
+fn script_runs_without_executable_permission() {
     let lab = Lab::ready();
     lab.write("my script", "#!/bin/bash -e\necho \"$1 in $PWD\"\n");
     for mode in ["700", "600"] {
@@ -87,7 +87,7 @@ fn a_script_runs_with_and_without_permission_to_be_run() {
 }
 
 #[test]
-fn the_variables_of_ksi_are_set_and_work() {
+fn variables_of_ksi_are_set_and_work() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     let env = cluster.ask("env");
@@ -103,7 +103,7 @@ fn the_variables_of_ksi_are_set_and_work() {
             "{name} in {env}"
         );
     }
-    // As KSI's examples do it.
+    // As in KSI's examples.
     let nodes = cluster.ask(
         r#"curl --silent --insecure --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" "$K8S_CLUSTER_API/api/v1/nodes" | jq -r ".items[].metadata.name""#,
     );
@@ -118,7 +118,7 @@ fn the_variables_of_ksi_are_set_and_work() {
 }
 
 #[test]
-fn the_kubeconfig_may_be_changed() {
+fn workload_may_change_the_kubeconfig() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     cluster.ask("kubectl config set-context --current --namespace=kube-system");
@@ -129,7 +129,7 @@ fn the_kubeconfig_may_be_changed() {
 }
 
 #[test]
-fn kubectl_is_on_the_path_even_where_the_user_has_none() {
+fn kubectl_is_on_the_path_of_every_workload() {
     let lab = Lab::ready();
     let script =
         "PATH=/usr/bin:/bin srun -N1 /opt/coracle/bin/coracle run kubectl get nodes -o name";
@@ -140,7 +140,7 @@ fn kubectl_is_on_the_path_even_where_the_user_has_none() {
 }
 
 #[test]
-fn the_default_service_account_and_a_schedulable_pod_are_there_at_once() {
+fn default_service_account_and_schedulable_nodes_exist_at_once() {
     let lab = Lab::ready();
     let mut cluster = Cluster::start(&lab);
     cluster.ask("kubectl get serviceaccount default");
@@ -152,7 +152,7 @@ fn the_default_service_account_and_a_schedulable_pod_are_there_at_once() {
 }
 
 #[test]
-fn kubectl_leaves_no_cache_in_the_home_directory() {
+fn kubectl_leaves_no_cache_in_home() {
     let lab = Lab::ready();
     run(&lab, "kubectl api-resources > /dev/null").succeeded();
     lab.sh("ls -A ~/.kube").run().ended_with(2);
