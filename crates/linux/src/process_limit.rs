@@ -44,7 +44,8 @@ pub fn lower_for_program() -> io::Result<()> {
     OF_PROGRAMS.get().map_or(Ok(()), |limit| lower(*limit))
 }
 
-/// How many threads of this user are neither in the user namespace `inside` nor in one below it.
+/// How many threads of this user are neither in the user namespace `inside` nor in one below it. Processes that
+/// [hide](crate::credentials::hide) count as outside, or not at all where `/proc` does not show them (`hidepid`).
 pub fn threads_outside(inside: impl AsFd) -> io::Result<u64> {
     let inside = identity(&inside)?;
     let user = rustix::process::getuid().as_raw();
