@@ -77,6 +77,7 @@ bench: dist ## Measure start-up, pods, streams and memory on the lab; see docs/p
 	bench/pods
 	bench/inside
 	bench/streams
+	bench/carry
 
 .PHONY: dist
 dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/kubectl and upstream's programs

@@ -324,6 +324,10 @@ fn each_secret_can_be_found_by_root(lab: &Lab, secrets: &BTreeMap<String, String
     assert_eq!(ways(&elsewhere), names);
 }
 
+/// The socket of a sandbox in its pod's directory, and its name until it is renamed into place.
+const SANDBOX_SOCKET: &str = "namespaces.sock";
+const SANDBOX_SOCKET_WHEN_BOUND: &str = "/namespaces.new";
+
 /// Tests every Unix socket on which one of these processes listens, in all network namespaces.
 pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let pids: Vec<String> = theirs.iter().map(|p| p.pid.to_string()).collect();
@@ -335,6 +339,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     );
     let listed = lab.root(host, &script).stdout;
     let mut sockets = BTreeSet::new();
+    let mut sandboxes = BTreeSet::new();
     for line in listed.lines() {
         let owners = line.split("pid=").skip(1);
         let owners = owners.filter_map(|rest| rest.split(',').next());
@@ -342,9 +347,18 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
             let path = line.split_whitespace().nth(4).unwrap_or_default();
             // A hub renames its socket after bind(2); the kernel keeps the original name.
             let path = path.replace("/hub.new", "/hub.sock");
-            sockets.insert((path, pid.to_owned()));
+            if !path.ends_with(SANDBOX_SOCKET_WHEN_BOUND) {
+                sockets.insert((path, pid.to_owned()));
+            } else {
+                sandboxes.insert(pid.to_owned());
+            }
         }
     }
+    // Sandboxes bind theirs through a descriptor of the pod's directory, so that `ss` does not show its path.
+    let find = format!("find /tmp -path '*/pods/*/{SANDBOX_SOCKET}' -type s");
+    let found = lab.root(host, &find).stdout;
+    let found: Vec<&str> = found.lines().collect();
+    assert_eq!(found.len(), sandboxes.len(), "{host}: {found:?}");
     let known = [
         "kubelet.sock",
         "hub.sock",
@@ -379,12 +393,16 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
         _ => BTreeSet::new(),
     };
     assert_eq!(names, wanted, "{host}");
+    paths.extend(found.iter().map(|path| (*path).to_owned()));
     let order = json!({"paths": paths});
     let got = attack(lab, host, "user2", "files", &order);
     assert!(got.is_empty(), "{host}: {got:#?}");
     let possible = attack(lab, host, "user1", "files", &order);
     let connected = possible.iter().filter(|(way, _)| way == "connect").count();
-    assert!(connected >= wanted.len(), "{host}: {possible:?}");
+    assert!(
+        connected >= wanted.len() + found.len(),
+        "{host}: {possible:?}"
+    );
 }
 
 /// A port on a host's network.

@@ -266,18 +266,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_disk_does_not_block_the_agent() {
+    async fn slow_sandbox_does_not_block_the_agent() {
         let dir = tempfile::tempdir().unwrap();
         let pod = dir.path().join("pods/uid");
         std::fs::create_dir_all(&pod).unwrap();
-        // Opening a FIFO blocks until there is a writer.
-        let fifo = pod.join("lock");
-        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
-        assert!(made.unwrap().success());
+        let address = SocketAddrUnix::new(pod.join("namespaces.sock")).unwrap();
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        // It answers late, and with nothing.
         let slow = Duration::from_secs(1);
-        let writer = std::thread::spawn(move || {
+        let sandbox = std::thread::spawn(move || {
+            let connection = rustix::net::accept(&socket).unwrap();
             std::thread::sleep(slow);
-            std::fs::File::options().write(true).open(fifo)
+            drop(connection);
         });
         let begun = Instant::now();
         let other_work = async {
@@ -287,7 +295,7 @@ mod tests {
         let (found, waited) = tokio::join!(with(dir.path(), find_namespaces), other_work);
         assert!(found.unwrap().is_none());
         assert!(begun.elapsed() >= slow && waited < slow, "{waited:?}");
-        writer.join().unwrap().unwrap();
+        sandbox.join().unwrap();
     }
 
     #[tokio::test]
