@@ -12,7 +12,7 @@ echo running
 while :; do sleep 0.05; done
 "#;
 
-/// Ignores all signals that it can.
+/// Prints each signal, and continues.
 const STUBBORN: &str = r#"
 for s in TERM INT HUP; do trap "echo got $s" $s; done
 echo running
