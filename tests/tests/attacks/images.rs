@@ -202,7 +202,7 @@ fn loopback_registries_get_no_password_without_consent() {
     assert!(!shown(&hostile), "{}", hostile.stdout());
     refused.ended_with(74).says(&[
         "localhost:5101",
-        "hint: if this registry has no TLS, say `insecure = true`",
+        "hint: if this registry has no TLS, set `insecure = true`",
     ]);
     let mirror = "[registry.\"localhost:5101\"]\nmirrors = [\"http://localhost:5101\"]\n";
     lab.registries(mirror);

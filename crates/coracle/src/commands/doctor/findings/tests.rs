@@ -77,7 +77,7 @@ fn good() -> Survey {
             version: Some(Ok(slurm::SlurmVersion::new(26, 5))),
             controller: Some(Ok(())),
             partitions: slurm::parse_partitions(
-                "main*|up|infinite|1/1/0/2\nlong|down|1:00|0/0/4/4\n",
+                "main*|up|1/1/0/2\nlong|down|0/0/4/4\n",
             ),
             job: Some(7),
         },
