@@ -11,6 +11,7 @@ Prints a line for each thing that succeeded: the way, a space, and what it succe
 show that each way works for somebody.
 """
 
+import errno
 import ctypes, ipaddress, json, os, resource, signal, socket, stat, struct, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -138,9 +139,16 @@ def enumerate_(order):
 
 
 def connect(path):
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
-        client.connect("\0" + path[1:] if path.startswith("@") else path)
+    address = "\0" + path[1:] if path.startswith("@") else path
+    # A socket of another type is refused before permissions matter, so that each type is tried.
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as client:
+            client.settimeout(5)
+            try:
+                return client.connect(address)
+            except OSError as error:
+                if error.errno != errno.EPROTOTYPE:
+                    raise
 
 
 def files(order):

@@ -408,14 +408,19 @@ fn ask_pods(
     for (pod, was) in now.iter_mut().zip(before) {
         let said = answer(&pod.name);
         let words: Vec<&str> = said.split_whitespace().collect();
-        let Some((&"whole", counts)) = words.split_last() else {
+        let Some(counts) = parse_counts(&words, pod) else {
             return Err(Yet(format!("{}: {said}", pod.name)));
         };
         for (index, (count, container)) in counts.iter().zip(&mut pod.containers).enumerate() {
-            container.runs = count.parse().unwrap_or_default();
+            container.runs = *count;
             let restarts = container.restarts - was.containers[index].restarts;
-            let runs = container.runs.saturating_sub(was.containers[index].runs);
-            // A run that is killed at once writes no line.
+            let Some(runs) = container.runs.checked_sub(was.containers[index].runs) else {
+                return Err(Forever(format!(
+                    "{}: the volume has lost runs of {}",
+                    pod.name, container.name
+                )));
+            };
+            // A run that is killed at once leaves no line.
             if runs > restarts || (restarts == 1 && runs == 0) {
                 return Err(Forever(format!(
                     "{}: {restarts} restarts of {}, but {runs} more runs",
@@ -441,7 +446,23 @@ fn ask_pods(
     Ok(())
 }
 
-/// Commands by name. Those for standing pods print `whole` at the end if they find no problem.
+/// The number of runs of each container, if the pod's answer says nothing else: a missing address, network or file adds words.
+fn parse_counts(words: &[&str], pod: &Standing) -> Option<Vec<u64>> {
+    let (&"whole", counts) = words.split_last()? else {
+        return None;
+    };
+    let expected = match pod.target {
+        Target::Steady => pod.containers.len(),
+        _ => 0,
+    };
+    let counts: Vec<u64> = counts
+        .iter()
+        .map(|count| count.parse().ok())
+        .collect::<Option<_>>()?;
+    (counts.len() == expected).then_some(counts)
+}
+
+/// Commands by names. Those to standing pods end with the word `whole` if all is well.
 fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
     let mut questions = Vec::new();
     for pod in pods {
@@ -532,4 +553,41 @@ fn ticks_are_whole(name: &str, log: &str) -> Result<(), Wrong> {
         return Err(Yet(format!("log of {name} is empty")));
     }
     Ok(())
+}
+
+#[test]
+fn counts_are_accepted_only_without_other_words() {
+    let container = |name: &str| Container {
+        name: name.to_owned(),
+        id: String::new(),
+        started: String::new(),
+        restarts: 0,
+        runs: 1,
+    };
+    let pod = |target, containers: &[&str]| Standing {
+        name: "pod".to_owned(),
+        node: "node1",
+        target,
+        uid: String::new(),
+        address: String::new(),
+        containers: containers.iter().map(|name| container(name)).collect(),
+    };
+    let parsed = |answer: &str, pod: &Standing| {
+        parse_counts(&answer.split_whitespace().collect::<Vec<_>>(), pod)
+    };
+    let steady = pod(Target::Steady, &["a", "b"]);
+    assert_eq!(parsed("1 2 whole", &steady), Some(vec![1, 2]));
+    for answer in [
+        "",
+        "1 2",
+        "1 whole",
+        "no address 1 2 whole",
+        "no network 1 2 whole",
+        "cat: can't open '/data/a.runs' 0 2 whole",
+    ] {
+        assert_eq!(parsed(answer, &steady), None, "{answer}");
+    }
+    let keeper = pod(Target::Keeper, &["a"]);
+    assert_eq!(parsed("whole", &keeper), Some(Vec::new()));
+    assert_eq!(parsed("no address whole", &keeper), None);
 }

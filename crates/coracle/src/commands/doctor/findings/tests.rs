@@ -76,9 +76,7 @@ fn good() -> Survey {
             commands: Ok("/usr/bin/srun".into()),
             version: Some(Ok(slurm::SlurmVersion::new(26, 5))),
             controller: Some(Ok(())),
-            partitions: slurm::parse_partitions(
-                "main*|up|1/1/0/2\nlong|down|0/0/4/4\n",
-            ),
+            partitions: slurm::parse_partitions("main*|up|1/1/0/2\nlong|down|0/0/4/4\n"),
             job: Some(7),
         },
     }
