@@ -40,8 +40,14 @@ impl Lab {
     /// Puts [`BUSYBOX`] into the store of a user.
     #[track_caller]
     pub fn load_busybox_for(&self, user: &str) {
+        self.load_busybox_as(user, BUSYBOX);
+    }
+
+    /// Puts busybox into the store of a user under another name.
+    #[track_caller]
+    pub fn load_busybox_as(&self, user: &str, name: &str) {
         let script = format!(
-            "set -o pipefail; bash -c '{}' archive {BUSYBOX} | coracle image load --input -",
+            "set -o pipefail; bash -c '{}' archive {name} | coracle image load --input -",
             ARCHIVE.replace('\'', r"'\''")
         );
         self.sh(&script).user(user).run().succeeded();

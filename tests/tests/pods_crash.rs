@@ -1,5 +1,10 @@
 //! `kill -9` beside pods and below them: pods outlive whoever looks after them, and what dies comes back by its policy.
 
+#[path = "pods_crash/namespaces.rs"]
+mod namespaces;
+#[path = "pods_crash/pullers.rs"]
+mod pullers;
+
 use e2e::{Cluster, Lab, Process, Role, container, wait_until};
 use serde_json::Value;
 
@@ -256,13 +261,24 @@ spec:
 /// Both processes of the hub of node1, once there are two and neither is one of `killed`.
 #[track_caller]
 fn next_hub(lab: &Lab, killed: &[&Process]) -> [Process; 2] {
-    let mut pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
-    wait_until(30, "the hub has two processes again", || {
-        pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
+    next_hub_on(lab, "node1", killed)
+}
+
+/// The same for any host.
+#[track_caller]
+fn next_hub_on(lab: &Lab, host: &str, killed: &[&Process]) -> [Process; 2] {
+    let mut pair = None;
+    wait_until(60, "the hub has two processes again", || {
+        let found = [Role::HubGuard, Role::Hub].map(|role| lab.try_find(host, "user1", role));
+        let [Some(guard), Some(worker)] = found else {
+            return false;
+        };
         let is_new = |process: &Process| killed.iter().all(|killed| killed.pid != process.pid);
-        pair[1].parent == pair[0].pid && pair.iter().all(is_new)
+        let is_next = worker.parent == guard.pid && is_new(&guard) && is_new(&worker);
+        pair = is_next.then_some([guard, worker]);
+        is_next
     });
-    pair
+    pair.expect("it was found")
 }
 
 /// Kills processes of node1 at the same moment.
@@ -275,13 +291,19 @@ fn kill_at_once(lab: &Lab, processes: &[&Process]) {
 /// Waits until one pod reaches another.
 #[track_caller]
 fn are_connected(cluster: &mut Cluster, from: &str, to: &Value) {
+    wait_until(40, "one pod reaches the other", || {
+        is_connected(cluster, from, to)
+    });
+}
+
+/// Whether one pod reaches another.
+#[track_caller]
+fn is_connected(cluster: &mut Cluster, from: &str, to: &Value) -> bool {
     let address = to["status"]["podIP"].as_str().unwrap_or_default();
     let fetch = format!(
         "timeout 20 kubectl exec {from} -- timeout 5 wget -qO- http://{address}:8080/passwd | grep -q root"
     );
-    wait_until(40, "one pod reaches the other", || {
-        cluster.try_ask(&fetch).0 == 0
-    });
+    cluster.try_ask(&fetch).0 == 0
 }
 
 #[test]
@@ -549,13 +571,14 @@ fn the_marked(lab: &Lab, mark: &str) -> Process {
 /// The same for any host.
 #[track_caller]
 fn the_marked_on(host: &str, lab: &Lab, mark: &str) -> Process {
-    let found: Vec<_> = lab
-        .processes(host)
-        .into_iter()
-        .filter(|process| process.args.ends_with(mark) && process.args.starts_with("sh "))
-        .collect();
-    assert_eq!(found.len(), 1, "{mark}: {found:?}");
-    found[0].clone()
+    let mut found = Vec::new();
+    // It may be about to start, and a shell that has just forked has the same arguments as its child.
+    wait_until(10, mark, || {
+        found = lab.processes(host);
+        found.retain(|process| process.args.ends_with(mark) && process.args.starts_with("sh "));
+        found.len() == 1
+    });
+    found.remove(0)
 }
 
 /// The container's process itself, the one that started it, or the pod's sandbox.

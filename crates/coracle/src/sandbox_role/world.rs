@@ -286,9 +286,11 @@ async fn keep_place(
         place.lost().await;
         let deadline = Instant::now() + CLAIM_TIMEOUT;
         place = loop {
-            match Place::ask(&hub, &request, &network).await {
+            // A hub that hangs must not keep the pod waiting without an interface.
+            let asked = tokio::time::timeout(CLAIM_TIMEOUT, Place::ask(&hub, &request, &network));
+            match asked.await.map_err(std::io::Error::from).flatten() {
                 Ok(place) => break place,
-                Err(error) if Instant::now() > deadline && !has_interface(&network) => {
+                Err(error) if Instant::now() >= deadline && !has_interface(&network) => {
                     tracing::warn!(%error, "the pod has lost its network");
                     let _ = changed.send(None);
                     return;
