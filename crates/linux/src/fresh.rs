@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
-use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType};
+use rustix::thread::ThreadNameSpaceType;
 
 use crate::cgroup::Group;
 
@@ -146,13 +146,6 @@ fn forked(pid: libc::c_long, pidfd: &libc::c_int) -> io::Result<Forked> {
         }
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// Enters the user namespace that a file stands for, as its root.
-pub fn join_user(namespace: impl AsFd) -> io::Result<()> {
-    let kind = Some(LinkNameSpaceType::User);
-    rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
-    Ok(())
 }
 
 /// Opens a namespace of a process by its name below `/proc/PID/ns`. The namespace lasts as long as the descriptor.

@@ -43,7 +43,7 @@ pub fn join(socket: &Path) -> io::Result<()> {
             asked => break asked?,
         }
     };
-    linux::fresh::join_user(namespaces.user())
+    linux::fresh::join_namespace(namespaces.user())
 }
 
 /// Asks the hub for its namespaces. A hub's process hides, so that no other process can open them below `/proc`.
