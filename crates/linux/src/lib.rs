@@ -12,6 +12,7 @@ pub mod cgroup;
 pub mod credentials;
 pub mod descriptors;
 pub mod elf;
+pub mod file_id;
 pub mod fresh;
 pub mod keyring;
 pub mod kin;

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions};
 use rustix::thread::UnshareFlags;
 
+use crate::file_id::FileId;
 use crate::mount;
 use crate::probe::subid::{self, Range};
 use crate::process::Fork;
@@ -57,22 +58,16 @@ fn own(kind: &str) -> io::Result<OwnedFd> {
 
 /// The ancestor of a user namespace, or itself, whose parent is the calling process's own.
 pub fn child_of_own(namespace: OwnedFd) -> io::Result<OwnedFd> {
-    let own = identity(own_user_namespace()?)?;
+    let own = FileId::of(own_user_namespace()?)?;
     let mut namespace = namespace;
     loop {
         // The kernel refuses for a namespace that does not descend from ours, so that the walk ends there.
         let parent = crate::fresh::parent_namespace(&namespace)?;
-        if identity(&parent)? == own {
+        if FileId::of(&parent)? == own {
             return Ok(namespace);
         }
         namespace = parent;
     }
-}
-
-/// Device and inode, by which two descriptors of one namespace are known.
-pub(crate) fn identity(namespace: impl AsFd) -> io::Result<(u64, u64)> {
-    let found = rustix::fs::fstat(namespace)?;
-    Ok((found.st_dev, found.st_ino))
 }
 
 /// How many ids a user namespace has.
@@ -326,11 +321,15 @@ mod tests {
     fn the_ancestor_below_our_namespace_is_found_from_deep_inside() {
         assert!(in_a_child(|| {
             let deep = deep_namespaces();
-            let found = identity(child_of_own(deep.below).unwrap()).unwrap();
+            let found = inode(child_of_own(deep.below).unwrap());
             // The walk from a namespace that is not below ours ends with an error.
             let own = child_of_own(own_user_namespace().unwrap());
-            found.1 == deep.first && own.is_err()
+            found == deep.first && own.is_err()
         }));
+    }
+
+    fn inode(namespace: OwnedFd) -> u64 {
+        rustix::fs::fstat(namespace).unwrap().st_ino
     }
 
     struct Deep {
@@ -348,7 +347,7 @@ mod tests {
             Fork::Child => {
                 drop(end);
                 enter_as_root(UnshareFlags::empty()).unwrap();
-                let first = identity(own_user_namespace().unwrap()).unwrap().1;
+                let first = inode(own_user_namespace().unwrap());
                 enter_below(UnshareFlags::empty()).unwrap();
                 (&tell).write_all(&first.to_ne_bytes()).unwrap();
                 let _ = (&stay).read(&mut [0]);

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::namespace::identity;
+use crate::file_id::FileId;
 
 /// What programs of others get. A process that is forked knows it too.
 static OF_PROGRAMS: OnceLock<u64> = OnceLock::new();
@@ -46,7 +46,7 @@ pub fn lower_for_program() -> io::Result<()> {
 
 /// How many threads of this user are neither in the user namespace `inside` nor in one below it.
 pub fn threads_outside(inside: impl AsFd) -> io::Result<u64> {
-    let inside = identity(&inside)?;
+    let inside = FileId::of(&inside)?;
     let user = rustix::process::getuid().as_raw();
     let threads = |process: i32| {
         let status = std::fs::read(format!("/proc/{process}/status")).ok()?;
@@ -67,12 +67,12 @@ fn threads_of(status: &str, user: u32) -> Option<u64> {
 }
 
 /// Whether the user namespace of a process is this one or below it; not if it can't be seen.
-fn is_within(process: i32, ancestor: (u64, u64)) -> bool {
+fn is_within(process: i32, ancestor: FileId) -> bool {
     let mut namespace = File::open(format!("/proc/{process}/ns/user"))
         .ok()
         .map(OwnedFd::from);
     while let Some(current) = namespace {
-        if identity(&current).is_ok_and(|found| found == ancestor) {
+        if FileId::of(&current).is_ok_and(|found| found == ancestor) {
             return true;
         }
         namespace = crate::fresh::parent_namespace(&current).ok();
@@ -119,10 +119,10 @@ mod tests {
             let middle = crate::fresh::namespace_of(child, "user").unwrap();
             say(&here);
             said(&here);
-            let within = |namespace: &OwnedFd| is_within(child, identity(namespace).unwrap());
+            let within = |namespace: &OwnedFd| is_within(child, FileId::of(namespace).unwrap());
             let own = |name: &str| crate::fresh::namespace_of(child, name).unwrap();
             let ours: OwnedFd = File::open("/proc/self/ns/user").unwrap().into();
-            let right = identity(&middle).unwrap() != identity(own("user")).unwrap()
+            let right = FileId::of(&middle).unwrap() != FileId::of(own("user")).unwrap()
                 && [&middle, &own("user"), &ours].into_iter().all(within)
                 && !within(&own("net"));
             drop(here);

@@ -8,11 +8,13 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::file_id::FileId;
 
 const OWN: &str = "/proc/self/exe";
 const SEALS: SealFlags = SealFlags::SEAL
@@ -24,26 +26,9 @@ const SEAL_EXEC: SealFlags = SealFlags::from_bits_retain(0x20);
 /// The user reads and executes it; other ids of their containers do neither.
 const MODE: u32 = 0o500;
 
-/// Tells a file from all others that are there at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId {
-    device: u64,
-    inode: u64,
-}
-
-impl FileId {
-    /// Of a file that `metadata` is of.
-    pub fn of(metadata: &std::fs::Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        }
-    }
-
-    /// Of the file that this process runs from.
-    pub fn of_own_program() -> io::Result<Self> {
-        Ok(Self::of(&std::fs::metadata(OWN)?))
-    }
+/// The file that this process runs from.
+pub fn own_program() -> io::Result<FileId> {
+    Ok(FileId::from(&std::fs::metadata(OWN)?))
 }
 
 /// Whether this process runs from a sealed copy.

@@ -11,6 +11,8 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::file_id::FileId;
+
 /// Down to this depth every directory stays open. Below it only the deepest one is, and the walk returns by `..`.
 const OPEN_LEVELS: usize = 64;
 
@@ -136,7 +138,7 @@ impl Parent {
         };
         let dir = open_to_list(below.entries.fd()?, c"..")?;
         let found = rustix::fs::fstat(&dir)?;
-        if (found.st_dev, found.st_ino) != (status.st_dev, status.st_ino) {
+        if FileId::from(&found) != FileId::from(&status) {
             return Err(Errno::STALE);
         }
         let mut entries = Dir::new(dir)?;

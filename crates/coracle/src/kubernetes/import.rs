@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::HumanBytes;
+use linux::file_id::FileId;
 
 use super::elf::{NotProgram, check_program};
 use super::probe::{self, ProbeError};
@@ -189,7 +190,7 @@ fn find_programs(dir: &Path) -> Result<Vec<Program>, ImportError> {
         source,
     })?;
     let mut programs: Vec<Program> = Vec::new();
-    let mut seen: HashMap<(u64, u64), usize> = HashMap::new();
+    let mut seen: HashMap<FileId, usize> = HashMap::new();
     let mut missing = Vec::new();
     for component in Component::ALL {
         let named = [component.name(), MULTI_CALL].map(|name| dir.join(name));
@@ -206,16 +207,14 @@ fn find_programs(dir: &Path) -> Result<Vec<Program>, ImportError> {
                 reason: NotProgram::NotElf,
             });
         }
-        let at = *seen
-            .entry((metadata.dev(), metadata.ino()))
-            .or_insert_with(|| {
-                programs.push(Program {
-                    path,
-                    size: metadata.len(),
-                    components: Vec::new(),
-                });
-                programs.len() - 1
+        let at = *seen.entry(FileId::from(&metadata)).or_insert_with(|| {
+            programs.push(Program {
+                path,
+                size: metadata.len(),
+                components: Vec::new(),
             });
+            programs.len() - 1
+        });
         programs[at].components.push(component);
     }
     if missing.is_empty() {

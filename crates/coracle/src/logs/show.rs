@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use linux::file_id::FileId;
 
 use super::here::Found;
 
@@ -151,7 +151,7 @@ impl Following {
         };
         let known = file.metadata().ok()?;
         match std::fs::metadata(&self.path) {
-            Ok(found) => Some((found.dev(), found.ino()) != (known.dev(), known.ino())),
+            Ok(found) => Some(FileId::from(&found) != FileId::from(&known)),
             // Between two names, or for ever.
             Err(_) => self.path.parent()?.is_dir().then_some(false),
         }

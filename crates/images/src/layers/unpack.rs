@@ -9,9 +9,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use linux::file_id::FileId;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chownat, fchmod, fchown,
-    fsetxattr, fstat, futimens, linkat, mknodat, openat, symlinkat, utimensat,
+    fsetxattr, futimens, linkat, mknodat, openat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -98,7 +99,7 @@ struct Unpacking<'a> {
     may_chown: bool,
     /// Some deletions are marked by files, which go where something new comes.
     marks_by_files: bool,
-    pending: HashMap<(u64, u64), Pending>,
+    pending: HashMap<FileId, Pending>,
     buffer: Vec<u8>,
 }
 
@@ -236,13 +237,12 @@ impl Unpacking<'_> {
     ) -> io::Result<()> {
         set_user_xattrs(dir, entry);
         self.chown(entry, |uid, gid| fchown(dir, uid, gid))?;
-        let found = fstat(dir)?;
         let pending = Pending {
             path: path.to_vec(),
             mode: entry.mode,
             times: times(entry),
         };
-        self.pending.insert((found.st_dev, found.st_ino), pending);
+        self.pending.insert(FileId::of(dir)?, pending);
         Ok(())
     }
 
@@ -347,7 +347,7 @@ impl Unpacking<'_> {
         }
         // A link to itself must not remove what it links to.
         let there = self.tree.stat(path)?;
-        if there.is_some_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)) {
+        if there.is_some_and(|there| FileId::from(&there) == FileId::from(&found)) {
             return Ok(true);
         }
         self.place(path, |dir, name| {
@@ -412,7 +412,7 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    fn complete(&self, id: (u64, u64), directory: &Pending) -> io::Result<()> {
+    fn complete(&self, id: FileId, directory: &Pending) -> io::Result<()> {
         let dir = match self.tree.open_directory(&directory.path) {
             Ok(dir) => dir,
             Err(error) => {
@@ -423,8 +423,7 @@ impl Unpacking<'_> {
                 };
             }
         };
-        let found = fstat(&dir)?;
-        if (found.st_dev, found.st_ino) != id {
+        if FileId::of(&dir)? != id {
             return Ok(());
         }
         fchmod(&dir, Mode::from_raw_mode(directory.mode))?;

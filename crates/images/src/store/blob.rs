@@ -2,10 +2,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::file_id::FileId;
 use tempfile::{NamedTempFile, TempPath};
 
 use super::{Grant, Requester, Store, StoreError, lock};
@@ -188,7 +188,7 @@ impl Store {
 
 fn still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
-        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        (Ok(ours), Ok(there)) => FileId::from(&ours) == FileId::from(&there),
         _ => false,
     }
 }

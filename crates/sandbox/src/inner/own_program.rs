@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use linux::sealed::FileId;
+use linux::file_id::FileId;
 use rustix::fs::{Mode, OFlags};
 
 use super::failure::Failure;
@@ -27,7 +27,7 @@ pub struct OwnProgram(FileId);
 impl OwnProgram {
     /// To be found while `/proc` is the host's.
     pub fn find() -> io::Result<Self> {
-        FileId::of_own_program().map(Self)
+        linux::sealed::own_program().map(Self)
     }
 
     /// Refuses a program that is ours, or is interpreted by ours, in the current root and directory.
@@ -40,7 +40,7 @@ impl OwnProgram {
             let Ok(found) = std::fs::metadata(&next) else {
                 break;
             };
-            if FileId::of(&found) == self.0 {
+            if FileId::from(&found) == self.0 {
                 return Err(Failure::program(format!(
                     "exec: \"{}\": containers can't run the program that starts them",
                     program.display()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use linux::file_id::FileId;
 use linux::walk::{Extent, Unreadable};
 use rustix::fs::FileType;
 use tokio::sync::watch;
@@ -142,7 +143,7 @@ fn walk(dir: &Path) -> Option<DiskUsage> {
     let extent = linux::walk::walk(dir, MOST_FILES, Unreadable::Skip, &mut |_, found| {
         let is_dir = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
         let has_names = found.st_nlink > 1 && !is_dir;
-        if has_names && !linked.insert((found.st_dev, found.st_ino)) {
+        if has_names && !linked.insert(FileId::from(found)) {
             return Ok(());
         }
         let blocks = u64::try_from(found.st_blocks).unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use linux::file_id::FileId;
 use linux::walk::{Extent, Unreadable, walk};
 
 /// A container that makes entries as fast as they are counted must not keep the walk from ending.
@@ -14,7 +15,7 @@ pub fn of_directory(dir: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut blocks: u64 = 0;
     let walked = walk(dir, MOST_ENTRIES, Unreadable::Skip, &mut |_, status| {
-        if status.st_nlink < 2 || seen.insert((status.st_dev, status.st_ino)) {
+        if status.st_nlink < 2 || seen.insert(FileId::from(status)) {
             blocks = blocks.saturating_add(u64::try_from(status.st_blocks).unwrap_or_default());
         }
         Ok(())
