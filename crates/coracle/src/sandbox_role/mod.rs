@@ -9,7 +9,7 @@
 //! As a step of the job it also says on its standard output that it runs, or why not, and ends with the pod's exit code.
 //!
 //! It outlives the agent that started it. If no agent comes for a while, and no guard will start one, it ends the pod and itself.
-//! How the pod's containers stand is kept on disk ([`sandbox::checkpoint`]), for an agent that finds no sandbox any more.
+//! How the pod's containers stand is kept on disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
 mod held;
@@ -31,7 +31,7 @@ use anyhow::Context;
 use linux::fresh::{Forked, Fresh};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
-use sandbox::checkpoint;
+use sandbox::lifecycle::checkpoint;
 use pod_protocol::connection::{StayConnectedEnd, SandboxService, stay_connected};
 use pod_protocol::{SandboxHello, PodState, VERSION};
 use sandbox::runtime::{PodDirs, Snapshotter};

@@ -10,8 +10,8 @@ use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameStream, FrameReader};
 use pod_protocol::usage::PodUsage;
 use pod_protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
-use sandbox::checkpoint::Checkpoint;
-use sandbox::life::{self, LifeHandle};
+use sandbox::lifecycle::checkpoint::Checkpoint;
+use sandbox::lifecycle::{self, LifecycleHandle};
 use sandbox::logs::LogDir;
 use sandbox::runtime::{LinuxRuntime, PodDirs};
 use tokio::net::TcpStream;
@@ -51,7 +51,7 @@ enum Stage {
     Waiting(Box<Waiting>),
     /// It lives.
     Living(
-        LifeHandle,
+        LifecycleHandle,
         mpsc::UnboundedSender<Bundle>,
         Rc<LinuxRuntime<NodeWorld>>,
     ),
@@ -153,7 +153,7 @@ impl SandboxPod {
         )?;
         let runtime = Rc::new(runtime);
         let _ = self.runtime.set(runtime.clone());
-        let life = life::start(runtime.clone(), bundle);
+        let life = lifecycle::start(runtime.clone(), bundle);
         if let Some(stop) = stop {
             life.stop(stop);
         }

@@ -13,7 +13,8 @@ use images::{PullPolicy, PullRequest};
 use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
 use sandbox::runtime::PodDirs;
-use sandbox::seams::{Attachment, ImageDefaults, ImageRequest, PodImage, Volume, World};
+use sandbox::container_runtime::{ImagePullPolicy, ImageDefaults, ImageRequest, PodImage};
+use sandbox::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
@@ -44,8 +45,8 @@ pub struct NodeWorld {
     place: RefCell<Option<AbortOnDropHandle<()>>>,
     /// What becomes of it: a new interface, or none.
     changes: (
-        mpsc::UnboundedSender<Option<Attachment>>,
-        tokio::sync::Mutex<mpsc::UnboundedReceiver<Option<Attachment>>>,
+        mpsc::UnboundedSender<Option<NetworkAttachment>>,
+        tokio::sync::Mutex<mpsc::UnboundedReceiver<Option<NetworkAttachment>>>,
     ),
     /// Images that are there, by reference: a container that is started again need not ask.
     present: RefCell<HashMap<String, PodImage>>,
@@ -115,8 +116,8 @@ impl NodeWorld {
     }
 }
 
-impl World for NodeWorld {
-    async fn image(
+impl NodeServices for NodeWorld {
+    async fn ensure_image(
         &self,
         request: &ImageRequest,
         credentials: &[Value],
@@ -125,10 +126,10 @@ impl World for NodeWorld {
             reason: reason.to_owned(),
             message,
         };
-        let policy = match request.policy.as_str() {
-            "Always" => PullPolicy::Always,
-            "Never" => PullPolicy::Never,
-            _ => PullPolicy::IfNotPresent,
+        let policy = match request.policy {
+            ImagePullPolicy::Always => PullPolicy::Always,
+            ImagePullPolicy::Never => PullPolicy::Never,
+            ImagePullPolicy::IfNotPresent => PullPolicy::IfNotPresent,
         };
         let known = self.present.borrow().get(&request.reference).cloned();
         if let (Some(image), PullPolicy::IfNotPresent | PullPolicy::Never) = (known, policy) {
@@ -185,13 +186,13 @@ impl World for NodeWorld {
         Ok(image)
     }
 
-    async fn volume(
+    async fn set_up_volume(
         &self,
         name: &str,
         source: &Value,
         fs_group: Option<i64>,
         credentials: &[Value],
-    ) -> Result<Volume, Problem> {
+    ) -> Result<ReadyVolume, Problem> {
         let failed = |message: String| Problem {
             reason: "FailedMount".to_owned(),
             message: format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
@@ -203,12 +204,10 @@ impl World for NodeWorld {
             pull_policy,
         } = source
         {
-            let request = ImageRequest {
-                reference,
-                policy: pull_policy,
-            };
-            let image = self.image(&request, credentials).await?;
-            return Ok(Volume::Layers(image.layers));
+            let policy = ImagePullPolicy::from_spec(Some(&pull_policy), &reference);
+            let request = ImageRequest { reference, policy };
+            let image = self.ensure_image(&request, credentials).await?;
+            return Ok(ReadyVolume::Layers(image.layers));
         }
         let own = name.to_owned();
         let prepare = move |volumes: &PodVolumes| {
@@ -216,13 +215,13 @@ impl World for NodeWorld {
             prepared.map_err(|error| error.to_string())
         };
         let prepared = self.with_volumes(prepare).await.map_err(failed)?;
-        Ok(Volume::Directory {
+        Ok(ReadyVolume::Directory {
             path: prepared.path,
             read_only: prepared.read_only,
         })
     }
 
-    async fn attach(&self, network: OwnedFd) -> Result<Attachment, Problem> {
+    async fn attach_network(&self, network: OwnedFd) -> Result<NetworkAttachment, Problem> {
         let request = AttachRequest {
             uid: self.uid.clone(),
             claim: None,
@@ -247,12 +246,12 @@ impl World for NodeWorld {
         Ok(attachment)
     }
 
-    async fn reattached(&self) -> Option<Attachment> {
+    async fn network_reattached(&self) -> Option<NetworkAttachment> {
         let mut changes = self.changes.1.lock().await;
         changes.recv().await.flatten()
     }
 
-    async fn leave(&self) {
+    async fn release(&self) {
         self.place.replace(None);
         let remove = |volumes: &PodVolumes| volumes.remove_all().map_err(|error| error.to_string());
         if let Err(error) = self.with_volumes(remove).await {
@@ -261,8 +260,8 @@ impl World for NodeWorld {
     }
 }
 
-fn attachment(place: &HubAttachment) -> Attachment {
-    Attachment {
+fn attachment(place: &HubAttachment) -> NetworkAttachment {
+    NetworkAttachment {
         interface: network::hub::INTERFACE.to_owned(),
         address: place.address,
         prefix: place.prefix,
@@ -277,7 +276,7 @@ async fn keep_place(
     mut request: AttachRequest,
     mut place: HubAttachment,
     network: OwnedFd,
-    changed: mpsc::UnboundedSender<Option<Attachment>>,
+    changed: mpsc::UnboundedSender<Option<NetworkAttachment>>,
 ) {
     request.claim = Some(place.address);
     loop {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{EnvVar, ExecAction};
 
 use super::{ProbeResult, ProbedContainer};
-use crate::life::go_duration;
+use crate::lifecycle::go_duration;
 use crate::runtime::expand;
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// Runs the command; succeeds if its exit code is 0.
-pub async fn probe<R: Runtime>(
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     action: &ExecAction,

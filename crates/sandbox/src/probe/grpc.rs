@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use super::http::error_chain;
 use super::target::Address;
 use super::{ProbeResult, ProbedContainer, tls};
-use crate::life::go_duration;
-use crate::seams::Runtime;
+use crate::lifecycle::go_duration;
+use crate::container_runtime::ContainerRuntime;
 
 /// `HealthCheckResponse.ServingStatus`
 const SERVING: u64 = 1;
@@ -25,7 +25,7 @@ const UNIMPLEMENTED: u32 = 12;
 const UNAVAILABLE: u32 = 14;
 
 /// Calls the health service; succeeds if it responds with SERVING.
-pub async fn probe<R: Runtime>(
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     action: &GRPCAction,
@@ -46,7 +46,7 @@ pub async fn probe<R: Runtime>(
     }
 }
 
-async fn call<R: Runtime>(runtime: &R, address: &Address, service: &str, tls: bool) -> ProbeResult {
+async fn call<R: ContainerRuntime>(runtime: &R, address: &Address, service: &str, tls: bool) -> ProbeResult {
     let connect_failure = |error: String| {
         ProbeResult::Failure(format!(
             "error: failed to connect service at \"{address}\": {error}"

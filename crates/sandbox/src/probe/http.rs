@@ -16,14 +16,14 @@ use tokio::time::timeout;
 
 use super::target::{self, Address};
 use super::{ProbeResult, ProbedContainer, grpc, tls};
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// How much of a response's body is read.
 const MAX_BODY: usize = 10 * 1024;
 const MAX_REDIRECTS: usize = 10;
 
 /// Fetches the URL; succeeds if the status is 2xx.
-pub async fn probe<R: Runtime>(
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     action: &HTTPGetAction,
@@ -44,7 +44,7 @@ pub async fn probe<R: Runtime>(
 }
 
 /// Fetches the URL of a lifecycle hook; succeeds with any response.
-pub async fn hook<R: Runtime>(
+pub async fn hook<R: ContainerRuntime>(
     runtime: &R,
     ip: Option<IpAddr>,
     container: &Container,
@@ -154,7 +154,7 @@ impl HttpGet {
     }
 
     /// Fetches the URL and follows redirects within the same host.
-    async fn follow<R: Runtime>(mut self, runtime: &R) -> Result<HttpResponse, String> {
+    async fn follow<R: ContainerRuntime>(mut self, runtime: &R) -> Result<HttpResponse, String> {
         let first_host = self.url.address.host.clone();
         for _ in 0..=MAX_REDIRECTS {
             let (status, location, body) = self.fetch(runtime).await?;
@@ -175,7 +175,7 @@ impl HttpGet {
         Err(format!("stopped after {MAX_REDIRECTS} redirects"))
     }
 
-    async fn fetch<R: Runtime>(
+    async fn fetch<R: ContainerRuntime>(
         &self,
         runtime: &R,
     ) -> Result<(StatusCode, Option<String>, String), String> {

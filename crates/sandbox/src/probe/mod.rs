@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Probe};
 
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// The result of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct ProbedContainer {
 }
 
 /// Runs a probe once.
-pub async fn probe_once<R: Runtime>(
+pub async fn probe_once<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     probe: &Probe,

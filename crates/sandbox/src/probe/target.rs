@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::{TcpStream, lookup_host};
 
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// Resolves a port by its number, or by its name in the container's spec.
 pub fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
@@ -47,7 +47,7 @@ impl Address {
     }
 
     /// Connects from the pod's network. Errors have Go's texts, as upstream.
-    pub async fn connect<R: Runtime>(&self, runtime: &R) -> Result<TcpStream, String> {
+    pub async fn connect<R: ContainerRuntime>(&self, runtime: &R) -> Result<TcpStream, String> {
         let ip = self
             .resolve()
             .await

@@ -7,11 +7,11 @@ use tokio::time::timeout;
 
 use super::target::{self, Address};
 use super::{ProbeResult, ProbedContainer};
-use crate::life::go_duration;
-use crate::seams::Runtime;
+use crate::lifecycle::go_duration;
+use crate::container_runtime::ContainerRuntime;
 
 /// Connects to the port.
-pub async fn probe<R: Runtime>(
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     action: &TCPSocketAction,

@@ -15,25 +15,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{ProbeResult, ProbedContainer, probe_once};
-use crate::seams::{
-    ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
-};
+use crate::container_runtime::{ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest, StartedContainer};
 use pod_protocol::Problem;
 
 /// A pod in the host's network, without containers.
 struct HostNetworkRuntime;
 
-impl Runtime for HostNetworkRuntime {
-    async fn up(&self) -> Result<PodNetwork, Problem> {
+impl ContainerRuntime for HostNetworkRuntime {
+    async fn set_up(&self) -> Result<PodNetwork, Problem> {
         Ok(PodNetwork::default())
     }
-    async fn image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
     fn image_volumes(&self, _: &k8s_openapi::api::core::v1::Container) -> Vec<ImageRequest> {
         Vec::new()
     }
-    async fn start(&self, _: &StartRequest) -> Result<Started, Problem> {
+    async fn start(&self, _: &StartRequest) -> Result<StartedContainer, Problem> {
         Err(problem())
     }
     fn signal(&self, _: &str, _: i32) {}
@@ -46,7 +44,7 @@ impl Runtime for HostNetworkRuntime {
     async fn termination_message(&self, _: &StartRequest, _: bool) -> Option<String> {
         None
     }
-    async fn down(&self) {}
+    async fn tear_down(&self) {}
 }
 
 fn problem() -> Problem {

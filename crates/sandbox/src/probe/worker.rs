@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Probe;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::{ProbeResult, ProbedContainer, at_least_one, probe_once};
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// A probe that could not run is repeated at once, up to this many times. As upstream.
 const MAX_TRIES: usize = 3;
@@ -43,7 +43,7 @@ pub enum ProbeEvent {
 }
 
 /// Runs a probe until its result is final, or until the task is aborted. `since` is when the container was started.
-pub async fn run<R: Runtime>(
+pub async fn run<R: ContainerRuntime>(
     runtime: Rc<R>,
     kind: ProbeKind,
     container: ProbedContainer,
@@ -60,7 +60,7 @@ pub async fn run<R: Runtime>(
     loop {
         ticks.tick().await;
         let result = probe_with_retries(&*runtime, &container, &probe).await;
-        runtime.probed(&container.spec.name, kind.as_str(), result.metric_label());
+        runtime.record_probe(&container.spec.name, kind.as_str(), result.metric_label());
         let is_healthy = match result {
             ProbeResult::Success => true,
             ProbeResult::Warning(output) => {
@@ -103,7 +103,7 @@ pub async fn run<R: Runtime>(
     }
 }
 
-async fn probe_with_retries<R: Runtime>(
+async fn probe_with_retries<R: ContainerRuntime>(
     runtime: &R,
     container: &ProbedContainer,
     probe: &Probe,

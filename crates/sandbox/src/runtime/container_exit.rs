@@ -13,7 +13,8 @@ use super::oom_watch::OomWatch;
 use super::rootfs::unmount_fuse;
 use super::{LinuxRuntime, cgroups, cleanup};
 use crate::inner::message::ProcessExit;
-use crate::seams::{Exit, World};
+use crate::container_runtime::ContainerExit;
+use crate::node_services::NodeServices;
 
 /// How long the rest of a container's output is waited for: a process that left the container may hold its pipes open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -33,9 +34,9 @@ pub(super) struct ExitWatch {
     pub copying: JoinHandle<()>,
 }
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Cleans up after a container when it exits. The exit is reported after the container's output is in its log.
-    pub(super) fn watch_exit(&self, watch: ExitWatch) -> oneshot::Receiver<Exit> {
+    pub(super) fn watch_exit(&self, watch: ExitWatch) -> oneshot::Receiver<ContainerExit> {
         let ExitWatch {
             id,
             fuse_root,
@@ -63,7 +64,7 @@ impl<W: World> LinuxRuntime<W> {
                 subscribers.close();
             }
             let oom_killed = oom.is_oom_kill(code);
-            let _ = sender.send(Exit {
+            let _ = sender.send(ContainerExit {
                 code,
                 signal,
                 oom_killed,

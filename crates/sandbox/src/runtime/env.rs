@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 
-use crate::seams::ImageDefaults;
+use crate::container_runtime::ImageDefaults;
 
 /// Addresses that only the sandbox knows.
 #[derive(Debug, Default)]

@@ -14,12 +14,13 @@ use super::LinuxRuntime;
 use super::inner_client::InnerClient;
 use super::stdio::{StdioPipes, StdioStreams};
 use crate::inner::message::{InnerRequest, ProcessExit};
-use crate::seams::{ExecResult, World};
+use crate::container_runtime::ExecResult;
+use crate::node_services::NodeServices;
 
 /// How much of a command's output is kept.
 const MAX_OUTPUT: u64 = 10 << 10;
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     pub(super) fn send_signal(&self, id: &str, signal: i32) {
         let process = self.containers.borrow().get(id).map(|container| {
             if signal == Signal::KILL.as_raw() {

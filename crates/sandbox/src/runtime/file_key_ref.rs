@@ -9,7 +9,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{EnvVar, FileKeySelector};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use crate::seams::Volume;
+use crate::node_services::ReadyVolume;
 use pod_protocol::Problem;
 
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -17,7 +17,7 @@ const MAX_FILE_SIZE: u64 = 1 << 20;
 /// Replaces references to files with their values. `$` is escaped, so that values are not expanded.
 pub(super) fn resolve(
     variables: &[EnvVar],
-    volumes: &BTreeMap<String, Volume>,
+    volumes: &BTreeMap<String, ReadyVolume>,
 ) -> Result<Vec<EnvVar>, Problem> {
     let mut all = Vec::with_capacity(variables.len());
     for variable in variables {
@@ -42,7 +42,7 @@ pub(super) fn resolve(
 /// Returns `None` if the value is missing and optional.
 fn value(
     selector: &FileKeySelector,
-    volumes: &BTreeMap<String, Volume>,
+    volumes: &BTreeMap<String, ReadyVolume>,
 ) -> Result<Option<String>, String> {
     let FileKeySelector {
         key,
@@ -50,7 +50,7 @@ fn value(
         volume_name,
         optional,
     } = selector;
-    let Some(Volume::Directory { path: dir, .. }) = volumes.get(volume_name) else {
+    let Some(ReadyVolume::Directory { path: dir, .. }) = volumes.get(volume_name) else {
         return Err(format!(
             "cannot find the volume {volume_name:?} referenced by FileKeyRef"
         ));
@@ -204,7 +204,7 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, volume.join("pipe"), Mode::RWXU).unwrap();
         let volumes = BTreeMap::from([(
             "config".to_owned(),
-            Volume::Directory {
+            ReadyVolume::Directory {
                 path: volume,
                 read_only: false,
             },

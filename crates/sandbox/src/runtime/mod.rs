@@ -1,8 +1,8 @@
-//! A pod's containers on Linux: the [`Runtime`] that is not simulated.
+//! A pod's containers on Linux: the [`ContainerRuntime`] that is not simulated.
 //!
 //! `pod_sandbox` starts and stops the pod, `start_container` and `container_exit` a container; `streaming` and `exec` run commands
 //! in it. `plan` computes a container's file system and process, and `inner_client` sends the plan to the inner process. Images,
-//! volumes and addresses come from a [`World`].
+//! volumes and addresses come from a [`NodeServices`].
 
 mod cgroups;
 mod cleanup;
@@ -64,10 +64,8 @@ pub use self::snapshotter::Snapshotter;
 use self::streaming::Attachable;
 use crate::inner::message::ProcessPlan;
 use crate::logs::LogDir;
-use crate::seams::{
-    Attachment, ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
-    Volume, World,
-};
+use crate::container_runtime::{ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest, StartedContainer};
+use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 use crate::usage::UsageMeter;
 use pod_protocol::{Bundle, Problem};
 
@@ -92,8 +90,8 @@ impl PodDirs {
 }
 
 /// A pod's containers on this machine.
-pub struct LinuxRuntime<W> {
-    world: W,
+pub struct LinuxRuntime<S> {
+    services: S,
     dirs: PodDirs,
     inner_pid: Pid,
     inner: Rc<InnerClient>,
@@ -108,14 +106,14 @@ pub struct LinuxRuntime<W> {
     /// Set when the pod's namespaces are created.
     network_namespace: OnceCell<OwnedFd>,
     /// Set when the pod is attached to the pod network.
-    attachment: OnceCell<Attachment>,
+    attachment: OnceCell<NetworkAttachment>,
     /// Listeners for `hostPort`, while the pod runs.
     host_ports: RefCell<Option<HostPorts>>,
     /// Set when the pod's cgroup is created, if it has one.
     cgroup: OnceCell<Group>,
     is_stopping: Cell<bool>,
     meter: UsageMeter,
-    volumes: RefCell<BTreeMap<String, Volume>>,
+    volumes: RefCell<BTreeMap<String, ReadyVolume>>,
     /// Volumes whose last update failed.
     stale_volumes: RefCell<BTreeSet<String>>,
     /// Held while a volume is created.
@@ -144,10 +142,10 @@ struct RunningContainer {
     alive: watch::Sender<()>,
 }
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Uses the inner process `inner_pid`, at the other end of `socket`.
     pub fn new(
-        world: W,
+        services: S,
         dirs: PodDirs,
         logs: LogDir,
         inner_pid: Pid,
@@ -210,14 +208,14 @@ impl<W: World> LinuxRuntime<W> {
     }
 }
 
-impl<W: World> Runtime for LinuxRuntime<W> {
-    async fn up(&self) -> Result<PodNetwork, Problem> {
+impl<S: NodeServices> ContainerRuntime for LinuxRuntime<S> {
+    async fn set_up(&self) -> Result<PodNetwork, Problem> {
         self.run_pod_sandbox().await
     }
 
-    async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
         let bundle = self.bundle.borrow().clone();
-        self.world.image(request, &bundle.pull_credentials).await
+        self.services.ensure_image(request, &bundle.pull_credentials).await
     }
 
     fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
@@ -228,7 +226,7 @@ impl<W: World> Runtime for LinuxRuntime<W> {
             .collect()
     }
 
-    async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
         self.start_container(request).await
     }
 
@@ -253,11 +251,11 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         self.read_termination_message(request, failed).await
     }
 
-    fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
+    fn record_probe(&self, container: &str, kind: &'static str, result: &'static str) {
         self.meter.probed(container, kind, result);
     }
 
-    async fn down(&self) {
+    async fn tear_down(&self) {
         self.stop_pod_sandbox().await;
     }
 }

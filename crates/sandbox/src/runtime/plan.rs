@@ -11,7 +11,8 @@ use crate::inner::message::{
     ContainerPlan, DeclaredVolume, MountAccess, MountPlan, MountPropagation, MountSource,
     PidNamespace, ProcessPlan, RootfsKind, RootfsPlan,
 };
-use crate::seams::{StartRequest, Volume};
+use crate::container_runtime::StartRequest;
+use crate::node_services::ReadyVolume;
 use pod_protocol::Problem;
 
 /// Device files that every container has.
@@ -63,7 +64,7 @@ pub struct PodContext<'a> {
     /// Directory that is mounted on `/dev/shm`.
     pub shm: &'a Path,
     /// The volumes by name.
-    pub volumes: &'a BTreeMap<String, Volume>,
+    pub volumes: &'a BTreeMap<String, ReadyVolume>,
     /// Addresses of the pod and its node.
     pub addresses: &'a Addresses,
     /// The user namespace maps a single id.
@@ -340,7 +341,7 @@ fn volume_mount(
     let sub_path = sub_path(mount, variables)?;
     let read_only = mount.read_only == Some(true);
     let (source, read_only) = match volume {
-        Volume::Directory {
+        ReadyVolume::Directory {
             path,
             read_only: always,
         } => (
@@ -350,7 +351,7 @@ fn volume_mount(
             },
             read_only || *always,
         ),
-        Volume::Layers(layers) => {
+        ReadyVolume::Layers(layers) => {
             let layers = layers.clone();
             (MountSource::Layers { layers, sub_path }, false)
         }

@@ -11,9 +11,10 @@ use rustix::process::Signal;
 use super::rootfs::unmount_fuse;
 use super::{Addresses, HostPorts, LinuxRuntime, cgroups, cleanup, etc, host_ports};
 use crate::inner::message::{InnerRequest, InterfaceConfig, NamespacePlan};
-use crate::seams::{Attachment, PodNetwork, World};
+use crate::container_runtime::PodNetwork;
+use crate::node_services::{NetworkAttachment, NodeServices};
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     pub(super) async fn run_pod_sandbox(&self) -> Result<PodNetwork, Problem> {
         let bundle = self.bundle.borrow().clone();
         let spec = self.spec();
@@ -30,7 +31,7 @@ impl<W: World> LinuxRuntime<W> {
         let parse = |ip: &String| ip.parse().ok();
         Ok(PodNetwork {
             ips: ips.unwrap_or_default().iter().filter_map(parse).collect(),
-            closed_ports: host_ports::unsupported(&spec),
+            unsupported_host_ports: host_ports::unsupported(&spec),
         })
     }
 
@@ -58,7 +59,7 @@ impl<W: World> LinuxRuntime<W> {
                 tracing::warn!(path = %path.display(), %error, "cannot unmount a volume");
             }
         }
-        self.world.leave().await;
+        self.services.release().await;
         for dir in ["containers", "images"] {
             cleanup::remove_dir(self.dirs.disk.join(dir)).await;
         }
@@ -121,7 +122,7 @@ impl<W: World> LinuxRuntime<W> {
         Ok(())
     }
 
-    async fn configure_interface(&self, attachment: &Attachment) -> Result<(), Problem> {
+    async fn configure_interface(&self, attachment: &NetworkAttachment) -> Result<(), Problem> {
         let config = InterfaceConfig {
             interface: attachment.interface.clone(),
             address: attachment.address,
@@ -137,7 +138,7 @@ impl<W: World> LinuxRuntime<W> {
     /// Returns when the pod has lost its network for good. Until then, configures each new interface with the pod's address.
     pub async fn network_lost(&self) {
         loop {
-            let Some(attachment) = self.world.reattached().await else {
+            let Some(attachment) = self.services.network_reattached().await else {
                 return;
             };
             let before = self.attachment.get();
@@ -156,7 +157,7 @@ impl<W: World> LinuxRuntime<W> {
     }
 
     /// Attaches the pod to the network, once.
-    async fn attach(&self) -> Result<&Attachment, Problem> {
+    async fn attach(&self) -> Result<&NetworkAttachment, Problem> {
         if let Some(attachment) = self.attachment.get() {
             return Ok(attachment);
         }
@@ -169,7 +170,7 @@ impl<W: World> LinuxRuntime<W> {
                 "cannot duplicate the network namespace's descriptor: {error}"
             ))
         })?;
-        let attachment = self.world.attach(network).await?;
+        let attachment = self.services.attach_network(network).await?;
         Ok(self.attachment.get_or_init(|| attachment))
     }
 

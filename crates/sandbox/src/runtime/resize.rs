@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::PodSpec;
 use linux::cgroup::{Group, Limits};
 
 use super::{LinuxRuntime, World, limits};
-use crate::life::restarts_to_resize;
+use crate::lifecycle::restarts_to_resize;
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Sets the limits of the spec on the cgroups of the pod and of its running containers. A container whose limits can't be set
     /// yet keeps its resources, in `spec` too. Returns false in that case, and the caller retries.
     pub(super) fn resize(&self, spec: &mut PodSpec) -> bool {

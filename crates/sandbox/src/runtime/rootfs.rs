@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use super::snapshotter::{FuseMount, UpperDir};
 use super::{LinuxRuntime, Snapshotter};
 use crate::inner::message::RootfsKind;
-use crate::seams::{StartRequest, Volume, World};
+use crate::container_runtime::StartRequest;
+use crate::node_services::{NodeServices, ReadyVolume};
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// How the inner process creates the root file system of a container.
     pub(super) fn rootfs_kind(&self, request: &StartRequest) -> RootfsKind {
         match self.snapshotter {
@@ -50,13 +51,13 @@ impl<W: World> LinuxRuntime<W> {
     }
 
     /// Merges the layers of an image volume into one directory, unless the kernel's overlayfs does that at the mount.
-    pub(super) async fn merge_layers(&self, name: &str, volume: Volume) -> std::io::Result<Volume> {
+    pub(super) async fn merge_layers(&self, name: &str, volume: ReadyVolume) -> std::io::Result<ReadyVolume> {
         let layers = match volume {
-            Volume::Layers(layers) if layers.len() > 1 => layers,
+            ReadyVolume::Layers(layers) if layers.len() > 1 => layers,
             other => return Ok(other),
         };
         let merged = match &self.snapshotter {
-            Snapshotter::Overlay => return Ok(Volume::Layers(layers)),
+            Snapshotter::Overlay => return Ok(ReadyVolume::Layers(layers)),
             Snapshotter::FuseOverlayfs(program) => {
                 let mount_point = self.dirs.memory.join("images").join(name);
                 let mount = FuseMount::new(program, &layers, None, &mount_point).await?;
@@ -72,7 +73,7 @@ impl<W: World> LinuxRuntime<W> {
                 target
             }
         };
-        Ok(Volume::Layers(vec![merged]))
+        Ok(ReadyVolume::Layers(vec![merged]))
     }
 }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
 
 use crate::inner::message::{SeccompProfile, UserPlan};
-use crate::seams::ImageDefaults;
+use crate::container_runtime::ImageDefaults;
 use pod_protocol::Problem;
 
 /// The default capabilities of containerd and Docker.

@@ -25,10 +25,11 @@ use super::{
 use crate::inner::message::{
     ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
 };
-use crate::seams::{StartRequest, Started, World};
+use crate::container_runtime::{StartRequest, StartedContainer};
+use crate::node_services::NodeServices;
 
-impl<W: World> LinuxRuntime<W> {
-    pub(super) async fn start_container(&self, request: &StartRequest) -> Result<Started, Problem> {
+impl<S: NodeServices> LinuxRuntime<S> {
+    pub(super) async fn start_container(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
         let bundle = self.bundle.borrow().clone();
         for mount in request.container.volume_mounts.iter().flatten() {
             self.make_volume(&bundle, &mount.name).await?;
@@ -93,7 +94,7 @@ impl<W: World> LinuxRuntime<W> {
         let log_warnings = log.warnings();
         let (attachable, copying) =
             streaming::connect(pipes, descriptors.next(), &request.container, log);
-        let id = crate::id::new();
+        let id = crate::container_id::new();
         let container = RunningContainer {
             name: request.container.name.clone(),
             attempt: request.attempt,
@@ -115,7 +116,7 @@ impl<W: World> LinuxRuntime<W> {
             exit,
             copying,
         });
-        Ok(Started {
+        Ok(StartedContainer {
             id,
             at,
             exit,

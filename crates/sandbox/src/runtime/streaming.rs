@@ -21,7 +21,8 @@ use super::stdio::{OutputReader, StdioPipes, StdioStreams};
 use super::{LinuxRuntime, RunningContainer, env};
 use crate::inner::message::{InnerError, InnerRequest};
 use crate::logs::LogWriter;
-use crate::seams::{Runtime, World};
+use crate::container_runtime::ContainerRuntime;
+use crate::node_services::NodeServices;
 use crate::streams::{Input, Session, SharedInput, Stdin};
 
 /// The streams of a container that clients attach to.
@@ -36,7 +37,7 @@ pub struct Attachable {
     pub stdin_once: bool,
 }
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Starts an exec session.
     pub async fn open_exec(&self, query: ExecQuery) -> Result<Session, Problem> {
         let (serial, mut process, container_exit) = {

@@ -5,7 +5,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use super::{LinuxRuntime, cleanup};
-use crate::seams::{StartRequest, World};
+use crate::container_runtime::StartRequest;
+use crate::node_services::NodeServices;
 
 /// The message is the end of the file, at most this many bytes. As upstream.
 const MAX_MESSAGE_BYTES: u64 = 4096;
@@ -13,7 +14,7 @@ const MAX_MESSAGE_BYTES: u64 = 4096;
 const MAX_LOG_LINES: u64 = 80;
 const MAX_LOG_BYTES: usize = 2048;
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Reads the message of a container that has exited, then removes the container's files.
     pub(super) async fn read_termination_message(
         &self,

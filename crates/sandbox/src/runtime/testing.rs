@@ -14,7 +14,8 @@ use pod_protocol::{Bundle, NodeFacts, Problem};
 use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
 use crate::inner::message::{InnerEvent, InnerRequest};
 use crate::logs::LogDir;
-use crate::seams::{Attachment, ImageRequest, PodImage, Volume, World};
+use crate::container_runtime::{ImageRequest, PodImage};
+use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -29,29 +30,29 @@ pub struct RecordingWorld {
     pub broken: Rc<RefCell<BTreeSet<String>>>,
 }
 
-impl World for RecordingWorld {
-    async fn image(&self, _: &ImageRequest, _: &[serde_json::Value]) -> Result<PodImage, Problem> {
+impl NodeServices for RecordingWorld {
+    async fn ensure_image(&self, _: &ImageRequest, _: &[serde_json::Value]) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
 
-    async fn volume(
+    async fn set_up_volume(
         &self,
         name: &str,
         _: &serde_json::Value,
         _: Option<i64>,
         _: &[serde_json::Value],
-    ) -> Result<Volume, Problem> {
+    ) -> Result<ReadyVolume, Problem> {
         self.volumes.borrow_mut().push(name.to_owned());
         if self.broken.borrow().contains(name) {
             let error = io::Error::other("broken");
             return Err(volume_spec::mount_problem(name, &error));
         }
-        Ok(Volume::Layers(Vec::new()))
+        Ok(ReadyVolume::Layers(Vec::new()))
     }
 
-    async fn attach(&self, _: OwnedFd) -> Result<Attachment, Problem> {
+    async fn attach_network(&self, _: OwnedFd) -> Result<NetworkAttachment, Problem> {
         self.attachments.set(self.attachments.get() + 1);
-        Ok(Attachment {
+        Ok(NetworkAttachment {
             interface: "eth0".to_owned(),
             address: [10, 0, 0, 2].into(),
             prefix: 24,
@@ -59,7 +60,7 @@ impl World for RecordingWorld {
         })
     }
 
-    async fn leave(&self) {}
+    async fn release(&self) {}
 }
 
 /// A bundle of a pod with this spec.

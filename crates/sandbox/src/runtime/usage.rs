@@ -6,7 +6,7 @@ use super::{LinuxRuntime, Volume, World};
 use crate::usage::{MeasuredContainer, MeasuredVolume};
 use pod_protocol::usage::PodUsage;
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// The pod's current resource usage; `None` if it can't be measured.
     pub async fn usage(&self) -> Option<PodUsage> {
         let spec = self.spec();

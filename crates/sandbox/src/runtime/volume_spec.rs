@@ -2,8 +2,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use crate::life::default_policy;
-use crate::seams::ImageRequest;
+use crate::container_runtime::{ImagePullPolicy, ImageRequest};
 use pod_protocol::Problem;
 
 /// The image of an image volume.
@@ -11,9 +10,8 @@ pub fn image(spec: &PodSpec, name: &str) -> Option<ImageRequest> {
     let mut volumes = spec.volumes.iter().flatten();
     let image = volumes.find(|volume| volume.name == name)?.image.as_ref()?;
     let reference = image.reference.clone().unwrap_or_default();
-    let policy = image.pull_policy.clone();
     Some(ImageRequest {
-        policy: policy.unwrap_or_else(|| default_policy(&reference)),
+        policy: ImagePullPolicy::from_spec(image.pull_policy.as_deref(), &reference),
         reference,
     })
 }
@@ -58,8 +56,8 @@ mod tests {
         }))
         .unwrap();
         let policy = |name| image(&spec, name).map(|image| image.policy);
-        assert_eq!(policy("i").as_deref(), Some("IfNotPresent"));
-        assert_eq!(policy("l").as_deref(), Some("Never"));
+        assert_eq!(policy("i"), Some(ImagePullPolicy::IfNotPresent));
+        assert_eq!(policy("l"), Some(ImagePullPolicy::Never));
         assert_eq!((policy("e"), policy("none")), (None, None));
         assert!(is_shared(&spec, "e") && !is_shared(&spec, "i"));
     }

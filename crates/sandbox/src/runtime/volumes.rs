@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::{LinuxRuntime, volume_spec};
-use crate::seams::{Volume, World};
+use crate::node_services::{NodeServices, ReadyVolume};
 use pod_protocol::{Bundle, Problem};
 
-impl<W: World> LinuxRuntime<W> {
+impl<S: NodeServices> LinuxRuntime<S> {
     /// Creates all volumes but image volumes, which only the containers that mount them wait for.
     pub(super) async fn make_volumes(
         &self,
@@ -35,7 +35,7 @@ impl<W: World> LinuxRuntime<W> {
         }
         let volume = self
             .world
-            .volume(name, source, fs_group(bundle), &bundle.pull_credentials)
+            .set_up_volume(name, source, fs_group(bundle), &bundle.pull_credentials)
             .await?;
         let volume = self.merge_layers(name, volume).await;
         let volume = volume.map_err(|error| volume_spec::mount_problem(name, &error))?;
@@ -54,7 +54,7 @@ impl<W: World> LinuxRuntime<W> {
             }
             let updated = self
                 .world
-                .volume(name, source, fs_group, &bundle.pull_credentials)
+                .set_up_volume(name, source, fs_group, &bundle.pull_credentials)
                 .await;
             if let Err(problem) = updated {
                 tracing::warn!(
@@ -70,8 +70,8 @@ impl<W: World> LinuxRuntime<W> {
     /// Makes a volume a shared mount, so that mounts below it propagate to the pod's other containers.
     fn share_volume(&self, name: &str) -> Result<(), Problem> {
         let path = match self.volumes.borrow().get(name) {
-            Some(Volume::Directory { path, .. }) => path.clone(),
-            Some(Volume::Layers(_)) | None => return Ok(()),
+            Some(ReadyVolume::Directory { path, .. }) => path.clone(),
+            Some(ReadyVolume::Layers(_)) | None => return Ok(()),
         };
         if self.shared_volumes.borrow().contains(&path) {
             return Ok(());
@@ -106,7 +106,7 @@ mod tests {
             };
             let (runtime, _inner) = runtime(world.clone(), with("old"));
             for name in ["v", "same"] {
-                let volume = Volume::Layers(Vec::new());
+                let volume = ReadyVolume::Layers(Vec::new());
                 runtime.volumes.borrow_mut().insert(name.to_owned(), volume);
             }
             assert!(runtime.put_bundle(with("old")).await.1);

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ContainerImage;
 use kubelet::{LaunchError, LaunchRequest, Launcher, LauncherKind, SandboxHandle, SandboxProcess};
 use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
-use sandbox::checkpoint;
+use sandbox::lifecycle::checkpoint;
 use sandbox::logs::LogDir;
 use sandbox::runtime::Snapshotter;
 use tokio::sync::OnceCell;

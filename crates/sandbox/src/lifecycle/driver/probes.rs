@@ -4,13 +4,13 @@ use tokio::time::Instant;
 
 use super::super::Message;
 use super::super::clock::instant_of;
-use super::super::record::{Kind, Stage};
+use super::super::container_record::{ContainerType, RunStage};
 use super::Driver;
 use crate::probe::ProbedContainer;
 use crate::probe::worker::{self, ProbeEvent, ProbeKind};
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
-impl<R: Runtime> Driver<R> {
+impl<R: ContainerRuntime> Driver<R> {
     pub(super) fn note_probe(&mut self, serial: u64, which: ProbeKind, word: ProbeEvent) {
         let Some(index) = self.index_of(serial) else {
             return;
@@ -20,7 +20,7 @@ impl<R: Runtime> Driver<R> {
         let Some(run) = &mut record.run else { return };
         match (which, word) {
             (_, ProbeEvent::Warning(reason, message)) => {
-                self.journal.note(Some(path), true, reason, message);
+                self.events.record(Some(path), true, reason, message);
             }
             // Too late to matter.
             (ProbeKind::Startup | ProbeKind::Liveness, _) if run.kill.is_some() => {}
@@ -30,7 +30,7 @@ impl<R: Runtime> Driver<R> {
                     self.probe_on(index);
                 }
             }
-            (ProbeKind::Liveness, ProbeEvent::ThresholdReached(well)) => run.dead = !well,
+            (ProbeKind::Liveness, ProbeEvent::ThresholdReached(well)) => run.liveness_failed = !well,
             (ProbeKind::Readiness, ProbeEvent::ThresholdReached(well)) => run.ready = well,
         }
     }
@@ -38,7 +38,7 @@ impl<R: Runtime> Driver<R> {
     /// Begins to ask a container that has just come up.
     pub(super) fn probe_first(&mut self, index: usize) {
         let record = &self.records[index];
-        if matches!(record.kind, Kind::Init | Kind::Ephemeral) {
+        if matches!(record.kind, ContainerType::Init | ContainerType::Ephemeral) {
             return;
         }
         if record.spec.startup_probe.is_some() {
@@ -74,8 +74,8 @@ impl<R: Runtime> Driver<R> {
         };
         let serial = run.serial;
         let since = match run.stage {
-            Stage::Hook { at } | Stage::Running { at } => instant_of(at),
-            Stage::Preparing => Instant::now(),
+            RunStage::Hook { at } | RunStage::Running { at } => instant_of(at),
+            RunStage::Preparing => Instant::now(),
         };
         let messages = self.messages.clone();
         let tell = move |word| {

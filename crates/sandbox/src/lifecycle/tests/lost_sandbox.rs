@@ -3,14 +3,14 @@
 use k8s_openapi::api::core::v1::ContainerStatus;
 use serde_json::{Value, json};
 
-use crate::life::sim::{Script, Sim, World, bundle};
-use Script::Ends;
+use crate::lifecycle::simulated_runtime::{Script, SimulatedRuntime, TestPod, bundle};
+use Script::Exits;
 
-fn after(sim: &std::rc::Rc<Sim>, spec: Value, before: Value) -> World {
+fn after(runtime: &std::rc::Rc<SimulatedRuntime>, spec: Value, before: Value) -> TestPod {
     let mut bundle = bundle(spec);
     bundle.previous_statuses =
         serde_json::from_value::<Vec<ContainerStatus>>(before).expect("statuses");
-    World::with(sim, bundle)
+    TestPod::with(runtime, bundle)
 }
 
 fn status(name: &str, restarts: i32, state: Value) -> Value {
@@ -27,74 +27,74 @@ fn ended(code: i32) -> Value {
     json!({"terminated": {"exitCode": code, "reason": reason}})
 }
 
-life! {
+pod_test! {
     async fn all_is_run_again_and_counts_go_on() {
-        let sim = Sim::new().script("i", &[Ends(5, 0)]);
-        let world = after(&sim,
+        let runtime = SimulatedRuntime::new().script("i", &[Exits(5, 0)]);
+        let pod = after(&runtime,
             json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]}),
             json!([status("i", 0, ended(0)), status("a", 2, running()), status("b", 1, ended(1))]),
         );
-        world.at(1).await;
-        assert_eq!(world.word("i"), "running (last Completed 0) r1");
-        assert_eq!(world.word("a"), "waiting PodInitializing (last ContainerStatusUnknown 137) r2");
-        assert_eq!(world.word("b"), "ended Error 1 r1");
-        world.at(6).await;
-        assert_eq!(world.word("a"), "running (last ContainerStatusUnknown 137) r3 ready");
-        assert_eq!(world.word("b"), "running (last Error 1) r2 ready");
-        assert_eq!(sim.log_of(&["start"]), ["0 start i#1", "5 start a#3", "5 start b#2"]);
-        world.stop(1);
-        world.finish().await;
+        pod.at(1).await;
+        assert_eq!(pod.summary("i"), "running (last Completed 0) r1");
+        assert_eq!(pod.summary("a"), "waiting PodInitializing (last ContainerStatusUnknown 137) r2");
+        assert_eq!(pod.summary("b"), "ended Error 1 r1");
+        pod.at(6).await;
+        assert_eq!(pod.summary("a"), "running (last ContainerStatusUnknown 137) r3 ready");
+        assert_eq!(pod.summary("b"), "running (last Error 1) r2 ready");
+        assert_eq!(runtime.log_of(&["start"]), ["0 start i#1", "5 start a#3", "5 start b#2"]);
+        pod.stop(1);
+        pod.finish().await;
     }
 }
 
-life! {
+pod_test! {
     async fn a_pod_that_is_never_restarted_is_over() {
-        let sim = Sim::new();
-        let world = after(&sim,
+        let runtime = SimulatedRuntime::new();
+        let pod = after(&runtime,
             json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]}),
             json!([status("a", 0, running()), status("b", 0, ended(0))]),
         );
-        world.finish().await;
-        assert_eq!(world.word("a"), "ended ContainerStatusUnknown 137");
-        assert_eq!(world.word("b"), "ended Completed 0");
-        assert!(sim.log_of(&["start"]).is_empty());
+        pod.finish().await;
+        assert_eq!(pod.summary("a"), "ended ContainerStatusUnknown 137");
+        assert_eq!(pod.summary("b"), "ended Completed 0");
+        assert!(runtime.log_of(&["start"]).is_empty());
     }
 }
 
-life! {
+pod_test! {
     async fn a_pod_that_never_ran_just_starts() {
-        let sim = Sim::new();
-        let world = after(&sim,
+        let runtime = SimulatedRuntime::new();
+        let pod = after(&runtime,
             json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}),
             json!([{"name": "a", "restartCount": 0, "image": "i", "imageID": "", "ready": false,
                 "state": {"waiting": {"reason": "ContainerCreating"}}}]),
         );
-        world.at(1).await;
-        assert_eq!(world.word("a"), "running ready");
-        world.stop(1);
-        world.finish().await;
+        pod.at(1).await;
+        assert_eq!(pod.summary("a"), "running ready");
+        pod.stop(1);
+        pod.finish().await;
     }
 }
 
-life! {
+pod_test! {
     async fn what_succeeded_is_not_repeated_on_failure() {
-        let sim = Sim::new();
-        let world = after(&sim,
+        let runtime = SimulatedRuntime::new();
+        let pod = after(&runtime,
             json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}, {"name": "b"}]}),
             json!([status("a", 0, running()), status("b", 0, ended(0))]),
         );
-        world.at(1).await;
-        assert_eq!(world.word("a"), "running (last ContainerStatusUnknown 137) r1 ready");
-        assert_eq!(world.word("b"), "ended Completed 0");
-        world.stop(1);
-        world.finish().await;
+        pod.at(1).await;
+        assert_eq!(pod.summary("a"), "running (last ContainerStatusUnknown 137) r1 ready");
+        assert_eq!(pod.summary("b"), "ended Completed 0");
+        pod.stop(1);
+        pod.finish().await;
 
-        let sim = Sim::new();
-        let world = after(&sim,
+        let runtime = SimulatedRuntime::new();
+        let pod = after(&runtime,
             json!({"restartPolicy": "OnFailure", "initContainers": [{"name": "i"}], "containers": [{"name": "b"}]}),
             json!([status("i", 0, ended(0)), status("b", 0, ended(0))]),
         );
-        world.finish().await;
-        assert!(sim.log_of(&["start"]).is_empty());
+        pod.finish().await;
+        assert!(runtime.log_of(&["start"]).is_empty());
     }
 }

@@ -11,11 +11,11 @@ use rustix::process::Signal;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::hooks::{self, Place};
-use super::record::Kill;
+use super::hooks::{self, HookContext};
+use super::container_record::KillOrder;
 use super::status::full_id;
 use super::{Message, image};
-use crate::seams::{Exit, PodImage, Runtime, StartRequest, Started};
+use crate::container_runtime::{ContainerExit, ContainerRuntime, PodImage, StartRequest, StartedContainer};
 use pod_protocol::{ContainerInput, Problem};
 
 /// A container gets at least so long between its stop signal and SIGKILL.
@@ -23,7 +23,7 @@ const SHORTEST_GRACE: Duration = Duration::from_secs(2);
 
 /// What a run tells.
 #[derive(Debug)]
-pub enum Fact {
+pub enum RunEvent {
     /// Something worth an event about this container.
     Event {
         /// It is a warning.
@@ -60,23 +60,23 @@ pub enum Fact {
     /// The end: it was called off before there was a container.
     CalledOff,
     /// The end.
-    Ended(ContainerStateTerminated),
+    TerminatedRun(ContainerStateTerminated),
 }
 
 /// Carries what a run tells to the one who keeps the records.
 #[derive(Clone, Debug)]
-pub struct Reporter {
+pub struct RunReporter {
     /// Which run.
     pub serial: u64,
     /// To whom.
     pub to: mpsc::UnboundedSender<Message>,
 }
 
-impl Reporter {
+impl RunReporter {
     /// Tells something.
-    pub fn send(&self, fact: Fact) {
+    pub fn send(&self, fact: RunEvent) {
         // Nobody listens any more once the pod is over.
-        let _ = self.to.send(Message::Fact {
+        let _ = self.to.send(Message::RunEvent {
             serial: self.serial,
             fact,
         });
@@ -84,7 +84,7 @@ impl Reporter {
 
     /// Tells something worth an event.
     pub fn event(&self, warning: bool, reason: &'static str, message: impl Into<String>) {
-        self.send(Fact::Event {
+        self.send(RunEvent::Event {
             warning,
             reason,
             message: message.into(),
@@ -93,7 +93,7 @@ impl Reporter {
 }
 
 /// What is to be run.
-pub struct Order {
+pub struct RunSpec {
     /// The container.
     pub container: Container,
     /// For an ephemeral container: whose processes it wants to see.
@@ -103,17 +103,17 @@ pub struct Order {
     /// What the API server contributed.
     pub input: ContainerInput,
     /// Where its hooks find it.
-    pub place: Place,
+    pub place: HookContext,
 }
 
 /// Runs a container to its end.
-pub async fn run<R: Runtime>(
+pub async fn run<R: ContainerRuntime>(
     runtime: Rc<R>,
-    report: Reporter,
-    order: Order,
-    mut kill: watch::Receiver<Option<Kill>>,
+    report: RunReporter,
+    order: RunSpec,
+    mut kill: watch::Receiver<Option<KillOrder>>,
 ) {
-    let Order {
+    let RunSpec {
         container,
         target,
         attempt,
@@ -122,15 +122,15 @@ pub async fn run<R: Runtime>(
     } = order;
     let image = tokio::select! {
         image = image::ensure_all(&*runtime, &report, &container) => image,
-        () = ordered(&mut kill) => return report.send(Fact::CalledOff),
+        () = ordered(&mut kill) => return report.send(RunEvent::CalledOff),
     };
     let image = match image {
         Ok(image) => image,
-        Err((image, problem)) => return report.send(Fact::NoImage { image, problem }),
+        Err((image, problem)) => return report.send(RunEvent::NoImage { image, problem }),
     };
     if let Some(problem) = input.problem {
         report.event(true, "Failed", format!("Error: {}", problem.message));
-        return report.send(Fact::NotCreated(problem));
+        return report.send(RunEvent::NotCreated(problem));
     }
     let request = StartRequest {
         container,
@@ -153,8 +153,8 @@ pub async fn run<R: Runtime>(
         Err(problem) if start_error(&problem) => {
             report.event(false, "Created", "Container created");
             report.event(true, "Failed", format!("Error: {}", problem.message));
-            let id = crate::id::new();
-            report.send(Fact::Created {
+            let id = crate::container_id::new();
+            report.send(RunEvent::Created {
                 id: id.clone(),
                 at: Timestamp::now(),
                 image: Box::new(request.image.clone()),
@@ -173,10 +173,10 @@ pub async fn run<R: Runtime>(
         }
         Err(problem) => {
             report.event(true, "Failed", format!("Error: {}", problem.message));
-            return report.send(Fact::NotCreated(problem));
+            return report.send(RunEvent::NotCreated(problem));
         }
     };
-    report.send(Fact::Ended(end));
+    report.send(RunEvent::Exited(end));
 }
 
 /// The container was there, but its program could not be run: that counts as a run.
@@ -189,23 +189,23 @@ fn start_error(problem: &Problem) -> bool {
 
 struct Running<'a, R> {
     runtime: &'a R,
-    report: &'a Reporter,
+    report: &'a RunReporter,
     request: &'a StartRequest,
-    place: &'a Place,
+    place: &'a HookContext,
 }
 
 /// The reason of events about a container's log; upstream has none.
 const LOG_WARNING: &str = "FailedLogWrite";
 
-type ExitReceiver = Pin<Box<oneshot::Receiver<Exit>>>;
+type ExitReceiver = Pin<Box<oneshot::Receiver<ContainerExit>>>;
 
-impl<R: Runtime> Running<'_, R> {
+impl<R: ContainerRuntime> Running<'_, R> {
     async fn live(
         &self,
-        started: Started,
-        kill: &mut watch::Receiver<Option<Kill>>,
+        started: StartedContainer,
+        kill: &mut watch::Receiver<Option<KillOrder>>,
     ) -> ContainerStateTerminated {
-        let Started {
+        let StartedContainer {
             id,
             at,
             exit,
@@ -214,8 +214,8 @@ impl<R: Runtime> Running<'_, R> {
             mut log_warnings,
         } = started;
         self.report.event(false, "Created", "Container created");
-        self.report.event(false, "Started", "Container started");
-        self.report.send(Fact::Created {
+        self.report.event(false, "StartedContainer", "Container started");
+        self.report.send(RunEvent::Created {
             id: id.clone(),
             at,
             image: Box::new(self.request.image.clone()),
@@ -244,8 +244,8 @@ impl<R: Runtime> Running<'_, R> {
         id: &str,
         stop_signal: i32,
         exit: &mut ExitReceiver,
-        kill: &mut watch::Receiver<Option<Kill>>,
-    ) -> Option<Exit> {
+        kill: &mut watch::Receiver<Option<KillOrder>>,
+    ) -> Option<ContainerExit> {
         if let Some(ended) = self.post_start(id, exit, kill).await {
             return Some(ended);
         }
@@ -260,8 +260,8 @@ impl<R: Runtime> Running<'_, R> {
         &self,
         id: &str,
         exit: &mut ExitReceiver,
-        kill: &mut watch::Receiver<Option<Kill>>,
-    ) -> Option<Exit> {
+        kill: &mut watch::Receiver<Option<KillOrder>>,
+    ) -> Option<ContainerExit> {
         let lifecycle = self.request.container.lifecycle.as_ref();
         if let Some(hook) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {
             let result = tokio::select! {
@@ -272,11 +272,11 @@ impl<R: Runtime> Running<'_, R> {
             if let Err(message) = result {
                 self.report
                     .event(true, "FailedPostStartHook", "PostStartHook failed");
-                self.report.send(Fact::HookFailed(message));
+                self.report.send(RunEvent::HookFailed(message));
                 return None;
             }
         }
-        self.report.send(Fact::Running);
+        self.report.send(RunEvent::Running);
         None
     }
 
@@ -286,8 +286,8 @@ impl<R: Runtime> Running<'_, R> {
         id: &str,
         stop_signal: i32,
         exit: &mut ExitReceiver,
-        kill: &mut watch::Receiver<Option<Kill>>,
-    ) -> Option<Exit> {
+        kill: &mut watch::Receiver<Option<KillOrder>>,
+    ) -> Option<ContainerExit> {
         let container = &self.request.container;
         let lifecycle = container.lifecycle.as_ref();
         if let Some(hook) = lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())
@@ -311,7 +311,7 @@ impl<R: Runtime> Running<'_, R> {
         let mut orders = kill.clone();
         let turn = async {
             if orders
-                .wait_for(|kill| kill.is_some_and(|kill| kill.turn))
+                .wait_for(|kill| kill.is_some_and(|kill| kill.may_signal))
                 .await
                 .is_err()
             {
@@ -332,7 +332,7 @@ impl<R: Runtime> Running<'_, R> {
         exit.await.ok()
     }
 
-    async fn end(&self, id: String, at: Timestamp, exit: Option<Exit>) -> ContainerStateTerminated {
+    async fn end(&self, id: String, at: Timestamp, exit: Option<ContainerExit>) -> ContainerStateTerminated {
         let mut state = ContainerStateTerminated {
             container_id: Some(full_id(&id)),
             started_at: Some(Time(at)),
@@ -367,19 +367,19 @@ impl<R: Runtime> Running<'_, R> {
 }
 
 /// Waits for the order to end.
-async fn ordered(kill: &mut watch::Receiver<Option<Kill>>) {
+async fn ordered(kill: &mut watch::Receiver<Option<KillOrder>>) {
     if kill.wait_for(Option::is_some).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-fn deadline(kill: &watch::Receiver<Option<Kill>>) -> Instant {
+fn deadline(kill: &watch::Receiver<Option<KillOrder>>) -> Instant {
     kill.borrow()
         .map_or_else(Instant::now, |kill| kill.deadline)
 }
 
 /// Waits until patience ends, which can come nearer meanwhile, but not before `shortest` has passed since `since`.
-async fn patience(kill: &mut watch::Receiver<Option<Kill>>, shortest: Duration, since: Instant) {
+async fn patience(kill: &mut watch::Receiver<Option<KillOrder>>, shortest: Duration, since: Instant) {
     loop {
         let end = deadline(kill).max(since + shortest);
         tokio::select! {

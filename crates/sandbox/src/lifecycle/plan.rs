@@ -9,16 +9,16 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 use tokio::time::Instant;
 
-use super::record::{Kill, Kind, Record, Run, Stage};
+use super::container_record::{KillOrder, ContainerType, ContainerRecord, ContainerRun, RunStage};
 use super::restart::{self, RestartPolicy};
 
 /// How long the end of a container, or a failed pull, is shown before the state says that it is being waited.
 const SHOWN: Duration = Duration::from_secs(2);
 
 /// What decisions are made from.
-pub struct Facts<'a> {
+pub struct PlanInput<'a> {
     /// All containers: init containers, containers, ephemeral containers, each in the order of the spec.
-    pub records: &'a [Record],
+    pub records: &'a [ContainerRecord],
     /// The pod's restart policy.
     pub policy: RestartPolicy,
     /// The pod's terminationGracePeriodSeconds.
@@ -26,9 +26,9 @@ pub struct Facts<'a> {
     /// The pod's namespaces, network and volumes are there.
     pub up: bool,
     /// The pod is to end; this is when patience ends.
-    pub ending: Option<Instant>,
+    pub stop_deadline: Option<Instant>,
     /// All containers are being ended in order to start over.
-    pub resetting: bool,
+    pub restarting_all: bool,
     /// The present.
     pub now: Instant,
 }
@@ -56,7 +56,7 @@ pub enum Action {
         /// Which.
         index: usize,
         /// How.
-        kill: Kill,
+        kill: KillOrder,
         /// What to say about it.
         message: String,
     },
@@ -73,14 +73,14 @@ pub enum Action {
 }
 
 /// Decides.
-pub fn plan(facts: &Facts<'_>) -> Plan {
+pub fn plan(facts: &PlanInput<'_>) -> Plan {
     let mut plan = Plan::default();
-    if let Some(deadline) = facts.ending {
+    if let Some(deadline) = facts.stop_deadline {
         plan.end_all(facts, deadline);
-    } else if facts.resetting {
+    } else if facts.restarting_all {
         plan.reset(facts);
-    } else if facts.records.iter().any(Record::asks_for_reset) {
-        plan.actions.push(Action::BeginReset);
+    } else if facts.records.iter().any(ContainerRecord::wants_restart_of_all) {
+        plan.actions.push(Action::BeginRestartAll);
     } else if facts.up {
         plan.live(facts);
     }
@@ -88,37 +88,37 @@ pub fn plan(facts: &Facts<'_>) -> Plan {
 }
 
 impl Plan {
-    fn live(&mut self, facts: &Facts<'_>) {
-        for (index, record) in of(facts, &[Kind::Ephemeral]) {
+    fn live(&mut self, facts: &PlanInput<'_>) {
+        for (index, record) in of(facts, &[ContainerType::Ephemeral]) {
             if record.wants_start(facts.policy) {
                 self.start(facts, index);
             }
         }
         match self.initialize(facts) {
-            Initialization::Failed => self.actions.push(Action::End),
+            Initialization::Failed => self.actions.push(Action::StopPod),
             Initialization::Pending => {}
             Initialization::Done => self.regular(facts),
         }
     }
 
     /// Init containers one after the other, sidecars kept up.
-    fn initialize(&mut self, facts: &Facts<'_>) -> Initialization {
+    fn initialize(&mut self, facts: &PlanInput<'_>) -> Initialization {
         // Once a regular container has come, init containers are history.
-        let initialized = of(facts, &[Kind::Regular])
+        let initialized = of(facts, &[ContainerType::Regular])
             .any(|(_, record)| record.run.is_some() || record.exit().is_some());
         let mut result = Initialization::Done;
-        for (index, record) in of(facts, &[Kind::Init, Kind::Sidecar]) {
+        for (index, record) in of(facts, &[ContainerType::Init, ContainerType::Sidecar]) {
             match record.kind {
-                Kind::Sidecar => {
+                ContainerType::Sidecar => {
                     if record.run.is_some() {
                         self.check(facts, index);
-                        if record.started() && !record.passed {
-                            self.actions.push(Action::Pass(index));
+                        if record.started() && !record.started_once {
+                            self.actions.push(Action::MarkStarted(index));
                         }
                     } else {
                         self.start(facts, index);
                     }
-                    if !record.passed && !record.started() && !initialized {
+                    if !record.started_once && !record.started() && !initialized {
                         result = Initialization::Pending;
                         break;
                     }
@@ -139,15 +139,15 @@ impl Plan {
         result
     }
 
-    fn regular(&mut self, facts: &Facts<'_>) {
+    fn regular(&mut self, facts: &PlanInput<'_>) {
         let mut alive = false;
         // A container is started for the first time when those before it have been, postStart hook and all.
         let mut first_start_under_way = false;
-        for (index, record) in of(facts, &[Kind::Regular]) {
+        for (index, record) in of(facts, &[ContainerType::Regular]) {
             if let Some(run) = &record.run {
                 alive = true;
                 first_start_under_way |=
-                    record.exit().is_none() && !matches!(run.stage, Stage::Running { .. });
+                    record.exit().is_none() && !matches!(run.stage, RunStage::Running { .. });
                 self.check(facts, index);
             } else if record.wants_start(facts.policy) {
                 alive = true;
@@ -161,21 +161,21 @@ impl Plan {
         if !alive {
             // Whatever was planned for sidecars is moot.
             self.actions.clear();
-            self.actions.push(Action::End);
+            self.actions.push(Action::StopPod);
         }
     }
 
     /// Plans to start a container, at once or when its time has come; tells whether it is at once.
-    fn start(&mut self, facts: &Facts<'_>, index: usize) -> bool {
+    fn start(&mut self, facts: &PlanInput<'_>, index: usize) -> bool {
         let record = &facts.records[index];
-        if record.held {
+        if record.blocked {
             return false;
         }
         if let Some(failure) = &record.pull_failure
             && !failure.shown
             && record.retry.is_some()
         {
-            self.at(facts, failure.at + SHOWN, Action::PullBackOff(index));
+            self.at(facts, failure.at + SHOWN, Action::ShowImagePullBackOff(index));
         }
         if let Some(retry) = record.retry
             && retry > facts.now
@@ -192,7 +192,7 @@ impl Plan {
                 .as_ref()
                 .is_some_and(|waiting| waiting.reason == "CrashLoopBackOff");
             if !shown {
-                self.at(facts, ended.at + SHOWN, Action::CrashLoop(index));
+                self.at(facts, ended.at + SHOWN, Action::ShowCrashLoopBackOff(index));
             }
             self.wake_at(until);
             return false;
@@ -202,13 +202,13 @@ impl Plan {
     }
 
     /// Ends a run that can't go on as it is.
-    fn check(&mut self, facts: &Facts<'_>, index: usize) {
+    fn check(&mut self, facts: &PlanInput<'_>, index: usize) {
         let record = &facts.records[index];
         let Some(run) = record.run.as_ref().filter(|run| run.kill.is_none()) else {
             return;
         };
         let what = match record.kind {
-            Kind::Sidecar => "Init container",
+            ContainerType::Sidecar => "Init container",
             _ => "Container",
         };
         let name = record.name();
@@ -221,7 +221,7 @@ impl Plan {
         } else {
             // A rule can't be asked before there is an exit code; only the policies count.
             let restart = restart::policy(&record.spec, facts.policy) != RestartPolicy::Never;
-            let (message, probe) = if run.dead {
+            let (message, probe) = if run.liveness_failed {
                 (
                     format!("{what} {name} failed liveness probe"),
                     &record.spec.liveness_probe,
@@ -239,15 +239,15 @@ impl Plan {
                 .and_then(|probe| probe.termination_grace_period_seconds);
             (message, grace, restart)
         };
-        if restart && record.kind == Kind::Regular {
+        if restart && record.kind == ContainerType::Regular {
             message.push_str(", will be restarted");
         }
         let grace = grace.map_or(facts.grace, seconds);
         self.actions.push(Action::Kill {
             index,
-            kill: Kill {
+            kill: KillOrder {
                 deadline: facts.now + grace,
-                turn: true,
+                may_signal: true,
                 restart,
             },
             message,
@@ -255,7 +255,7 @@ impl Plan {
     }
 
     /// Ends everything: regular containers first, sidecars in reverse order.
-    fn end_all(&mut self, facts: &Facts<'_>, deadline: Instant) {
+    fn end_all(&mut self, facts: &PlanInput<'_>, deadline: Instant) {
         let records = facts.records;
         if records.iter().all(|record| record.run.is_none()) {
             self.actions.push(Action::Finish);
@@ -263,19 +263,19 @@ impl Plan {
         }
         for (index, record) in records.iter().enumerate() {
             let Some(run) = &record.run else { continue };
-            let turn = record.kind != Kind::Sidecar
+            let turn = record.kind != ContainerType::Sidecar
                 || !records.iter().enumerate().any(|(other, before)| {
                     before.run.is_some()
-                        && (before.kind == Kind::Regular
-                            || (before.kind == Kind::Sidecar && other > index))
+                        && (before.kind == ContainerType::Regular
+                            || (before.kind == ContainerType::Sidecar && other > index))
                 });
             self.kill(index, run, deadline, turn);
         }
     }
 
-    fn reset(&mut self, facts: &Facts<'_>) {
+    fn reset(&mut self, facts: &PlanInput<'_>) {
         let mut running = false;
-        for (index, record) in of(facts, &[Kind::Init, Kind::Sidecar, Kind::Regular]) {
+        for (index, record) in of(facts, &[ContainerType::Init, ContainerType::Sidecar, ContainerType::Regular]) {
             if let Some(run) = &record.run {
                 running = true;
                 if run.kill.is_none() {
@@ -284,19 +284,19 @@ impl Plan {
             }
         }
         if !running {
-            self.actions.push(Action::Reset);
+            self.actions.push(Action::RestartAll);
         }
     }
 
     /// Orders the end of a run, or changes the order; later orders only shorten.
-    fn kill(&mut self, index: usize, run: &Run, deadline: Instant, turn: bool) {
+    fn kill(&mut self, index: usize, run: &ContainerRun, deadline: Instant, may_signal: bool) {
         let kill = match run.kill {
-            Some(kill) => Kill {
+            Some(kill) => KillOrder {
                 deadline: kill.deadline.min(deadline),
-                turn: kill.turn || turn,
+                may_signal: kill.may_signal || turn,
                 restart: kill.restart,
             },
-            None => Kill {
+            None => KillOrder {
                 deadline,
                 turn,
                 restart: false,
@@ -312,7 +312,7 @@ impl Plan {
     }
 
     /// Plans something for a moment, which may have come.
-    fn at(&mut self, facts: &Facts<'_>, moment: Instant, action: Action) {
+    fn at(&mut self, facts: &PlanInput<'_>, moment: Instant, action: Action) {
         if moment <= facts.now {
             self.actions.push(action);
         } else {
@@ -331,7 +331,7 @@ enum Initialization {
     Failed,
 }
 
-fn of<'a>(facts: &Facts<'a>, kinds: &'static [Kind]) -> impl Iterator<Item = (usize, &'a Record)> {
+fn of<'a>(facts: &PlanInput<'a>, kinds: &'static [ContainerType]) -> impl Iterator<Item = (usize, &'a ContainerRecord)> {
     facts
         .records
         .iter()
@@ -354,7 +354,7 @@ pub fn restarts_to_resize(container: &Container, has: Option<&ResourceRequiremen
     })
 }
 
-fn changed(record: &Record, run: &Run) -> bool {
+fn changed(record: &ContainerRecord, run: &ContainerRun) -> bool {
     record.spec.image.as_deref().unwrap_or_default() != run.image
 }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::life::sim::{Script, Sim, World};
+use crate::lifecycle::simulated_runtime::{Script, SimulatedRuntime, TestPod};
 
 /// What happens to a pod.
 #[derive(Clone, Debug)]
@@ -15,12 +15,12 @@ enum Happening {
 
 fn script() -> impl Strategy<Value = Script> {
     prop_oneof![
-        (0..20_u64, 0..3_i32).prop_map(|(after, code)| Script::Ends(after, code)),
-        (0..5_u64, 0..3_i32).prop_map(|(after, code)| Script::Obeys(after, code)),
-        Just(Script::Stubborn),
-        Just(Script::OutOfMemory),
-        Just(Script::Fails("StartError", "no")),
-        Just(Script::Fails("CreateContainerError", "no")),
+        (0..20_u64, 0..3_i32).prop_map(|(after, code)| Script::Exits(after, code)),
+        (0..5_u64, 0..3_i32).prop_map(|(after, code)| Script::StopsOnSignal(after, code)),
+        Just(Script::IgnoresSignals),
+        Just(Script::OomKilled),
+        Just(Script::FailsToStart("StartError", "no")),
+        Just(Script::FailsToStart("CreateContainerError", "no")),
     ]
 }
 
@@ -100,44 +100,44 @@ proptest! {
             .build()
             .expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, async {
-            let sim = Sim::new();
-            let clock = std::rc::Rc::downgrade(&sim);
-            sim.exec(move |_, _| {
-                let now = clock.upgrade().map_or(0, |sim| sim.now());
+            let runtime = SimulatedRuntime::new();
+            let clock = std::rc::Rc::downgrade(&runtime);
+            runtime.exec(move |_, _| {
+                let now = clock.upgrade().map_or(0, |runtime| runtime.now());
                 (std::time::Duration::from_millis(300), i32::from(sick > 0 && now % 7 < sick))
             });
             let mut lists = json!({"initContainers": [], "containers": [], "restartPolicy": policy});
             for (list, containers) in [("initContainers", init), ("containers", regular)] {
                 for (index, (mut container, scripts)) in containers.into_iter().enumerate() {
                     let name = format!("{list}{index}").to_lowercase();
-                    sim.script(&name, &scripts);
+                    runtime.script(&name, &scripts);
                     container["name"] = json!(name);
                     lists[list].as_array_mut().expect("a list").push(container);
                 }
             }
-            let mut world = World::new(&sim, lists);
+            let mut pod = TestPod::new(&runtime, lists);
             let mut second = 0;
             for (pause, happening) in happenings {
                 second += pause;
-                world.at(second).await;
+                pod.at(second).await;
                 match happening {
-                    Happening::Image(which, tag) => world.change(|bundle| {
+                    Happening::Image(which, tag) => pod.change(|bundle| {
                         let spec = bundle.pod.spec.as_mut().expect("a spec");
                         if let Some(container) = spec.containers.get_mut(which) {
                             container.image = Some(format!("image:{tag}"));
                         }
                     }),
-                    Happening::Resend => world.change(|_| {}),
+                    Happening::Resend => pod.change(|_| {}),
                     Happening::Nothing => {}
                 }
             }
-            let told = sim.now();
-            let was_finished = world.state().finished;
-            world.stop(grace);
-            world.finish().await;
+            let told = runtime.now();
+            let was_finished = pod.state().finished;
+            pod.stop(grace);
+            pod.finish().await;
             // All have their patience and two seconds; sidecars go one after the other.
             let limit = u64::try_from(grace).expect("a grace") + 2 * 6;
-            prop_assert!(was_finished || sim.now() - told <= limit, "{:#?}", sim.log());
+            prop_assert!(was_finished || runtime.now() - told <= limit, "{:#?}", runtime.log());
             Ok(())
         })?;
     }

@@ -7,21 +7,21 @@ use tokio::time::Instant;
 
 use super::super::Message;
 use super::Driver;
-use crate::seams::{PodNetwork, Runtime};
+use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use pod_protocol::Problem;
 
 /// The shortest and the longest wait before the next try.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The pod's namespaces, network and volumes.
-pub(super) enum Up {
+pub(super) enum SetupState {
     Trying { task: AbortHandle, delay: Duration },
     Waiting { until: Instant, delay: Duration },
     Done,
     Over,
 }
 
-impl Up {
+impl SetupState {
     /// Before the first try.
     pub(super) fn first(now: Instant) -> Self {
         Self::Waiting {
@@ -31,17 +31,17 @@ impl Up {
     }
 }
 
-impl<R: Runtime> Driver<R> {
+impl<R: ContainerRuntime> Driver<R> {
     /// Tries to bring the pod's namespaces up when it is time; tells when that will be.
     pub(super) fn check_up(&mut self) -> Option<Instant> {
-        if self.ending.is_some() {
-            if let Up::Trying { task, .. } = &self.up {
+        if self.stop_deadline.is_some() {
+            if let SetupState::Trying { task, .. } = &self.up {
                 task.abort();
-                self.up = Up::Over;
+                self.up = SetupState::Over;
             }
             return None;
         }
-        let Up::Waiting { until, delay } = self.up else {
+        let SetupState::Waiting { until, delay } = self.up else {
             return None;
         };
         if until > Instant::now() {
@@ -49,10 +49,10 @@ impl<R: Runtime> Driver<R> {
         }
         let (runtime, messages) = (self.runtime.clone(), self.messages.clone());
         let task = tokio::task::spawn_local(async move {
-            let result = runtime.up().await;
-            let _ = messages.send(Message::Up(result));
+            let result = runtime.set_up().await;
+            let _ = messages.send(Message::SetUp(result));
         });
-        self.up = Up::Trying {
+        self.up = SetupState::Trying {
             task: task.abort_handle(),
             delay,
         };
@@ -60,17 +60,16 @@ impl<R: Runtime> Driver<R> {
     }
 
     pub(super) fn came_up(&mut self, result: Result<PodNetwork, Problem>) {
-        let Up::Trying { delay, .. } = self.up else {
+        let SetupState::Trying { delay, .. } = self.up else {
             return;
         };
         match result {
             Ok(network) => {
-                for words in &network.closed_ports {
-                    self.journal
-                        .note(None, true, "HostPortNotSupported", words.as_str());
+                for words in &network.unsupported_host_ports {
+                    self.events.record(None, true, "HostPortNotSupported", words.as_str());
                 }
                 self.network = network;
-                self.up = Up::Done;
+                self.up = SetupState::Done;
             }
             Err(problem) => {
                 let volumes = matches!(
@@ -79,13 +78,12 @@ impl<R: Runtime> Driver<R> {
                 );
                 if volumes {
                     let (reason, message) = (problem.reason, problem.message);
-                    self.journal.note(None, true, &reason, message);
+                    self.events.record(None, true, &reason, message);
                 } else {
                     let message = format!("Failed to create pod sandbox: {}", problem.message);
-                    self.journal
-                        .note(None, true, "FailedCreatePodSandBox", message);
+                    self.events.record(None, true, "FailedCreatePodSandBox", message);
                 }
-                self.up = Up::Waiting {
+                self.up = SetupState::Waiting {
                     until: Instant::now() + delay,
                     delay: (delay * 2).min(RETRY.1),
                 };

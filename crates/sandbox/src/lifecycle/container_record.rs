@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use super::back_off::BackOff;
 use super::restart::{self, RestartPolicy};
-use crate::seams::PodImage;
+use crate::container_runtime::PodImage;
 use pod_protocol::Problem;
 
 /// Which part a container plays in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ContainerType {
     /// Runs to its end before the next is started.
     Init,
     /// An init container that stays: it has to be up before the next is started, and ends last.
@@ -27,17 +27,17 @@ pub enum Kind {
 
 /// One container: what is wanted of it, and all that happened to it.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct ContainerRecord {
     /// Its part in the pod.
-    pub kind: Kind,
+    pub kind: ContainerType,
     /// What the newest bundle says.
     pub spec: Container,
     /// For an ephemeral container: whose processes it wants to see.
     pub target: Option<String>,
     /// What happens with it now; nothing if it isn't running and isn't being started.
-    pub run: Option<Run>,
+    pub run: Option<ContainerRun>,
     /// The end of the newest run, while no newer one has come so far as to have a container.
-    pub ended: Option<Ended>,
+    pub ended: Option<TerminatedRun>,
     /// The end of the run before.
     pub previous: Option<ContainerStateTerminated>,
     /// The id of the newest container.
@@ -61,14 +61,14 @@ pub struct Record {
     /// Not to be started before this, since the last try did not get as far as a container.
     pub retry: Option<Instant>,
     /// What only the API server knows is missing; tried again when a bundle brings it.
-    pub held: bool,
+    pub blocked: bool,
     /// A sidecar that was up once; it no longer holds up those after it.
-    pub passed: bool,
+    pub started_once: bool,
 }
 
 /// A container that is running or being started.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct ContainerRun {
     /// Tells runs apart over the whole life of the pod.
     pub serial: u64,
     /// The image that the spec named.
@@ -76,22 +76,22 @@ pub struct Run {
     /// The resources that it was started with.
     pub resources: Option<ResourceRequirements>,
     /// How far it is.
-    pub stage: Stage,
+    pub stage: RunStage,
     /// Its container, until the record has taken it over.
     pub container: Option<(String, PodImage, Option<ContainerUser>)>,
     /// It is to end.
-    pub kill: Option<Kill>,
+    pub kill: Option<KillOrder>,
     /// The startup probe has said that it is up (`true`) or never will be.
     pub startup: Option<bool>,
     /// The liveness probe has given up on it.
-    pub dead: bool,
+    pub liveness_failed: bool,
     /// The readiness probe finds it ready.
     pub ready: bool,
 }
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum RunStage {
     /// Its image is looked for, or its processes are being made.
     Preparing,
     /// It runs, but its postStart hook has not finished.
@@ -108,18 +108,18 @@ pub enum Stage {
 
 /// The order to end a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kill {
+pub struct KillOrder {
     /// When patience ends.
     pub deadline: Instant,
     /// It may be signalled: those that must end before it have.
-    pub turn: bool,
+    pub may_signal: bool,
     /// It is started again whatever its policy says.
     pub restart: bool,
 }
 
 /// A run that has ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct TerminatedRun {
     /// How, as the API shows it.
     pub state: ContainerStateTerminated,
     /// When, on our own clock.
@@ -127,7 +127,7 @@ pub struct Ended {
     /// It is started again whatever its policy says.
     pub restart: bool,
     /// It was in an earlier life of the pod: init containers have to run again.
-    pub stale: bool,
+    pub before_restart: bool,
 }
 
 /// A pull that failed.
@@ -143,9 +143,9 @@ pub struct PullFailure {
     pub shown: bool,
 }
 
-impl Record {
+impl ContainerRecord {
     /// A container that nothing is known of.
-    pub fn new(kind: Kind, spec: Container, target: Option<String>) -> Self {
+    pub fn new(kind: ContainerType, spec: Container, target: Option<String>) -> Self {
         Self {
             kind,
             spec,
@@ -163,8 +163,8 @@ impl Record {
             back_off: BackOff::default(),
             pull_back_off: BackOff::default(),
             retry: None,
-            held: false,
-            passed: false,
+            blocked: false,
+            started_once: false,
         }
     }
 
@@ -179,16 +179,16 @@ impl Record {
         if let Some(terminated) = state.terminated {
             self.has_run = true;
             self.id = before.container_id.as_deref().map(bare_id);
-            self.ended = Some(Ended {
+            self.ended = Some(TerminatedRun {
                 state: terminated,
                 at: now,
                 restart: false,
-                stale: true,
+                before_restart: true,
             });
         } else if state.running.is_some() {
             self.has_run = true;
             self.id = before.container_id.as_deref().map(bare_id);
-            self.ended = Some(Ended {
+            self.ended = Some(TerminatedRun {
                 state: ContainerStateTerminated {
                     exit_code: 137,
                     reason: Some("ContainerStatusUnknown".to_owned()),
@@ -200,7 +200,7 @@ impl Record {
                 },
                 at: now,
                 restart: false,
-                stale: true,
+                before_restart: true,
             });
             // Shown as waiting with this as its last state, as upstream does after a reboot.
             self.waiting = Some(Problem {
@@ -220,9 +220,9 @@ impl Record {
     /// As events name it.
     pub fn field_path(&self) -> String {
         let list = match self.kind {
-            Kind::Init | Kind::Sidecar => "initContainers",
-            Kind::Regular => "containers",
-            Kind::Ephemeral => "ephemeralContainers",
+            ContainerType::Init | ContainerType::Sidecar => "initContainers",
+            ContainerType::Regular => "containers",
+            ContainerType::Ephemeral => "ephemeralContainers",
         };
         format!("spec.{list}{{{}}}", self.name())
     }
@@ -255,7 +255,7 @@ impl Record {
     pub fn running(&self) -> bool {
         self.run
             .as_ref()
-            .is_some_and(|run| matches!(run.stage, Stage::Running { .. }))
+            .is_some_and(|run| matches!(run.stage, RunStage::Running { .. }))
     }
 
     /// It runs and its startup probe, if it has one, has found it up.
@@ -276,13 +276,13 @@ impl Record {
     }
 
     /// The exit code of the newest run, if it ended in this life of the pod.
-    pub fn exit(&self) -> Option<&Ended> {
-        self.ended.as_ref().filter(|ended| !ended.stale)
+    pub fn exit(&self) -> Option<&TerminatedRun> {
+        self.ended.as_ref().filter(|ended| !ended.before_restart)
     }
 
     /// An init container that has done its work.
     pub fn succeeded(&self) -> bool {
-        self.exit().is_some_and(Ended::succeeded)
+        self.exit().is_some_and(TerminatedRun::succeeded)
     }
 
     /// A container that isn't running is to be (re)started, now or after a while.
@@ -294,21 +294,21 @@ impl Record {
             return true;
         };
         match self.kind {
-            Kind::Ephemeral => false,
-            Kind::Sidecar => true,
-            Kind::Init if ended.stale => true,
-            Kind::Init if ended.succeeded() => false,
-            Kind::Init => restart::wanted(&self.spec, pod, ended.failure_code()),
-            Kind::Regular => {
+            ContainerType::Ephemeral => false,
+            ContainerType::Sidecar => true,
+            ContainerType::Init if ended.before_restart => true,
+            ContainerType::Init if ended.succeeded() => false,
+            ContainerType::Init => restart::wanted(&self.spec, pod, ended.failure_code()),
+            ContainerType::Regular => {
                 ended.restart || restart::wanted(&self.spec, pod, ended.state.exit_code)
             }
         }
     }
 
     /// Its end asks for a restart of all containers.
-    pub fn asks_for_reset(&self) -> bool {
+    pub fn wants_restart_of_all(&self) -> bool {
         self.run.is_none()
-            && self.kind != Kind::Ephemeral
+            && self.kind != ContainerType::Ephemeral
             && self
                 .exit()
                 .is_some_and(|ended| restart::of_all(&self.spec, ended.state.exit_code))
@@ -316,11 +316,11 @@ impl Record {
 
     /// Everything starts over, with restart counts going on.
     pub fn reset(&mut self) {
-        if !self.asks_for_reset() {
+        if !self.wants_restart_of_all() {
             self.back_off.clear();
         }
         if let Some(ended) = &mut self.ended {
-            ended.stale = true;
+            ended.before_restart = true;
             ended.restart = true;
             self.waiting = Some(Problem {
                 reason: "RestartingAllContainers".to_owned(),
@@ -328,11 +328,11 @@ impl Record {
                     .to_owned(),
             });
         }
-        self.passed = false;
+        self.started_once = false;
     }
 }
 
-impl Ended {
+impl TerminatedRun {
     /// Exit code 0, and not for want of memory.
     pub fn succeeded(&self) -> bool {
         self.state.exit_code == 0 && self.state.reason.as_deref() != Some("OOMKilled")

@@ -5,17 +5,17 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use tokio::time::Instant;
 
-use super::super::record::{Ended, Kill, PullFailure, Stage};
-use super::super::run::Fact;
+use super::super::container_record::{TerminatedRun, KillOrder, PullFailure, RunStage};
+use super::super::container_run::RunEvent;
 use super::Driver;
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 use pod_protocol::Problem;
 
 /// How long a container that could not be made waits for its next try.
 const RETRY: Duration = Duration::from_secs(10);
 
-impl<R: Runtime> Driver<R> {
-    pub(super) fn note_fact(&mut self, serial: u64, fact: Fact) {
+impl<R: ContainerRuntime> Driver<R> {
+    pub(super) fn note_fact(&mut self, serial: u64, fact: RunEvent) {
         let grace = self.grace();
         let Some(index) = self.index_of(serial) else {
             return;
@@ -24,12 +24,12 @@ impl<R: Runtime> Driver<R> {
         let record = &mut self.records[index];
         let path = record.field_path();
         match fact {
-            Fact::Event {
+            RunEvent::Event {
                 warning,
                 reason,
                 message,
-            } => self.journal.note(Some(path), warning, reason, message),
-            Fact::Created {
+            } => self.events.record(Some(path), warning, reason, message),
+            RunEvent::Created {
                 id,
                 at,
                 image,
@@ -38,33 +38,33 @@ impl<R: Runtime> Driver<R> {
                 record.pull_failure = None;
                 record.pull_back_off.clear();
                 if let Some(run) = &mut record.run {
-                    run.stage = Stage::Hook { at };
+                    run.stage = RunStage::Hook { at };
                     run.container = Some((id, *image, *user));
                 }
             }
-            Fact::Running => {
+            RunEvent::Running => {
                 record.waiting = None;
                 record.adopt();
                 if let Some(run) = &mut record.run
-                    && let Stage::Hook { at } = run.stage
+                    && let RunStage::Hook { at } = run.stage
                 {
-                    run.stage = Stage::Running { at };
+                    run.stage = RunStage::Running { at };
                 }
                 self.probe_first(index);
             }
-            Fact::HookFailed(message) => {
+            RunEvent::HookFailed(message) => {
                 record.waiting = Some(Problem {
                     reason: "PostStartHookError".to_owned(),
                     message,
                 });
-                let kill = Kill {
+                let kill = KillOrder {
                     deadline: now + grace,
-                    turn: true,
+                    may_signal: true,
                     restart: false,
                 };
                 self.kill(index, kill, "FailedPostStartHook".to_owned());
             }
-            Fact::NoImage { image, problem } => {
+            RunEvent::NoImage { image, problem } => {
                 self.forget(index);
                 let record = &mut self.records[index];
                 if matches!(
@@ -84,20 +84,20 @@ impl<R: Runtime> Driver<R> {
                 }
                 record.waiting = Some(problem);
             }
-            Fact::NotCreated(problem) => {
+            RunEvent::NotCreated(problem) => {
                 self.forget(index);
                 let record = &mut self.records[index];
-                record.held = self
+                record.blocked = self
                     .bundle
                     .containers
                     .get(record.name())
                     .is_some_and(|input| input.problem.is_some());
-                record.retry = Some(now + RETRY).filter(|_| !record.held);
+                record.retry = Some(now + RETRY).filter(|_| !record.blocked);
                 record.pull_failure = None;
                 record.waiting = Some(problem);
             }
-            Fact::CalledOff => self.forget(index),
-            Fact::Ended(state) => self.note_end(index, state, now),
+            RunEvent::CalledOff => self.forget(index),
+            RunEvent::Exited(state) => self.note_end(index, state, now),
         }
     }
 
@@ -118,11 +118,11 @@ impl<R: Runtime> Driver<R> {
         if !hook_failed {
             record.waiting = None;
         }
-        record.ended = Some(Ended {
+        record.ended = Some(TerminatedRun {
             state,
             at: now,
             restart,
-            stale: false,
+            before_restart: false,
         });
         self.forget(index);
     }

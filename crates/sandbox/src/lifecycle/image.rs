@@ -6,14 +6,14 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::back_off::go_duration;
-use super::run::Reporter;
-use crate::seams::{ImageRequest, PodImage, Runtime};
+use super::container_run::RunReporter;
+use crate::container_runtime::{ContainerRuntime, ImageRequest, PodImage};
 use pod_protocol::Problem;
 
 /// Makes sure that a container's image is there, and before it those that it mounts as volumes. An error names the image.
-pub async fn ensure_all<R: Runtime>(
+pub async fn ensure_all<R: ContainerRuntime>(
     runtime: &R,
-    report: &Reporter,
+    report: &RunReporter,
     container: &Container,
 ) -> Result<PodImage, (String, Problem)> {
     for ImageRequest { reference, policy } in runtime.image_volumes(container) {
@@ -28,9 +28,9 @@ pub async fn ensure_all<R: Runtime>(
 }
 
 /// Makes sure that an image is there.
-async fn ensure<R: Runtime>(
+async fn ensure<R: ContainerRuntime>(
     runtime: &R,
-    report: &Reporter,
+    report: &RunReporter,
     reference: &str,
     policy: Option<&str>,
 ) -> Result<PodImage, Problem> {
@@ -40,7 +40,7 @@ async fn ensure<R: Runtime>(
         policy: policy.to_owned(),
     };
     if policy != "Always" {
-        match runtime.image(&request("Never")).await {
+        match runtime.ensure_image(&request("Never")).await {
             Ok(image) => {
                 report.event(
                     false,
@@ -72,7 +72,7 @@ async fn ensure<R: Runtime>(
     }
     report.event(false, "Pulling", format!("Pulling image {reference:?}"));
     let start = Instant::now();
-    match runtime.image(&request(&policy)).await {
+    match runtime.ensure_image(&request(&policy)).await {
         Ok(image) => {
             let took = go_duration(Duration::from_millis(
                 u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -105,7 +105,7 @@ async fn ensure<R: Runtime>(
     }
 }
 
-fn failed(report: &Reporter, problem: Problem) -> Problem {
+fn failed(report: &RunReporter, problem: Problem) -> Problem {
     report.event(true, "Failed", format!("Error: {}", problem.reason));
     problem
 }

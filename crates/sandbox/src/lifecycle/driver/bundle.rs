@@ -7,20 +7,20 @@ use tokio::time::Instant;
 
 use super::super::clock::instant_of;
 use super::super::plan::seconds;
-use super::super::record::{Kind, Record, as_container};
+use super::super::container_record::{ContainerType, ContainerRecord, as_container};
 use super::super::restart::RestartPolicy;
 use super::Driver;
-use super::up::Up;
-use crate::seams::Runtime;
+use super::setup::SetupState;
+use crate::container_runtime::ContainerRuntime;
 use pod_protocol::{Bundle, Problem};
 
-impl<R: Runtime> Driver<R> {
+impl<R: ContainerRuntime> Driver<R> {
     pub(super) fn take_bundle(&mut self, bundle: Bundle) {
         // Each state that we publish can come back as a new bundle with nothing but another status in it.
         let news = self.bundle.pod.spec != bundle.pod.spec || self.bundle.volumes != bundle.volumes;
         self.bundle = bundle;
         self.take_specs();
-        if let Up::Waiting { until, .. } = &mut self.up
+        if let SetupState::Waiting { until, .. } = &mut self.up
             && news
         {
             // What stood in the way may be gone.
@@ -39,7 +39,7 @@ impl<R: Runtime> Driver<R> {
             let name = container.name.clone();
             let known = self.records.iter_mut().find(|record| record.name() == name);
             let Some(record) = known else {
-                self.records.push(Record::new(kind, container, target));
+                self.records.push(ContainerRecord::new(kind, container, target));
                 continue;
             };
             if record.spec.image != container.image {
@@ -54,8 +54,8 @@ impl<R: Runtime> Driver<R> {
                 .containers
                 .get(&name)
                 .and_then(|input| input.problem.clone());
-            if record.held {
-                record.held = problem.is_some();
+            if record.blocked {
+                record.blocked = problem.is_some();
                 record.waiting = problem.or(record.waiting.take());
             }
         }
@@ -73,14 +73,14 @@ impl<R: Runtime> Driver<R> {
             }
         }
         let policy = self.policy();
-        let regular = || self.records.iter().filter(|r| r.kind == Kind::Regular);
+        let regular = || self.records.iter().filter(|r| r.kind == ContainerType::Regular);
         let any_ran = self.records.iter().any(|record| record.has_run);
         let done = regular().any(|record| record.has_run)
             && !regular().any(|record| record.wants_start(policy));
         if (policy == RestartPolicy::Never && any_ran) || done {
             self.end(Duration::ZERO);
         } else if any_ran {
-            self.journal.note(
+            self.events.record(
                 None,
                 false,
                 "SandboxChanged",
@@ -91,7 +91,7 @@ impl<R: Runtime> Driver<R> {
 
     /// Ends a pod that was active for too long; tells when that will be.
     pub(super) fn check_deadline(&mut self) -> Option<Instant> {
-        if self.ending.is_some() {
+        if self.stop_deadline.is_some() {
             return None;
         }
         let limit = self.spec()?.active_deadline_seconds?;
@@ -101,7 +101,7 @@ impl<R: Runtime> Driver<R> {
         }
         const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
         const REASON: &str = "DeadlineExceeded";
-        self.journal.note(None, false, REASON, MESSAGE);
+        self.events.record(None, false, REASON, MESSAGE);
         self.failure = Some(Problem {
             reason: REASON.to_owned(),
             message: MESSAGE.to_owned(),
@@ -112,21 +112,21 @@ impl<R: Runtime> Driver<R> {
 }
 
 /// All containers of a pod, in the order of the records.
-fn containers(spec: &PodSpec) -> impl Iterator<Item = (Kind, Container, Option<String>)> + '_ {
+fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerType, Container, Option<String>)> + '_ {
     let init = spec.init_containers.iter().flatten().map(|container| {
         let kind = match container.restart_policy.as_deref() {
-            Some("Always") => Kind::Sidecar,
-            _ => Kind::Init,
+            Some("Always") => ContainerType::Sidecar,
+            _ => ContainerType::Init,
         };
         (kind, container.clone(), None)
     });
     let regular = spec
         .containers
         .iter()
-        .map(|container| (Kind::Regular, container.clone(), None));
+        .map(|container| (ContainerType::Regular, container.clone(), None));
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| {
         let target = container.target_container_name.clone();
-        (Kind::Ephemeral, as_container(container), target)
+        (ContainerType::Ephemeral, as_container(container), target)
     });
     init.chain(regular).chain(ephemeral)
 }

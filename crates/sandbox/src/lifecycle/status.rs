@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::plan::restarts_to_resize;
-use super::record::{Kind, Record, Stage, terminated};
+use super::container_record::{ContainerType, ContainerRecord, RunStage, terminated};
 use super::restart::RestartPolicy;
 
 /// What a container's status depends on beside its own record.
 #[derive(Clone, Copy, Debug)]
-pub struct Around {
+pub struct StatusContext {
     /// The pod's restart policy.
     pub policy: RestartPolicy,
     /// The pod has init containers.
@@ -22,16 +22,16 @@ pub struct Around {
 }
 
 /// One container's status.
-pub fn status(record: &Record, around: Around) -> ContainerStatus {
+pub fn status(record: &ContainerRecord, around: StatusContext) -> ContainerStatus {
     let created = record.has_run;
     let (state, last_state) = states(record, around);
     let ready = match record.kind {
-        Kind::Ephemeral => false,
-        Kind::Init => record
+        ContainerType::Ephemeral => false,
+        ContainerType::Init => record
             .ended
             .as_ref()
             .is_some_and(|ended| ended.state.exit_code == 0),
-        Kind::Sidecar | Kind::Regular => record.ready(),
+        ContainerType::Sidecar | ContainerType::Regular => record.ready(),
     };
     let image = record.image.as_ref().filter(|_| created);
     let given = record.spec.resources.clone().unwrap_or_default();
@@ -48,7 +48,7 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
         state: Some(state),
         last_state: Some(last_state),
         ready,
-        started: (record.kind != Kind::Ephemeral).then(|| record.started()),
+        started: (record.kind != ContainerType::Ephemeral).then(|| record.started()),
         restart_count: record.restarts,
         image: image.map_or_else(
             || record.spec.image.clone().unwrap_or_default(),
@@ -72,12 +72,12 @@ pub fn status(record: &Record, around: Around) -> ContainerStatus {
 }
 
 /// The state of a container and of its run before.
-fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
+fn states(record: &ContainerRecord, around: StatusContext) -> (ContainerState, ContainerState) {
     let ended = record.ended.as_ref().map(|ended| &ended.state);
     let last = |state: Option<&ContainerStateTerminated>| {
         state.cloned().map(terminated).unwrap_or_default()
     };
-    if let Some(Stage::Running { at }) = record.run.as_ref().map(|run| run.stage) {
+    if let Some(RunStage::Running { at }) = record.run.as_ref().map(|run| run.stage) {
         let running = ContainerState {
             running: Some(ContainerStateRunning {
                 started_at: Some(Time(at)),
@@ -87,7 +87,7 @@ fn states(record: &Record, around: Around) -> (ContainerState, ContainerState) {
         return (running, last(record.previous.as_ref()));
     }
     // A run that is being made is not seen yet; what was before it still is.
-    let restarting = !around.ending && (record.run.is_some() || record.wants_start(around.policy));
+    let restarting = !around.stop_deadline && (record.run.is_some() || record.wants_start(around.policy));
     match (ended, &record.waiting) {
         (Some(ended), None) => (terminated(ended.clone()), last(record.previous.as_ref())),
         (Some(ended), _) if !restarting => {

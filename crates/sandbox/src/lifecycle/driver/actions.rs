@@ -4,37 +4,37 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::back_off::go_duration;
-use super::super::hooks::Place;
+use super::super::hooks::HookContext;
 use super::super::plan::Action;
-use super::super::record::{Kill, Kind, Run, Stage};
-use super::super::run::{self, Order, Reporter};
-use super::{Driver, Handles};
+use super::super::container_record::{KillOrder, ContainerType, ContainerRun, RunStage};
+use super::super::container_run::{self, RunSpec, RunReporter};
+use super::{Driver, RunHandles};
 use crate::probe::worker::ProbeKind;
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 use pod_protocol::Problem;
 
-impl<R: Runtime> Driver<R> {
+impl<R: ContainerRuntime> Driver<R> {
     pub(super) fn carry_out(&mut self, action: Action) {
         match action {
             Action::Start(index) => self.start(index),
-            Action::CrashLoop(index) => self.crash_loop(index),
-            Action::PullBackOff(index) => self.pull_back_off(index),
+            Action::ShowCrashLoopBackOff(index) => self.crash_loop(index),
+            Action::ShowImagePullBackOff(index) => self.pull_back_off(index),
             Action::Kill {
                 index,
                 kill,
                 message,
             } => self.kill(index, kill, message),
-            Action::Pass(index) => self.records[index].passed = true,
-            Action::BeginReset => self.resetting = true,
-            Action::Reset => {
-                self.resetting = false;
+            Action::MarkStarted(index) => self.records[index].started_once = true,
+            Action::BeginRestartAll => self.restarting_all = true,
+            Action::RestartAll => {
+                self.restarting_all = false;
                 for record in &mut self.records {
-                    if record.kind != Kind::Ephemeral {
+                    if record.kind != ContainerType::Ephemeral {
                         record.reset();
                     }
                 }
             }
-            Action::End => self.end(self.grace()),
+            Action::StopPod => self.end(self.grace()),
             // Ends the loop before it comes here.
             Action::Finish => {}
         }
@@ -42,7 +42,7 @@ impl<R: Runtime> Driver<R> {
 
     fn start(&mut self, index: usize) {
         let now = Instant::now();
-        let place = Place {
+        let place = HookContext {
             pod: self.pod_name(),
             ip: self.network.ips.first().copied(),
         };
@@ -53,18 +53,18 @@ impl<R: Runtime> Driver<R> {
             record.back_off.step(ended.at, now);
         }
         record.retry = None;
-        record.run = Some(Run {
+        record.run = Some(ContainerRun {
             serial,
             image: record.spec.image.clone().unwrap_or_default(),
             resources: record.spec.resources.clone(),
-            stage: Stage::Preparing,
+            stage: RunStage::Preparing,
             container: None,
             kill: None,
             startup: None,
-            dead: false,
+            liveness_failed: false,
             ready: false,
         });
-        let order = Order {
+        let order = RunSpec {
             container: record.spec.clone(),
             target: record.target.clone(),
             attempt: u32::try_from(record.next_attempt()).unwrap_or(0),
@@ -79,12 +79,12 @@ impl<R: Runtime> Driver<R> {
         let (kill, orders) = watch::channel(None);
         self.handles.insert(
             serial,
-            Handles {
+            RunHandles {
                 kill,
                 probes: Vec::new(),
             },
         );
-        let report = Reporter {
+        let report = RunReporter {
             serial,
             to: self.messages.clone(),
         };
@@ -101,7 +101,7 @@ impl<R: Runtime> Driver<R> {
             message: format!("back-off {delay} restarting failed container={name} pod={pod}"),
         });
         let path = record.field_path();
-        self.journal.note(
+        self.events.record(
             Some(path),
             true,
             "BackOff",
@@ -121,13 +121,11 @@ impl<R: Runtime> Driver<R> {
             reason: "ImagePullBackOff".to_owned(),
             message: format!("{message}: {}", failure.message),
         });
-        self.journal
-            .note(Some(path.clone()), false, "BackOff", message);
-        self.journal
-            .note(Some(path), true, "Failed", "Error: ImagePullBackOff");
+        self.events.record(Some(path.clone()), false, "BackOff", message);
+        self.events.record(Some(path), true, "Failed", "Error: ImagePullBackOff");
     }
 
-    pub(super) fn kill(&mut self, index: usize, kill: Kill, message: String) {
+    pub(super) fn kill(&mut self, index: usize, kill: KillOrder, message: String) {
         let record = &mut self.records[index];
         let path = record.field_path();
         let name = record.name().to_owned();
@@ -145,13 +143,13 @@ impl<R: Runtime> Driver<R> {
                 keep
             });
         }
-        if first && run.stage != Stage::Preparing {
+        if first && run.stage != RunStage::Preparing {
             let message = if message.is_empty() {
                 format!("Stopping container {name}")
             } else {
                 message
             };
-            self.journal.note(Some(path), false, "Killing", message);
+            self.events.record(Some(path), false, "Killing", message);
         }
     }
 }

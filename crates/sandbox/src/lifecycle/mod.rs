@@ -9,7 +9,7 @@
 //!   status   records as the API shows them
 //! ```
 //!
-//! Everything is on one thread and generic over [`Runtime`], so that a whole life can be tried in a moment with a
+//! Everything is on one thread and generic over [`ContainerRuntime`], so that a whole life can be tried in a moment with a
 //! simulated runtime and clock.
 
 mod back_off;
@@ -17,17 +17,17 @@ mod clock;
 mod driver;
 mod hooks;
 mod image;
-mod journal;
+mod event_log;
 mod plan;
-mod record;
+mod container_record;
 mod restart;
-mod run;
+mod container_run;
 mod status;
 
 #[cfg(test)]
 mod plan_tests;
 #[cfg(test)]
-mod sim;
+mod simulated_runtime;
 #[cfg(test)]
 mod tests;
 
@@ -36,7 +36,7 @@ use std::rc::Rc;
 use tokio::sync::{mpsc, watch};
 
 use crate::probe::worker::{ProbeEvent, ProbeKind};
-use crate::seams::{PodNetwork, Runtime};
+use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 
 pub(crate) use back_off::go_duration;
@@ -44,22 +44,22 @@ pub(crate) use image::default_policy;
 pub(crate) use plan::restarts_to_resize;
 
 /// Begins the life of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
-pub fn start<R: Runtime>(runtime: Rc<R>, bundle: Bundle) -> LifeHandle {
+pub fn start<R: ContainerRuntime>(runtime: Rc<R>, bundle: Bundle) -> LifecycleHandle {
     let (messages, inbox) = mpsc::unbounded_channel();
     let (publish, state) = watch::channel(PodState::default());
     let driver = driver::Driver::new(runtime, bundle, messages.clone(), publish);
     tokio::task::spawn_local(driver.live(inbox));
-    LifeHandle { messages, state }
+    LifecycleHandle { messages, state }
 }
 
 /// How the rest of the sandbox speaks with the life of its pod.
 #[derive(Clone, Debug)]
-pub struct LifeHandle {
+pub struct LifecycleHandle {
     messages: mpsc::UnboundedSender<Message>,
     state: watch::Receiver<PodState>,
 }
 
-impl LifeHandle {
+impl LifecycleHandle {
     /// The pod has changed. The runtime must have been told before.
     pub fn put_bundle(&self, bundle: Bundle) {
         // A pod that is over does not listen, and need not.
@@ -100,10 +100,10 @@ enum Message {
     Bundle(Box<Bundle>),
     Stop(Stop),
     Abandon,
-    Up(Result<PodNetwork, Problem>),
-    Fact {
+    SetUp(Result<PodNetwork, Problem>),
+    RunEvent {
         serial: u64,
-        fact: run::Fact,
+        fact: run::RunEvent,
     },
     Probe {
         serial: u64,

@@ -8,14 +8,14 @@ use tokio::time::sleep;
 
 use super::plan::seconds;
 use crate::probe::http;
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
 /// A hook has no limit of its own: the grace period ends a preStop hook, and a postStart hook may take its time.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 
 /// Where a container is found.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct HookContext {
     /// The pod as messages name it: `NAME_NAMESPACE(UID)`.
     pub pod: String,
     /// Its first address.
@@ -23,9 +23,9 @@ pub struct Place {
 }
 
 /// Runs a hook to its end; an error is for people.
-pub async fn run<R: Runtime>(
+pub async fn run<R: ContainerRuntime>(
     runtime: &R,
-    place: &Place,
+    place: &HookContext,
     container: &Container,
     id: &str,
     hook: &LifecycleHandler,

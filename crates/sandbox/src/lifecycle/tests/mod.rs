@@ -1,4 +1,4 @@
-//! Whole lives in a simulated world.
+//! Whole lives in a simulated pod.
 
 macro_rules! life {
     ($(#[$attribute:meta])* async fn $name:ident() $body:block) => {

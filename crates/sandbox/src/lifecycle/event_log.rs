@@ -11,12 +11,12 @@ const KEPT: usize = 64;
 
 /// The pod's events, numbered.
 #[derive(Debug, Default)]
-pub struct Journal {
+pub struct EventLog {
     events: VecDeque<PodEvent>,
     serial: u64,
 }
 
-impl Journal {
+impl EventLog {
     /// Notes something, about a container if `field_path` names one.
     pub fn note(
         &mut self,
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn later_events_have_later_times() {
-        let mut journal = Journal::default();
+        let mut journal = EventLog::default();
         for _ in 0..KEPT * 2 {
             journal.note(None, false, "Started", "Started container");
         }

@@ -14,25 +14,23 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{LifeHandle, start};
-use crate::seams::{
-    ExecResult, Exit, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
-};
+use super::{LifecycleHandle, start};
+use crate::container_runtime::{ContainerExit, ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest, StartedContainer};
 use pod_protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 
 /// What a container does when it is started.
 #[derive(Clone, Debug)]
 pub enum Script {
-    /// Ends by itself after so many seconds with this code.
-    Ends(u64, i32),
+    /// Exits by itself after so many seconds with this code.
+    Exits(u64, i32),
     /// Runs until it is told to end; then needs so many seconds, and ends with this code.
-    Obeys(u64, i32),
+    StopsOnSignal(u64, i32),
     /// Runs until it is killed.
-    Stubborn,
-    /// Ends for want of memory.
-    OutOfMemory,
+    IgnoresSignals,
+    /// Exits for want of memory.
+    OomKilled,
     /// Can't be started.
-    Fails(&'static str, &'static str),
+    FailsToStart(&'static str, &'static str),
 }
 
 /// What a command in a container does: how long it takes, its exit code and its output.
@@ -41,12 +39,12 @@ type Exec = Box<dyn Fn(&str, &[String]) -> (Duration, i32)>;
 struct Live {
     name: String,
     script: Script,
-    exit: Option<oneshot::Sender<Exit>>,
+    exit: Option<oneshot::Sender<ContainerExit>>,
     timer: Option<AbortHandle>,
 }
 
 /// The runtime, and the test around it.
-pub struct Sim {
+pub struct SimulatedRuntime {
     begin: Instant,
     scripts: RefCell<HashMap<String, VecDeque<Script>>>,
     live: RefCell<HashMap<String, Live>>,
@@ -65,10 +63,10 @@ pub struct Sim {
     itself: RefCell<std::rc::Weak<Self>>,
 }
 
-impl Sim {
+impl SimulatedRuntime {
     /// A runtime whose containers run until told to end.
     pub fn new() -> Rc<Self> {
-        let sim = Rc::new(Self {
+        let runtime = Rc::new(Self {
             begin: Instant::now(),
             scripts: RefCell::default(),
             live: RefCell::default(),
@@ -81,8 +79,8 @@ impl Sim {
             next: Cell::default(),
             itself: RefCell::default(),
         });
-        *sim.itself.borrow_mut() = Rc::downgrade(&sim);
-        sim
+        *runtime.itself.borrow_mut() = Rc::downgrade(&runtime);
+        runtime
     }
 
     /// What a container does in its runs; the last goes on for ever.
@@ -133,7 +131,7 @@ impl Sim {
             self.log
                 .borrow_mut()
                 .push(format!("{} exit {} {code}", self.now(), live.name));
-            let _ = exit.send(Exit {
+            let _ = exit.send(ContainerExit {
                 code,
                 signal: None,
                 oom_killed,
@@ -143,29 +141,29 @@ impl Sim {
     }
 
     fn end_later(&self, id: &str, after: u64, code: i32, oom: bool) -> AbortHandle {
-        let sim = self.itself.borrow().upgrade().expect("the test goes on");
+        let runtime = self.itself.borrow().upgrade().expect("the test goes on");
         let id = id.to_owned();
         tokio::task::spawn_local(async move {
             sleep(Duration::from_secs(after)).await;
-            sim.end(&id, code, oom);
+            runtime.end(&id, code, oom);
         })
         .abort_handle()
     }
 }
 
-impl Runtime for Sim {
-    async fn up(&self) -> Result<PodNetwork, Problem> {
+impl ContainerRuntime for SimulatedRuntime {
+    async fn set_up(&self) -> Result<PodNetwork, Problem> {
         self.note("up");
         match self.ups.borrow_mut().pop_front() {
             Some((reason, message)) => Err(problem(reason, message)),
             None => Ok(PodNetwork {
                 ips: vec![IpAddr::from([10, 0, 0, 7])],
-                closed_ports: Vec::new(),
+                unsupported_host_ports: Vec::new(),
             }),
         }
     }
 
-    async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
         let reference = &request.reference;
         let image = |pulled| PodImage {
             reference: format!("docker.io/library/{reference}"),
@@ -201,7 +199,7 @@ impl Runtime for Sim {
             .collect()
     }
 
-    async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
         let name = &request.container.name;
         let twice = self
             .live
@@ -217,9 +215,9 @@ impl Runtime for Sim {
                 Some(runs) => runs.front().cloned(),
                 None => None,
             }
-            .unwrap_or(Script::Obeys(0, 143))
+            .unwrap_or(Script::StopsOnSignal(0, 143))
         };
-        if let Script::Fails(reason, message) = script {
+        if let Script::FailsToStart(reason, message) = script {
             return Err(problem(reason, message));
         }
         self.next.set(self.next.get() + 1);
@@ -229,8 +227,8 @@ impl Runtime for Sim {
         let stop_signal = lifecycle.and_then(|lifecycle| lifecycle.stop_signal.as_deref());
         let stop_signal = stop_signal.and_then(linux::signal::by_name);
         let timer = match &script {
-            Script::Ends(after, code) => Some(self.end_later(&id, *after, *code, false)),
-            Script::OutOfMemory => Some(self.end_later(&id, 1, 137, true)),
+            Script::Exits(after, code) => Some(self.end_later(&id, *after, *code, false)),
+            Script::OomKilled => Some(self.end_later(&id, 1, 137, true)),
             _ => None,
         };
         self.live.borrow_mut().insert(
@@ -242,7 +240,7 @@ impl Runtime for Sim {
                 timer,
             },
         );
-        Ok(Started {
+        Ok(StartedContainer {
             id,
             at: Timestamp::now(),
             exit,
@@ -263,11 +261,11 @@ impl Runtime for Sim {
         self.note(format!("signal {name} {signal}"));
         match (signal, script) {
             (9, _) => self.end(id, 137, false),
-            (_, Script::Obeys(0, code)) => self.end(id, code, false),
-            (_, Script::Obeys(after, code)) => {
+            (_, Script::StopsOnSignal(0, code)) => self.end(id, code, false),
+            (_, Script::StopsOnSignal(after, code)) => {
                 self.end_later(id, after, code, false);
             }
-            (_, Script::Ends(..)) => self.end(id, 143, false),
+            (_, Script::Exits(..)) => self.end(id, 143, false),
             _ => {}
         }
     }
@@ -300,7 +298,7 @@ impl Runtime for Sim {
         failed.then(|| format!("last words of {}", request.container.name))
     }
 
-    async fn down(&self) {
+    async fn tear_down(&self) {
         let left = self
             .live
             .borrow()
@@ -346,24 +344,24 @@ pub fn bundle(mut spec: Value) -> Bundle {
     }
 }
 
-/// A pod that lives in a simulated world.
-pub struct World {
-    pub sim: Rc<Sim>,
-    pub life: LifeHandle,
+/// A pod that lives in a simulated pod.
+pub struct TestPod {
+    pub runtime: Rc<SimulatedRuntime>,
+    pub life: LifecycleHandle,
     pub bundle: Bundle,
 }
 
-impl World {
+impl TestPod {
     /// Begins.
-    pub fn new(sim: &Rc<Sim>, spec: Value) -> Self {
-        Self::with(sim, bundle(spec))
+    pub fn new(runtime: &Rc<SimulatedRuntime>, spec: Value) -> Self {
+        Self::with(runtime, bundle(spec))
     }
 
     /// Begins with a whole bundle.
-    pub fn with(sim: &Rc<Sim>, bundle: Bundle) -> Self {
-        let life = start(sim.clone(), bundle.clone());
+    pub fn with(runtime: &Rc<SimulatedRuntime>, bundle: Bundle) -> Self {
+        let life = start(runtime.clone(), bundle.clone());
         Self {
-            sim: sim.clone(),
+            runtime: runtime.clone(),
             life,
             bundle,
         }
@@ -371,7 +369,7 @@ impl World {
 
     /// Lets time pass until so many seconds after the beginning, and a little more, so that what happens then has.
     pub async fn at(&self, second: u64) -> PodState {
-        sleep_until(self.sim.begin + Duration::from_secs(second) + Duration::from_millis(100))
+        sleep_until(self.runtime.begin + Duration::from_secs(second) + Duration::from_millis(100))
             .await;
         self.state()
     }
@@ -380,7 +378,7 @@ impl World {
         self.life.state().borrow().clone()
     }
 
-    /// Ends the pod and waits for it.
+    /// Exits the pod and waits for it.
     pub fn stop(&self, grace_seconds: i64) {
         self.life.stop(Stop {
             grace_seconds,
@@ -420,8 +418,8 @@ impl World {
     }
 
     /// The container's state in a word or two, its last state, and its restarts.
-    pub fn word(&self, name: &str) -> String {
-        word(&self.status(name))
+    pub fn summary(&self, name: &str) -> String {
+        summary(&self.status(name))
     }
 
     /// All events about a container, as `reason: message`.
@@ -441,7 +439,7 @@ impl World {
 }
 
 /// A status in a few words: `running`, `waiting REASON`, `ended REASON CODE`, with last state and restarts.
-pub fn word(status: &ContainerStatus) -> String {
+pub fn summary(status: &ContainerStatus) -> String {
     let state = status.state.clone().unwrap_or_default();
     let mut word = if state.running.is_some() {
         "running".to_owned()

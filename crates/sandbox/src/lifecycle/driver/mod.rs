@@ -2,9 +2,9 @@
 
 mod actions;
 mod bundle;
-mod facts;
+mod run_events;
 mod probes;
-mod up;
+mod setup;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -16,15 +16,15 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::Message;
-use super::journal::Journal;
-use super::plan::{Action, Facts, plan, seconds};
-use super::record::{Kill, Kind, Record};
+use super::event_log::EventLog;
+use super::plan::{Action, PlanInput, plan, seconds};
+use super::container_record::{KillOrder, ContainerType, ContainerRecord};
 use super::restart::RestartPolicy;
-use super::status::{self, Around};
+use super::status::{self, StatusContext};
 use crate::probe::worker::ProbeKind;
-use crate::seams::{PodNetwork, Runtime};
+use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
-use up::Up;
+use setup::SetupState;
 
 /// A bound on plans that follow each other without anything happening between them; never reached.
 const PLANS: usize = 100;
@@ -34,14 +34,14 @@ pub struct Driver<R> {
     runtime: Rc<R>,
     bundle: Bundle,
     /// Init containers, containers, ephemeral containers, each in the order of the spec.
-    records: Vec<Record>,
-    handles: HashMap<u64, Handles>,
+    records: Vec<ContainerRecord>,
+    handles: HashMap<u64, RunHandles>,
     last_serial: u64,
-    journal: Journal,
-    up: Up,
+    events: EventLog,
+    up: SetupState,
     network: PodNetwork,
-    ending: Option<Instant>,
-    resetting: bool,
+    stop_deadline: Option<Instant>,
+    restarting_all: bool,
     /// The containers end, and the pod goes on in another sandbox.
     abandoned: bool,
     failure: Option<Problem>,
@@ -53,12 +53,12 @@ pub struct Driver<R> {
 }
 
 /// What belongs to a run beside its record.
-struct Handles {
-    kill: watch::Sender<Option<Kill>>,
+struct RunHandles {
+    kill: watch::Sender<Option<KillOrder>>,
     probes: Vec<(ProbeKind, AbortHandle)>,
 }
 
-impl Drop for Handles {
+impl Drop for RunHandles {
     fn drop(&mut self) {
         for (_, task) in &self.probes {
             task.abort();
@@ -66,7 +66,7 @@ impl Drop for Handles {
     }
 }
 
-impl<R: Runtime> Driver<R> {
+impl<R: ContainerRuntime> Driver<R> {
     /// A pod before anything of it was started.
     pub fn new(
         runtime: Rc<R>,
@@ -80,11 +80,11 @@ impl<R: Runtime> Driver<R> {
             records: Vec::new(),
             handles: HashMap::new(),
             last_serial: 0,
-            journal: Journal::default(),
-            up: Up::first(now),
+            events: EventLog::default(),
+            up: SetupState::first(now),
             network: PodNetwork::default(),
-            ending: None,
-            resetting: false,
+            stop_deadline: None,
+            restarting_all: false,
             abandoned: false,
             failure: None,
             born: now,
@@ -129,8 +129,8 @@ impl<R: Runtime> Driver<R> {
         if self.abandoned {
             return;
         }
-        self.up = Up::Over;
-        self.runtime.down().await;
+        self.up = SetupState::Over;
+        self.runtime.tear_down().await;
         // What was said meanwhile, such as a reason for the end.
         while let Ok(message) = inbox.try_recv() {
             self.hear(message);
@@ -161,21 +161,21 @@ impl<R: Runtime> Driver<R> {
         (Some(wake.map_or(later, |wake| wake.max(later))), false)
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts {
+    fn facts(&self) -> PlanInput<'_> {
+        PlanInput {
             records: &self.records,
             policy: self.policy(),
             grace: self.grace(),
-            up: matches!(self.up, Up::Done),
-            ending: self.ending,
-            resetting: self.resetting,
+            up: matches!(self.up, SetupState::Done),
+            stop_deadline: self.stop_deadline,
+            restarting_all: self.restarting_all,
             now: Instant::now(),
         }
     }
 
     fn end(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
-        self.ending = Some(self.ending.map_or(deadline, |before| before.min(deadline)));
+        self.stop_deadline = Some(self.stop_deadline.map_or(deadline, |before| before.min(deadline)));
     }
 
     fn hear(&mut self, message: Message) {
@@ -183,8 +183,8 @@ impl<R: Runtime> Driver<R> {
             Message::Bundle(bundle) => self.take_bundle(*bundle),
             Message::Stop(stop) => self.stop(stop),
             Message::Abandon => self.abandon(),
-            Message::Up(result) => self.came_up(result),
-            Message::Fact { serial, fact } => self.note_fact(serial, fact),
+            Message::SetUp(result) => self.came_up(result),
+            Message::RunEvent { serial, fact } => self.note_fact(serial, fact),
             Message::Probe {
                 serial,
                 which,
@@ -194,9 +194,9 @@ impl<R: Runtime> Driver<R> {
     }
 
     fn abandon(&mut self) {
-        if self.ending.is_none() {
+        if self.stop_deadline.is_none() {
             self.abandoned = true;
-            self.up = Up::Over;
+            self.up = SetupState::Over;
             self.end(self.grace());
         }
     }
@@ -211,44 +211,44 @@ impl<R: Runtime> Driver<R> {
     }
 
     fn publish(&self, finished: bool) {
-        let around = Around {
+        let around = StatusContext {
             policy: self.policy(),
             has_init: self
                 .records
                 .iter()
-                .any(|record| matches!(record.kind, Kind::Init | Kind::Sidecar)),
-            ending: self.ending.is_some(),
+                .any(|record| matches!(record.kind, ContainerType::Init | ContainerType::Sidecar)),
+            stop_deadline: self.stop_deadline.is_some(),
         };
-        let statuses = |kinds: &[Kind]| {
+        let statuses = |kinds: &[ContainerType]| {
             self.records
                 .iter()
                 .filter(|record| kinds.contains(&record.kind))
                 .map(|record| status::status(record, around))
                 .collect::<Vec<_>>()
         };
-        let mut init_containers = statuses(&[Kind::Init, Kind::Sidecar]);
-        let mut containers = statuses(&[Kind::Regular]);
+        let mut init_containers = statuses(&[ContainerType::Init, ContainerType::Sidecar]);
+        let mut containers = statuses(&[ContainerType::Regular]);
         if self.abandoned {
             let all = init_containers.iter_mut().chain(&mut containers);
             all.for_each(|status| status.ready = false);
         }
         if finished {
             let initialized = self.records.iter().all(|record| match record.kind {
-                Kind::Init => record.succeeded(),
-                Kind::Sidecar => record.passed,
-                Kind::Regular | Kind::Ephemeral => true,
+                ContainerType::Init => record.succeeded(),
+                ContainerType::Sidecar => record.started_once,
+                ContainerType::Regular | ContainerType::Ephemeral => true,
             });
             status::give_up(initialized, &mut init_containers, &mut containers);
         }
         let state = PodState {
-            sandbox_ready: matches!(self.up, Up::Done),
+            sandbox_ready: matches!(self.up, SetupState::Done),
             pod_ips: self.network.ips.iter().map(ToString::to_string).collect(),
             init_containers,
             containers,
-            ephemeral_containers: statuses(&[Kind::Ephemeral]),
+            ephemeral_containers: statuses(&[ContainerType::Ephemeral]),
             failure: self.failure.clone(),
             finished,
-            events: self.journal.events(),
+            events: self.events.events(),
             observed_generation: self.bundle.pod.metadata.generation,
         };
         self.state.send_if_modified(|published| {

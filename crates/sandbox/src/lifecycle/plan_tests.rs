@@ -7,17 +7,17 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{from_value, json};
 use tokio::time::Instant;
 
-use super::plan::{Action, Facts, Plan, plan};
-use super::record::{Ended, Kill, Kind, Record, Run, Stage};
+use super::plan::{Action, PlanInput, Plan, plan};
+use super::container_record::{TerminatedRun, KillOrder, ContainerType, ContainerRecord, ContainerRun, RunStage};
 use super::restart::RestartPolicy;
 
 /// A container and how it stands: `-` nothing yet, `p` preparing, `h` in its hook, `r` running, `s` stopping,
 /// a number for one that ended with it.
-fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
+fn record(kind: ContainerType, name: &str, stands: &str, now: Instant) -> ContainerRecord {
     let spec = from_value(json!({"name": name, "image": "i"})).expect("a container");
-    let mut record = Record::new(kind, spec, None);
+    let mut record = ContainerRecord::new(kind, spec, None);
     let at = Timestamp::UNIX_EPOCH;
-    let run = |stage, kill| Run {
+    let run = |stage, kill| ContainerRun {
         serial: 1,
         image: "i".to_owned(),
         resources: None,
@@ -25,50 +25,50 @@ fn record(kind: Kind, name: &str, stands: &str, now: Instant) -> Record {
         container: None,
         kill,
         startup: None,
-        dead: false,
+        liveness_failed: false,
         ready: false,
     };
     match stands {
         "-" => {}
-        "p" => record.run = Some(run(Stage::Preparing, None)),
-        "h" => record.run = Some(run(Stage::Hook { at }, None)),
-        "r" => record.run = Some(run(Stage::Running { at }, None)),
+        "p" => record.run = Some(run(RunStage::Preparing, None)),
+        "h" => record.run = Some(run(RunStage::Hook { at }, None)),
+        "r" => record.run = Some(run(RunStage::Running { at }, None)),
         "s" => {
-            let kill = Kill {
+            let kill = KillOrder {
                 deadline: now,
-                turn: true,
+                may_signal: true,
                 restart: false,
             };
-            record.run = Some(run(Stage::Running { at }, Some(kill)));
+            record.run = Some(run(RunStage::Running { at }, Some(kill)));
         }
         code => {
             record.has_run = true;
-            record.ended = Some(Ended {
+            record.ended = Some(TerminatedRun {
                 state: ContainerStateTerminated {
                     exit_code: code.parse().expect("an exit code"),
                     ..Default::default()
                 },
                 at: now,
                 restart: false,
-                stale: false,
+                before_restart: false,
             });
         }
     }
-    record.passed = kind == Kind::Sidecar && stands == "r";
+    record.started_once = kind == ContainerType::Sidecar && stands == "r";
     record
 }
 
 /// Containers in a word: `i:0 s:r c:-` are an init container that succeeded, a running sidecar and a container to come.
-fn records(text: &str, now: Instant) -> Vec<Record> {
+fn records(text: &str, now: Instant) -> Vec<ContainerRecord> {
     text.split_whitespace()
         .enumerate()
         .map(|(index, word)| {
             let (kind, stands) = word.split_once(':').expect("kind:stands");
             let kind = match kind {
-                "i" => Kind::Init,
-                "s" => Kind::Sidecar,
-                "c" => Kind::Regular,
-                _ => Kind::Ephemeral,
+                "i" => ContainerType::Init,
+                "s" => ContainerType::Sidecar,
+                "c" => ContainerType::Regular,
+                _ => ContainerType::Ephemeral,
             };
             record(kind, &format!("n{index}"), stands, now)
         })
@@ -76,18 +76,18 @@ fn records(text: &str, now: Instant) -> Vec<Record> {
 }
 
 fn decide(
-    records: &[Record],
+    records: &[ContainerRecord],
     policy: RestartPolicy,
-    ending: Option<Instant>,
+    stop_deadline: Option<Instant>,
     now: Instant,
 ) -> Plan {
-    plan(&Facts {
+    plan(&PlanInput {
         records,
         policy,
         grace: Duration::from_secs(30),
         up: true,
         ending,
-        resetting: false,
+        restarting_all: false,
         now,
     })
 }
@@ -99,14 +99,14 @@ fn words(plan: &Plan) -> String {
         .iter()
         .map(|action| match action {
             Action::Start(index) => format!("start{index}"),
-            Action::CrashLoop(index) => format!("loop{index}"),
-            Action::PullBackOff(index) => format!("pull{index}"),
-            Action::Kill { index, kill, .. } if kill.turn => format!("kill{index}"),
+            Action::ShowCrashLoopBackOff(index) => format!("loop{index}"),
+            Action::ShowImagePullBackOff(index) => format!("pull{index}"),
+            Action::Kill { index, kill, .. } if kill.may_signal => format!("kill{index}"),
             Action::Kill { index, .. } => format!("warn{index}"),
-            Action::Pass(index) => format!("pass{index}"),
-            Action::BeginReset => "begin-reset".to_owned(),
-            Action::Reset => "reset".to_owned(),
-            Action::End => "end".to_owned(),
+            Action::MarkStarted(index) => format!("pass{index}"),
+            Action::BeginRestartAll => "begin-reset".to_owned(),
+            Action::RestartAll => "reset".to_owned(),
+            Action::StopPod => "end".to_owned(),
             Action::Finish => "finish".to_owned(),
         })
         .collect();
@@ -143,7 +143,7 @@ async fn a_life() {
         (Always, "s:r i:0 c:r", ""),
         (Always, "s:0 c:r", "start0"),
         (Never, "s:1 c:r", "start0"),
-        // Ends.
+        // Exits.
         (Always, "c:0", "start0"),
         (OnFailure, "c:0", "end"),
         (OnFailure, "c:1", "start0"),
@@ -174,7 +174,7 @@ async fn an_end() {
         ("c:r c:r", "kill0 kill1"),
         ("c:p", "kill0"),
         ("c:s", ""),
-        // Sidecars are told, but wait for their turn: last come, first gone.
+        // Sidecars are told, but wait for their may_signal: last come, first gone.
         ("s:r s:r c:r", "warn0 warn1 kill2"),
         ("s:r s:r c:0", "warn0 kill1"),
         ("s:r s:0 c:0", "kill0"),
@@ -208,8 +208,8 @@ async fn waiting() {
 async fn what_can_not_go_on_is_ended() {
     let now = Instant::now();
     let mut records = records("s:r c:r c:r c:r", now);
-    records[0].run.as_mut().expect("a run").dead = true;
-    records[1].run.as_mut().expect("a run").dead = true;
+    records[0].run.as_mut().expect("a run").liveness_failed = true;
+    records[1].run.as_mut().expect("a run").liveness_failed = true;
     records[2].run.as_mut().expect("a run").startup = Some(false);
     records[3].spec.image = Some("other".to_owned());
     let messages = |policy| -> Vec<(String, bool)> {
@@ -257,13 +257,13 @@ async fn what_can_not_go_on_is_ended() {
 async fn nothing_is_started_before_the_pod_is_up() {
     let now = Instant::now();
     let records = records("c:-", now);
-    let plan = plan(&Facts {
+    let plan = plan(&PlanInput {
         records: &records,
         policy: RestartPolicy::Always,
         grace: Duration::ZERO,
         up: false,
-        ending: None,
-        resetting: false,
+        stop_deadline: None,
+        restarting_all: false,
         now,
     });
     assert_eq!(plan, Plan::default());
