@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, UnshareFlags};
 
 use crate::process::Fork;
 
-/// An ordinary user, who need not be known to the machine.
+/// The id of an ordinary user, which need not exist on the machine.
 const ORDINARY: u32 = 54_322;
 
 /// Forks, and says what the child's work came to.

@@ -50,7 +50,7 @@ impl Table {
         Ok(Self(found))
     }
 
-    /// Looks at `root` and all that descends from it, and at nobody else. `None` if the kernel doesn't tell of children, or doesn't
+    /// Looks at `root` and all that descends from it, and at no other process. `None` if the kernel doesn't tell of children, or doesn't
     /// show `root`.
     pub fn below(root: i32) -> Option<Self> {
         Sample::of(root)?;

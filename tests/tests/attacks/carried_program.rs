@@ -52,7 +52,7 @@ fn another_user_cannot_take_the_place_of_a_removed_directory() {
         left.printed("");
         wait_until(30, "the job has ended", || lab.queue_is_empty());
     }
-    // The same command, where there is room and nobody in the way.
+    // The same command, with room on the disk and without the attacker.
     let run = lab.sh("./coracle run -N1 -wnode1 true").within(120).run();
     run.succeeded();
 }

@@ -1,7 +1,7 @@
 //! A second user lists every socket of the hosts, and every file that a cluster of another user makes, and tries each.
 //!
 //! What second_user.rs attacks by name is found here without knowing any: by the difference that the cluster makes. A decoy of the
-//! victim's own, which is open to everybody, shows that what is open would be found.
+//! victim's own, which is open to all users, shows that the test finds what is open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ const PLACES: [&str; 6] = [
 ];
 const USER1: &str = "2001";
 
-/// Open to everybody: a web server, a socket for datagrams, an abstract one, a file, a directory.
+/// Open to all users: a web server, a socket for datagrams, an abstract one, a file, a directory.
 const DECOY: &str = r#"
 import http.server, os, socket, threading
 os.umask(0)

@@ -14,7 +14,7 @@ pub const SHELL: &str = "/bin/sh";
 /// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` fills `coracle.part` in `$at`. `refuse` says why not, and leaves
 /// nothing. Whatever the program is executed from must not be for others to rename, so neither `/tmp` itself.
 ///
-/// A directory that another process of ours may remove is entered: its name may be somebody else's from then on.
+/// The shell enters a directory that another process of this user may remove: its name may then belong to another user.
 const FUNCTIONS: &str = r#"
 dir=
 refuse() {

@@ -230,7 +230,7 @@ mod tests {
             while let Ok(connection) = rustix::net::accept(&listener) {
                 let count = Arc::clone(&count);
                 std::thread::spawn(move || {
-                    // Until the other side closes: one who only looks whether we are here says nothing.
+                    // Until the peer closes: a liveness check connects and sends nothing.
                     while let Ok(Some(_)) = linux::packet::receive(&connection) {
                         let own = connection.as_fd();
                         let namespaces = match count.fetch_add(1, Ordering::SeqCst) {

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::sandbox_role::lock;
 
-/// The variable that marks a node's hub and sandboxes. They have it as an argument, because nobody can read the environment of
+/// The variable that marks a node's hub and sandboxes. They have it as an argument, because no other process can read the environment of
 /// processes that hide.
 pub const MARK: &str = "CORACLE_NODE";
 /// What the names of nodes' directories begin with.
@@ -36,7 +36,7 @@ pub struct NodePlace {
     pub dir: PathBuf,
     /// Makes the tokens of sandboxes.
     pub key: NodeKey,
-    /// Tells this node's processes from all others, and nothing to those who read it: the value of [`MARK`].
+    /// The value of [`MARK`], by which this node's processes are found. It reveals nothing to other users.
     pub mark: String,
 }
 

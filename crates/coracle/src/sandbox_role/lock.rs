@@ -2,7 +2,7 @@
 //! dials nobody without it.
 //!
 //! It is a record lock of POSIX, because of those the kernel tells who holds them: so a kubelet finds a sandbox that an earlier one
-//! has started, before that dials, and whoever ends the node finds all that are left, also where `/proc` does not show them (`hidepid`).
+//! has started, before that dials, and the guard that ends the node finds all that are left, also where `/proc` does not show them (`hidepid`).
 //! The guard of a node's agent holds one in the node's directory too, so that a node has one agent.
 
 use std::fs::File;
@@ -38,7 +38,7 @@ pub fn try_take(dir: &Path, patience: Duration) -> io::Result<Option<File>> {
         let file = open(dir)?;
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) if is_file_of(&file, dir) => return Ok(Some(file)),
-            // It was removed or replaced before it was locked, so that nobody else would find the lock.
+            // The file was removed or replaced before it was locked, so that no other process would find the lock.
             Ok(()) => {}
             Err(Errno::ACCESS | Errno::AGAIN) if Instant::now() < end => std::thread::sleep(PAUSE),
             Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
@@ -154,7 +154,7 @@ mod tests {
         assert!(!is_file_of(&file, home.path()) && is_file_of(&other, home.path()));
     }
 
-    /// Whoever holds the lock removes its file while another waits for it.
+    /// The holder of the lock removes its file while another process waits for it.
     #[test]
     fn who_waits_for_a_lock_does_not_get_that_of_a_removed_file() {
         if let Some(dir) = std::env::var_os(DIR) {

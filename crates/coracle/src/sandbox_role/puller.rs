@@ -128,7 +128,7 @@ impl Puller {
 /// Starts a process for each request, one after the other, until the [`Puller`] is dropped.
 async fn start_on_request(socket: UnixStream, mut requests: mpsc::UnboundedReceiver<Reply>) {
     while let Some(reply) = requests.recv().await {
-        // If nobody waits for it any more, it is dropped, and thereby killed.
+        // If the caller no longer waits, the pull is dropped and thereby killed.
         let _ = reply.send(start(&socket).await);
     }
 }

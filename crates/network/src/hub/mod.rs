@@ -11,7 +11,7 @@
 //! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
 //! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. The process that serves may
 //! die and be replaced by another in the same namespaces, in which the cables still are: sandboxes connect again and claim
-//! what they had. Whoever holds the hub's [`Namespaces`] can start a new hub in them when all of its processes are gone. If only the
+//! what they had. A process that holds the hub's [`Namespaces`] can start a new hub in them when all of its processes are gone. If only the
 //! user namespace is left, sandboxes are given new cables with their old addresses.
 //!
 //! Links between hubs, services, names and the way out are not here yet.

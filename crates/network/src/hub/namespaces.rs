@@ -1,6 +1,6 @@
 //! A hub's namespaces, held open by others, so that a new hub finds them when both processes of the old one were killed.
 //!
-//! The agent holds them. Every sandbox holds the user namespace, and hands it to an agent that comes after a hub had died. Nobody could find
+//! The agent holds them. Every sandbox holds the user namespace, and hands it to an agent that comes after a hub had died. No process could find
 //! it through `/proc`: hubs and sandboxes hide.
 
 use std::convert::Infallible;
