@@ -9,7 +9,7 @@ VERSION := v1.37.1
 RELEASE := $(DIST)/lib/coracle/kubernetes/$(VERSION)
 BUILT   := target/x86_64-unknown-linux-gnu/release/coracle
 NODES   ?= 3
-# Of the tests: that of `lab/up`, and two beside it.
+# The labs of the tests: the default of `lab/up`, and two more.
 LABS := /run/coracle-lab /run/coracle-lab-2 /run/coracle-lab-3
 
 .PHONY: help
@@ -23,10 +23,10 @@ demo: dist ## Build, bring up a Slurm cluster on this machine, and run a workloa
 	@echo '$$ srun -N2 coracle run /opt/coracle-src/examples/hello/hello.sh    (as user1, on the host "login")'
 	lab/on login user1 srun -N2 coracle run /opt/coracle-src/examples/hello/hello.sh
 	@echo
-	@echo 'The lab is up: lab/on login user1 gives you a shell there, lab/down ends it.'
+	@echo 'The lab is up: lab/on login user1 starts a shell there, lab/down stops the lab.'
 
 .PHONY: test
-test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, and all of it on the lab
+test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, and end-to-end tests on the lab
 	@# Three labs, so that three end-to-end tests run at a time.
 	down() { for lab in $(LABS); do CORACLE_LAB_DIR=$$lab lab/down; done; }; \
 	down; trap down EXIT; \
@@ -44,7 +44,7 @@ lint: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	cargo deny --log-level error check bans licenses sources
-	@# With the flags of the build, or everything would be compiled once more.
+	@# With the flags of the build, to use its cache.
 	cd kubernetes && CGO_ENABLED=0 go vet -trimpath ./...
 	cd tests/conformance && go vet ./... && test -z "$$(gofmt -l .)"
 	cd bench/lib/wire && go vet ./... && test -z "$$(gofmt -l .)"
@@ -59,7 +59,7 @@ unit: tools ## The tests that don't need the lab
 	cargo nextest run --workspace --exclude e2e
 
 .PHONY: fuzz
-fuzz: tools ## Garbage for the parsers of protocols and logs, FUZZ_SECONDS=60 for each
+fuzz: tools ## Fuzz the parsers of protocols and logs, FUZZ_SECONDS=60 for each
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) cargo nextest run --package kubelet-api --package sandbox -E 'test(/fuzz_/)'
 
 .PHONY: conformance
@@ -86,18 +86,18 @@ dist: coracle kubernetes ## Build everything into target/dist: bin/coracle, bin/
 coracle: tools
 	cargo build --release --locked --package coracle
 	@mkdir -p $(DIST)/bin
-	@# Renamed into place: the lab's hosts may be running the old one.
+	@# Replace by rename: the lab's hosts may be running the old program.
 	@cp $(BUILT) $(DIST)/bin/.coracle.new && mv $(DIST)/bin/.coracle.new $(DIST)/bin/coracle
 
 .PHONY: kubernetes
 kubernetes: tools coracle
 	kubernetes/build $(RELEASE)
 	@ln -sfn ../lib/coracle/kubernetes/$(VERSION)/kubectl $(DIST)/bin/kubectl
-	@# The store that new clusters start from, made once by the programs themselves.
+	@# The seed of new clusters.
 	$(DIST)/bin/coracle kubernetes prepare --kubernetes $(RELEASE)
 
 .PHONY: tools
-tools: ## Install what is missing to build and to test
+tools: ## Install missing build tools
 	@scripts/install-tools
 
 .PHONY: test-tools
@@ -105,6 +105,6 @@ test-tools:
 	@scripts/install-tools tests
 
 .PHONY: clean
-clean: ## Remove what was built (not the caches in ~/.cache/coracle)
+clean: ## Remove all build results (but not the caches in ~/.cache/coracle)
 	lab/down
 	cargo clean

@@ -2,10 +2,11 @@
 
 package main
 
-// What tests/conformance builds from this module, named here so that go.mod
-// and go.sum cover it. Nobody sets the tag: this file is never compiled.
+// Imports the packages that tests/conformance builds from this module, so that
+// go.mod and go.sum cover them. The tag is never set, so this file is never
+// compiled.
 import (
-	_ "github.com/onsi/ginkgo/v2/ginkgo" // starts e2e.test, several times at once
+	_ "github.com/onsi/ginkgo/v2/ginkgo" // runs e2e.test in several processes
 	_ "k8s.io/kubernetes/test/e2e"       // e2e.test
 
 	// Programs of the tests' images.

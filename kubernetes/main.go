@@ -1,14 +1,14 @@
 // Command kube is upstream's control plane in one static program.
 //
 // It acts as kube-apiserver, kube-controller-manager, kube-scheduler, etcd or
-// kubectl, by the name it is called with: the build makes one symbolic link per
-// component. One program instead of five shares its pages between the four
-// servers and is a fifth of the size.
+// kubectl, depending on its name: the build creates one symbolic link per
+// component. The four servers share the pages of the program, which is a fifth of
+// the size of five programs.
 //
 // Every component is upstream's own command, unmodified: each case of run
-// repeats the main of upstream's cmd/<component>. Of Coracle it knows one
-// environment variable (tightenGCAfterStart), and it sets one of etcd's variables
-// that has no flag (walSegmentSize).
+// repeats the main of upstream's cmd/<component>. Specific to Coracle are one
+// environment variable (tightenGCAfterStart) and one of etcd's variables that has
+// no flag (walSegmentSize).
 package main
 
 import (
@@ -42,8 +42,8 @@ func main() {
 	if run(filepath.Base(os.Args[0])) {
 		return
 	}
-	// Called by another name: "kube kube-apiserver --flag". The component must
-	// find its own name in os.Args[0], as if it had been called by it.
+	// "kube kube-apiserver --flag": the component expects its own name in
+	// os.Args[0].
 	if len(os.Args) > 1 {
 		os.Args = os.Args[1:]
 		if run(os.Args[0]) {
@@ -55,8 +55,7 @@ func main() {
 	os.Exit(exitUsage)
 }
 
-// run becomes the named component. It returns false if there is none of that
-// name.
+// run runs the named component. It returns false if the name is unknown.
 func run(component string) bool {
 	switch component {
 	case "kube-apiserver":
@@ -73,8 +72,8 @@ func run(component string) bool {
 		wal.SegmentSizeBytes = walSegmentSize
 		etcdmain.Main(os.Args)
 	case "kubectl":
-		// Verbosity is read by hand first, as upstream does: building the
-		// command already logs (plugins, kuberc), before flags are parsed.
+		// Parse the verbosity first, as upstream does: creating the command
+		// already logs (plugins, kuberc), before flags are parsed.
 		_, _ = logs.GlogSetter(kubectl.GetLogVerbosity(os.Args))
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err)
@@ -85,23 +84,23 @@ func run(component string) bool {
 	return true
 }
 
-// walSegmentSize replaces etcd's 64 MB. etcd fills the segment it writes and the
-// next one with zeros in advance, 128 MB for a store of less than one: memory if
-// it is kept in a tmpfs, quota if not. There is no flag for it.
+// walSegmentSize replaces etcd's 64 MB. etcd preallocates the current segment of
+// its write-ahead log and the next one: 128 MB of memory, on a tmpfs, for a store
+// of less than 1 MB. There is no flag for it.
 const walSegmentSize = 8 << 20
 
-// restGOGC names the environment variable that holds the garbage collection
-// target of a server that has started, in percent as in GOGC ("100").
+// restGOGC is the environment variable with the garbage collection target of a
+// server after its start, in percent as in GOGC ("100").
 const restGOGC = "CORACLE_REST_GOGC"
 
-// startPeriod is how long a server counts as starting.
+// startPeriod is the time until the target changes.
 const startPeriod = 8 * time.Second
 
-// tightenGCAfterStart goes over to another garbage collection target once a
-// server has started, and returns the memory to the system. A server allocates
-// most of its heap in its first second, much of it before main, so collecting
-// it again and again costs start-up time: GOGC is high then. But GOGC holds for
-// the life of the process, and a control plane at rest must stay small.
+// tightenGCAfterStart changes the garbage collection target after startPeriod,
+// and returns memory to the system. A server allocates most of its heap in its
+// first second, much of it before main, so GOGC is high at first, because repeated
+// collections would slow down its start. But GOGC applies to the whole life of the
+// process, and an idle control plane should use little memory.
 func tightenGCAfterStart() {
 	percent, err := strconv.Atoi(os.Getenv(restGOGC))
 	if err != nil || percent <= 0 {

@@ -1,7 +1,7 @@
 #!/bin/bash
-# The smallest workload: shows the cluster that it was given.
+# A minimal workload: prints the cluster's name, API and nodes.
 set -eu
 echo "Hello from $K8S_CLUSTER_NAME at $K8S_CLUSTER_API"
 kubectl get nodes
-kubectl create configmap hello --from-literal=said=hello
-kubectl get configmap hello --output 'jsonpath={.data.said}{"\n"}'
+kubectl create configmap hello --from-literal=greeting=hello
+kubectl get configmap hello --output 'jsonpath={.data.greeting}{"\n"}'

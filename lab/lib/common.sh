@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # variables for, and of, the command that sources this
-# What every lab command shares: where things are, how a host is recorded, and how we talk to the person.
+# Shared by all lab commands: paths, records of hosts, and messages.
 #
-# State directory (everything the lab owns is below it, and `lab/down` removes it):
-#   config            the options that this lab was made with
-#   pids/HOST         "PID STARTTIME" of the host's pid 1, as seen from outside; "switch" holds the bridge
+# The state directory contains all files of the lab, and `lab/down` removes it:
+#   config            the options of this lab
+#   pids/HOST         "PID STARTTIME" of the host's pid 1, in the machine's pid namespace; "switch" is the owner of the bridge
 #   etc/              the /etc of all hosts, with the lab's users, keys and Slurm configuration
 #   home/             the /home of all hosts (with --private-homes: hosts/HOST/home)
-#   hosts/HOST/       that host's own disk: tmp, var-tmp, var-spool, var-log, root
+#   hosts/HOST/       the host's own disk: tmp, var-tmp, var-spool, var-log, root
 
 lab_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 repo_dir=$(dirname "$lab_dir")
@@ -16,7 +16,7 @@ cache_dir=/var/cache/coracle-lab
 readonly lab_dir repo_dir state_dir dist_dir cache_dir
 readonly max_nodes=64
 
-# A daemon must not inherit what happens to be in the caller's environment.
+# Daemons must not inherit the caller's environment.
 readonly clean_path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 say() { echo "lab: $*" >&2; }
@@ -28,17 +28,17 @@ die() {
 
 need_root() { ((EUID == 0)) || die "must be root: the lab makes namespaces and runs Slurm's daemons"; }
 
-# One lab command changes the lab at a time. The lock lies beside the state directory, which comes and goes.
+# Only one command may change the lab at a time. The lock file is beside the state directory, which is created and removed.
 lock_lab() {
   exec 9> "$state_dir.lock"
-  flock -w 120 9 || die "another lab command is still at work on $state_dir"
-  # Whoever held it may have removed the file: then our lock is on nothing that others see.
+  flock -w 120 9 || die "another lab command is still running for $state_dir"
+  # The previous holder may have removed the file: then lock the new one.
   [[ /proc/self/fd/9 -ef $state_dir.lock ]] || lock_lab
 }
 
 remove_lock() { rm -f "$state_dir.lock"; }
 
-# --- options this lab was made with -------------------------------------------------------------------------------
+# --- options of this lab -----------------------------------------------------------------------------------------
 
 save_config() {
   printf 'nodes=%s\nprivate_homes=%s\nproctrack=%s\nhidepid=%s\n' "$nodes" "$private_homes" "$proctrack" "$hidepid" \
@@ -48,7 +48,7 @@ save_config() {
 # Sets nodes, private_homes, proctrack and hidepid.
 load_config() {
   [[ -e $state_dir/config ]] || return 1
-  hidepid=no # a lab that is up may be older than the option
+  hidepid=no # configurations of older labs lack this option
   # shellcheck disable=SC1091
   source "$state_dir/config"
 }
@@ -67,13 +67,13 @@ host_address() {
   esac
 }
 
-# --- processes, recorded so that a pid that was reused is never taken for ours -------------------------------------
+# --- processes, recorded with their start time because pids are reused ---------------------------------------------
 
-# Prints when the process started, in clock ticks; fails if there is none, or only a zombie.
+# Prints the start time of a process, in clock ticks; fails if it does not exist or is a zombie.
 start_time() {
   local stat fields
   stat=$(< "/proc/$1/stat") 2> /dev/null || return 1
-  # The command name (field 2) may hold spaces: count from behind its closing bracket.
+  # The command name (field 2) may contain spaces: count from its closing parenthesis.
   read -ra fields <<< "${stat##*) }"
   [[ ${fields[0]} != [ZX] ]] || return 1
   echo "${fields[19]}"
@@ -91,7 +91,7 @@ host_pid() {
   echo "$pid"
 }
 
-# A command inside the host, as root, with a clean environment.
+# Runs a command on the host, as root, with a clean environment.
 in_host() { # HOST CMD...
   local pid
   pid=$(host_pid "$1") || die "$1 is not up"

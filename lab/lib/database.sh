@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and of the command
-# The data directory of the lab's own MariaDB. Making one takes seconds, so an empty one is kept to be copied.
+# The data directory of the lab's own MariaDB. Creating one takes seconds, so an empty one is cached and copied.
 
 make_database() {
   local data=$state_dir/hosts/login/var-spool/mysql seed
@@ -12,13 +12,13 @@ make_database() {
 
 make_seed() { # DIRECTORY
   local seed=$1 new=$1.new
-  say "making an empty database in $cache_dir (only once)"
+  say "creating an empty database in $cache_dir (only once)"
   rm -rf "$new"
   mkdir -p "$new"
   chown mysql:mysql "$new"
   mariadb-install-db --no-defaults --user=mysql --datadir="$new" --skip-test-db \
     --innodb-log-file-size=8M > /dev/null
-  # Whoever is `slurm` to the kernel is `slurm` to the database.
+  # The database authenticates the system user `slurm` by its socket.
   mariadbd --no-defaults --bootstrap --user=mysql --datadir="$new" --innodb-log-file-size=8M > /dev/null 2>&1 <<'SQL'
 FLUSH PRIVILEGES;
 CREATE DATABASE slurm_acct_db;

@@ -16,7 +16,7 @@ make_etc() {
 
 add_users() {
   local etc=$1 entry user id
-  # Only user1 has subordinate ids: both ways must be tried.
+  # Only user1 has subordinate ids, so that both cases are tested.
   : > "$etc/subuid"
   : > "$etc/subgid"
   echo user1:200000:65536 | tee "$etc/subuid" > "$etc/subgid"
@@ -47,7 +47,7 @@ add_names() {
     echo "::1 localhost ip6-localhost ip6-loopback"
     for host in $(host_names); do echo "$(host_address "$host") $host"; done
   } > "$etc/hosts"
-  # There is no DNS server in the lab: a question for an unknown name must fail at once.
+  # The lab has no DNS server: queries for unknown names must fail at once.
   rm -f "$etc/resolv.conf"
   echo "options timeout:1 attempts:1" > "$etc/resolv.conf"
 }

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and of the command
-# Starting and ending a host. A host is a pid 1 in namespaces of its own; when that ends, the kernel ends all else.
+# Starts and stops hosts. A host is a pid 1 in its own namespaces; when it exits, the kernel kills all other processes of the host.
 
-# The bridge lives in a network namespace of its own, so that the machine's has nothing of the lab.
+# The bridge is in its own network namespace, so that the machine's is not changed.
 start_switch() {
   host_pid switch > /dev/null && return
-  start_holder switch --net -- "$lab_dir/lib/switch-init"
+  start_recorded switch --net -- "$lab_dir/lib/switch-init"
 }
 
 start_host() { # HOST
@@ -19,13 +19,13 @@ start_host() { # HOST
   make_homes "$home"
   if [[ $hidepid == yes && $host != login ]]; then proc_options+=,hidepid=2; fi
 
-  start_holder "$host" --net --uts --ipc --pid --mount --fork -- \
+  start_recorded "$host" --net --uts --ipc --pid --mount --fork -- \
     "$lab_dir/lib/host-init" "$host" "$disk" "$state_dir/etc" "$home" "$dist_dir" "$repo_dir" "$proc_options"
-  plug_in "$host"
+  connect_to_switch "$host"
   wait_for 10 "$host to start" in_host "$host" test -e /run/host-ready
 }
 
-# A bind mount keeps showing a directory that was since replaced (by `cargo clean`, say): show the new one.
+# A bind mount still shows a directory that was replaced, for example by `cargo clean`: mount the new one.
 refresh_dist() { # HOST
   if [[ $(in_host "$1" stat -c %d:%i /opt/coracle) != "$(stat -c %d:%i "$dist_dir")" ]]; then
     in_host "$1" umount --lazy /opt/coracle
@@ -35,7 +35,7 @@ refresh_dist() { # HOST
 
 make_disk() {
   local disk=$1
-  # As Debian does at boot: /tmp is emptied, the rest is kept.
+  # Like Debian at boot: empty /tmp, keep the rest.
   rm -rf "$disk/tmp"
   mkdir -p "$disk"/{tmp,var-tmp,root,var-log/slurm,var-log/munge,var-spool/slurmd,var-spool/slurmctld}
   chmod 1777 "$disk/tmp" "$disk/var-tmp"
@@ -44,9 +44,9 @@ make_disk() {
   chown slurm:slurm "$disk/var-log/slurm" "$disk/var-spool/slurmctld"
 }
 
-# Runs a holder process in new namespaces and records its pid before it does anything. The holder waits for our word on a
-# pipe, and ends if we die before we give it: nothing can be left that is not recorded.
-start_holder() { # NAME UNSHARE-OPTIONS... -- CMD...
+# Starts the first process of new namespaces and records its pid before it does anything. The process waits for a line on a pipe, and
+# exits if this script exits before: every process that is left is recorded.
+start_recorded() { # NAME UNSHARE-OPTIONS... -- CMD...
   local name=$1 log=$state_dir/logs/$1.log options=() outer pid
   shift
   while [[ $1 != -- ]]; do
@@ -54,19 +54,19 @@ start_holder() { # NAME UNSHARE-OPTIONS... -- CMD...
     shift
   done
   shift
-  local gate=$state_dir/pids/.gate-$name
-  rm -f "$gate"
-  mkfifo "$gate"
-  env -i PATH="$clean_path" setsid unshare "${options[@]}" -- "$lab_dir/lib/gate" "$@" \
-    < "$gate" >> "$log" 2>&1 9>&- &
+  local pipe=$state_dir/pids/.pipe-$name
+  rm -f "$pipe"
+  mkfifo "$pipe"
+  env -i PATH="$clean_path" setsid unshare "${options[@]}" -- "$lab_dir/lib/wait-for-start" "$@" \
+    < "$pipe" >> "$log" 2>&1 9>&- &
   outer=$!
-  # Opening waits for the holder's end; then the name can go.
-  exec 8> "$gate"
-  rm -f "$gate"
+  # Opening blocks until the process has opened the pipe for reading; then its name is not needed any more.
+  exec 8> "$pipe"
+  rm -f "$pipe"
   pid=$outer
   if [[ " ${options[*]} " == *" --fork "* ]]; then pid=$(wait_for_child "$outer"); fi
   record_pid "$name" "$pid"
-  echo go >&8
+  echo start >&8
   exec 8>&-
   disown "$outer"
 }
@@ -84,8 +84,8 @@ wait_for_child() { # PID
   die "a host did not start: see $state_dir/logs"
 }
 
-# A cable from the switch to the host's eth0, made inside the switch's namespace.
-plug_in() {
+# Creates a veth pair between the switch and the host's eth0, in the switch's namespace.
+connect_to_switch() {
   local host=$1 switch pid
   switch=$(host_pid switch) || die "the switch is not up"
   pid=$(host_pid "$host") || die "$host did not start: see $state_dir/logs/$host.log"
@@ -100,13 +100,13 @@ link set dev eth0 up
 BATCH
 }
 
-# Power off, at once: the kernel kills every process of a pid namespace whose pid 1 dies.
+# Like a loss of power: the kernel kills every process of a pid namespace when its pid 1 exits.
 stop_host() { # HOST
   local host=$1 pid net
   if pid=$(host_pid "$host"); then
     net=$(readlink "/proc/$pid/ns/net" || true)
     kill -KILL "$pid" 2> /dev/null || true
-    end_members "$net"
+    kill_members "$net"
     wait_for 10 "$host to end" not_alive "$host"
   fi
   rm -f "$state_dir/pids/$host"
@@ -114,8 +114,8 @@ stop_host() { # HOST
 
 not_alive() { ! host_pid "$1" > /dev/null; }
 
-# What somebody put into the host's namespaces from outside its pid namespace (a packet dump, the outer half of `lab/on`).
-end_members() { # NET-NAMESPACE
+# Kills processes in the host's network namespace that are outside of its pid namespace (a packet dump, the outer half of `lab/on`).
+kill_members() { # NET-NAMESPACE
   local ns=$1 link pid
   [[ -n $ns && $ns != "$(readlink /proc/self/ns/net)" ]] || return 0
   while read -r link; do
@@ -124,11 +124,11 @@ end_members() { # NET-NAMESPACE
   done < <(find /proc/[0-9]*/ns/net -lname "$ns" 2> /dev/null)
 }
 
-wait_for() { # SECONDS WHAT CMD...
-  local deadline=$((SECONDS + $1)) what=$2
+wait_for() { # SECONDS DESCRIPTION CMD...
+  local deadline=$((SECONDS + $1)) description=$2
   shift 2
   until "$@" > /dev/null 2>&1; do
-    ((SECONDS <= deadline)) || die "waited in vain for $what: see $state_dir/logs and $state_dir/hosts/*/var-log"
+    ((SECONDS <= deadline)) || die "timed out waiting for $description: see $state_dir/logs and $state_dir/hosts/*/var-log"
     sleep 0.05
   done
 }

@@ -29,7 +29,7 @@ SlurmctldLogFile=/var/log/slurm/slurmctld.log
 SlurmdLogFile=/var/log/slurm/slurmd.log
 TmpFS=/tmp
 
-# What a node is given is ours to say: 16 nodes of 8 CPUs on a machine of 2.
+# Ignore the real hardware: 16 nodes with 8 CPUs each on a machine with 2.
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -40,7 +40,7 @@ MpiDefault=none
 ProctrackType=proctrack/$proctrack
 PreemptType=preempt/none
 
-# Short, so that tests need not wait, but of the same order as on real clusters.
+# Short for the tests, but of the same order as on real clusters.
 KillWait=15
 MinJobAge=300
 SlurmctldTimeout=20
@@ -49,7 +49,7 @@ ReturnToService=2
 InactiveLimit=0
 UnkillableStepTimeout=60
 
-# A job starts when it is submitted, not at the next turn of the scheduler.
+# Start jobs at submission, not in the next scheduling cycle.
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=5
 
@@ -78,7 +78,7 @@ slurm_nodes() {
 }
 
 slurmdbd_conf() {
-  # The database trusts the user id of whoever connects to its socket: no password is needed.
+  # The database authenticates clients by the user id of their socket: no password is needed.
   cat <<'CONF'
 AuthType=auth/munge
 DbdHost=login

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and of the command
-# The daemons, in the order in which they need each other. Each step leaves alone what runs already.
+# Starts the daemons in the order of their dependencies. Running daemons are not restarted.
 
 start_slurm() {
   start_daemons login
@@ -15,7 +15,7 @@ start_daemons() { # HOST
   fi
 }
 
-# After a change of slurm.conf. Jobs survive: their slurmstepd is not restarted.
+# After a change of slurm.conf. Jobs continue: slurmstepd is not restarted.
 restart_slurm() {
   services login stop-controller
   in_every_node stop-node
@@ -36,7 +36,7 @@ in_every_node() { # SERVICE...
   wait_all "${jobs[@]}"
 }
 
-# Plain `wait` with several jobs forgets all exit codes but the last.
+# `wait` with several pids returns only the last exit code.
 wait_all() { # PID...
   local pid failed=0
   for pid in "$@"; do
@@ -52,7 +52,7 @@ nodes_registered() {
   done
 }
 
-# A node that Slurm has seen alive: neither down nor unknown, nor not responding (a star).
+# Whether the node has registered with Slurm: neither down nor unknown, nor not responding (a star).
 host_registered() { # HOST
   [[ $1 == login ]] && return
   [[ $(in_host login sinfo --noheader --nodes="$1" --partition=main --format='%t') =~ ^[a-z]+$ ]]

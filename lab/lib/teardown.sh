@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and of the command
-# Ends everything that the lab started and removes everything that it made.
+# Kills all processes and removes all files of the lab.
 
 tear_down() {
-  end_hosts
+  stop_hosts
   remove_cgroups
-  # By name and not the whole directory: CORACLE_LAB_DIR may have been set to one that holds other things.
+  # Remove only known names: CORACLE_LAB_DIR may contain other files.
   rm -rf "${state_dir:?}"/{config,ready,pids,logs,etc,home,hosts}
   rmdir "$state_dir" 2> /dev/null || true
 }
 
-end_hosts() {
+stop_hosts() {
   local record jobs=()
   for record in "$state_dir"/pids/*; do
     [[ -e $record ]] || continue
@@ -19,7 +19,7 @@ end_hosts() {
   ((${#jobs[@]} == 0)) || wait "${jobs[@]}"
 }
 
-end_hosts_above() { # N
+stop_hosts_above() { # N
   local record host
   for record in "$state_dir"/pids/node*; do
     host=$(basename "$record")
@@ -30,7 +30,7 @@ end_hosts_above() { # N
   done
 }
 
-# --proctrack cgroup: slurmd's cgroups lie in the machine's own hierarchy and outlive it.
+# With --proctrack cgroup, slurmd creates cgroups in the machine's hierarchy and does not remove them.
 remove_cgroups() {
   local cgroup
   for cgroup in /sys/fs/cgroup/*/slurm_node*; do

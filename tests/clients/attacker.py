@@ -1,14 +1,14 @@
-"""What any program of a user can do to the processes, files and listeners of another one.
+"""Attacks of one user on the processes, files and listeners of another user.
 
-    attacker.py processes < {"pids": […]}                       tries every way into each process
-    attacker.py enumerate < {"paths": […]}                      lists all sockets of the host, and all that is below each path
+    attacker.py processes < {"pids": […]}                       tries all operations on each process
+    attacker.py enumerate < {"paths": […]}                      lists all sockets of the host, and all files below each path
     attacker.py files     < {"paths": […]}                      tries to read, write and connect to each path
-    attacker.py secrets   < {"paths": […], "secrets": {…}}      looks for these values in all that can be read below each path
-    attacker.py garbage HOST PORT                               sends bytes that make no sense
-    attacker.py crowd HOST PORT COUNT                           opens connections and holds them until its input ends
+    attacker.py secrets   < {"paths": […], "secrets": {…}}      searches all readable files below each path for these values
+    attacker.py garbage HOST PORT                               sends invalid bytes
+    attacker.py flood HOST PORT COUNT                           opens connections and holds them until its input ends
 
-Prints a line for each thing that succeeded: the way, a space, and what it succeeded on. The owner runs the same program, to
-show that each way works for somebody.
+Prints a line for each success: the operation, a space, and its object. The owner runs the same program, to prove that each
+operation can succeed.
 """
 
 import errno
@@ -19,16 +19,16 @@ PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
 
 
-def attempt(way, target, action):
+def attempt(operation, target, action):
     try:
         result = action()
     except (OSError, ValueError, PermissionError):
         return None
-    print(way, target, flush=True)
+    print(operation, target, flush=True)
     return result
 
 
-def called(result):
+def check(result):
     if result < 0:
         raise OSError(ctypes.get_errno(), "refused")
     return result
@@ -38,15 +38,15 @@ def readable(path, flags=os.O_RDONLY):
     os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def says_something(path):
-    """Files of a process that has ended can be opened by everybody, and are empty."""
+def read_byte(path):
+    """Any user can open the files of an exited process, but they are empty."""
     with open(path, "rb") as file:
         if not file.read(1):
             raise OSError("empty")
 
 
 def trace(pid):
-    called(libc.ptrace(PTRACE_ATTACH, pid, None, None))
+    check(libc.ptrace(PTRACE_ATTACH, pid, None, None))
     os.waitpid(pid, 0x40000000)  # __WALL
     libc.ptrace(PTRACE_DETACH, pid, None, None)
 
@@ -62,18 +62,18 @@ def read_memory(pid):
 
 def copy_memory(pid):
     buffer = ctypes.create_string_buffer(8)
-    here = struct.pack("QQ", ctypes.addressof(buffer), 8)
-    # No address has to be known to be told that we may not.
-    there = struct.pack("QQ", 4096, 8)
-    result = libc.process_vm_readv(pid, here, 1, there, 1, 0)
-    if result < 0 and ctypes.get_errno() != 14:  # EFAULT: we may, but nothing is there
-        called(result)
+    local = struct.pack("QQ", ctypes.addressof(buffer), 8)
+    # An invalid address is enough: the kernel checks permissions first.
+    remote = struct.pack("QQ", 4096, 8)
+    result = libc.process_vm_readv(pid, local, 1, remote, 1, 0)
+    if result < 0 and ctypes.get_errno() != 14:  # EFAULT: permitted, but the address is invalid
+        check(result)
 
 
 def take_descriptor(pid):
-    pidfd = called(libc.syscall(PIDFD_OPEN, pid, 0))
+    pidfd = check(libc.syscall(PIDFD_OPEN, pid, 0))
     try:
-        os.close(called(libc.syscall(PIDFD_GETFD, pidfd, 0, 0)))
+        os.close(check(libc.syscall(PIDFD_GETFD, pidfd, 0, 0)))
     finally:
         os.close(pidfd)
 
@@ -86,15 +86,15 @@ def same_score(pid):
 
 
 def limits(pid):
-    # Also needed to read them.
+    # Reading limits needs the same permission as changing them.
     resource.prlimit(pid, resource.RLIMIT_CORE)
 
 
-def processes(order):
-    for pid in order["pids"]:
+def processes(targets):
+    for pid in targets["pids"]:
         proc = f"/proc/{pid}"
         for name in ["environ", "maps", "auxv", "io"]:
-            attempt(name, pid, lambda: says_something(f"{proc}/{name}"))
+            attempt(name, pid, lambda: read_byte(f"{proc}/{name}"))
         attempt("ns/net", pid, lambda: readable(f"{proc}/ns/net"))
         for name in ["fd", "root", "cwd", "map_files"]:
             attempt(name, pid, lambda: os.listdir(f"{proc}/{name}/"))
@@ -112,35 +112,35 @@ def processes(order):
 
 
 def address(text):
-    """As the kernel writes it: words of the machine's byte order, in hexadecimal."""
-    words, port = text.split(":")
-    parts = [bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8)]
+    """Parses the kernel's format: hexadecimal 32-bit words in the machine's byte order."""
+    digits, port = text.split(":")
+    parts = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
     return f"{ipaddress.ip_address(b''.join(parts))} {int(port, 16)}"
 
 
-def enumerate_(order):
-    """`tcp` and `udp` are followed by address, port and owner of what can be connected to, `unix` by a name, `file` by a path."""
+def enumerate_(targets):
+    """Prints `tcp` or `udp` with address, port and owner of each listener, `unix` with a name, `file` with a path."""
     for protocol, states in [("tcp", ["0A"]), ("udp", ["07"])]:
         for name in [protocol, protocol + "6"]:
             with open(f"/proc/net/{name}") as table:
-                for words in map(str.split, list(table)[1:]):
-                    if words[3] in states:
-                        print(protocol, address(words[1]), words[7])
+                for fields in map(str.split, list(table)[1:]):
+                    if fields[3] in states:
+                        print(protocol, address(fields[1]), fields[7])
     with open("/proc/net/unix") as table:
         for line in list(table)[1:]:
-            words = line.rstrip("\n").split(None, 7)
-            # Listening, or taking datagrams from everybody.
-            if len(words) == 8 and (int(words[3], 16) & 0x10000 or words[4] == "0002"):
-                print("unix", words[7])
-    for path in order["paths"]:
-        for above, directories, names in os.walk(path):
+            fields = line.rstrip("\n").split(None, 7)
+            # Listening stream sockets, and all datagram sockets.
+            if len(fields) == 8 and (int(fields[3], 16) & 0x10000 or fields[4] == "0002"):
+                print("unix", fields[7])
+    for path in targets["paths"]:
+        for parent, directories, names in os.walk(path):
             for name in directories + names:
-                print("file", os.path.join(above, name))
+                print("file", os.path.join(parent, name))
 
 
 def connect(path):
     address = "\0" + path[1:] if path.startswith("@") else path
-    # A socket of another type is refused before permissions matter, so that each type is tried.
+    # Try each type: with a wrong one, connect(2) fails before the kernel checks permissions.
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_UNIX, kind) as client:
             client.settimeout(5)
@@ -151,8 +151,8 @@ def connect(path):
                     raise
 
 
-def files(order):
-    for path in order["paths"]:
+def files(targets):
+    for path in targets["paths"]:
         if path.startswith("@"):
             attempt("connect", path, lambda: connect(path))
             continue
@@ -173,11 +173,11 @@ def files(order):
 
 
 def contents(path):
-    """All regular files that can be read below a path, without following links below it."""
+    """Yields path and content of all readable regular files below a path, without following links below it."""
     if os.path.isdir(path):
-        for above, _, names in os.walk(path):
+        for parent, _, names in os.walk(path):
             for name in names:
-                yield from contents(os.path.join(above, name)) if not os.path.islink(os.path.join(above, name)) else ()
+                yield from contents(os.path.join(parent, name)) if not os.path.islink(os.path.join(parent, name)) else ()
         return
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -193,19 +193,19 @@ def contents(path):
 
 
 def read_all(file):
-    """Files of /proc have no size, and give a page at a time."""
+    """Files of /proc have no size, and return a page per read."""
     text = b""
     while len(text) < 4 << 20 and (more := os.read(file, 1 << 16)):
         text += more
     return text
 
 
-def secrets(order):
-    for path in order["paths"]:
-        for place, text in contents(path):
-            for name, value in order["secrets"].items():
+def secrets(targets):
+    for path in targets["paths"]:
+        for file, text in contents(path):
+            for name, value in targets["secrets"].items():
                 if value.encode() in text:
-                    print(name, place, flush=True)
+                    print(name, file, flush=True)
 
 
 def garbage(host, port):
@@ -222,9 +222,9 @@ def garbage(host, port):
     print("sent", f"{host}:{port}")
 
 
-def crowd(host, port, count):
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def flood(host, port, count):
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     held = []
     for _ in range(int(count)):
         try:
@@ -235,8 +235,8 @@ def crowd(host, port, count):
     sys.stdin.read()
 
 
-command, *words = sys.argv[1:]
-if command in ("garbage", "crowd"):
-    {"garbage": garbage, "crowd": crowd}[command](*words)
+command, *args = sys.argv[1:]
+if command in ("garbage", "flood"):
+    {"garbage": garbage, "flood": flood}[command](*args)
 else:
     {"processes": processes, "enumerate": enumerate_, "files": files, "secrets": secrets}[command](json.load(sys.stdin))

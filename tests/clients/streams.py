@@ -1,18 +1,18 @@
 #!/usr/bin/python3
-"""A client of exec, attach and port-forward that speaks every version of their protocols, also those that kubectl left behind.
+"""A client of exec, attach and port-forward for every version of their protocols, including those that kubectl no longer uses.
 
     streams.py websocket SUBPROTOCOL PATH     channels in a WebSocket; "-" names no subprotocol
     streams.py spdy SUBPROTOCOL PATH          exec or attach over SPDY/3.1
     streams.py forward PATH                   port-forward over a WebSocket: channels 0 and 1
     streams.py tunnel PORT PATH               port-forward over SPDY/3.1 in a WebSocket
     streams.py raw PORT PATH                  port-forward over SPDY/3.1
-    streams.py garbage PROTOCOL SUBPROTOCOL PATH   agrees upon a protocol ("websocket" or "spdy"), and then sends none
+    streams.py garbage PROTOCOL SUBPROTOCOL PATH   negotiates a protocol ("websocket" or "spdy"), and then sends random bytes
 
-Standard input is sent, and what came back is printed as JSON: `status` is that of HTTP, `protocol` what was agreed upon, and then
-a text for each stream. PATH is one of the API server's, or with --kubelet NODE one of that kubelet's. --token TOKEN shows that instead
-of the certificate of $KUBECONFIG; --idle sends nothing and leaves the input open; --get asks for SPDY/3.1 by GET and not by POST.
+Sends standard input, and prints a report as JSON: the HTTP `status`, the negotiated `protocol`, and the received text of each
+stream. PATH is a path of the API server, or with --kubelet NODE of that kubelet. --token TOKEN authenticates by a token instead of the
+certificate in $KUBECONFIG; --idle sends nothing and leaves the input open; --get requests SPDY/3.1 by GET instead of POST.
 
-Only the standard library is needed, and nothing here was taken from the server's code: what both understand is the protocol.
+Needs only the standard library, and shares no code with the server, so that both agree only if they follow the protocol.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import time
 import urllib.parse
 import zlib
 
-PATIENCE = 50
+TIMEOUT_SECONDS = 50
 
 
 def main():
@@ -41,43 +41,43 @@ def main():
     parser.add_argument("--idle", action="store_true")
     parser.add_argument("--get", action="store_true")
     parser.add_argument("kind", choices=["websocket", "spdy", "forward", "tunnel", "raw", "garbage"])
-    parser.add_argument("words", nargs="+")
-    args = parser.parse_args()
-    words = args.words
-    began = time.monotonic()
-    connection = Connection(args.kubelet, args.token)
-    connection.spdy_method = "GET" if args.get else "POST"
-    told = Told(None if args.idle else sys.stdin.buffer.read())
-    if args.kind == "websocket":
-        websocket(connection, words[0], words[1], told)
-    elif args.kind == "forward":
-        websocket(connection, "v4.channel.k8s.io", words[0], told)
-    elif args.kind == "spdy":
-        spdy(connection, words[0], words[1], told)
-    elif args.kind == "tunnel":
-        tunnel(connection, words[0], words[1], told)
-    elif args.kind == "raw":
-        raw(connection, words[0], words[1], told)
+    parser.add_argument("args", nargs="+")
+    options = parser.parse_args()
+    args = options.args
+    start = time.monotonic()
+    connection = Connection(options.kubelet, options.token)
+    connection.spdy_method = "GET" if options.get else "POST"
+    exchange = Exchange(None if options.idle else sys.stdin.buffer.read())
+    if options.kind == "websocket":
+        websocket(connection, args[0], args[1], exchange)
+    elif options.kind == "forward":
+        websocket(connection, "v4.channel.k8s.io", args[0], exchange)
+    elif options.kind == "spdy":
+        spdy(connection, args[0], args[1], exchange)
+    elif options.kind == "tunnel":
+        tunnel(connection, args[0], args[1], exchange)
+    elif options.kind == "raw":
+        raw(connection, args[0], args[1], exchange)
     else:
-        garbage(connection, *words, told)
-    told.answer["seconds"] = int(time.monotonic() - began)
-    json.dump(told.answer, sys.stdout)
+        garbage(connection, *args, exchange)
+    exchange.report["seconds"] = int(time.monotonic() - start)
+    json.dump(exchange.report, sys.stdout)
 
 
-class Told:
-    """What is sent, and what comes back."""
+class Exchange:
+    """The input to send, and the report of what was received."""
 
     def __init__(self, stdin):
         self.stdin = stdin
-        self.answer = {}
+        self.report = {}
         self.streams = {}
 
-    def hear(self, stream, data):
+    def receive(self, stream, data):
         self.streams[stream] = self.streams.get(stream, b"") + data
 
     def finish(self):
         for stream, data in self.streams.items():
-            self.answer[str(stream)] = data.decode("utf-8", "replace")
+            self.report[str(stream)] = data.decode("utf-8", "replace")
 
 
 class Connection:
@@ -91,7 +91,7 @@ class Connection:
             node = json.loads(subprocess.check_output(["kubectl", "get", "node", kubelet, "--output=json"]))["status"]
             self.host = next(a["address"] for a in node["addresses"] if a["type"] == "InternalIP")
             port = node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-            # Its certificate is the API server's to check, which has the CA for it.
+            # Only the API server has the CA of kubelets.
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         else:
             server = urllib.parse.urlsplit(cluster["server"])
@@ -103,14 +103,14 @@ class Connection:
                 pem.flush()
                 context.load_cert_chain(pem.name)
         self.token = token
-        raw = socket.create_connection((self.host, port), timeout=PATIENCE)
+        raw = socket.create_connection((self.host, port), timeout=TIMEOUT_SECONDS)
         self.socket = context.wrap_socket(raw, server_hostname=self.host)
         self.socket.setblocking(False)
-        # Two threads use it, and OpenSSL wants one at a time.
-        self.turn, self.sending = threading.Lock(), threading.Lock()
+        # Two threads use the socket, but OpenSSL is not thread-safe.
+        self.lock, self.sending = threading.Lock(), threading.Lock()
         self.buffer = b""
 
-    def upgrade(self, method, path, headers, told):
+    def upgrade(self, method, path, headers, exchange):
         """Whether the server switches protocols."""
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}"]
         if self.token:
@@ -121,23 +121,23 @@ class Connection:
             self.more()
         head, self.buffer = self.buffer.split(b"\r\n\r\n", 1)
         first, *rest = head.decode().split("\r\n")
-        answered = {}
+        response_headers = {}
         for line in rest:
             name, value = line.split(":", 1)
-            answered.setdefault(name.lower(), value.strip())
-        told.answer["status"] = int(first.split()[1])
+            response_headers.setdefault(name.lower(), value.strip())
+        exchange.report["status"] = int(first.split()[1])
         for name in ("sec-websocket-protocol", "x-stream-protocol-version"):
-            if name in answered:
-                told.answer["protocol"] = answered[name]
-        if told.answer["status"] == 101:
+            if name in response_headers:
+                exchange.report["protocol"] = response_headers[name]
+        if exchange.report["status"] == 101:
             return True
-        told.answer["body"] = self.body(answered).decode("utf-8", "replace").strip()
+        exchange.report["body"] = self.body(response_headers).decode("utf-8", "replace").strip()
         return False
 
     def body(self, headers):
         if "content-length" in headers:
             return self.take(int(headers["content-length"]))
-        # Until the end: errors are short, and chunks of no interest.
+        # Read until the end: errors are short, and the framing of chunks is ignored.
         try:
             while True:
                 self.more()
@@ -146,26 +146,26 @@ class Connection:
 
     def send(self, data):
         rest = memoryview(data)
-        # Whole frames, whoever sends them.
+        # Frames of two threads must not be interleaved.
         with self.sending:
             while rest:
-                rest = rest[self.patiently(lambda: self.socket.send(rest[:65536])) :]
+                rest = rest[self.retry(lambda: self.socket.send(rest[:65536])) :]
 
     def more(self):
-        data = self.patiently(lambda: self.socket.recv(65536))
+        data = self.retry(lambda: self.socket.recv(65536))
         if not data:
             raise EOFError
         self.buffer += data
 
-    def patiently(self, act):
+    def retry(self, operation):
         while True:
             try:
-                with self.turn:
-                    return act()
+                with self.lock:
+                    return operation()
             except ssl.SSLWantReadError:
-                ready = select.select([self.socket], [], [], PATIENCE)
+                ready = select.select([self.socket], [], [], TIMEOUT_SECONDS)
             except ssl.SSLWantWriteError:
-                ready = select.select([], [self.socket], [], PATIENCE)
+                ready = select.select([], [self.socket], [], TIMEOUT_SECONDS)
             except ssl.SSLZeroReturnError:
                 return b""
             if not any(ready):
@@ -188,7 +188,7 @@ def text_of(config, name):
 # --- WebSocket ---------------------------------------------------------------------------------------------------------------
 
 
-def websocket_upgrade(connection, subprotocol, path, told):
+def websocket_upgrade(connection, subprotocol, path, exchange):
     headers = [
         ("Connection", "Upgrade"),
         ("Upgrade", "websocket"),
@@ -197,11 +197,11 @@ def websocket_upgrade(connection, subprotocol, path, told):
     ]
     if subprotocol != "-":
         headers.append(("Sec-WebSocket-Protocol", subprotocol))
-    return connection.upgrade("GET", path, headers, told)
+    return connection.upgrade("GET", path, headers, exchange)
 
 
 def frame(operation, payload):
-    """A frame as clients send it: whole, and masked."""
+    """A frame of a client: not fragmented, and masked."""
     mask = os.urandom(4)
     length = len(payload)
     if length < 126:
@@ -215,9 +215,9 @@ def frame(operation, payload):
     return head + mask + masked.to_bytes(length, "big")
 
 
-def messages(connection, told):
-    """The operation and the payload of every message until the server closes."""
-    whole = b""
+def messages(connection, exchange):
+    """Yields the payload of every message until the server closes."""
+    message = b""
     while True:
         try:
             first, length = connection.take(2)
@@ -227,50 +227,50 @@ def messages(connection, told):
                 (length,) = struct.unpack("!Q", connection.take(8))
             payload = connection.take(length)
         except (EOFError, OSError):
-            told.answer["close"] = "none"
+            exchange.report["close"] = "none"
             return
         operation = first & 0x0F
         if operation == 8:
-            told.answer["close"] = struct.unpack("!H", payload[:2])[0] if payload else "empty"
+            exchange.report["close"] = struct.unpack("!H", payload[:2])[0] if payload else "empty"
             return
         if operation == 9:
             connection.send(frame(10, payload))
         elif operation in (0, 1, 2):
-            whole += payload
+            message += payload
             if first & 0x80:
-                yield whole
-                whole = b""
+                yield message
+                message = b""
 
 
-def websocket(connection, subprotocol, path, told):
-    if not websocket_upgrade(connection, subprotocol, path, told):
+def websocket(connection, subprotocol, path, exchange):
+    if not websocket_upgrade(connection, subprotocol, path, exchange):
         return
     is_base64 = "base64" in subprotocol
 
     def send():
-        for at in range(0, len(told.stdin or b""), 32768):
-            part = told.stdin[at : at + 32768]
+        for at in range(0, len(exchange.stdin or b""), 32768):
+            part = exchange.stdin[at : at + 32768]
             if is_base64:
                 connection.send(frame(1, b"0" + base64.b64encode(part)))
             else:
                 connection.send(frame(2, b"\0" + part))
-        if told.stdin is not None and subprotocol.startswith("v5."):
+        if exchange.stdin is not None and subprotocol.startswith("v5."):
             connection.send(frame(2, b"\xff\0"))
 
     in_background(send)
-    for message in messages(connection, told):
+    for message in messages(connection, exchange):
         if message:
             data = base64.b64decode(message[1:]) if is_base64 else message[1:]
-            told.hear(chr(message[0]) if is_base64 else message[0], data)
-    told.finish()
+            exchange.receive(chr(message[0]) if is_base64 else message[0], data)
+    exchange.finish()
 
 
 # --- SPDY/3.1 ----------------------------------------------------------------------------------------------------------------
 
 
 class Spdy:
-    """Frames over something that sends and takes bytes. Header blocks are compressed without the protocol's dictionary, which a
-    stream of zlib need not have."""
+    """SPDY frames over functions that send and receive bytes. Header blocks are compressed without the protocol's dictionary, which
+    is optional in a zlib stream."""
 
     def __init__(self, send, take):
         self.send, self.take = send, take
@@ -293,7 +293,7 @@ class Spdy:
         self.send(struct.pack("!II", stream, (1 << 24 if last else 0) | len(data)) + data)
 
     def frames(self):
-        """The stream, the bytes and whether they are the last, of every data frame; (stream, None, True) for a reset one."""
+        """Yields stream, data and end-of-stream flag of every data frame; (stream, None, True) for a reset stream."""
         while True:
             try:
                 first, second = struct.unpack("!II", self.take(8))
@@ -315,15 +315,15 @@ class Spdy:
                 yield struct.unpack("!I", payload[:4])[0], b"", True
 
 
-def spdy_upgrade(connection, subprotocol, path, told):
+def spdy_upgrade(connection, subprotocol, path, exchange):
     headers = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("Content-Length", "0")]
     if subprotocol != "-":
         headers.append(("X-Stream-Protocol-Version", subprotocol))
-    return connection.upgrade(connection.spdy_method, path, headers, told)
+    return connection.upgrade(connection.spdy_method, path, headers, exchange)
 
 
-def spdy(connection, subprotocol, path, told):
-    if not spdy_upgrade(connection, subprotocol, path, told):
+def spdy(connection, subprotocol, path, exchange):
+    if not spdy_upgrade(connection, subprotocol, path, exchange):
         return
     query = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)
     wants = lambda *names: any(query.get(name, [""])[0] in ("1", "true") for name in names)
@@ -333,37 +333,37 @@ def spdy(connection, subprotocol, path, told):
     types += ["stderr"] if wants("stderr") or query.get("error") == ["1"] else []
     protocol = Spdy(connection.send, connection.take)
     streams = {protocol.open([("streamtype", kind)]): kind for kind in types}
-    talk(protocol, streams, told)
+    transfer(protocol, streams, exchange)
 
 
-def talk(protocol, streams, told):
-    """Sends the input, and hears all other streams to their ends."""
+def transfer(protocol, streams, exchange):
+    """Sends the input, and receives all other streams until they end."""
     inputs = [stream for stream, kind in streams.items() if kind in ("stdin", "data")]
 
     def send():
         for stream in inputs:
-            for at in range(0, len(told.stdin or b""), 32768):
-                protocol.data(stream, told.stdin[at : at + 32768])
-            if told.stdin is not None:
+            for at in range(0, len(exchange.stdin or b""), 32768):
+                protocol.data(stream, exchange.stdin[at : at + 32768])
+            if exchange.stdin is not None:
                 protocol.data(stream, b"", last=True)
 
     in_background(send)
     open_streams = {stream for stream, kind in streams.items() if kind != "stdin"}
     for stream, data, last in protocol.frames():
         if data:
-            told.hear(streams[stream], data)
+            exchange.receive(streams[stream], data)
         if last:
             open_streams.discard(stream)
         if not open_streams:
             break
-    told.answer["open"] = sorted(streams[stream] for stream in open_streams)
-    told.finish()
+    exchange.report["open"] = sorted(streams[stream] for stream in open_streams)
+    exchange.finish()
 
 
-def tunnel(connection, port, path, told):
-    if not websocket_upgrade(connection, "SPDY/3.1+portforward.k8s.io", path, told):
+def tunnel(connection, port, path, exchange):
+    if not websocket_upgrade(connection, "SPDY/3.1+portforward.k8s.io", path, exchange):
         return
-    received = messages(connection, told)
+    received = messages(connection, exchange)
     buffer = bytearray()
 
     def take(count):
@@ -376,40 +376,40 @@ def tunnel(connection, port, path, told):
         del buffer[:count]
         return data
 
-    forward(Spdy(lambda data: connection.send(frame(2, data)), take), port, told)
+    forward(Spdy(lambda data: connection.send(frame(2, data)), take), port, exchange)
 
 
-def raw(connection, port, path, told):
-    if spdy_upgrade(connection, "portforward.k8s.io", path, told):
-        forward(Spdy(connection.send, connection.take), port, told)
+def raw(connection, port, path, exchange):
+    if spdy_upgrade(connection, "portforward.k8s.io", path, exchange):
+        forward(Spdy(connection.send, connection.take), port, exchange)
 
 
-def forward(protocol, port, told):
+def forward(protocol, port, exchange):
     label = lambda kind: [("streamtype", kind), ("port", port), ("requestid", "0")]
     streams = {protocol.open(label(kind)): kind for kind in ("error", "data")}
-    talk(protocol, streams, told)
+    transfer(protocol, streams, exchange)
 
 
-# --- What no client does -----------------------------------------------------------------------------------------------------
+# --- Invalid data ----------------------------------------------------------------------------------------------------------------
 
 
-def garbage(connection, protocol, subprotocol, path, told):
+def garbage(connection, protocol, subprotocol, path, exchange):
     upgrade = websocket_upgrade if protocol == "websocket" else spdy_upgrade
-    if not upgrade(connection, subprotocol, path, told):
+    if not upgrade(connection, subprotocol, path, exchange):
         return
     try:
         connection.send(os.urandom(100_000))
     except OSError:
         pass
-    # What matters is that it ends.
+    # The server must close the connection.
     try:
         while True:
             connection.buffer = b""
             connection.more()
     except EOFError:
-        told.answer["end"] = "closed"
+        exchange.report["end"] = "closed"
     except OSError as error:
-        told.answer["end"] = type(error).__name__
+        exchange.report["end"] = type(error).__name__
 
 
 def in_background(work):
@@ -417,7 +417,7 @@ def in_background(work):
         try:
             work()
         except OSError:
-            # Whoever doesn't want the rest has closed the connection, of which the reader hears.
+            # The server has closed the connection, which the reader notices.
             pass
 
     threading.Thread(target=quietly, daemon=True).start()

@@ -1,5 +1,5 @@
-//! What a privileged container may try, to get at the root of its node (tests/qemu/run). One attempt for each process, in a mount
-//! namespace of its own, so that none spoils the next. Prints whether a file of the node's root came into sight.
+//! Attempts of a privileged container to reach the root of its node (tests/qemu/run). Each process makes one attempt, in its own mount
+//! namespace, so that attempts do not affect each other. Prints whether a file of the node's root is visible.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -9,65 +9,65 @@ use std::path::Path;
 use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// It lies in the root of the virtual machine, and in no image.
-const OF_THE_NODE: &str = "handover";
-/// More than there are directories above any of ours.
+/// A file in the root of the virtual machine, but in no image.
+const NODE_FILE: &str = "handover";
+/// More than the depth of any directory here.
 const DEPTH: usize = 64;
 
-/// What was tried, and how it ended.
+/// The steps of an attempt, with their results.
 struct Attempt {
     steps: Vec<String>,
 }
 
 impl Attempt {
-    /// Notes a step. The attacker goes on in any case.
-    fn step<T>(&mut self, name: &str, done: rustix::io::Result<T>) -> Option<T> {
-        let word = match &done {
+    /// Records a step. A failed step does not end the attempt.
+    fn step<T>(&mut self, name: &str, result: rustix::io::Result<T>) -> Option<T> {
+        let outcome = match &result {
             Ok(_) => "works".to_owned(),
             Err(error) => format!("{error:?}"),
         };
-        self.steps.push(format!("{name} {word}"));
-        done.ok()
+        self.steps.push(format!("{name} {outcome}"));
+        result.ok()
     }
 
-    fn unmount(&mut self, place: &str) {
-        let done = rustix::mount::unmount(place, UnmountFlags::DETACH);
-        self.step(&format!("umount {place}"), done);
+    fn unmount(&mut self, path: &str) {
+        let done = rustix::mount::unmount(path, UnmountFlags::DETACH);
+        self.step(&format!("umount {path}"), done);
     }
 
-    fn memory_at(&mut self, place: &str) {
-        let _ = std::fs::create_dir_all(place);
+    fn mount_tmpfs(&mut self, path: &str) {
+        let _ = std::fs::create_dir_all(path);
         let none: Option<&CStr> = None;
-        let done = rustix::mount::mount("none", place, "tmpfs", MountFlags::empty(), none);
+        let done = rustix::mount::mount("none", path, "tmpfs", MountFlags::empty(), none);
         self.step("mount tmpfs", done);
     }
 
     fn unmount_all(&mut self) {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let places: Vec<&str> = text
+        let mount_points: Vec<&str> = text
             .lines()
             .filter_map(|line| line.split(' ').nth(4))
             .collect();
-        for place in places.into_iter().rev() {
-            self.unmount(place);
+        for path in mount_points.into_iter().rev() {
+            self.unmount(path);
         }
     }
 
     fn run(&mut self, name: &str) {
         match name {
-            // Only what every attempt does at the end.
+            // Only the step that ends every attempt.
             "setns" => {}
             "umount" => self.unmount("/"),
             "umount-all" => self.unmount_all(),
             "move" => {
                 let _ = std::fs::create_dir_all("/tmp/away");
-                self.memory_at("/tmp/away");
+                self.mount_tmpfs("/tmp/away");
                 let _ = std::fs::create_dir_all("/tmp/away/root");
                 let done = rustix::mount::mount_move("/", "/tmp/away/root");
                 self.step("move /", done);
             }
             "pivot" => {
-                self.memory_at("/tmp/next");
+                self.mount_tmpfs("/tmp/next");
                 let _ = std::fs::create_dir_all("/tmp/next/old");
                 let done = rustix::process::pivot_root("/tmp/next", "/tmp/next/old");
                 self.step("pivot_root", done);
@@ -121,8 +121,8 @@ impl Attempt {
     }
 }
 
-fn is_in_sight() -> bool {
-    let places = [
+fn node_root_is_visible() -> bool {
+    let dirs = [
         "/",
         ".",
         "..",
@@ -131,8 +131,8 @@ fn is_in_sight() -> bool {
         "/tmp/away/root",
         "/proc/1/root",
     ];
-    let mut places = places.iter().map(Path::new);
-    places.any(|place| place.join(OF_THE_NODE).exists())
+    let mut dirs = dirs.iter().map(Path::new);
+    dirs.any(|dir| dir.join(NODE_FILE).exists())
 }
 
 fn main() {
@@ -142,18 +142,18 @@ fn main() {
     attempt.steps.push(format!("a mount namespace {fresh:?}"));
     let own = File::open("/proc/self/ns/mnt");
     attempt.run(&name);
-    let mut seen = is_in_sight();
-    // Whoever enters a mount namespace gets the uppermost of what is mounted on its root.
+    let mut seen = node_root_is_visible();
+    // setns(2) sets the root to the topmost mount on the namespace's root.
     if let Ok(own) = own {
         let entered = move_into_link_name_space(
             std::os::fd::AsFd::as_fd(&own),
             Some(LinkNameSpaceType::Mount),
         );
         attempt.step("setns", entered);
-        seen |= is_in_sight();
+        seen |= node_root_is_visible();
     }
-    let word = if seen { "reached" } else { "kept out" };
+    let outcome = if seen { "reached" } else { "blocked" };
     let steps = attempt.steps.join(", ");
-    // If nobody reads it, the check fails.
-    let _ = writeln!(std::io::stdout(), "{name}: {word}: {steps}");
+    // Ignore errors: without this output, the check fails.
+    let _ = writeln!(std::io::stdout(), "{name}: {outcome}: {steps}");
 }

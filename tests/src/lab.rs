@@ -1,135 +1,138 @@
-//! The lab that a test has to itself.
+//! A lab, which a test uses exclusively.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::leftovers::State;
-use crate::{Call, Output, eventually};
+use crate::lab_state::LabState;
+use crate::{HostCommand, Output, eventually};
 
 /// The hosts that the tests use.
 pub const HOSTS: [&str; 4] = ["login", "node1", "node2", "node3"];
 
-/// What Slurm may take to notice that its jobs have ended.
-const SLURM_PATIENCE: Duration = Duration::from_secs(20);
-/// What may take a moment longer than the command of which it was a part.
-const LAST_MOMENT: Duration = Duration::from_secs(3);
-/// What a job may take to go after its processes were killed under Slurm's nose: linuxproc looks again after 1, 2, 4 … 64 s.
-const CLEANING: Duration = Duration::from_secs(130);
+/// Time in which Slurm notices that its jobs have ended.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time in which processes and files disappear after the command that they belonged to.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time that a job takes to complete after its processes were killed without Slurm: proctrack/linuxproc polls after 1, 2, 4 … 64 s.
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(130);
 
-/// Where a lab that tests share is. There may be others, `…-2` and `…-3`, for tests that run at the same time.
-fn common_dir() -> PathBuf {
+/// The directory of a lab that tests share. There may be two more, `…-2` and `…-3`, for tests that run in parallel.
+fn shared_dir() -> PathBuf {
     let first = std::env::var_os("CORACLE_LAB_DIR")
         .map_or_else(|| "/run/coracle-lab".into(), PathBuf::from);
     let slot = std::env::var("NEXTEST_TEST_GROUP_SLOT").ok();
     let slot: u32 = slot.and_then(|slot| slot.parse().ok()).unwrap_or(0);
     let mut name = first.clone().into_os_string();
     name.push(format!("-{}", slot + 1));
-    let other = PathBuf::from(name);
-    if other.join("ready").exists() {
-        other
+    let of_slot = PathBuf::from(name);
+    if of_slot.join("ready").exists() {
+        of_slot
     } else {
         first
     }
 }
 
-/// A lab, and what was in it at first.
+/// A lab, and a snapshot of its state at the start of the test.
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
     hosts: Vec<String>,
-    before: State,
-    /// Of a lab that the test made itself, and takes down.
-    made: bool,
-    /// Held for the whole test: the lab may be that of other tests too, which are started at the same time.
-    _turn: Option<File>,
+    before: LabState,
+    /// Whether the test created this lab, which is destroyed on drop.
+    created: bool,
+    /// Lock on a shared lab for the whole test: other tests may be started at the same time.
+    _lock: Option<File>,
 }
 
 impl Lab {
-    /// Waits for its turn, and takes the lab when it is clean.
+    /// Waits for a free shared lab, cleans it and locks it.
     #[track_caller]
-    pub fn ready() -> Self {
-        let dir = common_dir();
-        let turn = File::create(dir.with_extension("e2e.lock")).expect("tests run as root");
-        turn.lock().expect("a turn can be waited for");
+    pub fn acquire() -> Self {
+        let dir = shared_dir();
+        let lock = File::create(dir.with_extension("e2e.lock")).expect("tests run as root");
+        lock.lock().expect("the lab can be locked");
         let mut lab = Self {
             dir,
             hosts: HOSTS.map(str::to_owned).to_vec(),
-            before: State::default(),
-            made: false,
-            _turn: Some(turn),
+            before: LabState::default(),
+            created: false,
+            _lock: Some(lock),
         };
-        lab.must_be_up();
-        lab.tidy();
-        lab.before = lab.look();
+        lab.assert_up();
+        lab.clean_up();
+        lab.before = lab.inspect();
         lab
     }
 
-    /// Makes another lab, beside the common one, and takes it down when it is dropped.
+    /// Creates a lab beside the shared ones, which is destroyed on drop.
     #[track_caller]
-    pub fn make(dir: &str, options: &[&str], nodes: usize) -> Self {
+    pub fn create(dir: &str, options: &[&str], nodes: usize) -> Self {
         let mut lab = Self {
             dir: dir.into(),
             hosts: std::iter::once("login".to_owned())
                 .chain((1..=nodes).map(|i| format!("node{i}")))
                 .collect(),
-            before: State::default(),
-            made: true,
-            _turn: None,
+            before: LabState::default(),
+            created: true,
+            _lock: None,
         };
-        let up = lab.command("up", &[options, &[&nodes.to_string()]].concat());
+        let up = lab.lab_command("up", &[options, &[&nodes.to_string()]].concat());
         assert!(up.code == 0, "lab/up {options:?} {nodes}{up}");
-        lab.before = lab.look();
+        lab.before = lab.inspect();
         lab
     }
 
-    /// The same lab, when the test has put into it what shall stay.
-    pub fn look_again(mut self) -> Self {
-        self.before = self.look();
+    /// Takes the snapshot again, after the test has prepared the lab.
+    pub fn with_new_snapshot(mut self) -> Self {
+        self.before = self.inspect();
         self
     }
 
-    /// A host that has lost its power and boots again has other namespaces than before.
+    /// Starts a host after a loss of power. It has new namespaces, which are added to the snapshot.
     pub fn start_host(&mut self, host: &str) {
-        self.command("start-host", &[host]).succeeded();
+        self.lab_command("start-host", &[host]).succeeded();
         let namespaces = format!("{host}: namespace: ");
-        self.before.adopt(&self.look(), &namespaces);
+        self.before.add(&self.inspect(), &namespaces);
     }
 
-    /// Where its state is.
+    /// The lab's state directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its hosts.
+    /// The lab's hosts.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
 
-    /// A command; on `login` and as `user1` unless told otherwise.
-    pub fn call(&self, words: &[&str]) -> Call {
-        Call::new(&self.dir, words)
+    /// A command, by default on `login` and as `user1`.
+    pub fn command(&self, args: &[&str]) -> HostCommand {
+        HostCommand::new(&self.dir, args)
     }
 
-    /// A line for the shell of `user1` on `login`.
-    pub fn sh(&self, script: &str) -> Call {
-        self.call(&["bash", "-c", script])
+    /// A shell script, by default on `login` and as `user1`.
+    pub fn sh(&self, script: &str) -> HostCommand {
+        self.command(&["bash", "-c", script])
     }
 
-    /// Runs a line of shell as root on a host.
+    /// Runs a shell script as root on a host.
     pub fn root(&self, host: &str, script: &str) -> Output {
-        self.call(&["sh", "-c", script]).user("root").on(host).run()
+        self.command(&["sh", "-c", script])
+            .user("root")
+            .on(host)
+            .run()
     }
 
-    /// Runs a line of shell on the machine itself; what it printed.
+    /// Runs a shell script on the machine itself; returns its output.
     pub fn machine(&self, script: &str) -> String {
         let output = Command::new("sh").args(["-c", script]).output();
         let output = output.expect("there is a shell");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Writes a file into the home directory of `user1`; its path. [`Lab::remove`] takes it away.
+    /// Writes a file in the home directory of `user1`; returns its path. [`Lab::remove`] removes it.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = format!("/home/user1/{name}");
         let script = format!("mkdir -p \"$(dirname '{path}')\" && cat > '{path}'");
@@ -145,9 +148,9 @@ impl Lab {
     }
 
     /// `lab/NAME ARGS…`
-    pub fn command(&self, name: &str, args: &[&str]) -> Output {
-        let lab = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/");
-        let output = Command::new(format!("{lab}{name}"))
+    pub fn lab_command(&self, name: &str, args: &[&str]) -> Output {
+        let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/");
+        let output = Command::new(format!("{scripts}{name}"))
             .args(args)
             .env("CORACLE_LAB_DIR", &self.dir)
             .output()
@@ -159,39 +162,39 @@ impl Lab {
         }
     }
 
-    /// Fails unless everything is as it was before the test, on every host.
+    /// Fails unless the state of every host is that of the snapshot.
     #[track_caller]
-    pub fn nothing_left(&self) {
-        let queue = eventually(SLURM_PATIENCE, || self.queue_is_empty().then_some(()));
+    pub fn assert_nothing_left(&self) {
+        let queue = eventually(QUEUE_TIMEOUT, || self.queue_is_empty().then_some(()));
         assert!(
             queue.is_some(),
             "Slurm still has jobs:\n{}",
-            self.command("status", &[]).stdout
+            self.lab_command("status", &[]).stdout
         );
         let mut left = Vec::new();
-        let gone = eventually(LAST_MOMENT, || {
-            left = self.look().beyond(&self.before);
+        let clean = eventually(CLEANUP_TIMEOUT, || {
+            left = self.inspect().beyond(&self.before);
             left.is_empty().then_some(())
         });
-        assert!(gone.is_some(), "left behind:\n{}", left.join("\n"));
+        assert!(clean.is_some(), "left behind:\n{}", left.join("\n"));
     }
 
-    /// Whether Slurm has no job, also none that is just ending, and all nodes are idle.
+    /// Whether Slurm has no job, not even a completing one, and all nodes are idle.
     pub fn queue_is_empty(&self) -> bool {
-        let asked = self.root(
+        let listed = self.root(
             "login",
             "squeue -h; sinfo -h -N -p main -o %T | grep -vx idle",
         );
-        asked.stdout.trim().is_empty()
+        listed.stdout.trim().is_empty()
     }
 
-    fn look(&self) -> State {
-        State::look(self)
+    fn inspect(&self) -> LabState {
+        LabState::inspect(self)
     }
 
     #[track_caller]
-    fn must_be_up(&self) {
-        let status = self.command("status", &[]);
+    fn assert_up(&self) {
+        let status = self.lab_command("status", &[]);
         let up = |host: &&str| {
             let line = status
                 .stdout
@@ -199,48 +202,48 @@ impl Lab {
                 .find(|line| line.split_whitespace().next() == Some(host));
             line.is_some_and(|line| line.ends_with(" up"))
         };
-        let all = HOSTS.iter().all(up);
+        let all_up = HOSTS.iter().all(up);
         assert!(
-            all,
+            all_up,
             "the lab isn't up with three nodes: run lab/up 3{status}"
         );
     }
 
-    /// A test that failed, or was ended by a time limit, may have left something. It is not the next test's business, so
-    /// it is ended here: what belongs to the lab's two users, process by process.
+    /// Removes the leftovers of a failed or timed-out test: all processes and files of the lab's two users.
     #[track_caller]
-    fn tidy(&self) {
-        let clean = || (self.queue_is_empty() && self.look().strangers().is_empty()).then_some(());
-        if eventually(Duration::from_secs(2), clean).is_some() {
+    fn clean_up(&self) {
+        let is_clean =
+            || (self.queue_is_empty() && self.inspect().leftovers().is_empty()).then_some(());
+        if eventually(Duration::from_secs(2), is_clean).is_some() {
             return;
         }
         self.root("login", "scancel --user=user1; scancel --user=user2");
         for host in self.hosts() {
-            let ours = |user: &str| user == "user1" || user == "user2";
+            let is_of_lab = |user: &str| user == "user1" || user == "user2";
             for process in self
                 .processes(host)
                 .iter()
-                .filter(|process| ours(&process.user))
+                .filter(|process| is_of_lab(&process.user))
             {
                 self.kill(host, "KILL", process);
             }
-            // With all that is in them: files of pods have other owners.
+            // Recursively: files of pods in these directories have other owners.
             self.root(host, "find /tmp /var/tmp /dev/shm -mindepth 1 -maxdepth 1 '(' -user user1 -o -user user2 ')' -exec rm -rf {} +");
         }
-        let tidy = eventually(CLEANING, clean);
-        let status = self.command("status", &[]);
+        let cleaned = eventually(COMPLETION_TIMEOUT, is_clean);
+        let status = self.lab_command("status", &[]);
         assert!(
-            tidy.is_some(),
-            "the lab does not get clean: {:?}{status}",
-            self.look().strangers()
+            cleaned.is_some(),
+            "cannot clean up the lab: {:?}{status}",
+            self.inspect().leftovers()
         );
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if self.made {
-            self.command("down", &[]);
+        if self.created {
+            self.lab_command("down", &[]);
         }
     }
 }

@@ -1,48 +1,48 @@
-//! Drives the real `coracle` on the real Slurm of the lab (lab/README.md), as an ordinary user of it.
+//! Runs the real `coracle` on the real Slurm of the lab (lab/README.md), as an ordinary user.
 //!
-//! A test takes the lab with [`Lab::ready`], which waits for its turn and for a clean lab, and ends with
-//! [`Lab::nothing_left`]. In between it runs commands on hosts ([`Call`]), keeps some running
-//! ([`Running`]), or holds a whole cluster open and talks to a shell in it ([`Cluster`]). Nothing here knows the program's
-//! source code: only its command line, its messages and its processes.
+//! A test takes a lab with [`Lab::acquire`], which waits for a free one and cleans it, and ends with [`Lab::assert_nothing_left`]. In
+//! between it runs commands on hosts ([`HostCommand`]), keeps some running ([`Running`]), or starts a cluster and sends commands to a
+//! shell in it ([`TestCluster`]). These tests depend only on the program's command line, messages and processes, not on its source
+//! code.
 //!
-//! `CORACLE_LAB_DIR` chooses the lab, as it does for the commands of `lab/`.
+//! `CORACLE_LAB_DIR` selects the lab, as for the commands in `lab/`.
 
-mod call;
-mod checks;
-mod cluster;
-mod crafted;
-mod disk;
-mod goodbye;
+mod checking_pods;
+mod custom_images;
+mod graceful_pods;
+mod host_command;
 mod images;
 mod lab;
-mod leftovers;
+mod lab_state;
 mod output;
-mod patience;
+mod pod_watch;
 mod pods;
 mod process;
 mod registry;
 mod running;
 mod signer;
+mod small_disk;
 pub mod store;
-mod talk;
-mod tokens;
-mod watched;
+mod streams;
+mod test_cluster;
+mod token_registry;
+mod wait;
 
-pub use call::Call;
-pub use checks::{looking, looking_pod, merged, pod};
-pub use cluster::Cluster;
-pub use crafted::{CAPABLE_LAYER, EMPTY_LAYER};
-pub use disk::SmallDisk;
-pub use goodbye::said_goodbye;
-pub use images::{BUSYBOX, plain, says, waits_with};
+pub use checking_pods::{checking_container, checking_pod, merged, pod};
+pub use custom_images::{CAPABLE_LAYER, EMPTY_LAYER};
+pub use graceful_pods::assert_graceful_termination;
+pub use host_command::HostCommand;
+pub use images::{BUSYBOX, echo_config, image_pod, wait_for_pull_error};
 pub use lab::{HOSTS, Lab};
 pub use output::Output;
-pub use patience::{eventually, wait_until};
-pub use pods::{condition, container};
+pub use pod_watch::PodWatch;
+pub use pods::{condition, container_status};
 pub use process::{Process, Role};
-pub use registry::{Form, MIRROR, REGISTRY, Registry};
+pub use registry::{ImageFormat, MIRROR, REGISTRY, Registry};
 pub use running::Running;
 pub use signer::{Held, KEY_TYPES, NAME as CERTIFICATE_NAME, Signer, refusal};
-pub use talk::{WAITS, runs, simple, with_open_input};
-pub use tokens::{TOKENS, TokenRegistry};
-pub use watched::Watched;
+pub use small_disk::SmallDisk;
+pub use streams::{WAIT_FOR_SIGTERM, script_container, script_pod, with_open_input};
+pub use test_cluster::TestCluster;
+pub use token_registry::{TOKENS, TokenRegistry};
+pub use wait::{eventually, wait_until};

@@ -1,58 +1,58 @@
-//! What a command left: its exit code and what it wrote.
+//! The exit code and output of a command.
 
 use std::fmt;
 
-/// A command that has ended.
+/// The result of a command that has exited.
 #[derive(Debug, Clone, Default)]
 pub struct Output {
-    /// Its exit code, as a shell counts it: 128 and the signal's number if one ended it.
+    /// Its exit code as in a shell: 128 plus the signal's number if a signal killed it.
     pub code: i32,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Output {
-    /// It ended with this code.
+    /// Asserts that the exit code is `code`.
     #[track_caller]
-    pub fn ended_with(self, code: i32) -> Self {
+    pub fn exited_with(self, code: i32) -> Self {
         assert_eq!(self.code, code, "exit code{self}");
         self
     }
 
-    /// It ended with 0.
+    /// Asserts that the exit code is 0.
     #[track_caller]
     pub fn succeeded(self) -> Self {
-        self.ended_with(0)
+        self.exited_with(0)
     }
 
-    /// Standard error says all of this.
+    /// Asserts that standard error contains all of these texts.
     #[track_caller]
-    pub fn says(self, words: &[&str]) -> Self {
-        for words in words {
+    pub fn stderr_has(self, texts: &[&str]) -> Self {
+        for text in texts {
             assert!(
-                self.stderr.contains(words),
-                "stderr should say {words:?}{self}"
+                self.stderr.contains(text),
+                "stderr should contain {text:?}{self}"
             );
         }
         self
     }
 
-    /// Standard output is exactly this, but for space around it.
+    /// Asserts that standard output is exactly this text, except for surrounding white space.
     #[track_caller]
-    pub fn printed(self, text: &str) -> Self {
+    pub fn stdout_is(self, text: &str) -> Self {
         assert_eq!(self.stdout.trim(), text.trim(), "standard output{self}");
         self
     }
 
-    /// Standard output has all of this in it.
+    /// Asserts that standard output contains all of these texts.
     #[track_caller]
-    pub fn shows(self, words: &[&str]) -> Self {
-        for words in words {
+    pub fn stdout_has(self, texts: &[&str]) -> Self {
+        for text in texts {
             assert!(
-                self.stdout.contains(words),
-                "stdout should show {words:?}{self}"
+                self.stdout.contains(text),
+                "stdout should contain {text:?}{self}"
             );
         }
         self

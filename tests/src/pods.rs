@@ -1,110 +1,119 @@
-//! Pods of a cluster: made from text, waited for, looked at.
+//! Creates, awaits and inspects pods of a cluster.
 
 use serde_json::Value;
 
-use crate::{BUSYBOX, Cluster, Lab, Process, eventually};
+use crate::{BUSYBOX, Lab, Process, TestCluster, eventually};
 
-/// Where tests put their manifests, in the home directory of `user1`.
+/// The directory of manifests, in the home directory of `user1`.
 const DIR: &str = "pods";
 
-impl Cluster {
-    /// Creates what the manifests say; `IMAGE` in them stands for [`BUSYBOX`].
+impl TestCluster {
+    /// Creates the objects in these manifests. `IMAGE` is replaced by [`BUSYBOX`].
     #[track_caller]
     pub fn create(&mut self, lab: &Lab, manifests: &str) {
         let file = lab.write(
             &format!("{DIR}/manifest.yaml"),
             &manifests.replace("IMAGE", BUSYBOX),
         );
-        self.ask(&format!("kubectl create --filename={file}"));
+        self.shell(&format!("kubectl create --filename={file}"));
         lab.remove(DIR);
     }
 
-    /// Waits for `what` of a pod, as `kubectl wait --for` understands it.
+    /// Waits for a pod with `kubectl wait --for=CONDITION`.
     #[track_caller]
-    pub fn wait_for(&mut self, pod: &str, what: &str) {
-        let (code, text) = self.try_ask(&format!(
-            "kubectl wait pod/{pod} --for={what} --timeout=45s"
+    pub fn wait_for(&mut self, pod: &str, condition: &str) {
+        let (code, text) = self.try_shell(&format!(
+            "kubectl wait pod/{pod} --for={condition} --timeout=45s"
         ));
         if code != 0 {
-            let (_, seen) = self.try_ask(&format!(
+            let (_, state) = self.try_shell(&format!(
                 "kubectl get pod {pod} --output=jsonpath={{.status}}; kubectl get events --field-selector involvedObject.name={pod} --no-headers"
             ));
             panic!(
-                "pod {pod} never got {what}: {text}\n{seen}\n{}",
+                "pod {pod}: timed out waiting for {condition}: {text}\n{state}\n{}",
                 self.run.stderr()
             );
         }
     }
 
-    /// Waits until a pod is in this phase; its whole object.
+    /// Waits until a pod is in this phase; returns the pod.
     #[track_caller]
-    pub fn in_phase(&mut self, pod: &str, phase: &str) -> Value {
+    pub fn wait_for_phase(&mut self, pod: &str, phase: &str) -> Value {
         self.wait_for(pod, &format!("jsonpath={{.status.phase}}={phase}"));
         self.pod(pod)
     }
 
-    /// A pod's object.
+    /// Gets a pod.
     #[track_caller]
     pub fn pod(&mut self, name: &str) -> Value {
         self.json(&format!("get pod {name}"))
     }
 
-    /// Looks at a pod until `holds`, and fails the test if that takes too long.
+    /// Polls a pod until `holds` returns true. Fails the test after a time-out.
     #[track_caller]
-    pub fn pod_until(&mut self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub fn pod_until(
+        &mut self,
+        name: &str,
+        condition: &str,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Value {
         let mut last = Value::Null;
-        let patience = std::time::Duration::from_secs(45);
-        let seen = eventually(patience, || {
+        let timeout = std::time::Duration::from_secs(45);
+        let held = eventually(timeout, || {
             last = self.pod(name);
             holds(&last).then_some(())
         });
-        assert!(seen.is_some(), "{name}: never {what}: {:#}", last["status"]);
+        assert!(
+            held.is_some(),
+            "{name}: never {condition}: {:#}",
+            last["status"]
+        );
         last
     }
 
-    /// What a container of a pod has written.
+    /// The log of a container.
     #[track_caller]
     pub fn logs(&mut self, pod: &str, container: &str) -> String {
-        self.ask(&format!("kubectl logs {pod} --container={container}"))
+        self.shell(&format!("kubectl logs {pod} --container={container}"))
     }
 
-    /// The reasons and messages of the events of a pod, a line for each.
+    /// The reasons and messages of a pod's events, one per line.
     #[track_caller]
     pub fn events(&mut self, pod: &str) -> String {
-        self.ask(&format!(
+        self.shell(&format!(
             "kubectl get events --field-selector involvedObject.name={pod} --output=jsonpath=\"{{range .items[*]}}{{.type}} {{.reason}} {{.message}}{{\\\"\\n\\\"}}{{end}}\""
         ))
     }
 
-    /// Waits until there is an event of a pod that has all of `words` in it.
+    /// Waits for an event of a pod that contains `expected`.
     #[track_caller]
-    pub fn event(&mut self, pod: &str, words: &str) {
+    pub fn wait_for_event(&mut self, pod: &str, expected: &str) {
         let mut last = String::new();
         let seen = eventually(std::time::Duration::from_secs(30), || {
             last = self.events(pod);
-            last.contains(words).then_some(())
+            last.contains(expected).then_some(())
         });
-        assert!(seen.is_some(), "no event {words:?} of {pod}:\n{last}");
+        assert!(seen.is_some(), "no event {expected:?} of {pod}:\n{last}");
     }
 }
 
-/// The status of a container of any kind.
+/// The status of a container, init container or ephemeral container.
 #[track_caller]
-pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
-    let kinds = [
+pub fn container_status<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let fields = [
         "containerStatuses",
         "initContainerStatuses",
         "ephemeralContainerStatuses",
     ];
-    let mut all = kinds
+    let mut all = fields
         .iter()
-        .filter_map(|kind| pod["status"][kind].as_array())
+        .filter_map(|field| pod["status"][field].as_array())
         .flatten();
     all.find(|status| status["name"] == name)
         .unwrap_or_else(|| panic!("no status of {name}: {:#}", pod["status"]))
 }
 
-/// "True", "False" or nothing, and the reason, of a condition.
+/// The status and reason of a condition; the status is empty if the condition is missing.
 pub fn condition(pod: &Value, kind: &str) -> String {
     let all = pod["status"]["conditions"].as_array();
     let found = all.and_then(|all| all.iter().find(|condition| condition["type"] == kind));
@@ -119,15 +128,15 @@ pub fn condition(pod: &Value, kind: &str) -> String {
 }
 
 impl Lab {
-    /// The processes of any host whose command line has `mark` in it, with their hosts.
+    /// The processes of all hosts whose command line contains `mark`, with their hosts.
     pub fn marked(&self, mark: &str) -> Vec<(String, Process)> {
-        let on = |host: &String| {
+        let marked_on = |host: &String| {
             let all = self.processes(host).into_iter();
-            let theirs = all.filter(|process| process.args.contains(mark));
-            theirs
+            let marked = all.filter(|process| process.args.contains(mark));
+            marked
                 .map(|process| (host.clone(), process))
                 .collect::<Vec<_>>()
         };
-        self.hosts().iter().flat_map(on).collect()
+        self.hosts().iter().flat_map(marked_on).collect()
     }
 }

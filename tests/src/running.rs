@@ -1,4 +1,4 @@
-//! A command that runs while the test goes on.
+//! A command that runs in the background of a test.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -11,10 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Output, eventually};
 
-/// What an abandoned command gets to end in order.
-const GRACE: Duration = Duration::from_secs(25);
+/// Grace period of a command that still runs when it is dropped.
+const GRACE_PERIOD: Duration = Duration::from_secs(25);
 
-/// A command that was started. When it is dropped it is ended, in order if it can be.
+/// A started command. On drop it is terminated, gracefully if possible.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -38,22 +38,22 @@ impl Running {
     /// Writes to its standard input.
     pub fn write(&mut self, text: &str) {
         if let Some(stdin) = &mut self.stdin {
-            // A command that ended does not read; its exit code says more.
+            // Ignore errors: the command has exited, and its exit code says more.
             let _ = stdin.write_all(text.as_bytes());
         }
     }
 
-    /// Ends its standard input.
+    /// Closes its standard input.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
-    /// What it has written to standard output so far.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -65,58 +65,58 @@ impl Running {
         }
     }
 
-    /// Waits until it has written `words` to standard output.
+    /// Waits until standard output contains `text`.
     #[track_caller]
-    pub fn until_stdout(&mut self, words: &str) {
-        self.until(words, |running| running.stdout().contains(words));
+    pub fn wait_for_stdout(&mut self, text: &str) {
+        self.wait_for_text(text, |running| running.stdout().contains(text));
     }
 
-    /// Waits until it has written `words` to standard error.
+    /// Waits until standard error contains `text`.
     #[track_caller]
-    pub fn until_stderr(&mut self, words: &str) {
-        self.until(words, |running| running.stderr().contains(words));
+    pub fn wait_for_stderr(&mut self, text: &str) {
+        self.wait_for_text(text, |running| running.stderr().contains(text));
     }
 
     #[track_caller]
-    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+    fn wait_for_text(&mut self, text: &str, has_text: impl Fn(&Self) -> bool) {
         let seen = eventually(Duration::from_secs(60), || {
-            let ended = self.has_ended();
-            // Looked at in this order: what it wrote last counts.
-            if holds(self) {
+            let exited = self.has_exited();
+            // The exit status was taken before the output is checked, so that the command's last output counts.
+            if has_text(self) {
                 Some(true)
             } else {
-                ended.then_some(false)
+                exited.then_some(false)
             }
         });
         let so_far = self.so_far();
         assert!(
             seen == Some(true),
-            "{}: never said {what:?}{so_far}",
+            "{}: never printed {text:?}{so_far}",
             self.name
         );
     }
 
-    /// Whether it has ended by now.
-    pub fn has_ended(&mut self) -> bool {
+    /// Whether it has exited.
+    pub fn has_exited(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits for its end and for all that it wrote.
+    /// Waits for its exit and for the end of its output.
     #[track_caller]
-    pub fn wait(mut self, patience: Duration) -> Output {
-        let status = eventually(patience, || self.child.try_wait().ok().flatten());
+    pub fn wait(mut self, timeout: Duration) -> Output {
+        let status = eventually(timeout, || self.child.try_wait().ok().flatten());
         let Some(status) = status else {
             let so_far = self.so_far();
             panic!(
-                "{} did not end within {} s{so_far}",
+                "{} did not exit within {} s{so_far}",
                 self.name,
-                patience.as_secs()
+                timeout.as_secs()
             );
         };
         let read = |stream: &mut Stream| stream.finish();
         assert!(
             read(&mut self.stdout) && read(&mut self.stderr),
-            "{} has ended, but somebody still holds its output open{}",
+            "{} has exited, but another process still holds its output open{}",
             self.name,
             self.so_far()
         );
@@ -139,19 +139,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.has_ended() {
+        if self.has_exited() {
             return;
         }
         self.stdin = None;
         self.signal(Signal::TERM);
-        if eventually(GRACE, || self.has_ended().then_some(())).is_none() {
+        if eventually(GRACE_PERIOD, || self.has_exited().then_some(())).is_none() {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-/// One stream of output, read by a thread.
+/// An output stream, read by a thread.
 #[derive(Debug)]
 struct Stream {
     text: Arc<Mutex<Vec<u8>>>,
@@ -183,14 +183,14 @@ impl Stream {
             .into_owned()
     }
 
-    /// Waits for the end of the stream; false if that doesn't come.
+    /// Waits for end-of-file; false after a time-out.
     fn finish(&mut self) -> bool {
         let Some(reader) = self.reader.take() else {
             return true;
         };
-        let ended = eventually(Duration::from_secs(5), || {
+        let finished = eventually(Duration::from_secs(5), || {
             reader.is_finished().then_some(())
         });
-        ended.is_some()
+        finished.is_some()
     }
 }

@@ -1,4 +1,4 @@
-//! A signer of pods' certificates: an authority of its own, and its answers to PodCertificateRequests.
+//! A signer for pod certificates: a CA, and its responses to PodCertificateRequests.
 
 use std::error::Error;
 
@@ -14,10 +14,10 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, Pem, X509Certificate, X509CertificationRequest};
 
-/// The annotation by which a pod asks for a name in its certificate.
+/// The annotation by which a pod requests a name in its certificate.
 pub const NAME: &str = "coracle.test/name";
 
-/// The kinds of keys that a pod may ask for.
+/// The key types that a pod may request.
 pub const KEY_TYPES: [&str; 6] = [
     "ED25519",
     "ECDSAP256",
@@ -27,27 +27,27 @@ pub const KEY_TYPES: [&str; 6] = [
     "RSA4096",
 ];
 
-/// Signs.
+/// A CA that signs PodCertificateRequests.
 #[derive(Debug)]
 pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
-    /// The authority's own certificate, as PEM.
+    /// The CA's certificate, as PEM.
     pub authority: String,
 }
 
-/// A certificate that a pod has.
+/// A certificate in a pod's volume.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The name in it.
+    /// The DNS name in its subject alternative names.
     pub name: String,
-    /// Its life in seconds.
+    /// Its lifetime in seconds.
     pub life: i64,
-    /// How many certificates came with it, itself included.
+    /// The length of its chain, including itself.
     pub chain: usize,
 }
 
 impl Signer {
-    /// A new authority.
+    /// Makes a new CA.
     pub fn new(name: &str) -> Result<Self, Box<dyn Error>> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -61,7 +61,7 @@ impl Signer {
         })
     }
 
-    /// The status of a request that is granted as it was asked for, to be renewed after half of its life.
+    /// The status of a granted request. The certificate is to be renewed after half of its lifetime.
     pub fn issue(&self, request: &Value) -> Result<Value, Box<dyn Error>> {
         let spec = &request["spec"];
         let proof = STANDARD.decode(spec["stubPKCS10Request"].as_str().unwrap_or_default())?;
@@ -87,7 +87,7 @@ impl Signer {
 }
 
 impl Held {
-    /// Reads a key and its certificates, and makes sure that they belong together.
+    /// Parses a key and its chain, and checks that they match.
     pub fn read(key: &str, chain: &str) -> Result<Self, Box<dyn Error>> {
         let mut certificates = vec![];
         for block in Pem::iter_from_buffer(chain.as_bytes()) {
@@ -120,7 +120,7 @@ impl Held {
     }
 }
 
-/// The status of a request that is `Denied` or has `Failed`.
+/// The status of a request that is `Denied` or `Failed`.
 pub fn refusal(kind: &str) -> Result<Value, Box<dyn Error>> {
     Ok(json!({ "conditions": [condition(kind, "Whim", "not today")?] }))
 }
@@ -132,7 +132,7 @@ fn condition(kind: &str, reason: &str, message: &str) -> Result<Value, Box<dyn E
     )
 }
 
-/// In whole seconds, as certificates have it.
+/// The current time in whole seconds, the precision of certificates.
 fn now() -> Result<OffsetDateTime, Box<dyn Error>> {
     Ok(OffsetDateTime::from_unix_timestamp(
         OffsetDateTime::now_utc().unix_timestamp(),

@@ -1,34 +1,34 @@
-//! `coracle image …` with a store of its own, for tests of images.
+//! `coracle image …` with a separate store, for tests of images.
 
 use serde_json::Value;
 
-use crate::{Call, Lab};
+use crate::{HostCommand, Lab};
 
-/// In the home directory of `user1`: what a test needs, and the store.
+/// The directory of a test's files and its store, in the home directory of `user1`.
 pub const DIR: &str = "images-test";
 
-/// A lab without what a failed test may have left.
+/// Acquires a shared lab, and removes files of failed tests.
 #[track_caller]
-pub fn ready() -> Lab {
-    let lab = Lab::ready();
+pub fn acquire_lab() -> Lab {
+    let lab = Lab::acquire();
     lab.remove(DIR);
     lab.remove(".docker");
     lab
 }
 
-/// `coracle image …`, in [`DIR`] and with the store there.
-pub fn image(lab: &Lab, words: &str) -> Call {
-    shell(lab, &format!("coracle image {words}"))
+/// `coracle image …`, run in [`DIR`] and with its store.
+pub fn image(lab: &Lab, args: &str) -> HostCommand {
+    shell(lab, &format!("coracle image {args}"))
 }
 
-/// A script, in [`DIR`] and with the store there.
-pub fn shell(lab: &Lab, script: &str) -> Call {
+/// A script, run in [`DIR`] and with its store.
+pub fn shell(lab: &Lab, script: &str) -> HostCommand {
     lab.sh(&format!(
         "mkdir -p ~/{DIR} && cd ~/{DIR} && export CORACLE_IMAGES=$PWD/store && set -o pipefail && {script}"
     ))
 }
 
-/// The images of a store, all of them whole.
+/// The references of all images in a store; all must be complete.
 #[track_caller]
 pub fn listed(lab: &Lab, store: &str) -> Vec<String> {
     let listed = image(lab, &format!("ls --json --store {store}"));

@@ -1,13 +1,13 @@
-//! Limits: by control groups of version 2, which this machine may not have and a virtual one has (tests/qemu), and by those that the
-//! job was put into.
+//! Memory and CPU limits: by delegated cgroups v2, in a virtual machine (tests/qemu) because this machine may not have them, and by
+//! the cgroups of the job.
 
 use std::process::{Command, Stdio};
 
-use e2e::{Cluster, Lab, Role, container};
+use e2e::{Lab, Role, TestCluster, container_status};
 
-/// Boots, tries, and says what it saw; the machine's own end is an end of the test, and so is its time.
+/// Boots the machine and checks its report. The test ends with the machine or at a time-out.
 #[test]
-fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
+fn delegated_cgroups_enforce_limits() {
     let run = concat!(env!("CARGO_MANIFEST_DIR"), "/qemu/run");
     let output = Command::new("timeout")
         .args(["170", run])
@@ -17,36 +17,36 @@ fn limits_are_the_kernels_where_a_tree_is_given_to_us() {
         .expect("a script can be started");
     let console = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    let said = |line: &str| console.lines().any(|found| found.starts_with(line));
+    let printed = |line: &str| console.lines().any(|found| found.starts_with(line));
     for check in [
-        "a-container-beyond-its-memory",
-        "what-a-container-sees",
-        "less-memory-than-is-in-use",
-        "a-pod-beyond-its-memory",
-        "other-ends-are-told-apart",
-        "processors",
-        "processes",
-        "a-killed-sandbox",
-        "groups-are-removed",
-        "without-groups",
-        "the-nodes-root-stays-out-of-reach",
-        "the-group-is-given-back",
+        "container-memory-limit",
+        "container-cgroup-view",
+        "memory-limit-below-usage",
+        "pod-memory-limit",
+        "exit-reasons",
+        "cpu-limit",
+        "process-limit",
+        "killed-sandbox",
+        "cgroups-are-removed",
+        "without-cgroups",
+        "node-root-is-inaccessible",
+        "cgroup-is-restored",
     ] {
         assert!(
-            said(&format!("ok {check}: ")),
+            printed(&format!("ok {check}: ")),
             "{check}:\n{console}\n{errors}"
         );
     }
-    assert!(said("VERDICT ok"), "{console}\n{errors}");
+    assert!(printed("VERDICT ok"), "{console}\n{errors}");
     for line in [
         "agent: pods may have 300 processes, controllers cpu io memory pids",
         "agent: groups left: 0",
     ] {
-        assert!(said(line), "{line}:\n{console}\n{errors}");
+        assert!(printed(line), "{line}:\n{console}\n{errors}");
     }
 }
 
-/// What Slurm does where it constrains memory: a group, with a limit, for all that the step starts.
+/// Like Slurm with ConstrainRAMSpace: a cgroup with a limit for all processes of the step.
 const CONSTRAIN: &str = r#"
 if test -d /sys/fs/cgroup/memory; then
   group=/sys/fs/cgroup/memory/coracle-e2e limit=memory.limit_in_bytes
@@ -80,36 +80,37 @@ spec:
 "#;
 
 #[test]
-fn a_container_that_the_jobs_limit_kills_is_told_from_others() {
-    let lab = Lab::ready();
+fn oom_kill_by_job_limit_is_attributed_correctly() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     let agents = [Role::AgentGuard, Role::Agent].map(|role| lab.find("node2", role).pid);
     let pids = agents.map(|pid| pid.to_string()).join(" ");
     lab.root("node2", &CONSTRAIN.replace("PIDS", &pids))
         .succeeded();
     cluster.create(&lab, PODS);
     let end = |pod: &serde_json::Value, name: &str| {
-        let state = &container(pod, name)["state"]["terminated"];
+        let state = &container_status(pod, name)["state"]["terminated"];
         format!("{} {}", state["reason"], state["exitCode"])
     };
-    let eater = cluster.in_phase("eater", "Failed");
+    let eater = cluster.wait_for_phase("eater", "Failed");
     assert_eq!(end(&eater, "c"), "\"OOMKilled\" 137", "{eater:#}");
-    let several = cluster.pod_until("several", "one has ended", |pod| {
-        container(pod, "says-so")["state"]["terminated"].is_object()
+    let several = cluster.pod_until("several", "one container has terminated", |pod| {
+        container_status(pod, "says-so")["state"]["terminated"].is_object()
     });
     assert_eq!(end(&several, "says-so"), "\"Error\" 137", "{several:#}");
     assert!(
-        container(&several, "sibling")["state"]["running"].is_object(),
+        container_status(&several, "sibling")["state"]["running"].is_object(),
         "{several:#}"
     );
-    // One that somebody kills later was not short of memory: the kernel's last kill was another's, and a while ago.
-    cluster.ask("sleep 12");
+    // A container that is killed by a user was not OOM-killed: the kernel's last OOM kill was of another container, and too long
+    // ago.
+    cluster.shell("sleep 12");
     let (host, sibling) = lab.marked("sleep 41101").remove(0);
     lab.kill(&host, "KILL", &sibling);
-    let several = cluster.in_phase("several", "Failed");
+    let several = cluster.wait_for_phase("several", "Failed");
     assert_eq!(end(&several, "sibling"), "\"Error\" 137", "{several:#}");
     cluster.exit(0);
     lab.root("node2", UNDO);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,6 +1,6 @@
-//! A part of upstream's own e2e suite. `make conformance` runs more of it (docs/conformance.md).
+//! A subset of upstream's e2e suite. `make conformance` runs more of it (docs/conformance.md).
 //!
-//! `conformance/quick.txt` names the tests: two dozen that take a moment each, of those in `conformance/passing.txt`.
+//! `conformance/quick.txt` lists about two dozen short tests from `conformance/passing.txt`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,8 +10,8 @@ use e2e::Lab;
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/conformance");
 
 #[test]
-fn the_quick_part_of_upstreams_suite_passes() {
-    let lab = Lab::ready();
+fn quick_subset_of_upstreams_suite_passes() {
+    let lab = Lab::acquire();
     let run = Command::new(format!("{DIR}/run"))
         .args(["-l", &format!("{DIR}/quick.txt"), "-t", "10"])
         .env("CORACLE_LAB_DIR", lab.dir())
@@ -27,18 +27,18 @@ fn the_quick_part_of_upstreams_suite_passes() {
         .lines()
         .filter(|line| line.starts_with("passed ") && line.contains("[sig-"));
     assert_eq!(passed.count(), list("quick.txt").len(), "{summary}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_quick_part_is_known_to_pass() {
+fn quick_subset_is_part_of_passing_tests() {
     let (quick, passing) = (list("quick.txt"), list("passing.txt"));
     let unknown: Vec<_> = quick.difference(&passing).collect();
     assert!(unknown.is_empty(), "not in passing.txt: {unknown:#?}");
 }
 
 #[test]
-fn the_lists_are_sorted_and_without_repetition() {
+fn lists_are_sorted_and_unique() {
     for name in ["passing.txt", "one-node.txt"] {
         let text = std::fs::read_to_string(format!("{DIR}/{name}")).unwrap();
         let lines: Vec<_> = text.lines().collect();

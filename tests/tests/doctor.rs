@@ -3,7 +3,7 @@
 use e2e::Lab;
 use serde_json::Value;
 
-/// Programs rely on them: they are never renamed.
+/// Stable identifiers: scripts rely on them.
 const IDS: [&str; 20] = [
     "kernel",
     "user-namespaces",
@@ -28,24 +28,24 @@ const IDS: [&str; 20] = [
 ];
 
 #[test]
-fn it_reports_on_this_host() {
-    let lab = Lab::ready();
+fn doctor_reports_on_this_host() {
+    let lab = Lab::acquire();
     for user in ["user1", "user2"] {
         let output = lab
-            .call(&["coracle", "doctor"])
+            .command(&["coracle", "doctor"])
             .user(user)
             .run()
             .succeeded();
         assert!(!output.stdout.trim().is_empty(), "{output}");
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn it_reports_on_a_node_of_a_partition() {
-    let lab = Lab::ready();
+fn doctor_reports_on_a_node_of_a_partition() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["coracle", "doctor", "--json", "-p", "long"])
+        .command(&["coracle", "doctor", "--json", "-p", "long"])
         .run()
         .succeeded();
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
@@ -64,31 +64,31 @@ fn it_reports_on_a_node_of_a_partition() {
             assert!(finding[field].is_string(), "{field} in {finding}");
         }
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_partition_that_is_not_there_is_slurms_error() {
-    let lab = Lab::ready();
-    lab.call(&["coracle", "doctor", "-p", "nope"])
+fn missing_partition_is_slurms_error() {
+    let lab = Lab::acquire();
+    lab.command(&["coracle", "doctor", "-p", "nope"])
         .run()
-        .ended_with(69)
-        .says(&["nope"]);
-    lab.nothing_left();
+        .exited_with(69)
+        .stderr_has(&["nope"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn what_pods_can_not_do_without_gives_1() {
-    let lab = Lab::ready();
-    // A host whose administrator forbids user namespaces, as far as these processes can see.
+fn missing_requirement_of_pods_exits_with_1() {
+    let lab = Lab::acquire();
+    // A user namespace in which no further ones are allowed, like on a host whose administrator forbids them.
     let script = "unshare --user --map-root-user sh -c \
                   'echo 0 > /proc/sys/user/max_user_namespaces && exec coracle doctor --json'";
-    let output = lab.sh(script).on("node1").run().ended_with(1);
+    let output = lab.sh(script).on("node1").run().exited_with(1);
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(report["podsCanRun"], false);
     let findings = report["findings"].as_array().unwrap();
     let missing = findings.iter().find(|f| f["status"] == "missing").unwrap();
     assert_eq!(missing["id"], "user-namespaces");
     assert!(missing["next"].is_string(), "{missing}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

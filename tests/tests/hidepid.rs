@@ -1,13 +1,13 @@
-//! Hosts whose `/proc` is mounted with `hidepid=2`, as on many sites. It does not show our hubs and sandboxes to their own user, so that
-//! nothing may rely on finding them there.
+//! Hosts whose `/proc` is mounted with `hidepid=2`, as at many sites. Hubs and sandboxes are non-dumpable, so that such a /proc
+//! does not list them even for their own user. No code may rely on finding them in /proc.
 
 use std::time::Duration;
 
-use e2e::{Cluster, Lab, Process, Role, container, wait_until};
+use e2e::{Lab, Process, Role, TestCluster, container_status, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// `shared` shares a process namespace among its containers, `among-all` has the host's.
+/// `shared` has `shareProcessNamespace`, `among-all` has `hostPID`.
 const PODS: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -16,7 +16,7 @@ spec:
   nodeName: node2
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; echo begun; httpd -p 8080 -h /etc; while true; do sleep 0.1; done']}
+  - {name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; echo started; httpd -p 8080 -h /etc; while true; do sleep 0.1; done']}
 ---
 apiVersion: v1
 kind: Pod
@@ -49,7 +49,7 @@ spec:
 
 const NAMES: [&str; 4] = ["web", "client", "shared", "among-all"];
 
-/// One works all the time; one calls itself a control plane, where that of the cluster is.
+/// `busy` uses CPU time. `pretender` has the command line of a control plane.
 const MORE: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -76,25 +76,25 @@ spec:
 "#;
 
 fn make(name: &str) -> Lab {
-    let lab = Lab::make(
+    let lab = Lab::create(
         &format!("/run/coracle-lab-hidepid-{name}"),
         &["--hidepid"],
         2,
     );
     lab.load_busybox();
-    lab.look_again()
+    lab.with_new_snapshot()
 }
 
 /// A cluster with pods on its second node.
 #[track_caller]
-fn start(lab: &Lab, words: &[&str]) -> Cluster {
-    let mut cluster = Cluster::start_as(lab, "user1", words);
+fn start(lab: &Lab, args: &[&str]) -> TestCluster {
+    let mut cluster = TestCluster::start_as(lab, "user1", args);
     cluster.create(lab, PODS);
     for pod in NAMES {
         cluster.wait_for(pod, "condition=Ready");
     }
-    let shown = lab.call(&["ps", "-eo", "args"]).on("node2").run();
-    for role in ["internal sandbox", "internal hub"] {
+    let shown = lab.command(&["ps", "-eo", "args"]).on("node2").run();
+    for role in ["internal sandbox", "internal hub-inside"] {
         assert!(!lab.marked(role).is_empty(), "{role}");
         assert!(
             !shown.stdout.contains(role),
@@ -104,9 +104,9 @@ fn start(lab: &Lab, words: &[&str]) -> Cluster {
     cluster
 }
 
-/// What must not change when something beside a pod is killed.
+/// Fields that must not change when a process outside of the pod is killed.
 fn facts(pod: &Value) -> [Value; 4] {
-    let status = container(pod, "c");
+    let status = container_status(pod, "c");
     [
         pod["status"]["podIP"].clone(),
         status["containerID"].clone(),
@@ -115,90 +115,94 @@ fn facts(pod: &Value) -> [Value; 4] {
     ]
 }
 
-/// Waits until one pod reaches the other.
+/// Waits until one pod can connect to the other.
 #[track_caller]
-fn are_connected(cluster: &mut Cluster, web: &Value) {
+fn wait_for_connection(cluster: &mut TestCluster, web: &Value) {
     let address = web["status"]["podIP"].as_str().unwrap_or_default();
     let fetch = format!(
         "timeout 20 kubectl exec client -- timeout 5 wget -qO- http://{address}:8080/passwd | grep -q root"
     );
-    wait_until(60, "one pod reaches the other", || {
-        cluster.try_ask(&fetch).0 == 0
+    wait_until(60, "one pod can connect to the other", || {
+        cluster.try_shell(&fetch).0 == 0
     });
 }
 
-/// Kills processes of node2 at the same moment, and waits until others have their roles.
+/// Kills processes on node2 at the same moment, and waits for their replacements.
 #[track_caller]
-fn kill_at_once(lab: &Lab, roles: &[Role]) {
+fn kill_all(lab: &Lab, roles: &[Role]) {
     let killed: Vec<Process> = roles.iter().map(|role| lab.find("node2", *role)).collect();
     let pids = killed.iter().map(|process| process.pid.to_string());
     let pids: Vec<_> = pids.collect();
     lab.root("node2", &format!("kill -KILL {}", pids.join(" ")));
-    wait_until(60, "others have their places", || {
+    wait_until(60, "the killed processes are replaced", || {
         let is_new = |role: &Role| {
             let found = lab.try_find("node2", "user1", *role);
             found.is_some_and(|found| killed.iter().all(|killed| killed.pid != found.pid))
         };
-        // What was not killed may have been promoted.
+        // A process that was not killed may have been promoted.
         roles.iter().all(is_new)
     });
 }
 
 #[test]
-fn pods_outlive_what_is_killed_beside_them() {
+fn pods_survive_kills_of_agents_and_hubs() {
     let lab = make("pods");
     let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     let before = NAMES.map(|pod| cluster.pod(pod));
     let kills: [&[Role]; 7] = [
         &[Role::Agent],
         &[Role::Hub],
-        &[Role::HubGuard, Role::Hub],
-        &[Role::HubGuard, Role::Hub, Role::Agent],
+        &[Role::HubInside, Role::Hub],
+        &[Role::HubInside, Role::Hub, Role::Agent],
         &[Role::AgentGuard],
         &[Role::AgentGuard, Role::Agent],
-        &[Role::HubGuard, Role::Hub, Role::AgentGuard, Role::Agent],
+        &[Role::HubInside, Role::Hub, Role::AgentGuard, Role::Agent],
     ];
     for roles in kills {
-        kill_at_once(&lab, roles);
+        kill_all(&lab, roles);
         wait_until(60, "both nodes are Ready", || cluster.has_ready_nodes(2));
-        are_connected(&mut cluster, &before[0]);
+        wait_for_connection(&mut cluster, &before[0]);
         for (name, before) in NAMES.iter().zip(&before) {
-            let after =
-                cluster.pod_until(name, "is ready", |pod| container(pod, "c")["ready"] == true);
+            let after = cluster.pod_until(name, "is ready", |pod| {
+                container_status(pod, "c")["ready"] == true
+            });
             assert_eq!(facts(before), facts(&after), "{name}, after {roles:?}");
         }
     }
-    assert_eq!(cluster.logs("web", "c"), "begun");
-    cluster.ask("kubectl delete pod web shared among-all");
+    assert_eq!(cluster.logs("web", "c"), "started");
+    cluster.shell("kubectl delete pod web shared among-all");
     cluster.run.write("exit 0\n");
-    // srun reports the worst of its tasks.
+    // Ignore the exit code: srun returns the highest of its tasks.
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn pods_are_looked_into() {
-    let lab = make("look");
+fn exec_logs_and_metrics_work() {
+    let lab = make("exec");
     let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     cluster.create(&lab, MORE);
     for pod in ["busy", "pretender"] {
         cluster.wait_for(pod, "condition=Ready");
     }
     for pod in NAMES {
-        assert_eq!(cluster.ask(&format!("kubectl exec {pod} -- echo in")), "in");
+        assert_eq!(
+            cluster.shell(&format!("kubectl exec {pod} -- echo in")),
+            "in"
+        );
     }
-    assert_eq!(cluster.logs("web", "c"), "begun");
+    assert_eq!(cluster.logs("web", "c"), "started");
     let milli = |line: &str, column: usize| -> u64 {
         let field = line.split_whitespace().nth(column);
         let number = field.and_then(|field| field.strip_suffix('m')?.parse().ok());
         number.unwrap_or(0)
     };
-    wait_until(60, "the busy pod and its node are seen to work", || {
-        let (_, pod) = cluster.try_ask("kubectl top pod busy --no-headers");
-        let (_, node) = cluster.try_ask("kubectl top node node2 --no-headers");
+    wait_until(60, "the busy pod and its node use CPU time", || {
+        let (_, pod) = cluster.try_shell("kubectl top pod busy --no-headers");
+        let (_, node) = cluster.try_shell("kubectl top node node2 --no-headers");
         milli(&pod, 1) > 50 && milli(&node, 1) > 50 && !node.contains("unknown")
     });
-    let summary = cluster.ask("kubectl get --raw /api/v1/nodes/node2/proxy/stats/summary");
+    let summary = cluster.shell("kubectl get --raw /api/v1/nodes/node2/proxy/stats/summary");
     let summary: Value = serde_json::from_str(&summary).unwrap();
     let pods = summary["pods"].as_array().expect("a list of pods");
     let web = pods.iter().find(|pod| pod["podRef"]["name"] == "web");
@@ -206,36 +210,37 @@ fn pods_are_looked_into() {
     assert_eq!(web["network"]["name"], "eth0", "{web:#}");
     assert_eq!(web["containers"][0]["name"], "c", "{web:#}");
 
-    // A container that calls itself a control plane is none.
-    let clusters = cluster.ask("coracle logs");
+    // A container with the command line of a control plane is not taken for one.
+    let clusters = cluster.shell("coracle logs");
     assert!(!clusters.contains("pretender"), "{clusters}");
-    cluster.ask("coracle logs --tail=1 kube-apiserver");
+    cluster.shell("coracle logs --tail=1 kube-apiserver");
 
-    // A container's processes end with it, wherever they went.
-    let strays = || {
+    // All processes of a container are killed with it, even daemons.
+    let daemons = || {
         let all = lab.processes("node2").into_iter();
-        let strays = all.filter(|process| process.args == "sleep 1000");
-        strays.map(|process| process.pid).collect::<Vec<_>>()
+        let daemons = all.filter(|process| process.args == "sleep 1000");
+        daemons.map(|process| process.pid).collect::<Vec<_>>()
     };
     for pod in ["shared", "among-all"] {
-        let before = strays();
+        let before = daemons();
         assert_eq!(before.len(), 2);
         let mark = format!(" mark-{pod}");
         let all = lab.processes("node2").into_iter();
         for first in all.filter(|process| process.args.ends_with(&mark)) {
             lab.kill("node2", "KILL", &first);
         }
-        cluster.pod_until(pod, "began again", |pod| {
-            container(pod, "c")["restartCount"] == 1 && container(pod, "c")["ready"] == true
+        cluster.pod_until(pod, "restarted", |pod| {
+            container_status(pod, "c")["restartCount"] == 1
+                && container_status(pod, "c")["ready"] == true
         });
-        wait_until(20, "one is gone and another there", || {
-            let after = strays();
+        wait_until(20, "the daemon is killed and started again", || {
+            let after = daemons();
             let kept = after.iter().filter(|pid| before.contains(pid)).count();
             (after.len(), kept) == (2, 1)
         });
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
@@ -245,42 +250,42 @@ fn nothing_is_left_however_the_cluster_ends() {
     let cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     lab.sh("scancel --me").run().succeeded();
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 
     let cluster = start(&lab, &["coracle", "run", "--pods-as-steps", "-N2", "-c8"]);
     lab.sh("scancel --me").run().succeeded();
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 
     let mut cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
     cluster.run.signal(Signal::INT);
-    cluster.run.until_stderr("interrupt");
+    cluster.run.wait_for_stderr("interrupt");
     cluster.run.signal(Signal::INT);
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 
     let cluster = start(&lab, &["coracle", "run", "-N2"]);
     cluster.run.signal(Signal::INT);
     std::thread::sleep(Duration::from_secs(1));
     cluster.run.signal(Signal::INT);
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 
-    // Nobody is left who would end pods in order.
+    // No process is left that could terminate pods gracefully.
     let cluster = start(&lab, &["coracle", "run", "--pods-as-steps", "-N2", "-c8"]);
-    kill_at_once(&lab, &[Role::AgentGuard, Role::Agent]);
+    kill_all(&lab, &[Role::AgentGuard, Role::Agent]);
     kill_leader(&lab);
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 
     let cluster = start(&lab, &["srun", "-N2", "coracle", "run"]);
-    kill_at_once(&lab, &[Role::AgentGuard, Role::Agent]);
+    kill_all(&lab, &[Role::AgentGuard, Role::Agent]);
     kill_leader(&lab);
     let _ = cluster.ends_within(60);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Kills the leader and its guard at once.
+/// Kills the leader and its guard at the same moment.
 fn kill_leader(lab: &Lab) {
     let pids = [Role::LeaderGuard, Role::LeaderWorker].map(|role| lab.find("node1", role).pid);
     lab.root("node1", &format!("kill -KILL {} {}", pids[0], pids[1]));

@@ -1,46 +1,46 @@
-//! `coracle image …` as a user calls it: archives that go in and out, and what makes no sense.
+//! `coracle image …` on the command line: import and export of archives, and invalid input.
 
-use e2e::store::{DIR, image, listed, ready, shell};
-use e2e::{Call, EMPTY_LAYER, Lab, says};
+use e2e::store::{DIR, acquire_lab, image, listed, shell};
+use e2e::{EMPTY_LAYER, HostCommand, Lab, echo_config};
 
-/// Writes an archive of one image, as `docker save` does.
+/// Writes an archive of one image, in the format of `docker save`.
 #[track_caller]
 fn archive(lab: &Lab, file: &str, name: &str, layer: &str) {
     let to = format!("{{ mkdir -p ~/{DIR} && cat > ~/{DIR}/{file}; }}");
-    lab.archive(name, says(name), layer, &to);
+    lab.archive(name, echo_config(name), layer, &to);
 }
 
 #[test]
-fn archives_go_in_and_out() {
-    let lab = ready();
+fn archives_are_imported_and_exported() {
+    let lab = acquire_lab();
     archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
     let loaded = image(&lab, "load -i app.tar").run().succeeded();
     let id = loaded.stdout.trim().to_owned();
     assert!(id.starts_with("docker.io/team/app@sha256:"), "{loaded}");
     assert_eq!(loaded.stderr, "loaded docker.io/team/app:1\n");
-    // Compressed or not, from a file or through a pipe: it is the same.
+    // Compressed or not, from a file or through a pipe: the result is the same.
     for script in [
         "gzip < app.tar | coracle image load",
         "zstd --quiet app.tar && coracle image load -i app.tar.zst",
         "coracle image load < app.tar",
         "mkdir unpacked && tar --directory=unpacked --extract < app.tar && coracle image load -i unpacked",
     ] {
-        shell(&lab, script).run().succeeded().printed(&id);
+        shell(&lab, script).run().succeeded().stdout_is(&id);
     }
     let other = id.replace("team/app", "other/name");
     image(&lab, "load -i app.tar --name other/name:2")
         .run()
         .succeeded()
-        .printed(&other);
+        .stdout_is(&other);
     let both = ["docker.io/other/name:2", "docker.io/team/app:1"];
     assert_eq!(listed(&lab, "store"), both);
     image(&lab, "ls")
         .run()
         .succeeded()
-        .shows(&["IMAGE", "DIGEST", "SIZE", "USED", both[0], both[1]]);
+        .stdout_has(&["IMAGE", "DIGEST", "SIZE", "USED", both[0], both[1]]);
     image(&lab, "ls | head -n 1").run().succeeded();
 
-    // Out and in again. A pipe of data has nothing but data.
+    // Export and import again. Only the archive is written to standard output.
     for (format, file) in [("docker", "1.tar"), ("oci", "2.tar"), ("oci-dir", "3")] {
         let save = format!("save --format {format} team/app:1 other/name:2");
         let saved = image(&lab, &format!("{save} -o {file}")).run().succeeded();
@@ -58,29 +58,29 @@ fn archives_go_in_and_out() {
         assert_eq!(again, [id.as_str(), &other]);
         assert_eq!(listed(&lab, &format!("again-{format}")), both);
     }
-    // What a list shows is what Docker reads, too.
+    // The names are in the archive's manifest.json, where Docker finds them.
     shell(&lab, "tar --extract --to-stdout --file=1.tar manifest.json")
         .run()
-        .shows(&["\"RepoTags\":[\"docker.io/team/app:1\",\"docker.io/other/name:2\"]"]);
+        .stdout_has(&["\"RepoTags\":[\"docker.io/team/app:1\",\"docker.io/other/name:2\"]"]);
 
-    // By age: what was used lately stays. That nobody asks a registry shows that there is none.
+    // By age: images that were used recently stay. `--missing` sends no request, since this registry does not exist.
     let old = "touch -d '40 days ago' store/references/*";
     shell(&lab, old).run().succeeded();
     image(&lab, "pull --missing team/app:1")
         .run()
         .succeeded()
-        .says(&["docker.io/team/app:1 is in the store"])
-        .printed(&id);
+        .stderr_has(&["docker.io/team/app:1 is in the store"])
+        .stdout_is(&id);
     let prune = "prune --older-than 30d";
     image(&lab, &format!("{prune} --dry-run"))
         .run()
         .succeeded()
-        .says(&["would have freed"])
-        .printed(both[0]);
+        .stderr_has(&["would have freed"])
+        .stdout_is(both[0]);
     assert_eq!(listed(&lab, "store"), both);
-    image(&lab, prune).run().succeeded().printed(both[0]);
+    image(&lab, prune).run().succeeded().stdout_is(both[0]);
     assert_eq!(listed(&lab, "store"), both[1..]);
-    // By size: the least recently used goes.
+    // By size: the least recently used image is removed.
     let noise = "head -c 8M /dev/urandom > noise && tar --create noise";
     archive(&lab, "big.tar", "team/big:1", noise);
     image(&lab, "load -i big.tar").run().succeeded();
@@ -89,20 +89,20 @@ fn archives_go_in_and_out() {
     image(&lab, "prune --keep-bytes 6M")
         .run()
         .succeeded()
-        .says(&["freed 8."])
-        .printed("docker.io/team/big:1");
-    // By name, or by what was printed for it.
+        .stderr_has(&["freed 8."])
+        .stdout_is("docker.io/team/big:1");
+    // By name, or by the digest reference that was printed.
     image(&lab, "load -i app.tar --name other/name:2")
         .run()
         .succeeded();
     image(&lab, "rm team/app:1")
         .run()
         .succeeded()
-        .says(&["removed docker.io/team/app:1", "freed 0 B"]);
+        .stderr_has(&["removed docker.io/team/app:1", "freed 0 B"]);
     image(&lab, &format!("rm {other}"))
         .run()
         .succeeded()
-        .says(&[
+        .stderr_has(&[
             "removed docker.io/other/name@sha256:",
             ", and with it docker.io/other/name:2",
         ]);
@@ -110,14 +110,14 @@ fn archives_go_in_and_out() {
     shell(&lab, "find store/blobs store/partial -type f")
         .run()
         .succeeded()
-        .printed("");
+        .stdout_is("");
     lab.remove(DIR);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
-    let lab = ready();
+fn invalid_input_is_reported() {
+    let lab = acquire_lab();
     archive(&lab, "app.tar", "team/app:1", EMPTY_LAYER);
     archive(&lab, "other.tar", "team/other:1", EMPTY_LAYER);
     let prepare = r"
@@ -125,7 +125,7 @@ fn what_makes_no_sense_is_told() {
         coracle image save -o two.tar team/app:1 team/other:1
         gzip < app.tar | head -c 200000 > cut.tar.gz; head -c 200000 app.tar > cut.tar
         tar --create --file=empty.tar --files-from=/dev/null; touch nothing; mkdir empty closed
-        tar --create --file=foreign.tar --directory=/etc passwd; echo words > text
+        tar --create --file=foreign.tar --directory=/etc passwd; echo text > text
         cp app.tar secret.tar; chmod 0 secret.tar; chmod 500 closed
     ";
     shell(&lab, &format!("{{ {prepare} }}")).run().succeeded();
@@ -133,9 +133,9 @@ fn what_makes_no_sense_is_told() {
     let mount =
         format!("mkdir {full} && mount --no-mtab -t tmpfs -o size=300k,mode=1777 full {full}");
     lab.root("login", &mount).succeeded();
-    let no_image = "neither one of `docker save` nor an OCI image layout";
-    let unreadable = "the archive can't be read";
-    let expected: &[(&str, i32, &[&str])] = &[
+    let no_image = "neither from `docker save` nor an OCI image layout";
+    let unreadable = "cannot read the archive";
+    let cases: &[(&str, i32, &[&str])] = &[
         (
             "load -i absent.tar",
             74,
@@ -180,7 +180,7 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i text",
             74,
-            &["can't load text", "this is no tar archive"],
+            &["can't load text", "not a tar archive"],
         ),
         (
             "load -i app.tar --name team/App:1",
@@ -190,13 +190,13 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i two.tar --name team/app:2",
             64,
-            &["the archive has 2 images, and a name was given for one"],
+            &["the archive has 2 images, but one name was given"],
         ),
         (
             "load -i app.tar --store full/store",
             73,
             &[
-                "there is no room left in",
+                "no space left in",
                 "full/store",
                 "hint: make room with `coracle image prune`",
             ],
@@ -204,13 +204,13 @@ fn what_makes_no_sense_is_told() {
         (
             "load -i app.tar --store text/store",
             74,
-            &["can't make the directory", "text/store"],
+            &["cannot create directory", "text/store"],
         ),
         (
             "load -i app.tar --store closed/store",
             73,
             &[
-                "can't make the directory",
+                "cannot create directory",
                 "closed/store",
                 "Permission denied",
             ],
@@ -221,7 +221,7 @@ fn what_makes_no_sense_is_told() {
             "pull login:5999/team/app:1",
             74,
             &[
-                "can't connect to login:5999",
+                "cannot connect to login:5999",
                 "Connection refused",
                 "hint: ",
             ],
@@ -245,7 +245,7 @@ fn what_makes_no_sense_is_told() {
             73,
             &[
                 "empty: it is a directory",
-                "hint: name a file, or say `--format oci-dir`",
+                "hint: name a file, or use `--format oci-dir`",
             ],
         ),
         (
@@ -261,7 +261,7 @@ fn what_makes_no_sense_is_told() {
         (
             "save team/app:1 > /dev/full",
             73,
-            &["can't write the archive", "No space left"],
+            &["cannot write the archive", "No space left"],
         ),
         (
             "save team/app:1 --format oci-dir",
@@ -287,18 +287,18 @@ fn what_makes_no_sense_is_told() {
         ("pull", 64, &["IMAGE"]),
         ("push team/app:1", 64, &["push"]),
     ];
-    let mut wrong = Vec::new();
-    let mut check = |call: Call, name: &str, code: i32, words: &[&str]| {
-        let output = call.run();
+    let mut failures = Vec::new();
+    let mut check = |command: HostCommand, name: &str, code: i32, expected: &[&str]| {
+        let output = command.run();
         // On a terminal both streams are one.
-        let said = format!("{}{}", output.stdout, output.stderr);
-        let missing = words.iter().any(|words| !said.contains(words));
-        if output.code != code || missing || said.contains("panicked") {
-            wrong.push(format!("{name}: not {code} with {words:?}{output}"));
+        let printed = format!("{}{}", output.stdout, output.stderr);
+        let missing = expected.iter().any(|text| !printed.contains(text));
+        if output.code != code || missing || printed.contains("panicked") {
+            failures.push(format!("{name}: not {code} with {expected:?}{output}"));
         }
     };
-    for (words, code, said) in expected {
-        check(image(&lab, words), words, *code, said);
+    for (args, code, errors) in cases {
+        check(image(&lab, args), args, *code, errors);
     }
     let limits = "CORACLE_IMAGE_LIMITS=bytes=1M coracle image load -i app.tar";
     let more = "it holds more than 1048576 bytes";
@@ -315,24 +315,24 @@ fn what_makes_no_sense_is_told() {
         64,
         &["CORACLE_IMAGE_LIMITS has no \"size\""],
     );
-    for (words, said) in [
+    for (args, errors) in [
         (
             "load",
             [
-                "not read from a terminal",
+                "read an archive from a terminal",
                 "hint: name a file or directory with `-i FILE`",
             ],
         ),
         (
             "save team/app:1",
             [
-                "not written to a terminal",
+                "write an archive to a terminal",
                 "hint: name a file with `-o FILE`",
             ],
         ),
     ] {
-        let script = format!("script -qec 'coracle image {words}' /dev/null");
-        check(shell(&lab, &script), words, 64, &said);
+        let script = format!("script -qec 'coracle image {args}' /dev/null");
+        check(shell(&lab, &script), args, 64, &errors);
     }
     let broken = format!("/home/user1/{DIR}/broken");
     lab.write(
@@ -340,13 +340,14 @@ fn what_makes_no_sense_is_told() {
         "[registry.login]\nmirror = 1\n",
     );
     let script = format!("XDG_CONFIG_HOME={broken} coracle image pull team/app:1");
-    let said = [
-        "coracle/registries.toml is not a configuration of registries",
+    let errors = [
+        "cannot parse",
+        "coracle/registries.toml",
         "unknown field `mirror`",
         "line 2",
     ];
-    check(shell(&lab, &script), "registries.toml", 74, &said);
-    // What was asked for with it is done.
+    check(shell(&lab, &script), "registries.toml", 74, &errors);
+    // The images that exist are removed nevertheless.
     check(
         image(&lab, "rm team/absent:1 team/app:1"),
         "rm of two",
@@ -364,12 +365,12 @@ fn what_makes_no_sense_is_told() {
     .stdout;
     lab.root("login", &format!("umount --no-mtab {full}"))
         .succeeded();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(
         !left.contains(".new-") && !left.contains("full/app.tar"),
         "{left}"
     );
     assert_eq!(listed(&lab, "store"), ["docker.io/team/other:1"]);
     lab.remove(DIR);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

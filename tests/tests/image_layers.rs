@@ -1,19 +1,22 @@
-//! What hostile layers can't do.
+//! Hostile image layers.
 
-use e2e::{Cluster, looking, plain, pod, says, store, wait_until, waits_with};
+use e2e::{
+    TestCluster, checking_container, echo_config, image_pod, pod, store, wait_for_pull_error,
+    wait_until,
+};
 use serde_json::{Value, json};
 
-/// Layers that do what no layer may, and what is said of them.
-const REFUSED: &[(&str, &str, &str)] = &[
+/// Layers that must be rejected, with the error messages.
+const REJECTED: &[(&str, &str, &str)] = &[
     (
         "above",
         "touch x && tar --absolute-names --transform='s,^x,srv/../../../tmp/escaped,' --create x",
-        "leads out of the layer",
+        "leaves the layer",
     ),
     (
         "linked",
         "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,/etc/shadow,' --create a b",
-        "it is a hard link to /etc/shadow, which isn't a file of this layer",
+        "it is a hard link to /etc/shadow, which is not a file of this layer",
     ),
     (
         "circle",
@@ -23,30 +26,30 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "hidden",
         "touch .wh... && tar --create .wh...",
-        "it hides a name that no file has",
+        "it is a whiteout of an invalid name",
     ),
     (
         "header",
         r#"perl -e '$s = 3 << 20; $h = pack("a100a8a8a8a12a12a8a1a100a8a247", "././\@LongLink", "0000644", "0000000", "0000000", sprintf("%011o", $s), "00000000000", " " x 8, "L", "", "ustar  ", ""); substr($h, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $h)); print $h, "x" x $s;'"#,
-        "an extension header is 3145728 bytes large",
+        "an extension header has 3145728 bytes",
     ),
     (
         "bomb",
         "truncate --size=24M zeros && tar --create zeros",
-        "the image is larger than is allowed: its layers hold more bytes than may be unpacked",
+        "the image is too large: its layers have more bytes than the limit",
     ),
     (
-        "crowd",
+        "many-files",
         "seq 1500 | xargs touch && tar --create .",
-        "the image is larger than is allowed: it has more files than may be unpacked",
+        "the image is too large: it has more files than the limit",
     ),
 ];
 
-/// A layer that tries much, and may: all of it stays inside, or is left out.
+/// An unusual layer that is accepted: its entries stay inside of the root directory or are ignored.
 const ODD: &str = r#"
 add() { tar --file=layer --append --absolute-names "$@"; }
 tar --file=layer --create --files-from=/dev/null
-# Absolute names are those of the container.
+# Absolute names are relative to the container's root.
 echo absolute > x; add --transform='s,^x,/srv/absolute,' x
 # Symlinks are followed as if the layer were the root.
 ln -s ../../../../../../tmp out; ln -s /escaped absolute-out; mkdir dir; echo through > dir/escaped-here
@@ -55,14 +58,14 @@ add --transform='s,^dir,out,' dir/escaped-here
 add --transform='s,^dir,absolute-out,' dir/escaped-here
 # A hard link to a symlink is that symlink.
 ln -s /etc/shadow link; ln link again; add link again
-# The last of a name counts.
+# The last entry of a name counts.
 echo first > twice; add twice; echo last > twice; add twice
 mkdir thing; echo below > thing/below; add thing; rm -r thing; echo file > thing; add thing
-# Devices are left out.
+# Devices are ignored.
 add --transform='s,^/dev/,srv/,' /dev/null /dev/full
-# A deletion reaches through a link only inside.
+# A whiteout follows links only inside of the layer.
 ln -s ../../../../etc far; add far; mkdir p; touch p/.wh.group; add --transform='s,^p,far,' p/.wh.group
-# Marks of overlay file systems would hide what is below. tar writes none, so this comes first.
+# Opaque markers of overlay file systems would hide lower layers. tar can't write them, so perl does, before the archive.
 perl -e '
 sub header {
   my ($name, $kind, $size) = @_;
@@ -77,17 +80,21 @@ cat layer
 "#;
 
 #[test]
-fn hostile_layers_do_no_harm() {
-    let lab = store::ready();
-    for (name, layer, _) in REFUSED {
-        lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
+fn hostile_layers_are_rejected_or_contained() {
+    let lab = store::acquire_lab();
+    for (name, layer, _) in REJECTED {
+        lab.load_image(
+            &format!("coracle.test/{name}:1"),
+            echo_config("never"),
+            layer,
+        );
     }
     let odd = "coracle.test/odd:1";
-    lab.load_image(odd, says("odd"), ODD);
+    lab.load_image(odd, echo_config("odd"), ODD);
     let limits = "CORACLE_IMAGE_LIMITS=bytes=16M,files=1000";
-    let words = ["env", limits, "srun", "-N1", "coracle", "run"];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
-    let look = looking(
+    let args = ["env", limits, "srun", "-N1", "coracle", "run"];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
+    let checks = checking_container(
         "main",
         json!({"image": odd}),
         r#"
@@ -97,37 +104,37 @@ fn hostile_layers_do_no_harm() {
         is 'a hard link to a link' /etc/shadow "$(busybox readlink /again)"
         fails cat /again
         is twice last "$(cat /twice)"
-        is 'no directory any more' file "$(cat /thing)"
-        is 'what is left of devices' 'absolute' "$(ls /srv)"
+        is 'file instead of a directory' file "$(cat /thing)"
+        is 'files beside the devices' 'absolute' "$(ls /srv)"
         works grep root /etc/passwd
         fails cat /etc/group
         "#,
     );
-    let mut pods: Vec<Value> = REFUSED
+    let mut pods: Vec<Value> = REJECTED
         .iter()
-        .map(|(name, ..)| plain(name, &format!("coracle.test/{name}:1"), json!({})))
+        .map(|(name, ..)| image_pod(name, &format!("coracle.test/{name}:1"), json!({})))
         .collect();
-    pods.push(pod("odd", json!({}), &[look]));
+    pods.push(pod("odd", json!({}), &[checks]));
     cluster.create_objects(&pods);
-    for (name, _, words) in REFUSED {
-        waits_with(&mut cluster, name, words);
+    for (name, _, expected) in REJECTED {
+        wait_for_pull_error(&mut cluster, name, expected);
     }
-    cluster.find_all_right(&["odd"]);
+    cluster.assert_checks_pass(&["odd"]);
     let outside =
         "ls -d /tmp/escaped* /escaped* /srv/absolute /tmp/coracle-*/escaped* 2> /dev/null; true";
     assert_eq!(lab.root("node1", outside).stdout, "");
-    // Unless it is just tried again, nothing is left of what was refused.
-    wait_until(30, "no half of a layer stays", || {
-        let half = "ls -d /tmp/coracle-*/layers/.new-* 2> /dev/null; true";
-        lab.root("node1", half).stdout.is_empty()
+    // Partially unpacked layers are removed. A retry may be in progress.
+    wait_until(30, "no partial layer is left", || {
+        let partial = "ls -d /tmp/coracle-*/layers/.new-* 2> /dev/null; true";
+        lab.root("node1", partial).stdout.is_empty()
     });
     cluster.exit(0);
-    let names: Vec<_> = REFUSED
+    let names: Vec<_> = REJECTED
         .iter()
         .map(|(name, ..)| format!("coracle.test/{name}:1"))
         .collect();
     lab.sh(&format!("coracle image rm {odd} {}", names.join(" ")))
         .run()
         .succeeded();
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,66 +1,66 @@
-//! Clusters never meet: neither those of two users, nor two of one user, on the same nodes.
+//! Isolation of clusters on the same nodes: of two users, and of one user.
 
-use e2e::{Cluster, HOSTS, Lab, Role};
+use e2e::{HOSTS, Lab, Role, TestCluster};
 
 #[test]
-fn two_users_on_the_same_nodes_at_the_same_time() {
-    let lab = Lab::ready();
-    let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
-    let mut one = Cluster::start_as(&lab, "user1", &words);
-    let mut two = Cluster::start_as(&lab, "user2", &words);
-    do_not_meet(&mut one, &mut two);
+fn clusters_of_two_users_share_nodes() {
+    let lab = Lab::acquire();
+    let args = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
+    let mut one = TestCluster::start_as(&lab, "user1", &args);
+    let mut two = TestCluster::start_as(&lab, "user2", &args);
+    assert_separate(&mut one, &mut two);
     one.exit(0);
     assert!(
         two.has_ready_nodes(2),
-        "the end of the one does not touch the other"
+        "the end of one cluster does not affect the other"
     );
     two.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn one_user_twice_on_the_same_nodes() {
-    let lab = Lab::ready();
-    let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
-    let mut one = Cluster::start_as(&lab, "user1", &words);
-    let mut two = Cluster::start_as(&lab, "user1", &words);
-    do_not_meet(&mut one, &mut two);
+fn clusters_of_one_user_share_nodes() {
+    let lab = Lab::acquire();
+    let args = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
+    let mut one = TestCluster::start_as(&lab, "user1", &args);
+    let mut two = TestCluster::start_as(&lab, "user1", &args);
+    assert_separate(&mut one, &mut two);
     one.exit(0);
     assert!(
         two.has_ready_nodes(2),
-        "the end of the one does not touch the other"
+        "the end of one cluster does not affect the other"
     );
     two.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-fn do_not_meet(one: &mut Cluster, two: &mut Cluster) {
-    one.ask("kubectl create configmap ones");
-    two.ask("kubectl create configmap twos");
+fn assert_separate(one: &mut TestCluster, two: &mut TestCluster) {
+    one.shell("kubectl create configmap first");
+    two.shell("kubectl create configmap second");
     assert_eq!(
-        one.ask("kubectl get configmap -o name | grep -v kube-root"),
-        "configmap/ones"
+        one.shell("kubectl get configmap -o name | grep -v kube-root"),
+        "configmap/first"
     );
     assert_eq!(
-        two.ask("kubectl get configmap -o name | grep -v kube-root"),
-        "configmap/twos"
+        two.shell("kubectl get configmap -o name | grep -v kube-root"),
+        "configmap/second"
     );
     assert!(one.has_ready_nodes(2) && two.has_ready_nodes(2));
-    // The credentials of the one are nothing to the other.
-    let token = one.ask("echo $K8S_CLUSTER_API_TOKEN");
-    let code = two.ask(&format!("curl -sk -o /dev/null -w %{{http_code}} -H 'Authorization: Bearer {token}' $K8S_CLUSTER_API/api"));
+    // Credentials of one cluster are invalid in the other.
+    let token = one.shell("echo $K8S_CLUSTER_API_TOKEN");
+    let code = two.shell(&format!("curl -sk -o /dev/null -w %{{http_code}} -H 'Authorization: Bearer {token}' $K8S_CLUSTER_API/api"));
     assert_eq!(code, "401");
 }
 
 #[test]
-fn another_user_sees_neither_files_nor_environment_nor_api() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let api = cluster.ask("echo $K8S_CLUSTER_API");
-    let config = cluster.ask("echo $KUBECONFIG");
+fn another_user_cannot_read_files_environment_or_api() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let api = cluster.shell("echo $K8S_CLUSTER_API");
+    let config = cluster.shell("echo $KUBECONFIG");
     let first = lab.find("node1", Role::ControlPlaneFirst);
     let as_user2 = |script: &str| {
-        lab.call(&["bash", "-c", script])
+        lab.command(&["bash", "-c", script])
             .user("user2")
             .on("node1")
             .run()
@@ -70,13 +70,13 @@ fn another_user_sees_neither_files_nor_environment_nor_api() {
         "{config}"
     );
     as_user2(&format!("cat {config}"))
-        .ended_with(1)
-        .says(&["Permission denied"]);
+        .exited_with(1)
+        .stderr_has(&["Permission denied"]);
     as_user2(&format!("ls /proc/{}/root/tmp", first.pid))
-        .ended_with(2)
-        .says(&["Permission denied"]);
+        .exited_with(2)
+        .stderr_has(&["Permission denied"]);
     for process in lab.processes_of("node1", "user1") {
-        as_user2(&format!("cat /proc/{}/environ", process.pid)).ended_with(1);
+        as_user2(&format!("cat /proc/{}/environ", process.pid)).exited_with(1);
         let fds = as_user2(&format!("ls /proc/{}/fd", process.pid));
         assert_ne!(fds.code, 0, "{fds}");
     }
@@ -84,17 +84,17 @@ fn another_user_sees_neither_files_nor_environment_nor_api() {
         let code = as_user2(&format!(
             "curl -sk -o /dev/null -w %{{http_code}} {api}{path}"
         ));
-        code.succeeded().printed("401");
+        code.succeeded().stdout_is("401");
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn no_secret_is_in_anybodys_arguments() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
-    let token = cluster.ask("echo $K8S_CLUSTER_API_TOKEN");
+fn no_secret_is_on_a_command_line() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
+    let token = cluster.shell("echo $K8S_CLUSTER_API_TOKEN");
     assert!(token.len() >= 32, "{token}");
     for host in HOSTS {
         for process in lab.processes(host) {
@@ -104,17 +104,17 @@ fn no_secret_is_in_anybodys_arguments() {
         }
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn every_port_wants_credentials() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let version = cluster.ask("coracle --version").replace("coracle ", "");
-    let (mut api, mut ours) = (0, 0);
+fn every_port_requires_credentials() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let version = cluster.shell("coracle --version").replace("coracle ", "");
+    let (mut of_api_server, mut of_coracle) = (0, 0);
     for host in ["node1", "node2"] {
-        // What a stranger gets from each port of user1's processes; those of srun are Slurm's.
+        // The response of each port of user1's processes to an unauthenticated client. Ports of srun are Slurm's.
         let users: Vec<u32> = lab
             .processes_of(host, "user1")
             .iter()
@@ -136,49 +136,53 @@ fn every_port_wants_credentials() {
             let address = line.split_whitespace().nth(3).unwrap();
             assert!(
                 !address.starts_with("127."),
-                "nothing listens where every user of the host may come: {line}"
+                "a listener on the loopback address: {line}"
             );
             let port = address.rsplit(':').next().unwrap();
-            let stranger = |script: &str| lab.call(&["bash", "-c", script]).user("user2").run();
-            let got = stranger(&format!(
+            let unauthenticated =
+                |script: &str| lab.command(&["bash", "-c", script]).user("user2").run();
+            let got = unauthenticated(&format!(
                 "curl -sk -m 15 -o /dev/null -w %{{http_code}} https://{host}:{port}/pods"
             ));
             if line.contains("\"kube-apiserver\"") {
-                api += 1;
+                of_api_server += 1;
                 assert_eq!(got.stdout, "401", "{line}");
                 continue;
             }
-            ours += 1;
-            // Kubelets ask for a token of who has no certificate; the others don't even speak.
+            of_coracle += 1;
+            // Kubelets answer 401 without a client certificate. The others close the connection.
             assert!(
                 ["000", "401"].contains(&got.stdout.as_str()),
-                "a stranger gets no answer: {line}{got}"
+                "an unauthenticated client gets a response: {line}{got}"
             );
-            // The door admits agents; one with a wrong token is refused.
+            // The leader's enrolment listener rejects an agent with a wrong token.
             let hello = format!(
                 r#"{{"hello":{{"version":"{version}","node":"node2","token":"0","client_key_pem":"","server_key_pem":"","addresses":[]}}}}"#
             );
-            let said = stranger(&format!(
+            let response = unauthenticated(&format!(
                 "echo '{hello}' | timeout 15 openssl s_client -quiet -connect {host}:{port} 2>&1"
             ));
-            assert_ne!(said.code, 124, "the connection is closed: {line}{said}");
-            assert!(!said.stdout.contains("welcome"), "{line}{said}");
+            assert_ne!(
+                response.code, 124,
+                "the connection is closed: {line}{response}"
+            );
+            assert!(!response.stdout.contains("welcome"), "{line}{response}");
         }
     }
-    // The door, the figures' API, and two kubelets.
-    assert_eq!((api, ours), (1, 4));
+    // The enrolment listener, metrics.k8s.io, and two kubelets.
+    assert_eq!((of_api_server, of_coracle), (1, 4));
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn keys_and_certificates_are_the_users_alone() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let files = cluster.ask("find $(dirname $KUBECONFIG)/pki -type f | wc -l");
+fn only_the_user_can_read_keys_and_certificates() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let files = cluster.shell("find $(dirname $KUBECONFIG)/pki -type f | wc -l");
     assert!(files.trim().parse::<u32>().unwrap() > 10, "{files}");
-    let open = cluster.ask("find $(dirname $KUBECONFIG)/ -maxdepth 2 -type f -not -path '*/seed/*' -not -path '*/programs/*' -perm /077; echo end");
+    let open = cluster.shell("find $(dirname $KUBECONFIG)/ -maxdepth 2 -type f -not -path '*/seed/*' -not -path '*/programs/*' -perm /077; echo end");
     assert_eq!(open.trim(), "end");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

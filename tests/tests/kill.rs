@@ -1,184 +1,184 @@
-//! `kill -9` of any process of ours: what can be mended is mended, what can't ends, and nothing is left.
+//! SIGKILL of each of Coracle's processes: the cluster recovers or ends with an error, and nothing is left.
 
-use e2e::{Cluster, Lab, Role, WAITS, pod, runs, wait_until};
+use e2e::{Lab, Role, TestCluster, WAIT_FOR_SIGTERM, pod, script_container, wait_until};
 use serde_json::json;
 
-/// Kills a part without which there is no cluster: it must end soon, with an error, and leave nothing.
+/// Kills a process that can't be replaced: the cluster must end soon, with an error, and leave nothing.
 #[track_caller]
-fn the_cluster_ends_without(role: Role) -> e2e::Output {
-    let lab = Lab::ready();
-    let cluster = Cluster::start(&lab);
+fn assert_cluster_ends_without(role: Role) -> e2e::Output {
+    let lab = Lab::acquire();
+    let cluster = TestCluster::start(&lab);
     lab.kill("node1", "KILL", &lab.find("node1", role));
     let output = cluster.ends_within(25);
     assert_ne!(output.code, 0, "{output}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
     output
 }
 
-/// Kills a part that is replaced: the cluster is whole again, and what was in it is still there.
+/// Kills a process that is replaced: the cluster must recover, with all of its objects.
 #[track_caller]
-fn the_cluster_mends(host: &str, role: Role) -> String {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    cluster.ask("kubectl create configmap kept --from-literal=a=b");
+fn assert_cluster_recovers(host: &str, role: Role) -> String {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    cluster.shell("kubectl create configmap kept --from-literal=a=b");
     let before = lab.find(host, role);
     lab.kill(host, "KILL", &before);
-    wait_until(20, "it was started again", || {
+    wait_until(20, "a new process runs", || {
         lab.find(host, role).pid != before.pid
     });
     wait_until(20, "both nodes are Ready again", || {
         cluster.has_ready_nodes(2)
     });
-    cluster.ask("kubectl get configmap kept");
-    let said = cluster.exit(0).stderr;
-    lab.nothing_left();
-    said
+    cluster.shell("kubectl get configmap kept");
+    let stderr = cluster.exit(0).stderr;
+    lab.assert_nothing_left();
+    stderr
 }
 
-/// The same with pods on both nodes.
+/// Kills a process that can't be replaced while pods run on both nodes.
 #[track_caller]
-fn pods_and_cluster_end_without(role: Role) {
-    let lab = Lab::ready();
+fn assert_pods_and_cluster_end_without(role: Role) {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     let on = |node: &str| {
         let more = json!({"nodeName": node, "restartPolicy": "Always"});
         pod(
             &format!("pod-{node}"),
             more,
-            &[runs("main", WAITS, json!({}))],
+            &[script_container("main", WAIT_FOR_SIGTERM, json!({}))],
         )
     };
     cluster.create_running(&[on("node1"), on("node2")]);
     lab.kill("node1", "KILL", &lab.find("node1", role));
     let output = cluster.ends_within(45);
     assert_ne!(output.code, 0, "{output}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_leaders_guard() {
-    the_cluster_ends_without(Role::LeaderGuard);
+fn cluster_ends_without_leaders_guard() {
+    assert_cluster_ends_without(Role::LeaderGuard);
 }
 
 #[test]
-fn the_leaders_guard_while_pods_run() {
-    pods_and_cluster_end_without(Role::LeaderGuard);
+fn pods_end_without_leaders_guard() {
+    assert_pods_and_cluster_end_without(Role::LeaderGuard);
 }
 
 #[test]
-fn the_leaders_worker() {
-    the_cluster_ends_without(Role::LeaderWorker);
+fn cluster_ends_without_leader() {
+    assert_cluster_ends_without(Role::LeaderWorker);
 }
 
 #[test]
-fn the_leaders_worker_while_pods_run() {
-    pods_and_cluster_end_without(Role::LeaderWorker);
+fn pods_end_without_leader() {
+    assert_pods_and_cluster_end_without(Role::LeaderWorker);
 }
 
 #[test]
-fn the_control_planes_outer_process() {
-    the_cluster_ends_without(Role::ControlPlaneOuter)
-        .ended_with(76)
-        .says(&["control plane"]);
+fn cluster_ends_without_control_planes_outer_process() {
+    assert_cluster_ends_without(Role::ControlPlaneOuter)
+        .exited_with(76)
+        .stderr_has(&["control plane"]);
 }
 
 #[test]
-fn the_control_planes_first_process() {
-    the_cluster_ends_without(Role::ControlPlaneFirst)
-        .ended_with(76)
-        .says(&["control plane"]);
+fn cluster_ends_without_control_planes_first_process() {
+    assert_cluster_ends_without(Role::ControlPlaneFirst)
+        .exited_with(76)
+        .stderr_has(&["control plane"]);
 }
 
 #[test]
-fn etcd_is_started_again_and_has_kept_everything() {
-    let said = the_cluster_mends("node1", Role::Component("etcd"));
-    assert!(said.contains("etcd ended with signal: 9"), "{said}");
+fn etcd_is_restarted_with_its_data() {
+    let stderr = assert_cluster_recovers("node1", Role::Component("etcd"));
+    assert!(stderr.contains("etcd exited with signal: 9"), "{stderr}");
 }
 
 #[test]
-fn the_api_server_is_started_again() {
-    let said = the_cluster_mends("node1", Role::Component("kube-apiserver"));
+fn api_server_is_restarted() {
+    let stderr = assert_cluster_recovers("node1", Role::Component("kube-apiserver"));
     assert!(
-        said.contains("kube-apiserver ended with signal: 9"),
-        "{said}"
+        stderr.contains("kube-apiserver exited with signal: 9"),
+        "{stderr}"
     );
 }
 
 #[test]
-fn the_scheduler_is_started_again() {
-    the_cluster_mends("node1", Role::Component("kube-scheduler"));
+fn scheduler_is_restarted() {
+    assert_cluster_recovers("node1", Role::Component("kube-scheduler"));
 }
 
 #[test]
-fn the_controller_manager_is_started_again() {
-    the_cluster_mends("node1", Role::Component("kube-controller-manager"));
+fn controller_manager_is_restarted() {
+    assert_cluster_recovers("node1", Role::Component("kube-controller-manager"));
 }
 
 #[test]
-fn an_agent_is_started_again_by_its_guard() {
-    the_cluster_mends("node2", Role::Agent);
+fn agent_is_restarted_by_its_guard() {
+    assert_cluster_recovers("node2", Role::Agent);
 }
 
 #[test]
-fn an_agents_guard_is_replaced_by_a_new_step() {
-    the_cluster_mends("node2", Role::AgentGuard);
+fn agents_guard_is_replaced_by_a_new_step() {
+    assert_cluster_recovers("node2", Role::AgentGuard);
 }
 
 #[test]
-fn the_agent_of_the_leaders_own_node_is_replaced() {
-    the_cluster_mends("node1", Role::Agent);
+fn agent_on_the_leaders_node_is_restarted() {
+    assert_cluster_recovers("node1", Role::Agent);
 }
 
 #[test]
-fn agents_outlive_the_srun_that_started_them() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
+fn agents_survive_kill_of_their_srun() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
     let agents = ["node1", "node2"].map(|node| (node, lab.find(node, Role::Agent)));
     let srun = lab.find("node1", Role::AgentSrun);
     lab.kill("node1", "KILL", &srun);
-    wait_until(10, "it is gone", || !lab.is_alive("node1", &srun));
-    // A new one would be started after two seconds.
+    wait_until(10, "the srun has exited", || !lab.is_alive("node1", &srun));
+    // A replacement would be started after two seconds.
     std::thread::sleep(std::time::Duration::from_secs(4));
     for (node, agent) in &agents {
         assert!(lab.is_alive(node, agent), "{agent:?}");
     }
     assert!(cluster.has_ready_nodes(2));
-    // What they print goes nowhere, and they end with the cluster all the same.
-    let said = cluster.exit(0);
-    assert!(!said.stderr.contains("is lost"), "{said}");
-    lab.nothing_left();
+    // The agents' output is lost, but they end with the cluster.
+    let output = cluster.exit(0);
+    assert!(!output.stderr.contains("is lost"), "{output}");
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn everything_of_the_user_on_the_leaders_node_at_once() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let [ends, stays] = ["Delete", "Retain"].map(|policy| volume(&lab, &mut cluster, policy));
+fn cluster_ends_without_all_processes_on_first_node() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let [deleted, retained] = ["Delete", "Retain"].map(|policy| volume(&lab, &mut cluster, policy));
     kill_all_of_user1(&lab, "node1");
-    // The agent of the other node dismisses the task that waits there; if it was killed too, that task notices by itself.
+    // The agent of the other node ends the waiting task there. If that agent was killed too, the task ends by itself.
     let output = cluster.ends_within(60);
     assert_ne!(output.code, 0, "{output}");
-    // There is nobody left who could remove the node's directory; the user's next cluster there does, once it is old.
+    // No process is left that could remove the node's directory. The user's next cluster on that node removes it once it is old.
     lab.root("node1", "touch -d '-10 minutes' /tmp/coracle-*");
-    wait_until(30, "Slurm knows that the job is over", || {
+    wait_until(30, "Slurm has noticed the end of the job", || {
         lab.queue_is_empty()
     });
-    let is_there = |dir: &str| lab.sh(&format!("test -e {dir}")).run().code == 0;
-    assert!(is_there(&ends) && is_there(&stays));
-    lab.call(&["srun", "-N1", "-w", "node1", "coracle", "run", "true"])
+    let exists = |dir: &str| lab.sh(&format!("test -e {dir}")).run().code == 0;
+    assert!(exists(&deleted) && exists(&retained));
+    lab.command(&["srun", "-N1", "-w", "node1", "coracle", "run", "true"])
         .run()
         .succeeded();
-    assert!(!is_there(&ends) && is_there(&stays));
-    lab.sh(&format!("rm -r {stays} && ! ls {ends}.*"))
+    assert!(!exists(&deleted) && exists(&retained));
+    lab.sh(&format!("rm -r {retained} && ! ls {deleted}.*"))
         .run()
         .succeeded();
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Makes a claim whose volume is dealt with by that policy at its end, and tells where it lies.
+/// Creates a claim and sets the reclaim policy of its volume; returns the volume's directory.
 #[track_caller]
-fn volume(lab: &Lab, cluster: &mut Cluster, policy: &str) -> String {
+fn volume(lab: &Lab, cluster: &mut TestCluster, policy: &str) -> String {
     let name = policy.to_lowercase();
     let claim = json!({
         "apiVersion": "v1",
@@ -187,48 +187,48 @@ fn volume(lab: &Lab, cluster: &mut Cluster, policy: &str) -> String {
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
     });
     cluster.create(lab, &claim.to_string());
-    cluster.ask(&format!(
+    cluster.shell(&format!(
         "kubectl wait pvc/{name} --for=jsonpath='{{.status.phase}}'=Bound --timeout=30s"
     ));
     let volume = cluster.json(&format!("get pvc {name}"))["spec"]["volumeName"].clone();
     let volume = volume.as_str().expect("a bound claim").to_owned();
     let patch = json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
-    cluster.ask(&format!("kubectl patch pv {volume} -p '{patch}'"));
+    cluster.shell(&format!("kubectl patch pv {volume} -p '{patch}'"));
     let path = cluster.json(&format!("get pv {volume}"))["spec"]["hostPath"]["path"].clone();
     path.as_str().expect("a shared volume").to_owned()
 }
 
 #[test]
-fn everything_of_the_user_on_another_node_at_once() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
+fn cluster_recovers_from_kill_of_another_nodes_processes() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
     kill_all_of_user1(&lab, "node2");
     wait_until(30, "both nodes are Ready again", || {
         cluster.has_ready_nodes(2)
     });
     cluster.run.write("exit 0\n");
-    // srun reports the worst of its tasks, and one was killed.
-    cluster.ends_within(30).ended_with(128 + 9);
-    lab.nothing_left();
+    // srun returns the highest exit code of its tasks, and one was killed.
+    cluster.ends_within(30).exited_with(128 + 9);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn coracle_run_outside_of_a_job() {
-    let lab = Lab::ready();
-    let cluster = Cluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
+fn cluster_ends_without_submitting_coracle_run() {
+    let lab = Lab::acquire();
+    let cluster = TestCluster::start_as(&lab, "user1", &["coracle", "run", "-N2"]);
     let submitter = lab
         .processes_of("login", "user1")
         .into_iter()
         .find(|p| p.args.starts_with("coracle run"));
     lab.kill("login", "KILL", &submitter.unwrap());
-    cluster.ends_within(5).ended_with(128 + 9);
-    lab.nothing_left();
+    cluster.ends_within(5).exited_with(128 + 9);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_srun_of_the_user() {
-    let lab = Lab::ready();
-    let cluster = Cluster::start(&lab);
+fn cluster_ends_without_the_users_srun() {
+    let lab = Lab::acquire();
+    let cluster = TestCluster::start(&lab);
     for srun in lab
         .processes_of("login", "user1")
         .iter()
@@ -236,10 +236,10 @@ fn the_srun_of_the_user() {
     {
         lab.kill("login", "KILL", srun);
     }
-    cluster.ends_within(5).ended_with(128 + 9);
-    // Slurm has to find out by itself that the user's srun is gone.
+    cluster.ends_within(5).exited_with(128 + 9);
+    // Slurm has to notice by itself that the user's srun has exited.
     wait_until(60, "the job has ended", || lab.queue_is_empty());
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 fn kill_all_of_user1(lab: &Lab, host: &str) {

@@ -1,15 +1,15 @@
-//! The workloads that KSI's users start from: a Job whose logs are followed, a Pod, a manifest in a file, a Job that trains on
-//! data of the host, a web server, and the API by curl.
+//! The example workloads of KSI: a Job whose logs are followed, a Pod, a manifest in a file, a Job that trains on data of the host,
+//! a web server, and the API by curl.
 //!
-//! KSI's own texts are under the GPL, so these here are written anew; they use the same commands, variables and fields in the
-//! same order. With `CORACLE_KSI_EXAMPLES=DIR`, the directory `example-workloads` of a checkout of theirs, the originals are run instead,
-//! with nothing changed but the images, and the host's directory that KSI's administrators set up.
+//! KSI's examples are under the GPL, so these are rewritten, with the same commands, variables and fields in the same order.
+//! With `CORACLE_KSI_EXAMPLES=DIR`, the directory `example-workloads` of a checkout of KSI, the tests run the originals instead.
+//! They replace only the images, and the host's directory that KSI's administrators set up.
 //!
 //! Images come from `tests/conformance/build` (`make suite`).
 
 use e2e::{Lab, Output};
 
-/// Theirs, and ours in their place.
+/// KSI's images, and their replacements.
 const IMAGES: [(&str, &str); 3] = [
     ("severalnines/sysbench", "coracle.test/sysbench:1"),
     ("alpine", "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"),
@@ -58,7 +58,7 @@ kubectl logs -f sysbench-cpu -n bench --context "$K8S_CLUSTER_NAME"
 kubectl delete --context "$K8S_CLUSTER_NAME" namespace bench
 "#;
 
-/// Theirs ends at once, and whether it is then seen to be ready is luck, on any cluster.
+/// Unlike KSI's, this one does not exit at once: otherwise it would depend on timing whether it is ever seen as ready.
 const MANIFEST_FILE: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -78,7 +78,7 @@ spec:
         hostPath: {path: /app, type: Directory}
 "#;
 
-const MANIFEST_USER: &str = r#"#!/bin/bash
+const MANIFEST_WORKLOAD: &str = r#"#!/bin/bash
 set -x
 kubectl create --context "$K8S_CLUSTER_NAME" namespace example
 kubectl create --context "$K8S_CLUSTER_NAME" -n example -f example-workloads/workload-yaml/job-hello-world.yaml
@@ -87,7 +87,7 @@ kubectl logs -f --context "$K8S_CLUSTER_NAME" -n example job/hello
 kubectl delete --context "$K8S_CLUSTER_NAME" namespace example
 "#;
 
-/// Their example of machine learning, with less to learn: what it writes stays in the user's directory.
+/// KSI's example of machine learning, with less data. Its output stays in the user's directory.
 const TRAINING: &str = r#"#!/bin/bash
 set -x
 kubectl create --context "$K8S_CLUSTER_NAME" namespace training
@@ -149,8 +149,8 @@ curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces" --header "Authorization: Bearer
 curl -X GET "$K8S_CLUSTER_API/api/v1/namespaces/default/pods" --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" --insecure
 "#;
 
-/// Stands beside the web server: asks it for its page, then ends it.
-const VISITOR: &str = r#"
+/// Runs beside the web server: gets its page, then deletes its pod.
+const CLIENT: &str = r#"
 bash ./workload.sh &
 until kubectl wait -n nginx --for=condition=Ready --timeout=60s pod/nginx; do sleep 0.2; done
 kubectl get --raw /api/v1/namespaces/nginx/pods/nginx:80/proxy/
@@ -159,34 +159,34 @@ wait
 "#;
 
 #[test]
-fn the_api_is_used_by_curl() {
-    let lab = Lab::ready();
+fn curl_can_use_the_api() {
+    let lab = Lab::acquire();
     let output = run(&lab, "workload-kube-api/workload-kube-api.sh", API_BY_CURL);
-    output.shows(&["\"kind\": \"NamespaceList\"", "\"kind\": \"PodList\""]);
-    end(&lab);
+    output.stdout_has(&["\"kind\": \"NamespaceList\"", "\"kind\": \"PodList\""]);
+    clean_up(&lab);
 }
 
 #[test]
-fn a_job_is_created_and_its_logs_are_followed() {
-    let lab = Lab::ready();
+fn job_is_created_and_its_logs_followed() {
+    let lab = Lab::acquire();
     load_images(&lab);
     let name = "workload-job-follow-logs/workload-job-follow-logs.sh";
-    run(&lab, name, FOLLOWED_JOB).shows(SYSBENCH_DONE);
-    end(&lab);
+    run(&lab, name, FOLLOWED_JOB).stdout_has(SYSBENCH_DONE);
+    clean_up(&lab);
 }
 
 #[test]
-fn a_pod_is_created_and_its_logs_are_followed() {
-    let lab = Lab::ready();
+fn pod_is_created_and_its_logs_followed() {
+    let lab = Lab::acquire();
     load_images(&lab);
     let name = "workload-pod-sysbench/workload-pod-sysbench.sh";
-    run(&lab, name, POD).shows(SYSBENCH_DONE);
-    end(&lab);
+    run(&lab, name, POD).stdout_has(SYSBENCH_DONE);
+    clean_up(&lab);
 }
 
 #[test]
-fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
-    let lab = Lab::ready();
+fn manifest_file_runs_with_a_host_path() {
+    let lab = Lab::acquire();
     load_images(&lab);
     lab.sh("mkdir -p ksi/app").run().succeeded();
     let file = "workload-yaml/job-hello-world.yaml";
@@ -194,67 +194,71 @@ fn a_manifest_in_a_file_is_run_with_a_directory_of_the_host() {
         &format!("ksi/example-workloads/{file}"),
         &text(file, MANIFEST_FILE),
     );
-    run(&lab, "workload-yaml/workload-yaml.sh", MANIFEST_USER).shows(&["hello world"]);
-    end(&lab);
+    run(&lab, "workload-yaml/workload-yaml.sh", MANIFEST_WORKLOAD).stdout_has(&["hello world"]);
+    clean_up(&lab);
 }
 
 #[test]
-fn a_job_leaves_its_results_in_the_users_directory() {
-    let lab = Lab::ready();
+fn job_writes_results_to_the_users_directory() {
+    let lab = Lab::acquire();
     load_images(&lab);
     lab.write("ksi/app/project/data", "weights\n");
-    run(&lab, "", TRAINING).shows(&["trained"]);
+    run(&lab, "", TRAINING).stdout_has(&["trained"]);
     lab.sh("cat ksi/app/project/out/model; stat -c %U ksi/app/project/out/model")
         .run()
         .succeeded()
-        .printed("weights\nuser1");
-    end(&lab);
+        .stdout_is("weights\nuser1");
+    clean_up(&lab);
 }
 
 #[test]
-#[ignore = "needs the API server's way to pods, which the pod network brings"]
-fn a_web_server_answers_until_it_is_deleted() {
-    let lab = Lab::ready();
+#[ignore = "needs the pod network: the API server cannot reach pods yet"]
+fn web_server_responds_until_deleted() {
+    let lab = Lab::acquire();
     load_images(&lab);
     let script = text("workload-pod-nginx/workload-pod-nginx.sh", WEB_SERVER);
     lab.write("ksi/workload.sh", &script);
-    lab.write("ksi/visitor.sh", VISITOR);
+    lab.write("ksi/client.sh", CLIENT);
     let output = lab
-        .sh("cd ksi && srun -N2 coracle run bash ./visitor.sh")
+        .sh("cd ksi && srun -N2 coracle run bash ./client.sh")
         .within(120)
         .run();
-    output.succeeded().shows(&["Welcome to nginx!"]);
-    end(&lab);
+    output.succeeded().stdout_has(&["Welcome to nginx!"]);
+    clean_up(&lab);
 }
 
-/// The last lines of what `sysbench cpu` prints.
+/// The last lines of the output of `sysbench cpu`.
 const SYSBENCH_DONE: &[&str] = &["Number of threads: 56", "Threads fairness:"];
 
 /// Runs a workload as KSI's users do, on two nodes.
 #[track_caller]
-fn run(lab: &Lab, name: &str, ours: &str) -> Output {
-    lab.write("ksi/workload.sh", &text(name, ours));
+fn run(lab: &Lab, name: &str, rewritten: &str) -> Output {
+    lab.write("ksi/workload.sh", &text(name, rewritten));
     lab.sh("cd ksi && srun -N2 coracle run ./workload.sh")
         .within(120)
         .run()
         .succeeded()
 }
 
-/// Our text or theirs, with images that are here, and with the user's own directory where KSI's administrators have set up `/app`.
-fn text(name: &str, ours: &str) -> String {
+/// The rewritten example or KSI's original, with the images of [`IMAGES`], and with the user's directory instead of `/app`, which
+/// KSI's administrators set up.
+fn text(name: &str, rewritten: &str) -> String {
     let mut text = match std::env::var("CORACLE_KSI_EXAMPLES") {
         Ok(dir) if !name.is_empty() => std::fs::read_to_string(format!("{dir}/{name}"))
             .unwrap_or_else(|error| panic!("{dir}/{name}: {error}")),
-        _ => ours.to_owned(),
+        _ => rewritten.to_owned(),
     };
-    for (theirs, here) in IMAGES {
-        text = text.replace(&format!("image: {theirs}\n"), &format!("image: {here}\n"));
+    for (original, replacement) in IMAGES {
+        text = text.replace(
+            &format!("image: {original}\n"),
+            &format!("image: {replacement}\n"),
+        );
     }
     text.replace("path: /app", "path: /home/user1/ksi/app")
 }
 
 fn load_images(lab: &Lab) {
-    lab.call(&[
+    lab.command(&[
         "coracle",
         "image",
         "load",
@@ -266,7 +270,7 @@ fn load_images(lab: &Lab) {
 }
 
 #[track_caller]
-fn end(lab: &Lab) {
+fn clean_up(lab: &Lab) {
     lab.remove("ksi");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

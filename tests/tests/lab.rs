@@ -1,4 +1,4 @@
-//! The lab itself: what the other tests rely on.
+//! The lab itself: guarantees on which the other tests rely.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -9,94 +9,95 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 #[test]
 fn exit_code_input_and_environment_pass_through() {
-    let lab = Lab::ready();
-    lab.sh("cat; exit 9").stdin("hello").run().ended_with(9);
-    lab.sh("cat").stdin("hello").run().printed("hello");
+    let lab = Lab::acquire();
+    lab.sh("cat; exit 9").stdin("hello").run().exited_with(9);
+    lab.sh("cat").stdin("hello").run().stdout_is("hello");
     let facts = "echo $HOME $USER $PWD ${XDG_RUNTIME_DIR-none} $(hostname)";
     lab.sh(facts)
         .run()
-        .printed("/home/user1 user1 /home/user1 none login");
+        .stdout_is("/home/user1 user1 /home/user1 none login");
     lab.sh("command -v coracle kubectl")
         .run()
-        .printed("/opt/coracle/bin/coracle\n/opt/coracle/bin/kubectl");
-    lab.nothing_left();
+        .stdout_is("/opt/coracle/bin/coracle\n/opt/coracle/bin/kubectl");
+    lab.assert_nothing_left();
 }
 
 #[test]
 fn signals_pass_through() {
-    let lab = Lab::ready();
+    let lab = Lab::acquire();
     let mut running = lab
         .sh("trap 'echo got it; exit 4' TERM; echo ready; while :; do sleep 0.05; done")
         .start();
-    running.until_stdout("ready");
+    running.wait_for_stdout("ready");
     running.signal(Signal::TERM);
     running
         .wait(Duration::from_secs(10))
-        .ended_with(4)
-        .shows(&["got it"]);
-    lab.nothing_left();
+        .exited_with(4)
+        .stdout_has(&["got it"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn bringing_it_up_again_changes_nothing() {
-    let lab = Lab::ready();
+fn second_up_changes_nothing() {
+    let lab = Lab::acquire();
     let pids = |host| lab.root(host, "pgrep -x slurmd; pgrep -x slurmctld").stdout;
     let before = HOSTS.map(pids);
-    assert_eq!(lab.command("up", &["3"]).code, 0);
+    assert_eq!(lab.lab_command("up", &["3"]).code, 0);
     assert_eq!(HOSTS.map(pids), before);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn it_is_a_slurm_with_accounting_two_partitions_and_two_users() {
-    let lab = Lab::ready();
+fn slurm_has_accounting_two_partitions_and_two_users() {
+    let lab = Lab::acquire();
     lab.sh("sinfo -h -o %P | sort | xargs")
         .run()
-        .printed("long main*");
+        .stdout_is("long main*");
     for user in ["user1", "user2"] {
-        let words = ["srun", "-N3", "-p", "long", "id", "-un"];
-        let said = lab.call(&words).user(user).run().succeeded();
-        assert_eq!(said.stdout.lines().filter(|line| *line == user).count(), 3);
+        let args = ["srun", "-N3", "-p", "long", "id", "-un"];
+        let output = lab.command(&args).user(user).run().succeeded();
+        let lines = output.stdout.lines();
+        assert_eq!(lines.filter(|line| *line == user).count(), 3);
     }
     lab.sh("sacct -n -X -o state | sort -u")
         .run()
         .succeeded()
-        .shows(&["COMPLETED"]);
+        .stdout_has(&["COMPLETED"]);
     lab.root("node1", "cut -d: -f1 /etc/subuid /etc/subgid")
-        .shows(&["user1"]);
+        .stdout_has(&["user1"]);
     let second = lab.root("node1", "grep -c user2 /etc/subuid /etc/subgid");
     assert!(second.code != 0, "user2 has no subordinate ids{second}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn homes_are_shared_and_temporary_directories_are_not() {
-    let lab = Lab::ready();
+fn homes_are_shared_but_temporary_directories_are_not() {
+    let lab = Lab::acquire();
     lab.write("shared", "here");
-    lab.call(&["cat", "shared"])
+    lab.command(&["cat", "shared"])
         .on("node2")
         .run()
-        .printed("here");
+        .stdout_is("here");
     lab.remove("shared");
     lab.root("node1", "touch /tmp/only-here");
     assert!(lab.root("node2", "test -e /tmp/only-here").code != 0);
     lab.root("node1", "rm /tmp/only-here");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_program_needs_no_library() {
-    let lab = Lab::ready();
-    let said = lab.sh("ldd /opt/coracle/bin/coracle 2>&1").run();
+fn program_is_statically_linked() {
+    let lab = Lab::acquire();
+    let output = lab.sh("ldd /opt/coracle/bin/coracle 2>&1").run();
     assert!(
-        said.stdout.contains("not a dynamic executable"),
-        "it is static{said}"
+        output.stdout.contains("not a dynamic executable"),
+        "not statically linked{output}"
     );
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
+fn interrupted_up_is_repaired_and_down_leaves_nothing() {
     const DIR: &str = "/run/coracle-lab-ends";
     let up = || {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/up"));
@@ -116,7 +117,7 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
         text.filter_map(|r| Some(r.split_whitespace().next()?.to_owned()))
             .collect()
     };
-    // Killed in the middle, together with what it was just running.
+    // Kill it during the start, with its current child processes.
     let mut first = up();
     e2e::wait_until(30, "hosts are starting", || pids().len() >= 2);
     let group = Pid::from_raw(first.id().cast_signed()).unwrap();
@@ -125,11 +126,11 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
     assert!(!std::path::Path::new(DIR).join("ready").exists());
     let old = pids();
 
-    let lab = Lab::make(DIR, &[], 1);
-    lab.call(&["srun", "hostname"])
+    let lab = Lab::create(DIR, &[], 1);
+    lab.command(&["srun", "hostname"])
         .run()
         .succeeded()
-        .printed("node1");
+        .stdout_is("node1");
     let hosts = pids();
     assert!(
         hosts.len() == 3 && hosts.iter().all(|pid| !old.contains(pid)),
@@ -139,13 +140,13 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
         .iter()
         .flat_map(|pid| ["net", "mnt"].map(|kind| format!("/proc/{pid}/ns/{kind}")))
         .filter_map(|link| Some(std::fs::read_link(link).ok()?.display().to_string()))
-        .filter(|name| !lab_of_this_machine(name))
+        .filter(|name| !is_of_this_machine(name))
         .collect();
     assert!(namespaces.len() >= 5, "{namespaces:?}");
-    assert_eq!(lab.command("down", &[]).code, 0);
+    assert_eq!(lab.lab_command("down", &[]).code, 0);
 
-    // No process has one of its hosts' namespaces or mounts, and no file has its name.
-    e2e::wait_until(10, "the namespaces are gone", || {
+    // No process is left in the namespaces or mounts of its hosts, and no file has its name.
+    e2e::wait_until(10, "no process is left in the namespaces", || {
         let seen = lab.machine("find /proc/[0-9]*/ns -lname '*:\\[*' -printf '%l\\n' 2>/dev/null");
         namespaces.iter().all(|name| !seen.contains(name.as_str()))
     });
@@ -155,8 +156,8 @@ fn an_interrupted_start_is_healed_and_the_end_leaves_nothing() {
     assert_eq!(files, "");
 }
 
-/// Whether a namespace is the machine's own: not all holders have all kinds of their own.
-fn lab_of_this_machine(namespace: &str) -> bool {
+/// Whether a namespace is the machine's own: some holders have only some namespaces of their own.
+fn is_of_this_machine(namespace: &str) -> bool {
     ["net", "mnt"]
         .iter()
         .filter_map(|kind| std::fs::read_link(format!("/proc/self/ns/{kind}")).ok())
@@ -164,19 +165,19 @@ fn lab_of_this_machine(namespace: &str) -> bool {
 }
 
 #[test]
-fn upstream_is_not_built_again_when_nothing_changed() {
-    let lab = Lab::ready();
+fn unchanged_upstream_is_not_rebuilt() {
+    let lab = Lab::acquire();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let release = "target/dist/lib/coracle/kubernetes/v1.37.1";
-    // What would have to compile finds no compiler.
+    // A wrapper of `go` that fails for `go build`.
     let script = format!(
         "cd {root} && mkdir -p target/e2e && printf '%s\\n' '#!/bin/sh' \
            '[ \"$1\" != build ] || exit 99' 'exec '$(command -v go)' \"$@\"' > target/e2e/go && chmod +x target/e2e/go &&
          stat -Lc %i.%Y {release}/kube && PATH=$PWD/target/e2e:$PATH kubernetes/build {release} && stat -Lc %i.%Y {release}/kube;
          code=$?; rm -r target/e2e; exit $code"
     );
-    let said = lab.machine(&script);
-    let lines: Vec<&str> = said.lines().collect();
-    assert!(lines.len() == 2 && lines[0] == lines[1], "{said}");
-    lab.nothing_left();
+    let output = lab.machine(&script);
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{output}");
+    lab.assert_nothing_left();
 }

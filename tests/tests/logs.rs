@@ -1,12 +1,12 @@
-//! What the components of a cluster log, and what is said when one fails.
+//! Logs of a cluster's components, and error messages when one fails.
 
 use e2e::Lab;
 
 #[test]
-fn dash_v_shows_what_the_components_log() {
-    let lab = Lab::ready();
+fn dash_v_shows_logs_of_components() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-v", "true"])
+        .command(&["srun", "-N1", "coracle", "run", "-v", "true"])
         .run()
         .succeeded();
     for component in [
@@ -19,17 +19,17 @@ fn dash_v_shows_what_the_components_log() {
         assert!(output.stderr.contains(&line), "{line}");
     }
     let quiet = lab
-        .call(&["srun", "-N1", "coracle", "run", "true"])
+        .command(&["srun", "-N1", "coracle", "run", "true"])
         .run()
         .succeeded();
     assert!(!quiet.stderr.contains("[etcd]"), "{quiet}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn logs_are_kept_where_the_user_wants_them() {
-    let lab = Lab::ready();
-    lab.call(&[
+fn logs_are_kept_in_the_users_directory() {
+    let lab = Lab::acquire();
+    lab.command(&[
         "srun",
         "-N1",
         "coracle",
@@ -44,15 +44,15 @@ fn logs_are_kept_where_the_user_wants_them() {
         .sh("cd logs/here && stat -c '%n %a' * && test -s kube-apiserver.log")
         .run()
         .succeeded();
-    kept.printed("etcd.log 600\nkube-apiserver.log 600\nkube-controller-manager.log 600\nkube-scheduler.log 600");
+    kept.stdout_is("etcd.log 600\nkube-apiserver.log 600\nkube-controller-manager.log 600\nkube-scheduler.log 600");
     lab.remove("logs");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_component_that_fails_is_named_with_the_end_of_its_log() {
-    let lab = Lab::ready();
-    // A release in which one program does not work.
+fn failed_component_is_named_with_its_last_log_lines() {
+    let lab = Lab::acquire();
+    // A release with one broken program.
     let release = "/opt/coracle/lib/coracle/kubernetes/v1.37.1";
     lab.write(
         "broken/kube-apiserver",
@@ -63,8 +63,8 @@ fn a_component_that_fails_is_named_with_the_end_of_its_log() {
     ))
     .run()
     .succeeded()
-    .shows(&["etcd", "VERSION"]);
-    let words = [
+    .stdout_has(&["etcd", "VERSION"]);
+    let args = [
         "srun",
         "-N2",
         "coracle",
@@ -73,13 +73,13 @@ fn a_component_that_fails_is_named_with_the_end_of_its_log() {
         "broken",
         "true",
     ];
-    let output = lab.call(&words).run();
+    let output = lab.command(&args).run();
     lab.remove("broken");
-    output.ended_with(75).says(&[
+    output.exited_with(75).stderr_has(&[
         "error: kube-apiserver failed",
         "exit status: 3",
         "  | no keel",
         "hint: ",
     ]);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -4,7 +4,7 @@ use e2e::Lab;
 
 const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mine}\ndata: {a: b}\n";
 
-/// Nothing to run, so it is complete at once.
+/// With no completions, so it is complete at once.
 const EMPTY_JOB: &str = r#"
 apiVersion: batch/v1
 kind: Job
@@ -17,8 +17,8 @@ spec:
       containers: [{name: c, image: none}]
 "#;
 
-/// Its pod is bound to a node that it does not select, and refused there.
-const REFUSED_JOB: &str = r#"
+/// Its pod has `nodeName` and a node selector that does not match, so the node rejects it.
+const REJECTED_JOB: &str = r#"
 apiVersion: batch/v1
 kind: Job
 metadata: {name: refused}
@@ -53,67 +53,67 @@ spec: {paddles: 1}
 "#;
 
 #[test]
-fn a_file_a_directory_and_standard_input_are_applied() {
-    let lab = Lab::ready();
+fn file_directory_and_standard_input_are_applied() {
+    let lab = Lab::acquire();
     lab.write("m/one.yaml", CONFIG_MAP);
     lab.write(
         "m/below/two.yml",
         "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n",
     );
     let file = lab
-        .call(&["srun", "-N1", "coracle", "run", "m/one.yaml"])
+        .command(&["srun", "-N1", "coracle", "run", "m/one.yaml"])
         .run();
     file.succeeded()
-        .says(&["configmap/mine applied"])
-        .printed("");
-    let directory = lab.call(&["srun", "-N1", "coracle", "run", "m"]).run();
+        .stderr_has(&["configmap/mine applied"])
+        .stdout_is("");
+    let directory = lab.command(&["srun", "-N1", "coracle", "run", "m"]).run();
     directory
         .succeeded()
-        .says(&["configmap/mine applied", "namespace/other applied"]);
+        .stderr_has(&["configmap/mine applied", "namespace/other applied"]);
     let stdin = lab
-        .call(&["srun", "-N2", "coracle", "run", "-"])
+        .command(&["srun", "-N2", "coracle", "run", "-"])
         .stdin(CONFIG_MAP)
         .run();
-    stdin.succeeded().says(&["configmap/mine applied"]);
+    stdin.succeeded().stderr_has(&["configmap/mine applied"]);
     let outside = lab
-        .call(&["coracle", "run", "-N2", "-"])
+        .command(&["coracle", "run", "-N2", "-"])
         .stdin(CONFIG_MAP)
         .run();
-    outside.succeeded().says(&["configmap/mine applied"]);
+    outside.succeeded().stderr_has(&["configmap/mine applied"]);
     lab.remove("m");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_job_is_waited_for() {
-    let lab = Lab::ready();
+fn run_waits_for_jobs() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .command(&["srun", "-N1", "coracle", "run", "-"])
         .stdin(EMPTY_JOB)
         .run();
     output
         .succeeded()
-        .says(&["job/empty applied", "job/empty succeeded"]);
-    lab.nothing_left();
+        .stderr_has(&["job/empty applied", "job/empty succeeded"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_job_that_fails_gives_1_and_says_why() {
-    let lab = Lab::ready();
+fn failed_job_exits_with_1_and_its_reason() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["srun", "-N1", "-wnode1", "coracle", "run", "-"])
-        .stdin(REFUSED_JOB)
+        .command(&["srun", "-N1", "-wnode1", "coracle", "run", "-"])
+        .stdin(REJECTED_JOB)
         .run();
     output
-        .ended_with(1)
-        .says(&["job/refused failed", "NodeAffinity"]);
-    lab.nothing_left();
+        .exited_with(1)
+        .stderr_has(&["job/refused failed", "NodeAffinity"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn broken_manifests_give_65_and_kubectls_words() {
-    let lab = Lab::ready();
-    for (text, words) in [
+fn invalid_manifests_exit_with_65_and_kubectls_message() {
+    let lab = Lab::acquire();
+    for (manifest, error) in [
         ("a: b: c", "mapping values are not allowed"),
         (
             "apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n",
@@ -126,30 +126,30 @@ fn broken_manifests_give_65_and_kubectls_words() {
         ("", "no objects passed"),
     ] {
         let output = lab
-            .call(&["srun", "-N1", "coracle", "run", "-"])
-            .stdin(text)
+            .command(&["srun", "-N1", "coracle", "run", "-"])
+            .stdin(manifest)
             .run();
         output
-            .ended_with(65)
-            .says(&["error: the manifests were refused", words, "hint: "]);
+            .exited_with(65)
+            .stderr_has(&["error: the manifests were refused", error, "hint: "]);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_new_kind_and_an_object_of_it_may_stand_in_one_file() {
-    let lab = Lab::ready();
+fn one_file_may_define_and_use_a_kind() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-"])
+        .command(&["srun", "-N1", "coracle", "run", "-"])
         .stdin(NEW_KIND)
         .run();
-    output.succeeded().says(&["boat/coracle applied"]);
-    lab.nothing_left();
+    output.succeeded().stderr_has(&["boat/coracle applied"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn what_keeps_pods_from_running_is_told() {
-    const HOPELESS: &str = r#"
+fn reasons_of_pending_pods_are_reported() {
+    const UNSCHEDULABLE: &str = r#"
 apiVersion: v1
 kind: Pod
 metadata: {name: wrong}
@@ -160,13 +160,13 @@ kind: Pod
 metadata: {name: huge}
 spec: {containers: [{name: c, image: none, resources: {requests: {cpu: 5000}}}]}
 "#;
-    let lab = Lab::ready();
-    let mut run = lab.call(&["coracle", "run", "-N1", "-"]).start();
-    run.write(HOPELESS);
+    let lab = Lab::acquire();
+    let mut run = lab.command(&["coracle", "run", "-N1", "-"]).start();
+    run.write(UNSCHEDULABLE);
     run.close_stdin();
-    run.until_stderr("coracle: pod/wrong: InspectFailed: ");
-    run.until_stderr("coracle: pod/huge: FailedScheduling: ");
+    run.wait_for_stderr("coracle: pod/wrong: InspectFailed: ");
+    run.wait_for_stderr("coracle: pod/huge: FailedScheduling: ");
     run.signal(rustix::process::Signal::INT);
     run.wait(std::time::Duration::from_secs(60));
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

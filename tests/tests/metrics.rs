@@ -1,11 +1,11 @@
-//! What nodes and pods use, as kubectl, autoscalers and dashboards ask for it; and what the parts of a cluster log.
+//! Resource usage of nodes and pods, as kubectl, autoscalers and dashboards request it; and logs of components.
 
 use std::time::Duration;
 
-use e2e::{Cluster, Lab, eventually};
+use e2e::{Lab, TestCluster, eventually};
 use serde_json::{Value, json};
 
-/// One container works, one holds memory, one writes.
+/// One container uses CPU time, one holds memory, one writes.
 const BUSY: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -35,10 +35,10 @@ spec:
 const MB: u64 = 1_000_000;
 
 #[test]
-fn figures_of_pods_and_nodes_are_true() {
-    let lab = Lab::ready();
+fn usage_of_pods_and_nodes_is_accurate() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     cluster.create(&lab, BUSY);
     for pod in ["busy", "idle"] {
         cluster.wait_for(pod, "condition=Ready");
@@ -51,16 +51,16 @@ fn figures_of_pods_and_nodes_are_true() {
         .is_some()
     );
 
-    the_summary_is_true(&mut cluster);
-    prometheus_finds_upstreams_names(&mut cluster);
-    what_prometheus_finds_is_true(&mut cluster);
-    kubectl_top_shows_who_works(&mut cluster);
-    the_node_tells_of_itself(&mut cluster);
+    assert_summary_is_accurate(&mut cluster);
+    assert_metrics_have_upstreams_names(&mut cluster);
+    assert_metrics_are_accurate(&mut cluster);
+    assert_kubectl_top_is_accurate(&mut cluster);
+    assert_node_endpoints_respond(&mut cluster);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-fn node_of(cluster: &mut Cluster, pod: &str) -> String {
+fn node_of(cluster: &mut TestCluster, pod: &str) -> String {
     let pod = cluster.pod(pod);
     pod["spec"]["nodeName"]
         .as_str()
@@ -68,17 +68,17 @@ fn node_of(cluster: &mut Cluster, pod: &str) -> String {
         .to_owned()
 }
 
-fn raw(cluster: &mut Cluster, node: &str, path: &str) -> String {
-    cluster.ask(&format!(
+fn raw(cluster: &mut TestCluster, node: &str, path: &str) -> String {
+    cluster.shell(&format!(
         "kubectl get --raw \"/api/v1/nodes/{node}/proxy/{path}\""
     ))
 }
 
-fn summary(cluster: &mut Cluster, node: &str, query: &str) -> Value {
+fn summary(cluster: &mut TestCluster, node: &str, query: &str) -> Value {
     raw_json(cluster, node, &format!("stats/summary{query}"))
 }
 
-fn raw_json(cluster: &mut Cluster, node: &str, path: &str) -> Value {
+fn raw_json(cluster: &mut TestCluster, node: &str, path: &str) -> Value {
     let text = raw(cluster, node, path);
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
 }
@@ -89,14 +89,14 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-fn find(list: &Value, what: impl Fn(&Value) -> bool) -> &Value {
+fn find(list: &Value, matches: impl Fn(&Value) -> bool) -> &Value {
     let all = list.as_array().into_iter().flatten();
     all.into_iter()
-        .find(|item| what(item))
+        .find(|item| matches(item))
         .unwrap_or_else(|| panic!("not among {list:#}"))
 }
 
-fn the_summary_is_true(cluster: &mut Cluster) {
+fn assert_summary_is_accurate(cluster: &mut TestCluster) {
     let node = node_of(cluster, "busy");
     let first = summary(cluster, &node, "");
     let busy = find(&first["pods"], |pod| pod["podRef"]["name"] == "busy").clone();
@@ -138,7 +138,7 @@ fn the_summary_is_true(cluster: &mut Cluster) {
     });
     assert!(number(&kubelet["memory"]["workingSetBytes"]) > MB);
 
-    // Counters go on, and only the worker's much.
+    // Counters increase, and only the working container's by much.
     std::thread::sleep(Duration::from_secs(2));
     let second = summary(cluster, &node, "?only_cpu_and_memory=true");
     let later = find(&second["pods"], |pod| pod["podRef"]["name"] == "busy");
@@ -157,17 +157,17 @@ fn the_summary_is_true(cluster: &mut Cluster) {
         used("writes")
     );
     assert!(later["network"].is_null() && second["node"]["fs"].is_null());
-    bytes_on_the_network_are_counted(cluster, &node, &busy["network"]);
+    assert_network_bytes_are_counted(cluster, &node, &busy["network"]);
 }
 
-/// 50 packets of 8000 bytes go to the bridge, and come back.
-fn bytes_on_the_network_are_counted(cluster: &mut Cluster, node: &str, before: &Value) {
+/// 50 packets of 8000 bytes are sent to the bridge and returned.
+fn assert_network_bytes_are_counted(cluster: &mut TestCluster, node: &str, before: &Value) {
     let address = cluster.pod("busy")["status"]["podIP"].clone();
     let (network, _) = address
         .as_str()
         .and_then(|ip| ip.rsplit_once('.'))
         .expect("an address");
-    cluster.ask(&format!(
+    cluster.shell(&format!(
         "kubectl exec busy -c writes -- ping -A -q -c 50 -s 8000 {network}.1"
     ));
     let summary = summary(cluster, node, "");
@@ -178,7 +178,7 @@ fn bytes_on_the_network_are_counted(cluster: &mut Cluster, node: &str, before: &
     }
 }
 
-fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
+fn assert_metrics_have_upstreams_names(cluster: &mut TestCluster) {
     let node = node_of(cluster, "busy");
     let resource = raw(cluster, &node, "metrics/resource");
     for line in [
@@ -234,12 +234,13 @@ fn prometheus_finds_upstreams_names(cluster: &mut Cluster) {
     }
 }
 
-/// The value of the sample with this name and all of these labels, with their quotes.
+/// The value of the sample with this name and all of these labels, including their quotes.
 #[track_caller]
 fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
     let wanted = |line: &&str| {
         let rest = line.strip_prefix(name);
-        rest.is_some_and(|rest| rest.starts_with('{')) && labels.iter().all(|it| line.contains(it))
+        rest.is_some_and(|rest| rest.starts_with('{'))
+            && labels.iter().all(|label| line.contains(label))
     };
     let line = text.lines().find(wanted);
     let number = line.and_then(|line| line.rsplit_once("} ")?.1.split(' ').next());
@@ -248,7 +249,7 @@ fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
         .unwrap_or_else(|| panic!("no {name} of {labels:?}\n{text}"))
 }
 
-fn what_prometheus_finds_is_true(cluster: &mut Cluster) {
+fn assert_metrics_are_accurate(cluster: &mut TestCluster) {
     let node = node_of(cluster, "busy");
     let resource = raw(cluster, &node, "metrics/resource");
     let cadvisor = raw(cluster, &node, "metrics/cadvisor");
@@ -275,7 +276,7 @@ fn what_prometheus_finds_is_true(cluster: &mut Cluster) {
     assert!((8e6..30e6).contains(&writes), "{writes}");
     assert!(works < 5e6, "{works}");
 
-    // Who works goes on working.
+    // The working container's counter increases.
     let labels = ["container=\"works\"", "pod=\"busy\""];
     for path in ["metrics/resource", "metrics/cadvisor"] {
         let name = "container_cpu_usage_seconds_total";
@@ -288,10 +289,10 @@ fn what_prometheus_finds_is_true(cluster: &mut Cluster) {
     }
 }
 
-fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
+fn assert_kubectl_top_is_accurate(cluster: &mut TestCluster) {
     let mut last = String::new();
     let shown = eventually(Duration::from_secs(60), || {
-        let (code, text) = cluster.try_ask("kubectl top pods --containers --no-headers");
+        let (code, text) = cluster.try_shell("kubectl top pods --containers --no-headers");
         last = text;
         let works = last
             .lines()
@@ -304,7 +305,7 @@ fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
             .ok()?;
         (code == 0 && milli > 100).then_some(())
     });
-    assert!(shown.is_some(), "never much of a processor:\n{last}");
+    assert!(shown.is_some(), "never more than 100m CPU:\n{last}");
     let holds = last
         .lines()
         .find(|line| line.contains("holds"))
@@ -316,26 +317,26 @@ fn kubectl_top_shows_who_works(cluster: &mut Cluster) {
     let memory: u64 = memory.and_then(|text| text.parse().ok()).unwrap_or(0);
     assert!((20..200).contains(&memory), "{last}");
 
-    let nodes = cluster.ask("kubectl top nodes --no-headers");
+    let nodes = cluster.shell("kubectl top nodes --no-headers");
     assert_eq!(nodes.lines().count(), 2, "{nodes}");
     assert!(!nodes.contains("unknown"), "{nodes}");
-    let chosen = cluster.ask("kubectl top pods --selector=app=idle --no-headers");
+    let selected = cluster.shell("kubectl top pods --selector=app=idle --no-headers");
     assert!(
-        chosen.starts_with("idle ") && chosen.lines().count() == 1,
-        "{chosen}"
+        selected.starts_with("idle ") && selected.lines().count() == 1,
+        "{selected}"
     );
-    let one = cluster.ask("kubectl top pod busy --no-headers");
+    let one = cluster.shell("kubectl top pod busy --no-headers");
     assert!(one.starts_with("busy "), "{one}");
-    let status = cluster.ask("kubectl get apiservice v1beta1.metrics.k8s.io --output=jsonpath={.status.conditions[0].status}");
+    let status = cluster.shell("kubectl get apiservice v1beta1.metrics.k8s.io --output=jsonpath={.status.conditions[0].status}");
     assert_eq!(status, "True");
-    // Who may look at pods may look at this, and nobody else.
-    let may = |who: &str| format!("kubectl auth can-i list pods.metrics.k8s.io --as={who}");
-    cluster.ask("kubectl create rolebinding looks --clusterrole=view --user=reader");
-    assert_eq!(cluster.ask(&may("reader")), "yes");
-    assert_eq!(cluster.try_ask(&may("stranger")).1, "no");
+    // `view` on pods includes their metrics. Without it, access is denied.
+    let can_list = |user: &str| format!("kubectl auth can-i list pods.metrics.k8s.io --as={user}");
+    cluster.shell("kubectl create rolebinding reader --clusterrole=view --user=reader");
+    assert_eq!(cluster.shell(&can_list("reader")), "yes");
+    assert_eq!(cluster.try_shell(&can_list("other")).1, "no");
 }
 
-fn the_node_tells_of_itself(cluster: &mut Cluster) {
+fn assert_node_endpoints_respond(cluster: &mut TestCluster) {
     let node = node_of(cluster, "busy");
     for check in ["healthz", "healthz/ping", "healthz/syncloop"] {
         assert_eq!(raw(cluster, &node, check), "ok", "{check}");
@@ -347,10 +348,10 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     let checkpoint = format!(
         "kubectl create --raw /api/v1/nodes/{node}/proxy/checkpoint/default/busy/works --filename=/dev/null"
     );
-    let (code, words) = cluster.try_ask(&checkpoint);
+    let (code, output) = cluster.try_shell(&checkpoint);
     assert!(
-        code != 0 && words.contains("can't be checkpointed"),
-        "{words}"
+        code != 0 && output.contains("cannot checkpoint containers"),
+        "{output}"
     );
 
     assert!(raw(cluster, &node, "logs/").contains("kubelet.log"));
@@ -365,26 +366,26 @@ fn the_node_tells_of_itself(cluster: &mut Cluster) {
     );
     assert_eq!(found.lines().count(), 1, "{found}");
     let path = format!("/api/v1/nodes/{node}/proxy/logs/?query=kubelet&sinceTime=yesterday");
-    let (code, words) = cluster.try_ask(&format!("kubectl get --raw \"{path}\""));
-    assert!(code != 0 && words.contains("BadRequest"), "{words}");
-    the_log_is_asked_for_by_time(cluster, &node);
+    let (code, output) = cluster.try_shell(&format!("kubectl get --raw \"{path}\""));
+    assert!(code != 0 && output.contains("BadRequest"), "{output}");
+    assert_log_query_filters_by_time(cluster, &node);
 }
 
-fn the_log_is_asked_for_by_time(cluster: &mut Cluster, node: &str) {
+fn assert_log_query_filters_by_time(cluster: &mut TestCluster, node: &str) {
     let now = "date --utc +%Y-%m-%dT%H:%M:%S.%NZ";
-    let between = cluster.ask(now);
-    // A stranger is told nothing, and is remembered.
+    let between = cluster.shell(now);
+    // A request without credentials is rejected and logged.
     let status = cluster.json(&format!("get node {node}"))["status"].clone();
     let address = status["addresses"][0]["address"]
         .as_str()
         .unwrap_or_default();
     let port = &status["daemonEndpoints"]["kubeletEndpoint"]["Port"];
-    cluster.ask(&format!(
-        "curl --silent --insecure --max-time 40 https://{address}:{port}/a-stranger"
+    cluster.shell(&format!(
+        "curl --silent --insecure --max-time 40 https://{address}:{port}/unauthenticated"
     ));
-    let after = cluster.ask(now);
-    let (early, late) = ("node registered", "/a-stranger");
-    for (times, has_early, has_late) in [
+    let after = cluster.shell(now);
+    let (earlier, later) = ("node registered", "/unauthenticated");
+    for (times, has_earlier, has_later) in [
         (format!("sinceTime={between}"), false, true),
         (format!("untilTime={between}"), true, false),
         (
@@ -401,8 +402,8 @@ fn the_log_is_asked_for_by_time(cluster: &mut Cluster, node: &str) {
         ("untilTime=2020-01-01T00:00:00Z".to_owned(), false, false),
     ] {
         let text = raw(cluster, node, &format!("logs/?query=kubelet&{times}"));
-        let found = (text.contains(early), text.contains(late));
-        assert_eq!(found, (has_early, has_late), "{times}: {text}");
+        let found = (text.contains(earlier), text.contains(later));
+        assert_eq!(found, (has_earlier, has_later), "{times}: {text}");
     }
 }
 
@@ -434,10 +435,10 @@ spec:
 "#;
 
 #[test]
-fn an_autoscaler_scales_by_what_pods_use() {
-    let lab = Lab::ready();
+fn autoscaler_scales_by_usage() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     cluster.create(&lab, SCALED);
     let mut last = Value::Null;
     let scaled = eventually(Duration::from_secs(150), || {
@@ -448,27 +449,27 @@ fn an_autoscaler_scales_by_what_pods_use() {
     let used = &last["status"]["currentMetrics"][0]["resource"]["current"]["averageUtilization"];
     assert!(number(used) > 50, "{last:#}");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn logs_of_components_are_shown_from_everywhere() {
-    let lab = Lab::ready();
-    let none = lab.call(&["coracle", "logs"]).run();
+fn component_logs_are_available_inside_and_outside_of_job() {
+    let lab = Lab::acquire();
+    let none = lab.command(&["coracle", "logs"]).run();
     assert!(
-        none.code == 66 && none.stderr.contains("no cluster that runs"),
+        none.code == 66 && none.stderr.contains("no running cluster found"),
         "{none}"
     );
-    let wrong = lab.call(&["coracle", "logs", "scheduler"]).run();
+    let unknown = lab.command(&["coracle", "logs", "scheduler"]).run();
     assert!(
-        wrong.code == 64 && wrong.stderr.contains("kube-scheduler"),
-        "{wrong}"
+        unknown.code == 64 && unknown.stderr.contains("kube-scheduler"),
+        "{unknown}"
     );
 
-    let mut cluster = Cluster::start(&lab);
-    // In the job, on the login node, and from a second one: each way leads to the same files.
-    let inside = cluster.ask("coracle logs");
-    let outside = lab.call(&["coracle", "logs"]).run().succeeded().stdout;
+    let mut cluster = TestCluster::start(&lab);
+    // Inside the job and on the login host, the commands show the same logs.
+    let inside = cluster.shell("coracle logs");
+    let outside = lab.command(&["coracle", "logs"]).run().succeeded().stdout;
     for list in [&inside, &outside] {
         for name in [
             "etcd",
@@ -479,50 +480,50 @@ fn logs_of_components_are_shown_from_everywhere() {
             assert!(list.contains(name), "no {name}\n{list}");
         }
     }
-    let log = cluster.ask("coracle logs kube-apiserver");
+    let log = cluster.shell("coracle logs kube-apiserver");
     assert!(log.lines().count() > 3, "{log}");
     let tail = lab
-        .call(&["coracle", "logs", "-n", "2", "etcd"])
+        .command(&["coracle", "logs", "-n", "2", "etcd"])
         .run()
         .succeeded()
         .stdout;
     assert_eq!(tail.lines().count(), 2, "{tail}");
-    let node = cluster.ask("kubectl get nodes --output=jsonpath={.items[1].metadata.name}");
+    let node = cluster.shell("kubectl get nodes --output=jsonpath={.items[1].metadata.name}");
     let component = format!("kubelet/{node}");
     let agent = lab
-        .call(&["coracle", "logs", &component])
+        .command(&["coracle", "logs", &component])
         .run()
         .succeeded()
         .stdout;
     assert!(agent.contains("node registered"), "{agent}");
-    let all = cluster.ask("coracle logs kubelet --tail=1");
+    let all = cluster.shell("coracle logs kubelet --tail=1");
     assert_eq!(all.lines().count(), 2, "{all}");
-    lab.call(&["coracle", "logs", "kubelet/nope"])
+    lab.command(&["coracle", "logs", "kubelet/nope"])
         .run()
-        .ended_with(64)
-        .says(&["no node \"nope\"", &node]);
-    lab.call(&["coracle", "logs", "--job", "4000000"])
+        .exited_with(64)
+        .stderr_has(&["no node \"nope\"", &node]);
+    lab.command(&["coracle", "logs", "--job", "4000000"])
         .run()
-        .ended_with(66)
-        .says(&["no job 4000000", "hint: "]);
+        .exited_with(66)
+        .stderr_has(&["no job 4000000", "hint: "]);
 
     let mut follow = lab
-        .call(&["coracle", "logs", "-f", "-n", "0", "kube-apiserver"])
+        .command(&["coracle", "logs", "-f", "-n", "0", "kube-apiserver"])
         .start();
     let mut round = 0;
     let seen = eventually(Duration::from_secs(40), || {
-        // A new kind of objects is worth a line to the API server.
+        // The API server logs a line for each new kind.
         round += 1;
         cluster.create_objects(&[new_kind(&format!("round{round}"))]);
-        let said = follow.stdout().contains("round");
-        (said || follow.has_ended()).then_some(())
+        let printed = follow.stdout().contains("round");
+        (printed || follow.has_exited()).then_some(())
     });
-    let said = (follow.stdout(), follow.stderr());
-    assert!(seen.is_some() && !follow.has_ended(), "{said:?}");
+    let output = (follow.stdout(), follow.stderr());
+    assert!(seen.is_some() && !follow.has_exited(), "{output:?}");
     cluster.exit(0);
-    // The log ends with the cluster, and so does who followed it.
+    // The log ends with the cluster, and so does `--follow`.
     follow.wait(Duration::from_secs(30));
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 fn new_kind(group: &str) -> Value {

@@ -1,8 +1,8 @@
-//! The Nodes of a cluster are what Slurm gave to the job.
+//! The Nodes of a cluster match the allocation of the job.
 
 use std::time::{Duration, Instant};
 
-use e2e::{Cluster, Lab, Role, wait_until};
+use e2e::{Lab, Role, TestCluster, wait_until};
 use serde_json::Value;
 
 fn bytes(quantity: &Value) -> u64 {
@@ -20,8 +20,8 @@ fn bytes(quantity: &Value) -> u64 {
 
 #[test]
 fn capacity_is_what_slurm_allocated() {
-    let lab = Lab::ready();
-    let words = [
+    let lab = Lab::acquire();
+    let args = [
         "srun",
         "-N1",
         "-wnode1",
@@ -31,7 +31,7 @@ fn capacity_is_what_slurm_allocated() {
         "coracle",
         "run",
     ];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
     let node = cluster.json("get node node1");
     for kind in ["capacity", "allocatable"] {
         let resources = &node["status"][kind];
@@ -41,13 +41,13 @@ fn capacity_is_what_slurm_allocated() {
         assert_eq!(resources["pods"], "110", "{resources}");
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_node_without_gpus_has_none() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
+fn node_without_gpus_has_none() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
     for node in ["node1", "node2"] {
         let node = cluster.json(&format!("get node {node}"));
         assert!(
@@ -56,15 +56,15 @@ fn a_node_without_gpus_has_none() {
         );
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn addresses_labels_and_conditions_are_right() {
-    let lab = Lab::ready();
+fn addresses_labels_and_conditions_match_allocation() {
+    let lab = Lab::acquire();
     let mut cluster =
-        Cluster::start_as(&lab, "user1", &["srun", "-N2", "-plong", "coracle", "run"]);
-    let job = cluster.ask("echo $SLURM_JOB_ID");
+        TestCluster::start_as(&lab, "user1", &["srun", "-N2", "-plong", "coracle", "run"]);
+    let job = cluster.shell("echo $SLURM_JOB_ID");
     for (name, address) in [("node1", "10.77.0.11"), ("node2", "10.77.0.12")] {
         let node = cluster.json(&format!("get node {name}"));
         let labels = &node["metadata"]["labels"];
@@ -113,18 +113,18 @@ fn addresses_labels_and_conditions_are_right() {
         assert!(node["spec"].get("taints").is_none(), "{}", node["spec"]);
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn nodes_have_a_lease_that_is_renewed_and_pod_addresses() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let renewed = |cluster: &mut Cluster| {
+fn nodes_have_renewed_leases_and_pod_cidrs() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let renewed = |cluster: &mut TestCluster| {
         cluster.json("-n kube-node-lease get lease node2")["spec"]["renewTime"].to_string()
     };
     let first = renewed(&mut cluster);
-    wait_until(10, "the controllers gave addresses to both nodes", || {
+    wait_until(10, "both nodes have pod CIDRs", || {
         let nodes = cluster.json("get nodes");
         let ranges: Vec<_> = nodes["items"]
             .as_array()
@@ -141,57 +141,57 @@ fn nodes_have_a_lease_that_is_renewed_and_pod_addresses() {
         renewed(&mut cluster) != first
     });
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_api_server_reaches_the_kubelet_of_every_node() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
+fn api_server_reaches_every_kubelet() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
     for node in ["node1", "node2"] {
         assert_eq!(
-            cluster.ask(&format!(
+            cluster.shell(&format!(
                 "kubectl get --raw /api/v1/nodes/{node}/proxy/healthz"
             )),
             "ok"
         );
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_node_whose_agent_and_guard_die_is_not_ready_at_once_and_comes_back() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    // Both at the same time, or the one would mend the other.
+fn node_is_not_ready_until_agent_is_replaced() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    // Both at the same time: otherwise one would be replaced by the other.
     let (agent, guard) = (
         lab.find("node2", Role::Agent),
         lab.find("node2", Role::AgentGuard),
     );
-    // By a watch: it is back so soon that it may be missed.
+    // Use a watch: the node is back so soon that polling may miss NotReady.
     lab.remove("seen");
-    cluster
-        .ask("(kubectl get node node2 --watch --no-headers > seen 2>&1; true) > /dev/null 2>&1 &");
-    let seen = |words: &str| lab.sh(&format!("grep -qw {words} seen")).run().code == 0;
-    wait_until(10, "it is watched", || seen("Ready"));
+    cluster.shell(
+        "(kubectl get node node2 --watch --no-headers > seen 2>&1; true) > /dev/null 2>&1 &",
+    );
+    let seen = |state: &str| lab.sh(&format!("grep -qw {state} seen")).run().code == 0;
+    wait_until(10, "the watch shows the node", || seen("Ready"));
     lab.root("node2", &format!("kill -KILL {} {}", agent.pid, guard.pid));
-    let died = Instant::now();
+    let killed = Instant::now();
     wait_until(5, "node2 is NotReady", || seen("NotReady"));
-    println!("NotReady after {:?}", died.elapsed());
+    println!("NotReady after {:?}", killed.elapsed());
     wait_until(20, "node2 is Ready again", || cluster.has_ready_nodes(2));
-    cluster.run.until_stderr("node node2 is back");
-    cluster.exit(0).says(&["node node2 is lost"]);
+    cluster.run.wait_for_stderr("node node2 is back");
+    cluster.exit(0).stderr_has(&["node node2 is lost"]);
     lab.remove("seen");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
-    let mut lab = Lab::ready();
-    // Slurm itself would give the whole job up without --no-kill, and an srun of two tasks would wait for the one
-    // that died with its host.
-    let words = [
+fn node_without_power_is_not_ready_until_it_boots() {
+    let mut lab = Lab::acquire();
+    // Without --no-kill, Slurm would end the whole job, and an srun with two tasks would wait for the lost one.
+    let args = [
         "salloc",
         "--quiet",
         "--no-kill",
@@ -200,65 +200,65 @@ fn a_host_that_loses_its_power_is_not_ready_and_comes_back_with_it() {
         "coracle",
         "run",
     ];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
-    lab.command("kill-host", &["node2"]).succeeded();
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
+    lab.lab_command("kill-host", &["node2"]).succeeded();
     wait_until(30, "node2 is NotReady", || {
-        let nodes = cluster.ask("kubectl get nodes --no-headers");
+        let nodes = cluster.shell("kubectl get nodes --no-headers");
         nodes.contains("node2   NotReady") && nodes.contains("node1   Ready")
     });
     lab.start_host("node2");
     wait_until(60, "node2 is Ready again", || cluster.has_ready_nodes(2));
-    cluster.run.until_stderr("node node2 is back");
-    cluster.exit(0).says(&["node node2 is lost"]);
+    cluster.run.wait_for_stderr("node node2 is back");
+    cluster.exit(0).stderr_has(&["node node2 is lost"]);
     wait_until(60, "all nodes are idle", || lab.queue_is_empty());
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn losing_the_leaders_host_is_no_success() {
-    let mut lab = Lab::ready();
-    let words = ["coracle", "run", "-N2", "-wnode[1-2]", "sh", "-c"];
+fn loss_of_the_leaders_host_is_an_error() {
+    let mut lab = Lab::acquire();
+    let args = ["coracle", "run", "-N2", "-wnode[1-2]", "sh", "-c"];
     let script = "echo runs; sleep 150";
-    let mut run = lab.call(&[&words[..], &[script]].concat()).start();
-    run.until_stdout("runs");
-    lab.command("kill-host", &["node1"]).succeeded();
+    let mut run = lab.command(&[&args[..], &[script]].concat()).start();
+    run.wait_for_stdout("runs");
+    lab.lab_command("kill-host", &["node1"]).succeeded();
     // Slurm takes half a minute to notice.
     let ended = run.wait(Duration::from_secs(120));
     lab.start_host("node1");
-    ended.ended_with(76).says(&[
+    ended.exited_with(76).stderr_has(&[
         "error: the job ended before the workload did",
         "node1",
         "hint: ",
     ]);
     wait_until(60, "all nodes are idle", || lab.queue_is_empty());
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_crowd_at_the_leaders_door_does_not_keep_a_node_out() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
+fn unauthenticated_connections_do_not_prevent_enrolment() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
     let (agent, guard) = (
         lab.find("node2", Role::Agent),
         lab.find("node2", Role::AgentGuard),
     );
-    let door = lab.door_of_the_leader("node2", &agent);
-    // More than the door lets wait at once, all of them silent, and coming again.
-    let crowd = format!(
-        "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{door}; done; \
-         echo here; sleep 1; done"
+    let port = lab.enrolment_port("node2", &agent);
+    // More connections than the leader's enrolment listener admits at once, all idle, and reopened again and again.
+    let flood = format!(
+        "ulimit -n 4096; while :; do for i in $(seq 700); do exec {{fd}}<>/dev/tcp/node1/{port}; done; \
+         echo connected; sleep 1; done"
     );
-    let mut crowd = lab.call(&["bash", "-c", &crowd]).user("user2").start();
-    crowd.until_stdout("here");
+    let mut flood = lab.command(&["bash", "-c", &flood]).user("user2").start();
+    flood.wait_for_stdout("connected");
     lab.root("node2", &format!("kill -KILL {} {}", agent.pid, guard.pid));
     wait_until(10, "node2 is NotReady", || !cluster.has_ready_nodes(2));
-    wait_until(40, "node2 came in", || cluster.has_ready_nodes(2));
-    assert!(!crowd.has_ended(), "the crowd was there all the time");
-    crowd.signal(rustix::process::Signal::KILL);
-    drop(crowd);
+    wait_until(40, "node2 has joined again", || cluster.has_ready_nodes(2));
+    assert!(!flood.has_exited(), "the flood lasts until here");
+    flood.signal(rustix::process::Signal::KILL);
+    drop(flood);
     for stray in lab.processes_of("login", "user2") {
         lab.kill("login", "KILL", &stray);
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,74 +1,76 @@
-//! `kubectl logs`: every option of it, every kind of container, and what containers can do to their logs.
+//! `kubectl logs`: all options, all kinds of containers, and logs that containers make difficult.
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, SmallDisk, eventually, pod, runs, simple, wait_until};
+use e2e::{
+    BUSYBOX, Lab, SmallDisk, TestCluster, eventually, pod, script_container, script_pod, wait_until,
+};
 use serde_json::{Value, json};
 
-/// Where files of these tests are.
+/// The directory of these tests' files.
 const DIR: &str = "/tmp/pod-logs";
 
 #[track_caller]
-fn cluster(lab: &Lab) -> Cluster {
+fn cluster(lab: &Lab) -> TestCluster {
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    cluster.ask(&format!("rm -rf {DIR}; mkdir {DIR}"));
+    let mut cluster = TestCluster::start_as(lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.shell(&format!("rm -rf {DIR}; mkdir {DIR}"));
     cluster
 }
 
 #[track_caller]
-fn end(lab: &Lab, mut cluster: Cluster) {
-    cluster.ask(&format!("rm -rf {DIR}"));
+fn end(lab: &Lab, mut cluster: TestCluster) {
+    cluster.shell(&format!("rm -rf {DIR}"));
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Asks until a log has these words.
+/// Polls until a log contains this text.
 #[track_caller]
-fn until_logged(cluster: &mut Cluster, logs: &str, words: &str) {
+fn wait_for_log(cluster: &mut TestCluster, logs: &str, expected: &str) {
     let mut last = String::new();
     let logged = eventually(Duration::from_secs(40), || {
-        last = cluster.try_ask(&format!("kubectl logs {logs}")).1;
-        last.contains(words).then_some(())
+        last = cluster.try_shell(&format!("kubectl logs {logs}")).1;
+        last.contains(expected).then_some(())
     });
-    assert!(logged.is_some(), "{logs}: never {words:?}: {last}");
+    assert!(logged.is_some(), "{logs}: never {expected:?}: {last}");
 }
 
-/// Three lines, far enough apart for the whole seconds that the API has, then silence.
+/// Three lines, more than the API's precision of a second apart, then silence.
 const LINES: &str = "echo one; sleep 2.5; echo two >&2; sleep 2.5; echo three; trap 'exit 0' TERM; sleep 1000 & wait";
 
-fn of_options() -> Vec<Value> {
-    // Its second run goes on; what the first said is the previous log.
+fn logging_pods() -> Vec<Value> {
+    // Its second run continues. The output of the first run is the previous log.
     let again = "if [ -e /mark/once ]; then echo second run; sleep 1000; else touch /mark/once; echo first run; echo its end; exit 5; fi";
     let mark = json!({"volumeMounts": [{"name": "mark", "mountPath": "/mark"}]});
     let restarts =
         json!({"restartPolicy": "Always", "volumes": [{"name": "mark", "emptyDir": {}}]});
     let init = json!({"initContainers": [
-        runs("first", "echo from the first", json!({})),
-        runs("sidecar", "echo from the sidecar; sleep 1000", json!({"restartPolicy": "Always"})),
+        script_container("first", "echo from the first", json!({})),
+        script_container("sidecar", "echo from the sidecar; sleep 1000", json!({"restartPolicy": "Always"})),
     ]});
     vec![
-        simple("lines", LINES, json!({})),
-        pod("again", restarts, &[runs("main", again, mark)]),
+        script_pod("lines", LINES, json!({})),
+        pod("again", restarts, &[script_container("main", again, mark)]),
         pod(
             "many",
             init,
             &[
-                runs("a", "echo from a; sleep 1000", json!({})),
-                runs("b", "echo from b; sleep 1000", json!({})),
+                script_container("a", "echo from a; sleep 1000", json!({})),
+                script_container("b", "echo from b; sleep 1000", json!({})),
             ],
         ),
-        simple(
+        script_pod(
             "torn",
             "printf 'a line\\nno end'; until [ -e /tmp/go ]; do sleep 0.1; done",
             json!({}),
         ),
-        simple(
+        script_pod(
             "bytes",
             "printf '\\377\\376\\000\\200 \\303\\050\\n'; head -c 300000 /dev/urandom > /tmp/file; cat /tmp/file; echo; sleep 1000",
             json!({}),
         ),
-        simple(
+        script_pod(
             "long",
             "head -c 100000 /dev/zero | tr '\\0' x; echo; echo short; sleep 1000",
             json!({}),
@@ -77,10 +79,10 @@ fn of_options() -> Vec<Value> {
 }
 
 #[test]
-fn every_option_is_understood() {
-    let lab = Lab::ready();
+fn all_options_of_kubectl_logs_work() {
+    let lab = Lab::acquire();
     let mut cluster = cluster(&lab);
-    cluster.create_running(&of_options());
+    cluster.create_running(&logging_pods());
     let waits = pod(
         "waits",
         json!({}),
@@ -88,18 +90,18 @@ fn every_option_is_understood() {
     );
     cluster.create_objects(&[waits]);
 
-    until_logged(&mut cluster, "lines", "three");
-    times_and_lengths(&mut cluster);
-    earlier_runs(&mut cluster);
-    all_kinds_of_containers(&mut cluster);
-    bytes_of_all_kinds(&mut cluster);
-    what_has_no_log_says_why(&mut cluster);
-    records_are_those_of_the_cri(&lab);
+    wait_for_log(&mut cluster, "lines", "three");
+    assert_times_and_lengths_are_respected(&mut cluster);
+    assert_previous_logs_are_shown(&mut cluster);
+    assert_all_kinds_of_containers_have_logs(&mut cluster);
+    assert_binary_and_long_lines_are_unchanged(&mut cluster);
+    assert_missing_logs_are_explained(&mut cluster);
+    assert_files_have_cri_format(&lab);
     end(&lab, cluster);
 }
 
-fn times_and_lengths(cluster: &mut Cluster) {
-    let asked = [
+fn assert_times_and_lengths_are_respected(cluster: &mut TestCluster) {
+    let cases = [
         ("lines", "one\ntwo\nthree"),
         ("lines --tail=-1", "one\ntwo\nthree"),
         ("lines --tail=2", "two\nthree"),
@@ -116,14 +118,14 @@ fn times_and_lengths(cluster: &mut Cluster) {
             "[pod/lines/main] one\n[pod/lines/main] two\n[pod/lines/main] three",
         ),
     ];
-    for (options, text) in asked {
+    for (options, text) in cases {
         assert_eq!(
-            cluster.ask(&format!("kubectl logs {options}")),
+            cluster.shell(&format!("kubectl logs {options}")),
             text,
             "{options}"
         );
     }
-    let stamped = cluster.ask("kubectl logs lines --timestamps");
+    let stamped = cluster.shell("kubectl logs lines --timestamps");
     let (times, texts): (Vec<_>, Vec<_>) = stamped
         .lines()
         .filter_map(|line| line.split_once(' '))
@@ -136,67 +138,72 @@ fn times_and_lengths(cluster: &mut Cluster) {
         "{stamped}"
     );
     assert!(times.is_sorted(), "{stamped}");
-    // The second before a line is its own, or the one before: lines are more than two apart.
+    // `--since-time` with a line's own second, truncated, includes that line, but not the one before: lines are more than two
+    // seconds apart.
     for (at, expected) in [(1, "two\nthree"), (2, "three")] {
         let second = &times[at][..19];
-        let since = cluster.ask(&format!("kubectl logs lines --since-time={second}Z"));
+        let since = cluster.shell(&format!("kubectl logs lines --since-time={second}Z"));
         assert_eq!(since, expected, "since {second}");
     }
-    // Nothing is new when the last line is older than what is asked for.
+    // `--since` shows nothing once the last line is older.
     wait_until(20, "the last line is old", || {
         cluster
-            .ask(&format!(
+            .shell(&format!(
                 "echo $(($(date +%s) - $(date +%s --date={})))",
                 times[2]
             ))
             .parse()
             .is_ok_and(|age: i64| age > 2)
     });
-    assert_eq!(cluster.ask("kubectl logs lines --since=1s"), "");
-    // One output alone is what kubelets can show, and kubectl does not ask for yet.
+    assert_eq!(cluster.shell("kubectl logs lines --since=1s"), "");
+    // The kubelet can show a single stream, which kubectl does not request yet.
     let node = cluster.first_node();
     for (stream, text) in [("Stderr", "two"), ("Stdout", "one\nthree")] {
         let log =
             format!("/api/v1/nodes/{node}/proxy/containerLogs/default/lines/main?stream={stream}");
-        assert_eq!(cluster.ask(&format!("kubectl get --raw '{log}'")), text);
+        assert_eq!(cluster.shell(&format!("kubectl get --raw '{log}'")), text);
     }
 }
 
-fn earlier_runs(cluster: &mut Cluster) {
-    until_logged(cluster, "again", "second run");
-    let asked = [
+fn assert_previous_logs_are_shown(cluster: &mut TestCluster) {
+    wait_for_log(cluster, "again", "second run");
+    let cases = [
         ("again", "second run"),
         ("again --previous", "first run\nits end"),
         ("again --previous --tail=1", "its end"),
         ("again --previous --follow", "first run\nits end"),
     ];
-    for (options, text) in asked {
+    for (options, text) in cases {
         assert_eq!(
-            cluster.ask(&format!("kubectl logs {options}")),
+            cluster.shell(&format!("kubectl logs {options}")),
             text,
             "{options}"
         );
     }
 }
 
-fn all_kinds_of_containers(cluster: &mut Cluster) {
-    let (code, text) = cluster.try_ask(&format!(
-        "timeout 50 kubectl debug many --quiet --container=looks -i --image={BUSYBOX} --target=a -- echo from the ephemeral one"
+fn assert_all_kinds_of_containers_have_logs(cluster: &mut TestCluster) {
+    let (code, text) = cluster.try_shell(&format!(
+        "timeout 50 kubectl debug many --quiet --container=debugger -i --image={BUSYBOX} --target=a -- echo from the ephemeral one"
     ));
     assert_eq!(code, 0, "{text}");
-    until_logged(cluster, "many --container=looks", "from the ephemeral one");
+    wait_for_log(
+        cluster,
+        "many --container=debugger",
+        "from the ephemeral one",
+    );
     for (container, text) in [
         ("first", "from the first"),
         ("sidecar", "from the sidecar"),
         ("a", "from a"),
         ("b", "from b"),
-        ("looks", "from the ephemeral one"),
+        ("debugger", "from the ephemeral one"),
     ] {
-        until_logged(cluster, &format!("many --container={container}"), text);
+        wait_for_log(cluster, &format!("many --container={container}"), text);
         assert_eq!(cluster.logs("many", container), text);
     }
-    // Of several, kubectl takes the first, and says so.
-    assert!(cluster.ask("kubectl logs many").ends_with("from a"));
+    // Without `--container`, kubectl shows the first container and prints a note.
+    assert!(cluster.shell("kubectl logs many").ends_with("from a"));
     let sorted = |text: String| {
         let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
         lines.sort();
@@ -205,51 +212,56 @@ fn all_kinds_of_containers(cluster: &mut Cluster) {
     let prefixed = [
         "[pod/many/a] from a",
         "[pod/many/b] from b",
+        "[pod/many/debugger] from the ephemeral one",
         "[pod/many/first] from the first",
-        "[pod/many/looks] from the ephemeral one",
         "[pod/many/sidecar] from the sidecar",
     ];
     let all = "kubectl logs --selector=app=many --prefix --all-containers";
-    assert_eq!(sorted(cluster.ask(all)), prefixed);
-    let followed = cluster.ask(&format!(
+    assert_eq!(sorted(cluster.shell(all)), prefixed);
+    let followed = cluster.shell(&format!(
         "cd {DIR}; : > all; {all} --follow --max-log-requests=10 > all 2>&1 & \
          until [ $(wc -l < {DIR}/all) -ge 5 ]; do sleep 0.2; done; kill $!; cat {DIR}/all"
     ));
     assert_eq!(sorted(followed), prefixed);
 }
 
-fn bytes_of_all_kinds(cluster: &mut Cluster) {
-    // A line without its end is shown without one, once it can't come any more.
-    cluster.ask("kubectl exec torn -- touch /tmp/go");
-    cluster.in_phase("torn", "Succeeded");
+fn assert_binary_and_long_lines_are_unchanged(cluster: &mut TestCluster) {
+    // An incomplete line is shown without a line feed once the container has exited.
+    cluster.shell("kubectl exec torn -- touch /tmp/go");
+    cluster.wait_for_phase("torn", "Succeeded");
     assert_eq!(
-        cluster.ask("kubectl logs torn | od -An -c | tr -d ' \\n'"),
+        cluster.shell("kubectl logs torn | od -An -c | tr -d ' \\n'"),
         "aline\\nnoend"
     );
-    assert_eq!(cluster.ask("kubectl logs torn --tail=1"), "no end");
-    let stamped = cluster.ask("kubectl logs torn --timestamps --tail=1");
+    assert_eq!(cluster.shell("kubectl logs torn --tail=1"), "no end");
+    let stamped = cluster.shell("kubectl logs torn --timestamps --tail=1");
     assert!(stamped.ends_with("Z no end"), "{stamped}");
-    // What is no text arrives as it was written.
-    let (there, here) = (
+    // Binary output is passed through unchanged.
+    let (in_pod, by_logs) = (
         "kubectl exec bytes -- sh -c '(printf \"\\377\\376\\000\\200 \\303\\050\\n\" | cat - /tmp/file; echo) | sha256sum'",
         "kubectl logs bytes | sha256sum",
     );
-    let expected = cluster.ask(there);
-    wait_until(20, "all bytes are logged", || cluster.ask(here) == expected);
-    // A line that is longer than a record is one line.
-    until_logged(cluster, "long --tail=1", "short");
-    let lengths = cluster.ask("kubectl logs long | while read -r line; do echo ${#line}; done");
+    let expected = cluster.shell(in_pod);
+    wait_until(20, "all bytes are logged", || {
+        cluster.shell(by_logs) == expected
+    });
+    // A line that is longer than a CRI record is still one line.
+    wait_for_log(cluster, "long --tail=1", "short");
+    let lengths = cluster.shell("kubectl logs long | while read -r line; do echo ${#line}; done");
     assert_eq!(lengths, "100000\n5");
-    assert_eq!(cluster.ask("kubectl logs long --tail=2 | wc -c"), "100007");
-    assert_eq!(cluster.ask("kubectl logs long --timestamps | wc -l"), "2");
     assert_eq!(
-        cluster.ask("kubectl logs long --limit-bytes=50000 | wc -c"),
+        cluster.shell("kubectl logs long --tail=2 | wc -c"),
+        "100007"
+    );
+    assert_eq!(cluster.shell("kubectl logs long --timestamps | wc -l"), "2");
+    assert_eq!(
+        cluster.shell("kubectl logs long --limit-bytes=50000 | wc -c"),
         "50000"
     );
 }
 
-fn what_has_no_log_says_why(cluster: &mut Cluster) {
-    let asked = [
+fn assert_missing_logs_are_explained(cluster: &mut TestCluster) {
+    let cases = [
         (
             "lines --previous",
             "previous terminated container \"main\" in pod \"lines\" not found",
@@ -258,27 +270,27 @@ fn what_has_no_log_says_why(cluster: &mut Cluster) {
             "lines --container=other",
             "container other is not valid for pod lines",
         ),
-        ("nobody", "pods \"nobody\" not found"),
+        ("absent", "pods \"absent\" not found"),
         (
             "lines --tail=1 --since=1s --since-time=2020-01-01T00:00:00Z",
             "at most one of",
         ),
     ];
-    for (options, words) in asked {
-        let (code, text) = cluster.try_ask(&format!("kubectl logs {options}"));
-        assert!(code != 0 && text.contains(words), "{options}: {text}");
+    for (options, error) in cases {
+        let (code, text) = cluster.try_shell(&format!("kubectl logs {options}"));
+        assert!(code != 0 && text.contains(error), "{options}: {text}");
     }
     let mut last = String::new();
-    let told = eventually(Duration::from_secs(30), || {
-        last = cluster.try_ask("kubectl logs waits").1;
+    let reported = eventually(Duration::from_secs(30), || {
+        last = cluster.try_shell("kubectl logs waits").1;
         last.contains("container \"main\" in pod \"waits\" is waiting to start: ErrImageNeverPull")
             .then_some(())
     });
-    assert!(told.is_some(), "{last}");
+    assert!(reported.is_some(), "{last}");
 }
 
-/// Tools that read logs on nodes find what they know.
-fn records_are_those_of_the_cri(lab: &Lab) {
+/// The files have the format of the CRI, for log collectors on nodes.
+fn assert_files_have_cri_format(lab: &Lab) {
     let found = lab.root(
         "node1",
         "find /tmp /var/tmp /dev/shm -path '*/main/0.log' -exec cat {} + | tr -cd '[:print:]\\n' | grep -cE '^[0-9]{4}-[0-9-]{5}T[0-9:]{8}\\.[0-9]{9}Z (stdout|stderr) [FP] '",
@@ -289,7 +301,7 @@ fn records_are_those_of_the_cri(lab: &Lab) {
         "node1",
         "find /tmp /var/tmp /dev/shm -name '0.log' ! -perm 600",
     );
-    assert_eq!(modes.stdout, "", "others could read them");
+    assert_eq!(modes.stdout, "", "other users could read them");
 }
 
 /// Numbered lines of 100 bytes each.
@@ -299,10 +311,10 @@ fn numbered(lines: u32) -> String {
 
 #[test]
 fn logs_are_rotated_and_followed() {
-    let lab = Lab::ready();
+    let lab = Lab::acquire();
     let mut cluster = cluster(&lab);
-    let says_goodbye = "trap 'echo goodbye; exit 0' TERM; echo hello; sleep 1000 & wait";
-    // 25 MB, and what records add to it, are less than what is kept; 90 MB are more.
+    let prints_at_exit = "trap 'echo goodbye; exit 0' TERM; echo hello; sleep 1000 & wait";
+    // 25 MB with the overhead of records are less than the limit; 90 MB are more.
     let writes = |lines| {
         format!(
             "until [ -e /tmp/go ]; do sleep 0.1; done; {}; echo done",
@@ -310,64 +322,64 @@ fn logs_are_rotated_and_followed() {
         )
     };
     cluster.create_running(&[
-        simple("deleted", says_goodbye, json!({})),
-        simple(
+        script_pod("deleted", prints_at_exit, json!({})),
+        script_pod(
             "ends",
             "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; echo last",
             json!({}),
         ),
-        simple("writes", &writes(250_000), json!({})),
-        simple("floods", &writes(900_000), json!({})),
-        simple("ticks", TICKS, json!({})),
+        script_pod("writes", &writes(250_000), json!({})),
+        script_pod("floods", &writes(900_000), json!({})),
+        script_pod("ticks", TICKS, json!({})),
     ]);
-    until_logged(&mut cluster, "deleted", "hello");
-    until_logged(&mut cluster, "ends", "begin");
+    wait_for_log(&mut cluster, "deleted", "hello");
+    wait_for_log(&mut cluster, "ends", "begin");
 
-    // All four are followed before anything happens.
-    cluster.ask(&format!(
+    // Follow all of them before they write more.
+    cluster.shell(&format!(
         "cd {DIR}; for pod in deleted ends writes; do \
            (timeout 150 kubectl logs --follow $pod > $pod.log 2> $pod.errors; echo $? > $pod.code) & \
          done; until grep -q hello deleted.log && grep -q begin ends.log; do sleep 0.1; done"
     ));
     for pod in ["ends", "writes", "floods"] {
-        cluster.ask(&format!("kubectl exec {pod} -- touch /tmp/go"));
+        cluster.shell(&format!("kubectl exec {pod} -- touch /tmp/go"));
     }
-    // It is pushed: what is said is there, though nobody asks again.
-    cluster.ask("kubectl delete pod deleted --wait=true --timeout=50s");
-    let ended = |cluster: &mut Cluster, pod: &str| {
-        wait_until(120, &format!("{pod} is followed to its end"), || {
-            cluster.try_ask(&format!("cat {DIR}/{pod}.code")).0 == 0
+    // Output is pushed: the last lines arrive without polling.
+    cluster.shell("kubectl delete pod deleted --wait=true --timeout=50s");
+    let follow_to_end = |cluster: &mut TestCluster, pod: &str| {
+        wait_until(120, &format!("kubectl logs --follow {pod} exits"), || {
+            cluster.try_shell(&format!("cat {DIR}/{pod}.code")).0 == 0
         });
-        cluster.ask(&format!("cd {DIR}; cat {pod}.errors {pod}.code"))
+        cluster.shell(&format!("cd {DIR}; cat {pod}.errors {pod}.code"))
     };
-    assert_eq!(ended(&mut cluster, "deleted"), "0");
+    assert_eq!(follow_to_end(&mut cluster, "deleted"), "0");
     assert_eq!(
-        cluster.ask(&format!("cat {DIR}/deleted.log")),
+        cluster.shell(&format!("cat {DIR}/deleted.log")),
         "hello\ngoodbye"
     );
-    assert_eq!(ended(&mut cluster, "ends"), "0");
-    assert_eq!(cluster.ask(&format!("cat {DIR}/ends.log")), "begin\nlast");
-    assert_eq!(ended(&mut cluster, "writes"), "0");
-    // Across three rotations nothing is missing, nothing twice.
-    let whole = "awk '/^done$/ { print NR - 1, $0; next } $1 + 0 != NR || length($0) != 100 { print \"wrong:\", NR, $0; exit }'";
+    assert_eq!(follow_to_end(&mut cluster, "ends"), "0");
+    assert_eq!(cluster.shell(&format!("cat {DIR}/ends.log")), "begin\nlast");
+    assert_eq!(follow_to_end(&mut cluster, "writes"), "0");
+    // Across three rotations, no line is missing or duplicated.
+    let count_lines = "awk '/^done$/ { print NR - 1, $0; next } $1 + 0 != NR || length($0) != 100 { print \"wrong:\", NR, $0; exit }'";
     for log in [
         format!("cat {DIR}/writes.log"),
         "kubectl logs writes".to_owned(),
     ] {
         assert_eq!(
-            cluster.ask(&format!("{log} | {whole}")),
+            cluster.shell(&format!("{log} | {count_lines}")),
             "250000 done",
             "{log}"
         );
     }
     assert_eq!(
-        cluster.ask("kubectl logs writes --tail=150000 | wc -l"),
+        cluster.shell("kubectl logs writes --tail=150000 | wc -l"),
         "150000"
     );
 
-    // Of more than is kept, the end is there: at most five files of at most 10 MiB, and what is shown of them.
-    cluster.in_phase("floods", "Succeeded");
-    let shown = cluster.ask(&format!("kubectl logs floods > {DIR}/floods.log; wc -c < {DIR}/floods.log; tail -n 1 {DIR}/floods.log"));
+    // Beyond the limit, the end of the log is kept: at most five files of at most 10 MiB.
+    cluster.wait_for_phase("floods", "Succeeded");
+    let shown = cluster.shell(&format!("kubectl logs floods > {DIR}/floods.log; wc -c < {DIR}/floods.log; tail -n 1 {DIR}/floods.log"));
     let (bytes, last) = shown.split_once('\n').unwrap_or_default();
     let bytes: u64 = bytes.parse().unwrap_or_default();
     assert!((25_000_000..52_428_800).contains(&bytes), "{shown}");
@@ -375,8 +387,8 @@ fn logs_are_rotated_and_followed() {
     let gaps = format!(
         "head -n -1 {DIR}/floods.log | awk 'NR > 1 && $1 + 0 != last + 1 {{ print \"wrong:\", last, $0 }} {{ last = $1 + 0 }} END {{ print last }}'"
     );
-    assert_eq!(cluster.ask(&gaps), "900000");
-    let uid = cluster.ask("kubectl get pod floods --output=jsonpath={.metadata.uid}");
+    assert_eq!(cluster.shell(&gaps), "900000");
+    let uid = cluster.shell("kubectl get pod floods --output=jsonpath={.metadata.uid}");
     let files = lab.root(
         "node1",
         &format!("find /tmp /var/tmp /dev/shm -path '*{uid}*/main/0.log*' -printf '%s\\n'"),
@@ -391,39 +403,42 @@ fn logs_are_rotated_and_followed() {
         sizes.iter().all(|size| *size <= 10 * 1024 * 1024),
         "{files}"
     );
-    what_is_followed_is_pushed(&mut cluster);
+    assert_followed_lines_arrive_at_once(&mut cluster);
     end(&lab, cluster);
 }
 
-/// Says how long the machine has been up, again and again, not in step with seconds.
+/// Prints the uptime again and again, not in step with seconds.
 const TICKS: &str =
     "trap 'exit 0' TERM; while true; do read now idle < /proc/uptime; echo $now; sleep 0.37; done";
 
-/// Lines are there when they are said. Somebody who looked for them every second would find half of them half a second late, at any
-/// try; a busy machine may be late at some.
-fn what_is_followed_is_pushed(cluster: &mut Cluster) {
+/// Lines arrive immediately. With polling every second, half of them would be half a second late in every attempt; on a busy
+/// machine only some attempts are late.
+fn assert_followed_lines_arrive_at_once(cluster: &mut TestCluster) {
     let follow = "timeout 50 kubectl logs --follow --tail=1 ticks | { \
-        for line in $(seq 16); do read -r said; read -r now idle < /proc/uptime; echo $said $now; done; \
+        for line in $(seq 16); do read -r sent; read -r now idle < /proc/uptime; echo $sent $now; done; \
         } | awk 'NR > 1 { print $2 - $1 }' | sort --numeric-sort | sed --quiet 8p";
-    let mut tries: Vec<f64> = Vec::new();
-    while tries.len() < 5 && tries.last().is_none_or(|late| *late >= 0.3) {
-        let late = cluster.ask(follow);
-        tries.push(late.parse().unwrap_or_else(|_| panic!("{late:?}")));
+    let mut delays: Vec<f64> = Vec::new();
+    while delays.len() < 5 && delays.last().is_none_or(|delay| *delay >= 0.3) {
+        let delay = cluster.shell(follow);
+        delays.push(delay.parse().unwrap_or_else(|_| panic!("{delay:?}")));
     }
-    assert!(tries.last().is_some_and(|late| *late < 0.3), "{tries:?}");
+    assert!(
+        delays.last().is_some_and(|delay| *delay < 0.3),
+        "{delays:?}"
+    );
 }
 
-/// Fills the disk on which its log is, and goes on to log.
+/// Fills the disk of its log, and continues to log.
 fn fills_the_disk(name: &str, then: &str) -> Value {
     let script = format!(
         "seq 1 500; sleep 1; dd if=/dev/zero of=/data/fill bs=64k 2>/dev/null; seq 501 3000; sleep 1; {then}"
     );
     let mount = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
     let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
-    pod(name, volumes, &[runs("main", &script, mount)])
+    pod(name, volumes, &[script_container("main", &script, mount)])
 }
 
-/// How many lines the notes in a log say were lost.
+/// The number of lost lines, according to the notes in a log.
 fn lost(log: &str) -> usize {
     let notes = log.lines().filter_map(|line| {
         assert_eq!(
@@ -439,26 +454,26 @@ fn lost(log: &str) -> usize {
 }
 
 #[test]
-fn what_a_full_disk_loses_of_a_log_is_told() {
-    let lab = Lab::ready();
+fn lines_lost_on_a_full_disk_are_reported() {
+    let lab = Lab::acquire();
     lab.load_busybox();
     let disk = SmallDisk::on_node1(&lab, "small", "/tmp", "size=64m,mode=1777");
-    let words = ["srun", "-N1", "-wnode1", "coracle", "run"];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let args = ["srun", "-N1", "-wnode1", "coracle", "run"];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
     for (name, then) in [
         ("again", "rm /data/fill; sleep 1; echo again"),
         ("ends", "true"),
     ] {
         cluster.create_objects(&[fills_the_disk(name, then)]);
-        cluster.in_phase(name, "Succeeded");
+        cluster.wait_for_phase(name, "Succeeded");
         let log = cluster.logs(name, "main");
         let written = log
             .lines()
             .filter(|line| !line.starts_with("coracle: "))
             .count();
-        let said = 3000 + usize::from(name == "again");
+        let printed = 3000 + usize::from(name == "again");
         assert!(lost(&log) > 0, "{name}: {log}");
-        assert_eq!(written + lost(&log), said, "{name}: {log}");
+        assert_eq!(written + lost(&log), printed, "{name}: {log}");
         let mut last = log.lines().rev();
         if name == "again" {
             assert_eq!(last.next(), Some("again"));
@@ -467,11 +482,11 @@ fn what_a_full_disk_loses_of_a_log_is_told() {
             last.next().unwrap().starts_with("coracle: "),
             "{name}: {log}"
         );
-        cluster.event(name, "cannot write the container's log");
-        cluster.event(name, "of this log were lost: No space left on device");
-        cluster.ask(&format!("kubectl delete pod {name} --grace-period=1"));
+        cluster.wait_for_event(name, "cannot write the container's log");
+        cluster.wait_for_event(name, "of this log were lost: No space left on device");
+        cluster.shell(&format!("kubectl delete pod {name} --grace-period=1"));
     }
     cluster.exit(0);
     drop(disk);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

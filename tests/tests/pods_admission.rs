@@ -1,41 +1,42 @@
-//! What a node takes and what it refuses, with upstream's reasons, and the ports of the node that pods ask for.
+//! Admission of pods by a node, rejections with upstream's reasons, and host ports.
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, condition, container, eventually, merged, pod, wait_until};
+use e2e::{
+    BUSYBOX, Lab, TestCluster, condition, container_status, eventually, merged, pod, wait_until,
+};
 use serde_json::{Value, json};
 
-/// One node, by name.
 const ONE: &[&str] = &["srun", "-N1", "-wnode1", "coracle", "run"];
 
-/// A pod that is bound to the node by hand, so that nobody but the node decides.
+/// A pod with `nodeName` set, so that only the node itself decides.
 fn bound(name: &str, spec: Value, more: Value) -> Value {
     let own = json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "trap exit TERM; while true; do sleep 0.2; done"]});
     let here = merged(json!({"nodeName": "node1"}), spec);
     pod(name, here, &[merged(own, more)])
 }
 
-fn asking(requests: Value) -> Value {
+fn with_requests(requests: Value) -> Value {
     json!({"resources": {"requests": requests}})
 }
 
 #[track_caller]
-fn is_refused(cluster: &mut Cluster, name: &str, reason: &str, words: &str) {
-    let pod = cluster.in_phase(name, "Failed");
+fn assert_rejected(cluster: &mut TestCluster, name: &str, reason: &str, expected: &str) {
+    let pod = cluster.wait_for_phase(name, "Failed");
     let status = &pod["status"];
     assert_eq!(status["reason"], reason, "{name}: {status:#}");
     let message = status["message"].as_str().unwrap_or_default();
     assert!(
-        message.starts_with("Pod was rejected: ") && message.contains(words),
+        message.starts_with("Pod was rejected: ") && message.contains(expected),
         "{name}: {message}"
     );
     assert!(status["containerStatuses"].is_null(), "{name}: {status:#}");
     assert!(status["startTime"].is_string(), "{name}: {status:#}");
-    cluster.event(name, &format!("Warning {reason} "));
+    cluster.wait_for_event(name, &format!("Warning {reason} "));
 }
 
-/// Pods that ask for what the node isn't or hasn't, why they are refused, and in which words.
-fn refusals() -> Vec<(Value, &'static str, &'static str)> {
+/// Pods that the node must reject, with the reasons and messages.
+fn rejected_pods() -> Vec<(Value, &'static str, &'static str)> {
     let affinity = |operator: &str, values: Value| {
         let term = json!({"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": operator, "values": values}]});
         json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}})
@@ -49,12 +50,12 @@ fn refusals() -> Vec<(Value, &'static str, &'static str)> {
     let profile = json!({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "p"}}});
     vec![
         (
-            bound("cpu", none(), asking(json!({"cpu": "1k"}))),
+            bound("cpu", none(), with_requests(json!({"cpu": "1k"}))),
             "OutOfcpu",
             "enough resource: cpu, requested: 1000000, used: ",
         ),
         (
-            bound("memory", none(), asking(json!({"memory": "10Ti"}))),
+            bound("memory", none(), with_requests(json!({"memory": "10Ti"}))),
             "OutOfmemory",
             "enough resource: memory, ",
         ),
@@ -62,7 +63,7 @@ fn refusals() -> Vec<(Value, &'static str, &'static str)> {
             bound(
                 "storage",
                 none(),
-                asking(json!({"ephemeral-storage": "10Pi"})),
+                with_requests(json!({"ephemeral-storage": "10Pi"})),
             ),
             "OutOfephemeral-storage",
             "ephemeral-storage",
@@ -135,102 +136,109 @@ fn bytes(quantity: &Value) -> u64 {
 }
 
 #[test]
-fn a_node_refuses_with_the_usual_reasons() {
-    let lab = Lab::ready();
+fn node_rejects_pods_with_upstreams_reasons() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
-    let refusals = refusals();
-    let objects: Vec<_> = refusals.iter().map(|(pod, ..)| pod.clone()).collect();
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
+    let rejected = rejected_pods();
+    let objects: Vec<_> = rejected.iter().map(|(pod, ..)| pod.clone()).collect();
     cluster.create_objects(&objects);
-    for (pod, reason, words) in &refusals {
+    for (pod, reason, expected) in &rejected {
         let name = pod["metadata"]["name"].as_str().expect("a name");
-        is_refused(&mut cluster, name, reason, words);
+        assert_rejected(&mut cluster, name, reason, expected);
     }
 
-    // What one has the other can't have, until it is free again.
+    // A pod is rejected while another one holds the resource, and admitted once it is free.
     let node = cluster.json("get node node1");
-    let most = bytes(&node["status"]["allocatable"]["memory"]) * 6 / 10;
-    let half = |name: &str| bound(name, json!({}), asking(json!({"memory": most.to_string()})));
-    cluster.create_objects(&[half("first")]);
+    let amount = bytes(&node["status"]["allocatable"]["memory"]) * 6 / 10;
+    let large_pod = |name: &str| {
+        bound(
+            name,
+            json!({}),
+            with_requests(json!({"memory": amount.to_string()})),
+        )
+    };
+    cluster.create_objects(&[large_pod("first")]);
     cluster.wait_for("first", "condition=Ready");
-    cluster.create_objects(&[half("second")]);
-    is_refused(
+    cluster.create_objects(&[large_pod("second")]);
+    assert_rejected(
         &mut cluster,
         "second",
         "OutOfmemory",
-        &format!("requested: {most}, used: {most}"),
+        &format!("requested: {amount}, used: {amount}"),
     );
-    cluster.ask("kubectl delete pod first second");
-    cluster.create_objects(&[half("third")]);
+    cluster.shell("kubectl delete pod first second");
+    cluster.create_objects(&[large_pod("third")]);
     cluster.wait_for("third", "condition=Ready");
 
-    only_so_many(&mut cluster, &node);
-    taints_keep_away(&mut cluster);
+    assert_number_of_pods_is_limited(&mut cluster, &node);
+    assert_taints_are_respected(&mut cluster);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// As many pods as the node takes. All but a few are of a class that there is no runtime for: they have their place, and cost nothing.
+/// Fills the node up to its maximum number of pods. Most have a RuntimeClass without a handler: they count, but start no process.
 #[track_caller]
-fn only_so_many(cluster: &mut Cluster, node: &Value) {
-    let most: usize = node["status"]["allocatable"]["pods"]
+fn assert_number_of_pods_is_limited(cluster: &mut TestCluster, node: &Value) {
+    let max_pods: usize = node["status"]["allocatable"]["pods"]
         .as_str()
-        .and_then(|most| most.parse().ok())
+        .and_then(|count| count.parse().ok())
         .expect("a number");
     let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "none"}, "handler": "none"});
-    let place = |i: usize| {
+    let filler = |i: usize| {
         bound(
-            &format!("place-{i}"),
+            &format!("filler-{i}"),
             json!({"runtimeClassName": "none"}),
             json!({}),
         )
     };
-    // One place is taken.
-    let places = (1..most).map(place);
+    // One pod already runs.
+    let fillers = (1..max_pods).map(filler);
     cluster.create_objects(&[class]);
-    cluster.create_objects(&places.collect::<Vec<_>>());
+    cluster.create_objects(&fillers.collect::<Vec<_>>());
     cluster.create_objects(&[bound("too-many", json!({}), json!({}))]);
-    is_refused(
+    assert_rejected(
         cluster,
         "too-many",
         "OutOfpods",
-        &format!("requested: 1, used: {most}, capacity: {most}"),
+        &format!("requested: 1, used: {max_pods}, capacity: {max_pods}"),
     );
-    cluster.ask("kubectl delete pod place-1");
+    cluster.shell("kubectl delete pod filler-1");
     cluster.create_objects(&[bound("not-too-many", json!({}), json!({}))]);
     cluster.wait_for("not-too-many", "condition=Ready");
-    cluster
-        .ask("kubectl get pods --output=name | grep /place- | xargs kubectl delete --wait=false");
+    cluster.shell(
+        "kubectl get pods --output=name | grep /filler- | xargs kubectl delete --wait=false",
+    );
 }
 
 #[track_caller]
-fn taints_keep_away(cluster: &mut Cluster) {
+fn assert_taints_are_respected(cluster: &mut TestCluster) {
     let tolerations = json!({"tolerations": [{"key": "away", "operator": "Exists"}]});
-    // Others may come all the same: they are the scheduler's business.
-    cluster.ask("kubectl taint node node1 away=yes:NoSchedule");
+    // NoSchedule does not matter at admission, only to the scheduler.
+    cluster.shell("kubectl taint node node1 away=yes:NoSchedule");
     cluster.create_objects(&[bound("not-scheduled", tolerations.clone(), json!({}))]);
     cluster.wait_for("not-scheduled", "condition=Ready");
-    cluster.ask("kubectl taint node node1 away=yes:NoExecute");
-    // The node hears of its taints by a watch of its own, so that it may know the pod first; whoever was taken is evicted.
-    let mut tries = 0;
+    cluster.shell("kubectl taint node node1 away=yes:NoExecute");
+    // The node learns its taints through a separate watch, so it may admit a pod first; such a pod is evicted later.
+    let mut attempts = 0;
     let seen = eventually(Duration::from_secs(40), || {
-        tries += 1;
-        let name = format!("tainted-{tries}");
+        attempts += 1;
+        let name = format!("tainted-{attempts}");
         cluster.create_objects(&[bound(&name, json!({}), json!({}))]);
-        let words = "Warning TaintToleration Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        let expected = "Warning TaintToleration Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
         eventually(Duration::from_secs(8), || {
-            cluster.events(&name).contains(words).then_some(())
+            cluster.events(&name).contains(expected).then_some(())
         })
     });
-    assert!(seen.is_some(), "nobody was kept away");
+    assert!(seen.is_some(), "no pod was rejected");
     cluster.create_objects(&[bound("tolerant", tolerations, json!({}))]);
     cluster.wait_for("tolerant", "condition=Ready");
     let stays = cluster.pod("not-scheduled");
     assert_eq!(condition(&stays, "Ready"), "True", "{stays:#}");
 }
 
-/// A web server that says its own name, at ports of the node.
-fn publishing(name: &str, ports: Value) -> Value {
+/// A web server with host ports, which serves its own name.
+fn web_server(name: &str, ports: Value) -> Value {
     let script = format!(
         "mkdir /www; echo {name} > /www/index.html; trap exit TERM; httpd -f -p 80 -h /www & wait"
     );
@@ -241,15 +249,15 @@ fn publishing(name: &str, ports: Value) -> Value {
     )
 }
 
-/// Answers datagrams, by the node's Python for want of one in the image, and asks for a port of SCTP besides.
-fn answering(name: &str) -> Value {
+/// A UDP echo server, which runs the node's Python because the image has none. It requests an SCTP host port as well.
+fn udp_echo_server(name: &str) -> Value {
     let script = "import signal, socket, sys\n\
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n\
         server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
         server.bind((\"\", 5300))\n\
         while True:\n    \
-            words, sender = server.recvfrom(65535)\n    \
-            server.sendto(b\"heard \" + words, sender)\n";
+            data, sender = server.recvfrom(65535)\n    \
+            server.sendto(b\"echo \" + data, sender)\n";
     bound(
         name,
         json!({"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}),
@@ -264,108 +272,108 @@ fn answering(name: &str) -> Value {
     )
 }
 
-/// Twenty senders at once, each of which must hear what it said itself.
+/// Twenty clients in parallel, each of which must receive its own text.
 const DATAGRAMS: &str = "import socket
 clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(20)]
 for number, client in enumerate(clients):
     client.settimeout(5)
     client.sendto(str(number).encode() + b'x' * 1000, ('10.77.0.11', 18080))
-print(sum(client.recv(2000) == f'heard {number}'.encode() + b'x' * 1000 for number, client in enumerate(clients)))
+print(sum(client.recv(2000) == f'echo {number}'.encode() + b'x' * 1000 for number, client in enumerate(clients)))
 ";
 
 #[test]
-fn ports_of_the_node_lead_to_pods() {
-    let lab = Lab::ready();
+fn host_ports_are_forwarded_to_pods() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     let port =
         |port: u16, more: Value| merged(json!({"containerPort": 80, "hostPort": port}), more);
-    // Somebody else's, whoever that is.
+    // Another user's process that holds the port.
     let other = "import socket, time; s = socket.create_server(('', 18083)); print('listens', flush=True); time.sleep(1000)";
     let mut other = lab
-        .call(&["python3", "-c", other])
+        .command(&["python3", "-c", other])
         .user("user2")
         .on("node1")
         .start();
-    other.until_stdout("listens");
+    other.wait_for_stdout("listens");
     cluster.create_objects(&[
-        publishing(
+        web_server(
             "web",
             json!([
                 port(18080, json!({})),
                 port(18081, json!({"hostIP": "127.0.0.1"}))
             ]),
         ),
-        publishing(
+        web_server(
             "other-address",
             json!([port(18081, json!({"hostIP": "127.0.0.2"}))]),
         ),
-        answering("other-protocol"),
-        publishing("taken", json!([port(18083, json!({}))])),
-        publishing("forbidden", json!([port(81, json!({}))])),
+        udp_echo_server("other-protocol"),
+        web_server("taken", json!([port(18083, json!({}))])),
+        web_server("forbidden", json!([port(81, json!({}))])),
     ]);
     for name in ["web", "other-address", "other-protocol"] {
         cluster.wait_for(name, "condition=Ready");
     }
-    cluster.create_objects(&[publishing(
+    cluster.create_objects(&[web_server(
         "clash",
         json!([port(18080, json!({"hostIP": "10.77.0.11"}))]),
     )]);
-    is_refused(&mut cluster, "clash", "NodePorts", "free ports");
+    assert_rejected(&mut cluster, "clash", "NodePorts", "free ports");
 
     let get = |host: &str, address: &str| {
-        let asked = lab.call(&[
+        let request = lab.command(&[
             "curl",
             "--silent",
             "--max-time",
             "20",
             &format!("http://{address}/"),
         ]);
-        let answer = asked.on(host).run();
-        (answer.code, answer.stdout.trim().to_owned())
+        let response = request.on(host).run();
+        (response.code, response.stdout.trim().to_owned())
     };
     let page = |name: &str| (0, name.to_owned());
-    wait_until(20, "the web server answers", || {
+    wait_until(20, "the web server responds", || {
         get("login", "10.77.0.11:18080") == page("web")
     });
     assert_eq!(get("node1", "127.0.0.1:18081"), page("web"));
-    wait_until(20, "the other one answers", || {
+    wait_until(20, "the other web server responds", || {
         get("node1", "127.0.0.2:18081") == page("other-address")
     });
     assert_ne!(get("login", "10.77.0.11:18081").0, 0);
-    // Many at once, and a body of some size.
+    // Many connections in parallel.
     let many = "for i in $(seq 20); do curl --silent --max-time 30 http://10.77.0.11:18080/ & done | sort | uniq -c | awk '{ print $1, $2 }'";
-    lab.sh(many).run().printed("20 web");
+    lab.sh(many).run().stdout_is("20 web");
 
-    // Datagrams are carried too, and may be lost. What is not carried is said.
+    // UDP is forwarded too, but datagrams may be lost. SCTP is not forwarded, which an event reports.
     wait_until(60, "datagrams are answered", || {
-        let asked = lab.call(&["python3", "-c", DATAGRAMS]).run();
-        asked.stdout.trim() == "20"
+        let answered = lab.command(&["python3", "-c", DATAGRAMS]).run();
+        answered.stdout.trim() == "20"
     });
-    let words = "Warning HostPortNotSupported host port 18084/SCTP: nobody listens there";
-    cluster.event("other-protocol", words);
+    let expected = "Warning HostPortNotSupported host port 18084/SCTP is closed";
+    cluster.wait_for_event("other-protocol", expected);
 
-    // Whoever the port belongs to, the pod says so, and begins when it is free.
-    let words = "Warning FailedCreatePodSandBox Failed to create pod sandbox: host port 18083: ";
-    cluster.event("taken", words);
+    // If another process holds the port, the pod reports it and starts once the port is free.
+    let expected = "Warning FailedCreatePodSandBox Failed to create pod sandbox: host port 18083: ";
+    cluster.wait_for_event("taken", expected);
     let waiting = cluster.pod("taken");
     assert_eq!(waiting["status"]["phase"], "Pending", "{waiting:#}");
-    let state = &container(&waiting, "c")["state"]["waiting"];
+    let state = &container_status(&waiting, "c")["state"]["waiting"];
     assert_eq!(state["reason"], "ContainerCreating", "{waiting:#}");
-    cluster.event("forbidden", "host port 81: ");
+    cluster.wait_for_event("forbidden", "host port 81: ");
     drop(other);
     cluster.wait_for("taken", "condition=Ready");
-    wait_until(20, "it answers", || {
+    wait_until(20, "its web server responds", || {
         get("login", "10.77.0.11:18083") == page("taken")
     });
 
-    cluster.ask("kubectl delete pod web");
+    cluster.shell("kubectl delete pod web");
     assert_ne!(get("login", "10.77.0.11:18080").0, 0);
-    cluster.create_objects(&[publishing("again", json!([port(18080, json!({}))]))]);
+    cluster.create_objects(&[web_server("again", json!([port(18080, json!({}))]))]);
     cluster.wait_for("again", "condition=Ready");
-    wait_until(20, "the next one answers", || {
+    wait_until(20, "the next web server responds", || {
         get("login", "10.77.0.11:18080") == page("again")
     });
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,19 +1,18 @@
-//! Whom pods trust, and who they are: the sources clusterTrustBundle and podCertificate of projected volumes.
+//! The sources clusterTrustBundle and podCertificate of projected volumes.
 
 use std::error::Error;
 
 use e2e::{
-    CERTIFICATE_NAME, Cluster, Held, KEY_TYPES, Lab, Role, Signer, WAITS, eventually, looking_pod,
-    pod, refusal, runs, wait_until,
+    CERTIFICATE_NAME, Held, KEY_TYPES, Lab, Role, Signer, TestCluster, WAIT_FOR_SIGTERM,
+    checking_pod, eventually, pod, refusal, script_container, wait_until,
 };
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 const SIGNER: &str = "coracle.test/signer";
 
-/// A bundle of a signer, or of nobody.
+/// A ClusterTrustBundle, with a signer or without.
 fn bundle(name: &str, signer: Option<&str>, alive: bool, authorities: &[&Signer]) -> Value {
     let text: String = authorities
         .iter()
@@ -35,7 +34,7 @@ fn certificate(key_type: &str, more: Value) -> Value {
     json!({"podCertificate": e2e::merged(own, more)})
 }
 
-/// The volume `v`, made of these.
+/// The projected volume `v` with these sources.
 fn volume(sources: &[Value]) -> Value {
     json!([{"name": "v", "projected": {"sources": sources}}])
 }
@@ -44,15 +43,15 @@ fn mounted() -> Value {
     json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]})
 }
 
-/// A pod that stays.
-fn staying(name: &str, sources: &[Value]) -> Value {
-    let container = runs("main", WAITS, mounted());
+/// A pod that runs until it is deleted.
+fn long_running(name: &str, sources: &[Value]) -> Value {
+    let container = script_container("main", WAIT_FOR_SIGTERM, mounted());
     pod(name, json!({"volumes": volume(sources)}), &[container])
 }
 
-/// Answers every request that nobody has answered.
+/// Responds to all pending PodCertificateRequests.
 #[track_caller]
-fn sign_all(cluster: &mut Cluster, signer: &Signer) -> Result<(), Box<dyn Error>> {
+fn sign_all(cluster: &mut TestCluster, signer: &Signer) -> Result<(), Box<dyn Error>> {
     let all = cluster.json("get podcertificaterequests");
     let items = all["items"].as_array().into_iter().flatten();
     for request in items.filter(|request| request["status"]["conditions"].is_null()) {
@@ -64,22 +63,22 @@ fn sign_all(cluster: &mut Cluster, signer: &Signer) -> Result<(), Box<dyn Error>
         };
         let name = request["metadata"]["name"].as_str().unwrap_or_default();
         let patch = json!({"status": status});
-        cluster.ask(&format!(
+        cluster.shell(&format!(
             "kubectl patch podcertificaterequest {name} --subresource=status --type=merge --patch='{patch}'"
         ));
     }
     Ok(())
 }
 
-/// A file of a pod.
+/// The content of a file in a pod.
 #[track_caller]
-fn file(cluster: &mut Cluster, pod: &str, path: &str) -> String {
-    cluster.ask(&format!("kubectl exec {pod} -- cat /v/{path}"))
+fn file(cluster: &mut TestCluster, pod: &str, path: &str) -> String {
+    cluster.shell(&format!("kubectl exec {pod} -- cat /v/{path}"))
 }
 
-/// Signs until a pod runs.
+/// Signs requests until a pod runs.
 #[track_caller]
-fn until_running(cluster: &mut Cluster, signer: &Signer, pod: &str) {
+fn sign_until_running(cluster: &mut TestCluster, signer: &Signer, pod: &str) {
     let runs = eventually(std::time::Duration::from_secs(90), || {
         sign_all(cluster, signer).ok()?;
         (cluster.pod(pod)["status"]["phase"] == "Running").then_some(())
@@ -88,22 +87,22 @@ fn until_running(cluster: &mut Cluster, signer: &Signer, pod: &str) {
 }
 
 #[test]
-fn pods_have_certificates_and_know_whom_to_trust() {
-    let lab = Lab::ready();
+fn trust_bundles_and_pod_certificates_are_projected() {
+    let lab = Lab::acquire();
     lab.load_busybox_for("user1");
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     let signer = Signer::new("signer").unwrap();
-    trust_is_what_the_cluster_has(&mut cluster, &signer);
-    certificates_are_as_asked_for(&lab, &mut cluster, &signer);
+    assert_trust_bundles_are_projected(&mut cluster, &signer);
+    assert_certificates_match_requests(&lab, &mut cluster, &signer);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[track_caller]
-fn trust_is_what_the_cluster_has(cluster: &mut Cluster, signer: &Signer) {
+fn assert_trust_bundles_are_projected(cluster: &mut TestCluster, signer: &Signer) {
     let other = Signer::new("other").unwrap_or_else(|error| panic!("{error}"));
     let alive = json!({"matchLabels": {"alive": "true"}});
-    let nobody = json!({"matchLabels": {"alive": "unknown"}});
+    let no_match = json!({"matchLabels": {"alive": "unknown"}});
     let by_labels = |selector: &Value| json!({"signerName": SIGNER, "labelSelector": selector});
     let sources = [
         trust("named", json!({"name": "plain"})),
@@ -111,7 +110,7 @@ fn trust_is_what_the_cluster_has(cluster: &mut Cluster, signer: &Signer) {
         trust("all", by_labels(&json!({}))),
         trust(
             "none",
-            e2e::merged(by_labels(&nobody), json!({"optional": true})),
+            e2e::merged(by_labels(&no_match), json!({"optional": true})),
         ),
         trust("unset", json!({"signerName": SIGNER, "optional": true})),
         trust("absent", json!({"name": "absent", "optional": true})),
@@ -127,8 +126,8 @@ is comments 0 "$(cat /v/* | grep -c comment)"
 is mode 644 "$(stat -L -c %a /v/all)"
 is link ..data/all "$(readlink /v/all)"
 "#;
-    let lacking = |name: &str, source: Value| {
-        looking_pod(
+    let without_source = |name: &str, source: Value| {
+        checking_pod(
             name,
             json!({"volumes": volume(&[source])}),
             mounted(),
@@ -144,18 +143,18 @@ is link ..data/all "$(readlink /v/all)"
             false,
             &[&other, signer],
         ),
-        looking_pod(
+        checking_pod(
             "trusting",
             json!({"volumes": volume(&sources)}),
             mounted(),
             script,
         ),
-        staying("following", &sources),
-        lacking("no-bundle", trust("x", json!({"name": "absent"}))),
-        lacking("no-match", trust("x", by_labels(&nobody))),
+        long_running("following", &sources),
+        without_source("no-bundle", trust("x", json!({"name": "absent"}))),
+        without_source("no-match", trust("x", by_labels(&no_match))),
     ]);
-    cluster.find_all_right(&["trusting"]);
-    for (pod, words) in [
+    cluster.assert_checks_pass(&["trusting"]);
+    for (pod, expected) in [
         (
             "no-bundle",
             r#"volume "v" : clustertrustbundle.certificates.k8s.io "absent" not found"#,
@@ -165,29 +164,29 @@ is link ..data/all "$(readlink /v/all)"
             r#"matched zero ClusterTrustBundles: signerName "coracle.test/signer", labelSelector "alive=unknown""#,
         ),
     ] {
-        cluster.event(pod, words);
+        cluster.wait_for_event(pod, expected);
         assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending", "{pod}");
     }
 
-    // Changes reach a pod that runs, and what was missing lets the other one start.
-    cluster.in_phase("following", "Running");
+    // Changes reach the running pod, and the pod whose source was missing starts.
+    cluster.wait_for_phase("following", "Running");
     let patch = json!({"spec": {"trustBundle": other.authority}});
-    cluster.ask(&format!(
+    cluster.shell(&format!(
         "kubectl patch clustertrustbundle plain --type=merge --patch='{patch}'; kubectl delete clustertrustbundle coracle.test:signer:b"
     ));
     wait_until(60, "the pod sees the new bundle", || {
-        let words = "kubectl exec following -- sh -c 'cat /v/named; cat /v/all'";
-        let seen = cluster.ask(words).replace('\n', "");
-        let now = format!("{}{}", other.authority, signer.authority);
-        seen == now.replace(['\n', '\r'], "")
+        let command = "kubectl exec following -- sh -c 'cat /v/named; cat /v/all'";
+        let seen = cluster.shell(command).replace('\n', "");
+        let expected = format!("{}{}", other.authority, signer.authority);
+        seen == expected.replace(['\n', '\r'], "")
     });
     cluster.create_objects(&[bundle("absent", None, true, &[&other])]);
-    cluster.in_phase("no-bundle", "Succeeded");
-    cluster.ask("kubectl delete pod --all --now");
+    cluster.wait_for_phase("no-bundle", "Succeeded");
+    cluster.shell("kubectl delete pod --all --now");
 }
 
 #[track_caller]
-fn certificates_are_as_asked_for(lab: &Lab, cluster: &mut Cluster, signer: &Signer) {
+fn assert_certificates_match_requests(lab: &Lab, cluster: &mut TestCluster, signer: &Signer) {
     let parts = |key_type: &str| {
         let name = format!("{}.test", key_type.to_lowercase());
         let paths = json!({"credentialBundlePath": null, "keyPath": format!("{key_type}.key"), "certificateChainPath": format!("{key_type}.crt"),
@@ -205,13 +204,13 @@ is "file system" tmpfs "$(awk '$2 == "/v" { print $3 }' /proc/self/mounts)"
     let token = json!({"serviceAccountToken": {"path": "token"}});
     let private = json!({"securityContext": {"runAsUser": 1000}, "volumes": volume(&[certificate("ECDSAP256", json!({})), token])});
     cluster.create_objects(&[
-        staying("certified", &sources),
-        looking_pod("private", private, mounted(), script),
-        staying("denied", &[certificate("ED25519", json!({}))]),
-        staying("failed", &[certificate("ED25519", json!({}))]),
-        staying("ignored", &[certificate("ED25519", json!({}))]),
+        long_running("certified", &sources),
+        checking_pod("private", private, mounted(), script),
+        long_running("denied", &[certificate("ED25519", json!({}))]),
+        long_running("failed", &[certificate("ED25519", json!({}))]),
+        long_running("ignored", &[certificate("ED25519", json!({}))]),
     ]);
-    until_running(cluster, signer, "certified");
+    sign_until_running(cluster, signer, "certified");
     for key_type in KEY_TYPES {
         let expected = Held {
             name: format!("{}.test", key_type.to_lowercase()),
@@ -220,17 +219,17 @@ is "file system" tmpfs "$(awk '$2 == "/v" { print $3 }' /proc/self/mounts)"
         };
         assert_eq!(held(cluster, "certified", key_type), expected, "{key_type}");
     }
-    cluster.find_all_right(&["private"]);
-    for (pod, reason, words) in [
+    cluster.assert_checks_pass(&["private"]);
+    for (pod, reason, verb) in [
         ("denied", "Denied", "was denied"),
         ("failed", "Failed", "failed"),
     ] {
-        cluster.event(
+        cluster.wait_for_event(
             pod,
-            &format!("{words}, reason=\"Whim\", message=\"not today\""),
+            &format!("{verb}, reason=\"Whim\", message=\"not today\""),
         );
-        cluster.event(pod, &format!("Warning {reason} "));
-        cluster.event(
+        cluster.wait_for_event(pod, &format!("Warning {reason} "));
+        cluster.wait_for_event(
             pod,
             &format!(
                 "PodCertificateRequest was permanently {}",
@@ -239,37 +238,37 @@ is "file system" tmpfs "$(awk '$2 == "/v" { print $3 }' /proc/self/mounts)"
         );
         assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending", "{pod}");
     }
-    cluster.event(
+    cluster.wait_for_event(
         "ignored",
         "credential bundle is not issued yet: signer \"coracle.test/signer\" has not answered PodCertificateRequest default/req-",
     );
 
-    // A new agent asks anew, and the pod goes on with what it has until then.
+    // A new agent makes a new request. Until it is granted, the pod keeps its old certificate.
     let before = file(cluster, "certified", "ED25519.key");
     let node = cluster.first_node();
     let killed = lab.find(&node, Role::Agent);
     lab.kill(&node, "KILL", &killed);
     wait_until(90, "the pod has a new certificate", || {
         sign_all(cluster, signer).unwrap_or_else(|error| panic!("{error}"));
-        let (code, now) = cluster.try_ask("kubectl exec certified -- cat /v/ED25519.key");
+        let (code, now) = cluster.try_shell("kubectl exec certified -- cat /v/ED25519.key");
         code == 0 && now != before
     });
     let status = &cluster.pod("certified")["status"]["containerStatuses"][0];
     assert_eq!(status["restartCount"], 0);
-    wait_until(30, "the files fit together", || {
+    wait_until(30, "key and certificate match", || {
         held(cluster, "certified", "ED25519").chain == 2
     });
 
-    // With their pods go their requests.
-    cluster.ask("kubectl delete pod --all --now");
-    wait_until(60, "requests are gone", || {
+    // Requests are deleted with their pods.
+    cluster.shell("kubectl delete pod --all --now");
+    wait_until(60, "requests are deleted", || {
         cluster.json("get podcertificaterequests")["items"] == json!([])
     });
 }
 
-/// The certificate of this type in a pod.
+/// The certificate of this key type in a pod.
 #[track_caller]
-fn held(cluster: &mut Cluster, pod: &str, key_type: &str) -> Held {
+fn held(cluster: &mut TestCluster, pod: &str, key_type: &str) -> Held {
     let key = file(cluster, pod, &format!("{key_type}.key"));
     let chain = file(cluster, pod, &format!("{key_type}.crt"));
     Held::read(&key, &chain).unwrap_or_else(|error| panic!("{key_type}: {error}"))

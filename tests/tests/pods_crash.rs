@@ -1,6 +1,12 @@
-//! `kill -9` beside pods and below them: pods outlive whoever looks after them, and what dies comes back by its policy.
+//! SIGKILL of processes around and inside of pods: pods survive the loss of agents, hubs and the API server, and killed containers
+//! are restarted by their policy.
 
-use e2e::{Cluster, Lab, Process, Role, container, wait_until};
+#[path = "pods_crash/fork_servers.rs"]
+mod fork_servers;
+#[path = "pods_crash/namespaces.rs"]
+mod namespaces;
+
+use e2e::{Lab, Process, Role, TestCluster, container_status, wait_until};
 use serde_json::Value;
 
 const PODS: &str = r#"
@@ -26,7 +32,7 @@ spec:
   containers:
   - name: c
     image: IMAGE
-    command: [sh, -c, 'until test -e /out/go; do sleep 0.1; done; echo gone; exit 6']
+    command: [sh, -c, 'until test -e /out/go; do sleep 0.1; done; echo exiting; exit 6']
     volumeMounts: [{name: out, mountPath: /out}]
 ---
 apiVersion: v1
@@ -38,7 +44,7 @@ spec:
   containers:
   - name: c
     image: IMAGE
-    command: [sh, -c, 'trap exit TERM; until test -e /out/go && test ! -e /out/gone; do sleep 0.1; done; touch /out/gone; exit 9']
+    command: [sh, -c, 'trap exit TERM; until test -e /out/go && test ! -e /out/crashed; do sleep 0.1; done; touch /out/crashed; exit 9']
     volumeMounts: [{name: out, mountPath: /out}]
 "#;
 
@@ -49,65 +55,66 @@ metadata: {name: later}
 spec:
   nodeName: node2
   restartPolicy: Never
-  containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo still at work']}]
+  containers: [{name: c, image: IMAGE, command: [sh, -c, 'wget -qO- http://ADDRESS:8080/passwd | grep -q root && echo connected']}]
 "#;
 
-/// Kills a part beside the pods, or stops it for a while.
+/// Kills a process outside of the pods, or stops it for a while.
 #[track_caller]
-fn pods_outlive(host: &str, role: Role, signal: &str) {
-    pods_outlive_trouble(|lab, meanwhile| {
+fn assert_pods_survive(host: &str, role: Role, signal: &str) {
+    assert_pods_survive_fault(|lab, end_pods| {
         let killed = lab.find(host, role);
         lab.kill(host, signal, &killed);
-        meanwhile();
+        end_pods();
         if signal == "STOP" {
-            wait_until(30, "the pods have gone on without it", || {
-                lab.sh("test -e out/gone").run().code == 0
+            wait_until(30, "the pods have continued without it", || {
+                lab.sh("test -e out/crashed").run().code == 0
             });
             lab.kill(host, "CONT", &killed);
         } else {
-            wait_until(30, "it was started again", || {
+            wait_until(30, "a new process runs", || {
                 lab.find(host, role).pid != killed.pid
             });
         }
     });
 }
 
-/// Has something happen beside the pods: they go on, and the cluster learns what happened meanwhile.
+/// Runs `fault` while pods run; its second argument makes one pod exit and another crash. Asserts that the pods continue, and that
+/// the API server gets their statuses afterwards.
 #[track_caller]
-fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
-    let lab = Lab::ready();
+fn assert_pods_survive_fault(fault: impl FnOnce(&Lab, &dyn Fn())) {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    // Of a test that failed.
+    // May be left by a failed test.
     lab.remove("out");
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     cluster.create(&lab, PODS);
     for pod in ["steady", "ending", "crashing"] {
         cluster.wait_for(pod, "condition=Ready");
     }
     let before = cluster.pod("steady");
-    let process = the_marked(&lab, "mark-41001");
+    let process = marked_process(&lab, "mark-41001");
 
-    // Meanwhile one ends, and one crashes and comes again.
-    trouble(&lab, &|| drop(lab.sh("touch out/go").run().succeeded()));
+    // During the fault, one pod exits, and another crashes and is restarted.
+    fault(&lab, &|| drop(lab.sh("touch out/go").run().succeeded()));
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
 
-    let ended = cluster.in_phase("ending", "Failed");
-    let state = &container(&ended, "c")["state"]["terminated"];
+    let ended = cluster.wait_for_phase("ending", "Failed");
+    let state = &container_status(&ended, "c")["state"]["terminated"];
     assert_eq!(state["exitCode"], 6, "{ended:#}");
-    assert_eq!(cluster.logs("ending", "c"), "gone");
+    assert_eq!(cluster.logs("ending", "c"), "exiting");
 
     let crashed = cluster.pod_until("crashing", "runs again", |pod| {
-        container(pod, "c")["state"]["running"].is_object()
-            && container(pod, "c")["restartCount"] == 1
+        container_status(pod, "c")["state"]["running"].is_object()
+            && container_status(pod, "c")["restartCount"] == 1
     });
-    let last = &container(&crashed, "c")["lastState"]["terminated"];
+    let last = &container_status(&crashed, "c")["lastState"]["terminated"];
     assert_eq!(last["exitCode"], 9, "{crashed:#}");
 
     let after = cluster.pod_until("steady", "is ready", |pod| {
-        container(pod, "c")["ready"] == true
+        container_status(pod, "c")["ready"] == true
     });
     let facts = |pod: &Value| {
-        let status = container(pod, "c");
+        let status = container_status(pod, "c");
         let of_pod = ["podIP", "startTime", "phase"].map(|field| pod["status"][field].clone());
         let of_container = ["containerID", "restartCount", "state", "lastState"]
             .map(|field| status[field].clone());
@@ -117,79 +124,80 @@ fn pods_outlive_trouble(trouble: impl FnOnce(&Lab, &dyn Fn())) {
     assert!(lab.is_alive("node2", &process), "{process:?}");
 
     let ticks = cluster.logs("steady", "c").lines().count();
-    wait_until(20, "it goes on", || {
+    wait_until(20, "its log grows", || {
         cluster.logs("steady", "c").lines().count() > ticks
     });
     let logs = cluster.logs("steady", "c");
     assert!(logs.starts_with("tick 1\ntick 2\n"), "{logs}");
 
-    let ask = "kubectl exec steady -- cat /v/data";
-    wait_until(30, "its volume is there", || {
-        cluster.try_ask(ask) == (0, "kept".to_owned())
+    let read_volume = "kubectl exec steady -- cat /v/data";
+    wait_until(30, "its volume is readable", || {
+        cluster.try_shell(read_volume) == (0, "kept".to_owned())
     });
 
     let address = before["status"]["podIP"].as_str().unwrap_or_default();
     cluster.create(&lab, &LATER.replace("ADDRESS", address));
-    cluster.in_phase("later", "Succeeded");
-    assert_eq!(cluster.logs("later", "c"), "still at work");
-    cluster.ask("kubectl delete pod steady ending crashing later");
+    cluster.wait_for_phase("later", "Succeeded");
+    assert_eq!(cluster.logs("later", "c"), "connected");
+    cluster.shell("kubectl delete pod steady ending crashing later");
     assert!(!lab.is_alive("node2", &process), "{process:?}");
     lab.remove("out");
     cluster.run.write("exit 0\n");
     let _ = cluster.ends_within(30);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn pods_outlive_their_agent() {
-    pods_outlive("node2", Role::Agent, "KILL");
+fn pods_survive_kill_of_agent() {
+    assert_pods_survive("node2", Role::Agent, "KILL");
 }
 
 #[test]
-fn pods_outlive_their_agents_guard() {
-    pods_outlive("node2", Role::AgentGuard, "KILL");
+fn pods_survive_kill_of_agents_guard() {
+    assert_pods_survive("node2", Role::AgentGuard, "KILL");
 }
 
 #[test]
-fn pods_outlive_ten_quick_deaths_of_their_agent() {
-    pods_outlive_trouble(|lab, meanwhile| {
+fn pods_survive_ten_quick_kills_of_agent() {
+    assert_pods_survive_fault(|lab, end_pods| {
         let guard = lab.find("node2", Role::AgentGuard);
         let mut last = 0;
-        for death in 1..=10 {
-            wait_until(60, "there is an agent again", || {
+        for kill in 1..=10 {
+            wait_until(60, "a new agent runs", || {
                 let all = lab.processes("node2");
                 let is_agent = |process: &&Process| {
                     process.parent == guard.pid && process.args.ends_with(" internal node")
                 };
-                let agent = all.iter().find(is_agent).filter(|it| it.pid != last);
+                let agent = all.iter().find(is_agent).filter(|agent| agent.pid != last);
                 let Some(agent) = agent else { return false };
                 last = agent.pid;
                 lab.kill("node2", "KILL", agent);
                 true
             });
-            if death == 5 {
-                meanwhile();
+            if kill == 5 {
+                end_pods();
             }
         }
         assert!(lab.is_alive("node2", &guard), "{guard:?}");
     });
 }
 
-/// Nothing passes between the agent and the leader, for so long that the leader starts another agent.
-const CUT: &str = "nft -f - <<'END'
+/// Drops all packets between agent and leader, for so long that the leader starts another agent.
+const DROP_PACKETS: &str = "nft -f - <<'END'
 table inet cut {
-  chain in { type filter hook input priority 0; tcp sport DOOR drop; }
-  chain out { type filter hook output priority 0; tcp dport DOOR drop; }
+  chain in { type filter hook input priority 0; tcp sport PORT drop; }
+  chain out { type filter hook output priority 0; tcp dport PORT drop; }
 }
 END";
 
 #[test]
-fn pods_outlive_a_second_agent() {
-    pods_outlive_trouble(|lab, meanwhile| {
+fn pods_survive_a_second_agent() {
+    assert_pods_survive_fault(|lab, end_pods| {
         let agent = lab.find("node2", Role::Agent);
-        let door = lab.door_of_the_leader("node2", &agent);
-        lab.root("node2", &CUT.replace("DOOR", &door)).succeeded();
-        meanwhile();
+        let port = lab.enrolment_port("node2", &agent);
+        lab.root("node2", &DROP_PACKETS.replace("PORT", &port))
+            .succeeded();
+        end_pods();
         let agents = || {
             let all = lab.processes("node2");
             let agents = all
@@ -197,34 +205,34 @@ fn pods_outlive_a_second_agent() {
                 .filter(|process| process.args.ends_with(" internal node"));
             agents.collect::<Vec<_>>()
         };
-        // Guard and agent, and the second one, which finds that it is not needed.
+        // Guard and agent, and the second agent, which exits because the first one still runs.
         wait_until(60, "a second agent is started", || agents().len() > 2);
         lab.root("node2", "nft delete table inet cut").succeeded();
-        wait_until(60, "one of them is left", || agents().len() == 2);
+        wait_until(60, "one agent is left", || agents().len() == 2);
     });
 }
 
 #[test]
-fn pods_keep_their_network_without_their_hub() {
-    pods_outlive("node2", Role::Hub, "KILL");
+fn pod_network_survives_kill_of_hub() {
+    assert_pods_survive("node2", Role::Hub, "KILL");
 }
 
 #[test]
-fn pods_keep_their_network_without_their_hubs_guard() {
-    pods_outlive("node2", Role::HubGuard, "KILL");
+fn pod_network_survives_kill_of_hub_inside() {
+    assert_pods_survive("node2", Role::HubInside, "KILL");
 }
 
 #[test]
-fn pods_outlive_the_api_server() {
-    pods_outlive("node1", Role::Component("kube-apiserver"), "KILL");
+fn pods_survive_kill_of_api_server() {
+    assert_pods_survive("node1", Role::Component("kube-apiserver"), "KILL");
 }
 
 #[test]
-fn pods_go_on_while_the_api_server_hangs() {
-    pods_outlive("node1", Role::Component("kube-apiserver"), "STOP");
+fn pods_survive_stopped_api_server() {
+    assert_pods_survive("node1", Role::Component("kube-apiserver"), "STOP");
 }
 
-/// `first` is started first, so that a hub that knows nothing of it would give its address to the next pod.
+/// `first` is started first: a hub that does not know its address would assign it to the next pod.
 const CONNECTED: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -253,42 +261,59 @@ spec:
   containers: [{name: c, image: IMAGE, command: [sh, -c, 'trap exit TERM; while true; do sleep 1; done']}]
 "#;
 
-/// Both processes of the hub of node1, once there are two and neither is one of `killed`.
+/// Waits until the hub on node1 has two processes that are not in `killed`; returns the one inside and the one outside.
 #[track_caller]
 fn next_hub(lab: &Lab, killed: &[&Process]) -> [Process; 2] {
-    let mut pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
-    wait_until(30, "the hub has two processes again", || {
-        pair = [Role::HubGuard, Role::Hub].map(|role| lab.find("node1", role));
-        let is_new = |process: &Process| killed.iter().all(|killed| killed.pid != process.pid);
-        pair[1].parent == pair[0].pid && pair.iter().all(is_new)
-    });
-    pair
+    next_hub_on(lab, "node1", killed)
 }
 
-/// Kills processes of node1 at the same moment.
-fn kill_at_once(lab: &Lab, processes: &[&Process]) {
+/// The same for any host.
+#[track_caller]
+fn next_hub_on(lab: &Lab, host: &str, killed: &[&Process]) -> [Process; 2] {
+    let mut pair = None;
+    wait_until(60, "the hub has two processes again", || {
+        let found = [Role::HubInside, Role::Hub].map(|role| lab.try_find(host, "user1", role));
+        let [Some(inside), Some(outside)] = found else {
+            return false;
+        };
+        let is_new = |process: &Process| killed.iter().all(|killed| killed.pid != process.pid);
+        let is_next = is_new(&inside) && is_new(&outside);
+        pair = is_next.then_some([inside, outside]);
+        is_next
+    });
+    pair.expect("the hub's processes were found")
+}
+
+/// Kills processes on node1 at the same moment.
+fn kill_all(lab: &Lab, processes: &[&Process]) {
     let pids = processes.iter().map(|process| process.pid.to_string());
     let pids: Vec<_> = pids.collect();
     lab.root("node1", &format!("kill -KILL {}", pids.join(" ")));
 }
 
-/// Waits until one pod reaches another.
+/// Waits until one pod can connect to another.
 #[track_caller]
-fn are_connected(cluster: &mut Cluster, from: &str, to: &Value) {
+fn wait_for_connection(cluster: &mut TestCluster, from: &str, to: &Value) {
+    wait_until(40, "one pod can connect to the other", || {
+        can_connect(cluster, from, to)
+    });
+}
+
+/// Whether one pod can connect to another.
+#[track_caller]
+fn can_connect(cluster: &mut TestCluster, from: &str, to: &Value) -> bool {
     let address = to["status"]["podIP"].as_str().unwrap_or_default();
     let fetch = format!(
         "timeout 20 kubectl exec {from} -- timeout 5 wget -qO- http://{address}:8080/passwd | grep -q root"
     );
-    wait_until(40, "one pod reaches the other", || {
-        cluster.try_ask(&fetch).0 == 0
-    });
+    cluster.try_shell(&fetch).0 == 0
 }
 
 #[test]
-fn pods_keep_their_network_however_often_their_hub_dies() {
-    let lab = Lab::ready();
+fn pod_network_survives_repeated_kills_of_hub() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     cluster.create(&lab, CONNECTED);
     let pods = ["first", "second"];
     for pod in pods {
@@ -296,42 +321,43 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
     }
     let before = pods.map(|pod| cluster.pod(pod));
 
-    // The worker becomes the guard of a new worker, and must replace that one too.
+    // Each process replaces the other one.
     for _ in 0..3 {
-        let [guard, worker] = next_hub(&lab, &[]);
-        lab.kill("node1", "KILL", &guard);
-        let [promoted, next] = next_hub(&lab, &[&guard]);
-        assert_eq!(promoted.pid, worker.pid);
-        lab.kill("node1", "KILL", &next);
-        next_hub(&lab, &[&guard, &next]);
+        let [inside, outside] = next_hub(&lab, &[]);
+        lab.kill("node1", "KILL", &inside);
+        let [next, same] = next_hub(&lab, &[&inside]);
+        assert_eq!(same.pid, outside.pid);
+        lab.kill("node1", "KILL", &outside);
+        let [same, _] = next_hub(&lab, &[&inside, &outside]);
+        assert_eq!(same.pid, next.pid);
     }
-    are_connected(&mut cluster, "second", &before[0]);
+    wait_for_connection(&mut cluster, "second", &before[0]);
 
     for _ in 0..10 {
         lab.kill("node1", "KILL", &lab.find("node1", Role::Hub));
     }
-    are_connected(&mut cluster, "second", &before[0]);
+    wait_for_connection(&mut cluster, "second", &before[0]);
 
-    // Meanwhile the sandbox of one pod is stopped and can't claim its place.
-    let first = the_marked_on("node1", &lab, "mark-first");
+    // Meanwhile the sandbox of one pod is stopped, so that it can't reclaim its address.
+    let first = marked_process_on("node1", &lab, "mark-first");
     let sandbox = sandbox_above(&lab.processes("node1"), &first);
     lab.kill("node1", "STOP", &sandbox);
-    let [guard, worker] = next_hub(&lab, &[]);
-    kill_at_once(&lab, &[&guard, &worker]);
-    let [guard, worker] = next_hub(&lab, &[&guard, &worker]);
+    let [inside, outside] = next_hub(&lab, &[]);
+    kill_all(&lab, &[&inside, &outside]);
+    let [inside, outside] = next_hub(&lab, &[&inside, &outside]);
     lab.kill("node1", "CONT", &sandbox);
-    are_connected(&mut cluster, "second", &before[0]);
+    wait_for_connection(&mut cluster, "second", &before[0]);
 
-    // Nothing holds the network namespace any more; pods get new interfaces.
+    // With the agent and both hub processes killed, nothing holds the network namespace. Pods get new interfaces.
     let agent = lab.find("node1", Role::Agent);
-    kill_at_once(&lab, &[&agent, &guard, &worker]);
-    let [guard, worker] = next_hub(&lab, &[&guard, &worker]);
-    are_connected(&mut cluster, "second", &before[0]);
+    kill_all(&lab, &[&agent, &inside, &outside]);
+    let [inside, outside] = next_hub(&lab, &[&inside, &outside]);
+    wait_for_connection(&mut cluster, "second", &before[0]);
     for before in &before {
         let name = before["metadata"]["name"].as_str().unwrap_or_default();
         let after = cluster.pod(name);
         let facts = |pod: &Value| {
-            let status = container(pod, "c");
+            let status = container_status(pod, "c");
             let fields = ["containerID", "restartCount", "ready"];
             (
                 pod["status"]["podIP"].clone(),
@@ -341,31 +367,25 @@ fn pods_keep_their_network_however_often_their_hub_dies() {
         assert_eq!(facts(before), facts(&after), "{name}");
     }
 
-    // The same, but another pod is there first and gets the address: the pod is restarted with another one.
+    // The same with a stopped sandbox, while another pod starts. The address stays reserved.
     lab.kill("node1", "STOP", &sandbox);
     let agent = lab.find("node1", Role::Agent);
-    kill_at_once(&lab, &[&agent, &guard, &worker]);
-    next_hub(&lab, &[&guard, &worker]);
+    kill_all(&lab, &[&agent, &inside, &outside]);
+    next_hub(&lab, &[&inside, &outside]);
     cluster.create(&lab, THIRD);
     cluster.wait_for("third", "condition=Ready");
     let third = cluster.pod("third");
-    assert_eq!(third["status"]["podIP"], before[0]["status"]["podIP"]);
+    assert_ne!(third["status"]["podIP"], before[0]["status"]["podIP"]);
     lab.kill("node1", "CONT", &sandbox);
-    cluster.event(
-        "first",
-        "Normal SandboxChanged Pod sandbox changed, it will be killed and re-created.",
-    );
-    let after = cluster.pod_until("first", "runs again", |pod| {
-        container(pod, "c")["restartCount"] == 1 && container(pod, "c")["ready"] == true
-    });
-    assert_ne!(after["status"]["podIP"], before[0]["status"]["podIP"]);
-    are_connected(&mut cluster, "second", &after);
-    are_connected(&mut cluster, "third", &after);
+    wait_for_connection(&mut cluster, "second", &before[0]);
+    let after = cluster.pod("first");
+    assert_eq!(container_status(&after, "c")["restartCount"], 0);
+    assert_eq!(after["status"]["podIP"], before[0]["status"]["podIP"]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-const BELOW: &str = r#"
+const KILLED: &str = r#"
 apiVersion: v1
 kind: Pod
 metadata: {name: always-NAME}
@@ -400,22 +420,22 @@ spec:
 "#;
 
 #[test]
-fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
-    let lab = Lab::ready();
+fn killed_containers_are_restarted_by_policy() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
+    let mut cluster = TestCluster::start(&lab);
     let kinds = ["process", "inner", "sandbox"];
     for kind in kinds {
-        cluster.create(&lab, &BELOW.replace("NAME", kind));
+        cluster.create(&lab, &KILLED.replace("NAME", kind));
     }
     for kind in kinds {
         cluster.wait_for(&format!("always-{kind}"), "condition=Ready");
         cluster.wait_for(&format!("never-{kind}"), "condition=Ready");
         cluster.pod_until(
             &format!("on-failure-{kind}"),
-            "has one that is done",
+            "done has terminated",
             |pod| {
-                let one = |name| &container(pod, name)["state"];
+                let one = |name| &container_status(pod, name)["state"];
                 one("done")["terminated"]["exitCode"] == 0
                     && one("a")["running"].is_object()
                     && one("alone")["running"].is_object()
@@ -427,82 +447,91 @@ fn what_is_killed_below_a_pod_comes_back_by_its_policy() {
         let always = format!("always-{kind}");
         let never = format!("never-{kind}");
         let before = cluster.pod(&always);
-        let [a, b] = ["a", "b"].map(|name| the_marked(&lab, &format!("mark-{always}-{name}")));
-        let alone = the_marked(&lab, &format!("mark-{never}-a"));
+        let [a, b] = ["a", "b"].map(|name| marked_process(&lab, &format!("mark-{always}-{name}")));
+        let never_process = marked_process(&lab, &format!("mark-{never}-a"));
         let on_failure = format!("on-failure-{kind}");
-        let failing = the_marked(&lab, &format!("mark-{on_failure}-a"));
-        for process in [&a, &alone, &failing] {
+        let failing = marked_process(&lab, &format!("mark-{on_failure}-a"));
+        for process in [&a, &never_process, &failing] {
             lab.kill("node2", "KILL", &victim(&lab, process, kind));
         }
 
-        let begun_again = |name: &'static str| {
-            let id = container(&before, name)["containerID"].clone();
+        let has_restarted = |name: &'static str| {
+            let id = container_status(&before, name)["containerID"].clone();
             move |pod: &Value| {
-                let status = container(pod, name);
+                let status = container_status(pod, name);
                 status["restartCount"] == 1
                     && status["state"]["running"].is_object()
                     && status["containerID"] != id
             }
         };
-        let after = cluster.pod_until(&always, "began again", begun_again("a"));
-        let last = &container(&after, "a")["lastState"]["terminated"];
+        let after = cluster.pod_until(&always, "a restarted", has_restarted("a"));
+        let last = &container_status(&after, "a")["lastState"]["terminated"];
         assert_eq!(last["exitCode"], 137, "{kind}: {after:#}");
         if kind == "process" {
-            // Only that container.
-            assert_eq!(container(&after, "b")["restartCount"], 0, "{after:#}");
+            // Only the killed container is restarted.
+            assert_eq!(
+                container_status(&after, "b")["restartCount"],
+                0,
+                "{after:#}"
+            );
             assert!(lab.is_alive("node2", &b), "{b:?}");
         } else {
-            cluster.pod_until(&always, "began again", begun_again("b"));
-            wait_until(5, "the old ones are gone", || {
+            cluster.pod_until(&always, "b restarted", has_restarted("b"));
+            wait_until(5, "the old processes have exited", || {
                 !lab.is_alive("node2", &a) && !lab.is_alive("node2", &b)
             });
         }
         cluster.wait_for(&always, "condition=Ready");
 
-        // To be killed is to fail; who was done is done, and what was written is still there.
-        let after = cluster.pod_until(&on_failure, "began again", |pod| {
-            container(pod, "a")["restartCount"] == 1
-                && container(pod, "a")["state"]["running"].is_object()
+        // A killed container has failed. Completed containers are not restarted, and the volume's content is kept.
+        let after = cluster.pod_until(&on_failure, "a restarted", |pod| {
+            container_status(pod, "a")["restartCount"] == 1
+                && container_status(pod, "a")["state"]["running"].is_object()
         });
-        let done = container(&after, "done");
+        let done = container_status(&after, "done");
         assert_eq!(done["restartCount"], 0, "{kind}: {after:#}");
         assert_eq!(
             done["state"]["terminated"]["exitCode"], 0,
             "{kind}: {after:#}"
         );
-        let policy = container(&after, "alone");
+        let policy = container_status(&after, "alone");
         assert_eq!(policy["restartCount"], 0, "{kind}: {after:#}");
         if kind != "process" {
             let ended = &policy["state"]["terminated"];
             assert_eq!(ended["exitCode"], 137, "{kind}: {after:#}");
         }
-        let log = cluster.ask(&format!(
+        let log = cluster.shell(&format!(
             "kubectl exec {on_failure} --container=a -- cat /v/log"
         ));
-        let count = |word: &str| log.lines().filter(|line| *line == word).count();
+        let count = |record: &str| log.lines().filter(|line| *line == record).count();
         assert_eq!((count("a"), count("done")), (2, 1), "{kind}: {log}");
         assert!(count("init") >= 1, "{kind}: {log}");
 
-        let failed = cluster.in_phase(&never, "Failed");
-        let state = &container(&failed, "a")["state"]["terminated"];
+        let failed = cluster.wait_for_phase(&never, "Failed");
+        let state = &container_status(&failed, "a")["state"]["terminated"];
         assert_eq!(state["exitCode"], 137, "{kind}: {failed:#}");
-        assert_eq!(container(&failed, "a")["restartCount"], 0, "{failed:#}");
+        assert_eq!(
+            container_status(&failed, "a")["restartCount"],
+            0,
+            "{failed:#}"
+        );
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
-    let lab = Lab::ready();
+fn slow_sandbox_is_adopted_instead_of_replaced() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start(&lab);
-    cluster.create(&lab, &BELOW.replace("NAME", "slow"));
+    let mut cluster = TestCluster::start(&lab);
+    cluster.create(&lab, &KILLED.replace("NAME", "slow"));
     for pod in ["always-slow", "never-slow"] {
         cluster.wait_for(pod, "condition=Ready");
     }
     let before = ["always-slow", "never-slow"].map(|pod| cluster.pod(pod));
-    let processes = ["mark-always-slow-a", "mark-never-slow-a"].map(|mark| the_marked(&lab, mark));
+    let processes =
+        ["mark-always-slow-a", "mark-never-slow-a"].map(|mark| marked_process(&lab, mark));
     let sandboxes = processes
         .clone()
         .map(|process| victim(&lab, &process, "sandbox"));
@@ -511,54 +540,58 @@ fn a_pod_whose_sandbox_is_slow_to_find_the_next_agent_gets_no_other() {
     }
     let agent = lab.find("node2", Role::Agent);
     lab.kill("node2", "KILL", &agent);
-    wait_until(30, "it was started again", || {
+    wait_until(30, "a new process runs", || {
         lab.find("node2", Role::Agent).pid != agent.pid
     });
     wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
-    // Far longer than one takes that isn't held up.
+    // Far longer than a running sandbox needs to reconnect.
     std::thread::sleep(std::time::Duration::from_secs(8));
     for sandbox in &sandboxes {
         lab.kill("node2", "CONT", sandbox);
     }
     for before in before {
         let name = before["metadata"]["name"].as_str().unwrap_or_default();
-        // Once it can be asked, its agent has looked at it.
-        let ask = format!("timeout 40 kubectl exec {name} --container=a -- true");
-        wait_until(30, "it can be asked again", || cluster.try_ask(&ask).0 == 0);
+        // Once exec works, the agent has adopted the pod.
+        let exec = format!("timeout 40 kubectl exec {name} --container=a -- true");
+        wait_until(30, "exec works again", || cluster.try_shell(&exec).0 == 0);
         let after = cluster.pod(name);
         assert_eq!(after["status"]["phase"], "Running", "{after:#}");
-        let (before, after) = (container(&before, "a"), container(&after, "a"));
+        let (before, after) = (
+            container_status(&before, "a"),
+            container_status(&after, "a"),
+        );
         for field in ["containerID", "restartCount", "state"] {
             assert_eq!(before[field], after[field], "{name}");
         }
     }
     for process in &processes {
         assert!(lab.is_alive("node2", process), "{process:?}");
-        the_marked(&lab, process.args.rsplit(' ').next().unwrap_or_default());
+        marked_process(&lab, process.args.rsplit(' ').next().unwrap_or_default());
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// The process of `node2` that has this mark as its last argument.
+/// The process on `node2` whose last argument is this mark.
 #[track_caller]
-fn the_marked(lab: &Lab, mark: &str) -> Process {
-    the_marked_on("node2", lab, mark)
+fn marked_process(lab: &Lab, mark: &str) -> Process {
+    marked_process_on("node2", lab, mark)
 }
 
-/// The same for any host.
+/// The process on a host whose last argument is this mark.
 #[track_caller]
-fn the_marked_on(host: &str, lab: &Lab, mark: &str) -> Process {
-    let found: Vec<_> = lab
-        .processes(host)
-        .into_iter()
-        .filter(|process| process.args.ends_with(mark) && process.args.starts_with("sh "))
-        .collect();
-    assert_eq!(found.len(), 1, "{mark}: {found:?}");
-    found[0].clone()
+fn marked_process_on(host: &str, lab: &Lab, mark: &str) -> Process {
+    let mut found = Vec::new();
+    // It may be about to start, and a shell that has just forked has the same arguments as its child.
+    wait_until(10, mark, || {
+        found = lab.processes(host);
+        found.retain(|process| process.args.ends_with(mark) && process.args.starts_with("sh "));
+        found.len() == 1
+    });
+    found.remove(0)
 }
 
-/// The container's process itself, the one that started it, or the pod's sandbox.
+/// The container's process, the pod's inner process, or its sandbox.
 #[track_caller]
 fn victim(lab: &Lab, process: &Process, kind: &str) -> Process {
     let all = lab.processes("node2");
@@ -577,11 +610,11 @@ fn parent_of(all: &[Process], process: &Process) -> Process {
         .clone()
 }
 
-/// The sandbox of the pod that a process belongs to.
+/// The sandbox above a container's process.
 #[track_caller]
 fn sandbox_above(all: &[Process], process: &Process) -> Process {
     let mut sandbox = parent_of(all, process);
-    // Above it are the agent, or the agent's guard, and Slurm's.
+    // The parent of the topmost sandbox process is the agent, its guard, or slurmstepd.
     while parent_of(all, &sandbox).args.contains("internal sandbox") {
         sandbox = parent_of(all, &sandbox);
     }

@@ -1,11 +1,12 @@
-//! Where the images of pods come from, and what a pod says when one can't be had.
+//! Image pulls of pods, and the pod's status when a pull fails.
 
 use std::time::Duration;
 
-use e2e::{Cluster, EMPTY_LAYER, Lab, REGISTRY, container, eventually, merged, says};
+use e2e::{
+    EMPTY_LAYER, Lab, REGISTRY, TestCluster, container_status, echo_config, eventually, merged,
+};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 fn pod(name: &str, image: &str, more: Value) -> Value {
@@ -19,43 +20,43 @@ fn with_policy(name: &str, image: &str, policy: &str) -> Value {
     pod
 }
 
-/// Waits until all of these pods wait for these reasons, with these words in the message.
+/// Waits until each of these pods is waiting for one of its reasons, with this text in the message.
 #[track_caller]
-fn wait_with(cluster: &mut Cluster, expected: &[(&str, &[&str], &str)]) {
-    let mut wrong = Vec::new();
-    for (name, reasons, words) in expected {
+fn wait_for_waiting_states(cluster: &mut TestCluster, expected: &[(&str, &[&str], &str)]) {
+    let mut failures = Vec::new();
+    for (name, reasons, text) in expected {
         let mut last = Value::Null;
         let seen = eventually(Duration::from_secs(30), || {
             last = cluster.pod(name)["status"]["containerStatuses"][0]["state"]["waiting"].clone();
             let reason = last["reason"].as_str().unwrap_or_default();
             let message = last["message"].as_str().unwrap_or_default();
-            (reasons.contains(&reason) && message.contains(words)).then_some(())
+            (reasons.contains(&reason) && message.contains(text)).then_some(())
         });
         if seen.is_none() {
-            wrong.push(format!("{name}: not {reasons:?} with {words:?}: {last}"));
+            failures.push(format!("{name}: not {reasons:?} with {text:?}: {last}"));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Either may be seen: the second follows the first at once.
-const PULL: &[&str] = &["ErrImagePull", "ImagePullBackOff"];
+/// The second reason follows the first at once, so polling may find either.
+const PULL_FAILED: &[&str] = &["ErrImagePull", "ImagePullBackOff"];
 
 #[test]
-fn images_come_from_registries_with_the_pods_secrets() {
-    let lab = Lab::ready();
-    let registry = lab.registry();
-    let image = registry.push("team/app", says("hello"), EMPTY_LAYER);
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+fn images_are_pulled_with_pull_secrets() {
+    let lab = Lab::acquire();
+    let registry = lab.start_registry();
+    let image = registry.push("team/app", echo_config("hello"), EMPTY_LAYER);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     for (name, password) in [("right", "right"), ("wrong", "guess")] {
-        cluster.ask(&format!(
+        cluster.shell(&format!(
             "kubectl create secret docker-registry {name} --docker-server={REGISTRY} --docker-username=user --docker-password={password}"
         ));
     }
     let secret = |name: &str| json!({"imagePullSecrets": [{"name": name}]});
     cluster.create_objects(&[
-        pod("nobody", &image, json!({})),
-        pod("stranger", &image, secret("wrong")),
+        pod("anonymous", &image, json!({})),
+        pod("wrong-secret", &image, secret("wrong")),
         pod("no-secret", &image, secret("absent")),
         pod(
             "absent",
@@ -67,14 +68,14 @@ fn images_come_from_registries_with_the_pods_secrets() {
         with_policy("never", "coracle.test/absent:1", "Never"),
         pod("not-a-name", "Not A//Name", json!({})),
     ]);
-    wait_with(
+    wait_for_waiting_states(
         &mut cluster,
         &[
-            ("nobody", PULL, "team/app:1"),
-            ("stranger", PULL, "team/app:1"),
-            ("no-secret", PULL, "team/app:1"),
-            ("absent", PULL, "team/absent:1"),
-            ("no-tag", PULL, "team/app:2"),
+            ("anonymous", PULL_FAILED, "team/app:1"),
+            ("wrong-secret", PULL_FAILED, "team/app:1"),
+            ("no-secret", PULL_FAILED, "team/app:1"),
+            ("absent", PULL_FAILED, "team/absent:1"),
+            ("no-tag", PULL_FAILED, "team/app:2"),
             (
                 "unreachable",
                 &["RegistryUnavailable", "ErrImagePull", "ImagePullBackOff"],
@@ -88,23 +89,23 @@ fn images_come_from_registries_with_the_pods_secrets() {
             ("not-a-name", &["InvalidImageName"], "Not A//Name"),
         ],
     );
-    wait_with(
+    wait_for_waiting_states(
         &mut cluster,
         &[("absent", &["ImagePullBackOff"], "Back-off pulling image")],
     );
-    for words in [
+    for expected in [
         "Normal Pulling Pulling image",
         "Warning Failed Failed to pull image",
         "Normal BackOff Back-off pulling image",
     ] {
-        cluster.event("absent", words);
+        cluster.wait_for_event("absent", expected);
     }
     assert_eq!(cluster.pod("absent")["status"]["phase"], "Pending");
 
-    cluster.create_objects(&[pod("friend", &image, secret("right"))]);
-    let ended = cluster.in_phase("friend", "Succeeded");
-    assert_eq!(cluster.logs("friend", "main"), "hello");
-    let status = container(&ended, "main");
+    cluster.create_objects(&[pod("right-secret", &image, secret("right"))]);
+    let ended = cluster.wait_for_phase("right-secret", "Succeeded");
+    assert_eq!(cluster.logs("right-secret", "main"), "hello");
+    let status = container_status(&ended, "main");
     assert_eq!(status["image"], image);
     assert!(
         status["imageID"]
@@ -113,12 +114,12 @@ fn images_come_from_registries_with_the_pods_secrets() {
             .contains("sha256:"),
         "{status:#}"
     );
-    cluster.event("friend", "Normal Pulled Successfully pulled image");
+    cluster.wait_for_event("right-secret", "Normal Pulled Successfully pulled image");
 
-    // What failed is tried again, and gets what has been pushed meanwhile.
-    registry.push("team/absent", says("at last"), EMPTY_LAYER);
-    cluster.in_phase("absent", "Succeeded");
-    // Now it is there, but only for pods that could have pulled it.
+    // A failed pull is retried, and finds the image that has been pushed since.
+    registry.push("team/absent", echo_config("at last"), EMPTY_LAYER);
+    cluster.wait_for_phase("absent", "Succeeded");
+    // The image is now in the store, but only for pods with credentials for it.
     let absent = format!("{REGISTRY}/team/absent:1");
     let mut present = with_policy("present", &absent, "IfNotPresent");
     present["spec"]["imagePullSecrets"] = json!([{"name": "right"}]);
@@ -128,18 +129,18 @@ fn images_come_from_registries_with_the_pods_secrets() {
         with_policy("hidden", &absent, "Never"),
         with_policy("always", &absent, "Always"),
     ]);
-    cluster.in_phase("present", "Succeeded");
-    cluster.event("present", "already present on machine");
-    wait_with(
+    cluster.wait_for_phase("present", "Succeeded");
+    cluster.wait_for_event("present", "already present on machine");
+    wait_for_waiting_states(
         &mut cluster,
         &[
-            ("without", PULL, "team/absent:1"),
+            ("without", PULL_FAILED, "team/absent:1"),
             (
                 "hidden",
                 &["ErrImageNeverPull"],
                 "is not present with pull policy of Never",
             ),
-            ("always", PULL, "team/absent:1"),
+            ("always", PULL_FAILED, "team/absent:1"),
         ],
     );
     cluster.exit(0);
@@ -147,40 +148,44 @@ fn images_come_from_registries_with_the_pods_secrets() {
     lab.sh("coracle image rm login:5000/team/app:1 login:5000/team/absent:1")
         .run()
         .succeeded();
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn hostile_images_are_refused_at_the_pod() {
-    let lab = Lab::ready();
+fn hostile_images_are_rejected() {
+    let lab = Lab::acquire();
     let hostile = [
         (
             "climbing",
             "touch x && tar --absolute-names --transform='s,^x,../../escaped,' --create x",
-            "leads out of the layer",
+            "leaves the layer",
         ),
         (
             "linking",
             "touch a && ln a b && tar --absolute-names --transform='flags=h;s,^a,../../../../etc/passwd,' --create a b",
-            "the name it links to leads out of the layer",
+            "the target's name leaves the layer",
         ),
         (
             "rubbish",
             "echo this is no archive",
-            "the layer can't be read",
+            "cannot read the layer",
         ),
     ];
     for (name, layer, _) in &hostile {
-        lab.load_image(&format!("coracle.test/{name}:1"), says("never"), layer);
+        lab.load_image(
+            &format!("coracle.test/{name}:1"),
+            echo_config("never"),
+            layer,
+        );
     }
-    // Absolute names and links are those of the container.
+    // Absolute paths and links are resolved inside of the container's root.
     let inside = "ln -s /outside link && mkdir dir && echo written > dir/file && tar --transform='s,^dir,link,' --create link dir/file";
     lab.load_image(
         "coracle.test/inside:1",
         json!({"Env": ["PATH=/bin"], "Cmd": ["cat", "/outside/file"]}),
         inside,
     );
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     let mut pods: Vec<Value> = hostile
         .iter()
         .map(|(name, ..)| pod(name, &format!("coracle.test/{name}:1"), json!({})))
@@ -195,10 +200,10 @@ fn hostile_images_are_refused_at_the_pod() {
     ];
     let expected: Vec<(&str, &[&str], &str)> = hostile
         .iter()
-        .map(|(name, _, words)| (*name, &reasons[..], *words))
+        .map(|(name, _, text)| (*name, &reasons[..], *text))
         .collect();
-    wait_with(&mut cluster, &expected);
-    cluster.in_phase("inside", "Succeeded");
+    wait_for_waiting_states(&mut cluster, &expected);
+    cluster.wait_for_phase("inside", "Succeeded");
     assert_eq!(cluster.logs("inside", "main"), "written");
     for path in ["/tmp/escaped", "/outside", "/escaped"] {
         assert_eq!(
@@ -208,13 +213,13 @@ fn hostile_images_are_refused_at_the_pod() {
         );
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
 fn images_of_unusual_shapes_run() {
-    let lab = Lab::ready();
-    // No /etc, no /tmp, and a directory whose old content is hidden.
+    let lab = Lab::acquire();
+    // Without /etc and /tmp, and with an opaque directory.
     lab.load_image(
         "coracle.test/bare:1",
         json!({"Entrypoint": ["/bin/sh", "-c", "ls / /opt; cat /etc/hostname; id -u; pwd"], "WorkingDir": "/new/place"}),
@@ -231,7 +236,7 @@ fn images_of_unusual_shapes_run() {
         json!({"Env": ["PATH=/bin"], "Cmd": ["id"], "User": "70000"}),
         EMPTY_LAYER,
     );
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     cluster.create_objects(&[
         pod(
             "bare",
@@ -242,26 +247,26 @@ fn images_of_unusual_shapes_run() {
         pod("nothing", "coracle.test/nothing:1", json!({})),
         pod("user", "coracle.test/user:1", json!({})),
     ]);
-    cluster.in_phase("bare", "Succeeded");
+    cluster.wait_for_phase("bare", "Succeeded");
     assert_eq!(
         cluster.logs("bare", "main"),
         "/:\nbin\ndev\netc\nnew\nopt\nproc\nsys\n\n/opt:\nown\nbare\n0\n/new/place"
     );
-    cluster.in_phase("relative", "Succeeded");
+    cluster.wait_for_phase("relative", "Succeeded");
     assert_eq!(
         cluster.logs("relative", "main"),
         "it  a=b 1234:44 /home/app"
     );
-    wait_with(
+    wait_for_waiting_states(
         &mut cluster,
         &[("nothing", &["CreateContainerError"], "no command specified")],
     );
-    let user = cluster.in_phase("user", "Failed");
-    let ended = container(&user, "main")["state"]["terminated"]["message"].to_string();
+    let user = cluster.wait_for_phase("user", "Failed");
+    let ended = container_status(&user, "main")["state"]["terminated"]["message"].to_string();
     assert!(
-        ended.contains("70000") && ended.contains("not among the ids"),
+        ended.contains("70000") && ended.contains("must be among your subordinate ids"),
         "{user:#}"
     );
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

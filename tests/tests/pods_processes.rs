@@ -1,42 +1,45 @@
-//! What a container leaves when it ends, what containers of a pod share, and what images bring with them.
+//! Processes and files of exited containers, mounts that containers of a pod share, and special images.
 
-use e2e::{BUSYBOX, Cluster, Lab, Process, Role, container, looking, merged, pod, wait_until};
+use e2e::{
+    BUSYBOX, Lab, Process, Role, TestCluster, checking_container, container_status, merged, pod,
+    wait_until,
+};
 use serde_json::{Value, json};
 
-/// Processes that leave their parent and their session.
+/// Daemons, which leave their parent and their session.
 fn daemons(mark: u32) -> String {
     format!("setsid sleep {mark} & (sleep {mark} &); sleep {mark}")
 }
 
-fn alone(name: &str, more: Value, container: Value, script: &str) -> Value {
+fn single_container_pod(name: &str, more: Value, container: Value, script: &str) -> Value {
     let own = json!({"name": "main", "image": BUSYBOX, "command": ["sh", "-c", script]});
     pod(name, more, &[merged(own, container)])
 }
 
-/// How many processes of the lab sleep for so long.
+/// The number of `sleep` processes in the lab with this duration.
 fn sleeping(lab: &Lab, mark: u32) -> usize {
     let all = lab.marked(&format!("sleep {mark}")).into_iter();
     all.filter(|(_, process)| process.args.starts_with("sleep "))
         .count()
 }
 
-/// The inner process of the pod in which somebody sleeps for so long, and its sandbox.
+/// The inner process and the sandbox of the pod with a `sleep` of this duration.
 #[track_caller]
 fn above(lab: &Lab, mark: u32) -> (Process, Process) {
     let all = lab.processes("node1");
-    let is_ours = |process: &&Process| process.args.contains("internal sandbox");
+    let is_sandbox = |process: &&Process| process.args.contains("internal sandbox");
     let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
     let mark = format!("sleep {mark}");
     let mut sleepers = all.iter().filter(|process| process.args == mark);
-    let inner = sleepers.find_map(|process| parent(process).filter(is_ours));
-    let sandbox = inner.and_then(parent).filter(is_ours);
+    let inner = sleepers.find_map(|process| parent(process).filter(is_sandbox));
+    let sandbox = inner.and_then(parent).filter(is_sandbox);
     match (inner, sandbox) {
         (Some(inner), Some(sandbox)) => (inner.clone(), sandbox.clone()),
-        _ => panic!("nobody is above {mark:?}: {all:#?}"),
+        _ => panic!("no sandbox above {mark:?}: {all:#?}"),
     }
 }
 
-/// What runs of a container have left on the node's disk.
+/// The number of run directories of a container on the node's disk.
 fn runs_on_disk(lab: &Lab, container: &str) -> usize {
     let list = format!("ls -d /tmp/coracle-*/pods/*/containers/{container}/* 2>/dev/null | wc -l");
     let count = lab.root("node1", &list).stdout;
@@ -51,10 +54,10 @@ const SHARED: u32 = 41_005;
 const BESIDE: u32 = 41_006;
 
 #[test]
-fn nothing_of_a_container_outlives_it() {
-    let lab = Lab::ready();
+fn no_process_or_file_outlives_its_container() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     let host = json!({"hostPID": true});
     let user = json!({"hostPID": true, "securityContext": {"runAsUser": 1000}});
     let shared = json!({"shareProcessNamespace": true, "restartPolicy": "Always"});
@@ -65,42 +68,48 @@ fn nothing_of_a_container_outlives_it() {
     let beside =
         json!({"name": "beside", "image": BUSYBOX, "command": ["sleep", BESIDE.to_string()]});
     cluster.create_objects(&[
-        alone("deleted", host.clone(), json!({}), &daemons(DAEMON)),
-        alone("of-user", user, json!({}), &daemons(OF_USER)),
-        alone(
+        single_container_pod("deleted", host.clone(), json!({}), &daemons(DAEMON)),
+        single_container_pod("of-user", user, json!({}), &daemons(OF_USER)),
+        single_container_pod(
             "inner-killed",
             host.clone(),
             json!({}),
             &daemons(INNER_KILLED),
         ),
-        alone("sandbox-killed", host, json!({}), &daemons(SANDBOX_KILLED)),
+        single_container_pod("sandbox-killed", host, json!({}), &daemons(SANDBOX_KILLED)),
         pod("shared", shared, &[crashing, beside]),
     ]);
     for name in ["deleted", "of-user", "inner-killed", "sandbox-killed"] {
         cluster.wait_for(name, "condition=Ready");
     }
     for mark in [DAEMON, OF_USER, INNER_KILLED, SANDBOX_KILLED] {
-        wait_until(10, "all of it runs", || sleeping(&lab, mark) == 3);
+        wait_until(10, "all of its processes run", || sleeping(&lab, mark) == 3);
     }
 
-    cluster.ask("kubectl delete pod deleted of-user --grace-period=1");
+    cluster.shell("kubectl delete pod deleted of-user --grace-period=1");
     lab.kill("node1", "KILL", &above(&lab, INNER_KILLED).0);
     lab.kill("node1", "KILL", &above(&lab, SANDBOX_KILLED).1);
     for mark in [DAEMON, OF_USER, INNER_KILLED, SANDBOX_KILLED] {
-        wait_until(10, "nothing of it runs", || sleeping(&lab, mark) == 0);
+        wait_until(10, "none of its processes runs", || {
+            sleeping(&lab, mark) == 0
+        });
     }
     for name in ["inner-killed", "sandbox-killed"] {
-        let failed = cluster.in_phase(name, "Failed");
-        let ended = &container(&failed, "main")["state"]["terminated"];
+        let failed = cluster.wait_for_phase(name, "Failed");
+        let ended = &container_status(&failed, "main")["state"]["terminated"];
         assert_eq!(ended["exitCode"], 137, "{failed:#}");
     }
 
-    let again = cluster.pod_until("shared", "begun again, and backed off", |pod| {
-        let status = container(pod, "crashing");
+    let again = cluster.pod_until("shared", "restarted and backing off", |pod| {
+        let status = container_status(pod, "crashing");
         status["restartCount"].as_u64() >= Some(1)
             && status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     });
-    assert_eq!(container(&again, "beside")["restartCount"], 0, "{again:#}");
+    assert_eq!(
+        container_status(&again, "beside")["restartCount"],
+        0,
+        "{again:#}"
+    );
     assert_eq!(sleeping(&lab, SHARED), 0);
     assert_eq!(sleeping(&lab, BESIDE), 1);
     wait_until(5, "files of ended runs are removed", || {
@@ -108,12 +117,12 @@ fn nothing_of_a_container_outlives_it() {
     });
     assert_eq!(runs_on_disk(&lab, "beside"), 1);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 const DECLARED: &str = "coracle.test/declared:1";
 
-/// A program of 32 bits that writes "32", and files where the image declares volumes.
+/// A 32-bit program that writes "32", and files in directories that the image declares as volumes.
 const DECLARED_LAYER: &str = r"
 mkdir -p data/deep srv
 echo f0VMRgEBAQAAAAAAAAAAAAIAAwABAAAAVIAECDQAAAAAAAAAAAAAADQAIAABAAAAAAAAAAEAAAAAAAAAAIAECACABAh2AAAAdgAAAAUAAAAAEAAAuAQAAAC7AQAAALlzgAQIugMAAADNgLgBAAAAMdvNgDMyCg== | base64 --decode > srv/small
@@ -122,10 +131,10 @@ echo content > data/deep/file; chmod 640 data/deep/file; ln -s deep/file data/li
 tar --owner=33 --group=44 --create data srv
 ";
 
-fn of_images() -> Vec<Value> {
+fn image_pods() -> Vec<Value> {
     let config = json!({"image": DECLARED, "imagePullPolicy": "Never", "securityContext": {"readOnlyRootFilesystem": true},
         "volumeMounts": [{"name": "v", "mountPath": "/mine"}]});
-    let declared = looking(
+    let declared = checking_container(
         "main",
         config,
         r#"
@@ -138,7 +147,7 @@ fn of_images() -> Vec<Value> {
     );
     let filtered = json!({"image": DECLARED, "imagePullPolicy": "Never", "securityContext":
         {"seccompProfile": {"type": "RuntimeDefault"}}});
-    let small = looking(
+    let small = checking_container(
         "main",
         filtered,
         r#"is 'a program of 32 bits' 32 "$(/srv/small)""#,
@@ -158,15 +167,15 @@ fn of_images() -> Vec<Value> {
     ]
 }
 
-/// A sidecar mounts something in a volume before the others begin, and again after.
-fn of_mounts() -> Value {
+/// A sidecar mounts a file system in a volume before the other containers start, and another one after.
+fn mount_pod() -> Value {
     let mount = |more: Value| {
         let own = json!({"name": "v", "mountPath": "/v"});
         json!({"volumeMounts": [merged(own, more)]})
     };
     let script =
         "mkdir /v/sub /v/later; mount -t tmpfs none /v/sub; echo fed > /v/sub/file; touch /v/up
-        until test -e /v/sub/begun; do sleep 0.1; done
+        until test -e /v/sub/started; do sleep 0.1; done
         mount -t tmpfs none /v/later; echo later > /v/later/file; exec sleep 10000";
     let side = merged(
         json!({"name": "side", "image": BUSYBOX, "restartPolicy": "Always", "command": ["sh", "-c", script],
@@ -174,18 +183,18 @@ fn of_mounts() -> Value {
             "startupProbe": {"exec": {"command": ["test", "-e", "/v/up"]}, "periodSeconds": 1, "failureThreshold": 30}}),
         mount(json!({"mountPropagation": "Bidirectional"})),
     );
-    let reader = looking(
+    let reader = checking_container(
         "reader",
         mount(json!({"mountPropagation": "HostToContainer"})),
         r#"
         is first fed "$(cat /v/sub/file)"
-        touch /v/sub/begun
+        touch /v/sub/started
         n=0; until test -e /v/later/file || [ $n -gt 100 ]; do sleep 0.1; n=$((n+1)); done
         is second later "$(cat /v/later/file)"
         touch /v/sub/seen
         "#,
     );
-    let apart = looking(
+    let apart = checking_container(
         "apart",
         mount(json!({})),
         r#"
@@ -195,12 +204,12 @@ fn of_mounts() -> Value {
         fails cat /v/later/file
         "#,
     );
-    let read_only = looking(
+    let read_only = checking_container(
         "read-only",
         mount(json!({"readOnly": true})),
         "fails touch /v/x; works touch /v/sub/x",
     );
-    let all_read_only = looking(
+    let all_read_only = checking_container(
         "all-read-only",
         mount(json!({"readOnly": true, "recursiveReadOnly": "Enabled"})),
         r#"fails touch /v/y; fails touch /v/sub/y; is file fed "$(cat /v/sub/file)""#,
@@ -210,30 +219,30 @@ fn of_mounts() -> Value {
 }
 
 #[test]
-fn images_and_mounts_are_what_their_pods_expect() {
-    let lab = Lab::ready();
+fn declared_volumes_and_mount_propagation_work() {
+    let lab = Lab::acquire();
     lab.load_busybox();
     let volumes = json!({"/data": {}, "/cache/here": {}, "/mine": {}});
     let config = json!({"Env": ["PATH=/bin"], "Cmd": ["sh"], "Volumes": volumes});
     lab.load_image(DECLARED, config, DECLARED_LAYER);
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    cluster.create_objects(&of_images());
-    cluster.create_objects(&[of_mounts()]);
-    cluster.find_all_right(&["declared", "small", "mounts"]);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.create_objects(&image_pods());
+    cluster.create_objects(&[mount_pod()]);
+    cluster.assert_checks_pass(&["declared", "small", "mounts"]);
 
-    let waiting = cluster.pod_until("no-image", "backed off", |pod| {
-        container(pod, "main")["state"]["waiting"]["reason"] == "ImagePullBackOff"
+    let waiting = cluster.pod_until("no-image", "backing off", |pod| {
+        container_status(pod, "main")["state"]["waiting"]["reason"] == "ImagePullBackOff"
     });
-    let why = container(&waiting, "main")["state"]["waiting"]["message"].to_string();
-    assert!(why.contains("127.0.0.1:1/none:1"), "{why}");
-    let other = &container(&waiting, "other")["state"]["terminated"];
+    let message = container_status(&waiting, "main")["state"]["waiting"]["message"].to_string();
+    assert!(message.contains("127.0.0.1:1/none:1"), "{message}");
+    let other = &container_status(&waiting, "other")["state"]["terminated"];
     assert_eq!(other["exitCode"], 0, "{waiting:#}");
-    cluster.event(
+    cluster.wait_for_event(
         "no-image",
         "Warning Failed Failed to pull image \"127.0.0.1:1/none:1\"",
     );
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 const APT: &str = "coracle.test/apt:1";
@@ -253,7 +262,7 @@ printf 'root:x:0:0:root:/root:/bin/sh\n_apt:x:42:65534:apt:/nonexistent:/bin/fal
 printf 'root:x:0:\nnogroup:x:65534:\n' > etc/group
 echo 'deb [trusted=yes] file:/srv/repo ./' > etc/apt/sources.list
 mkdir -p package/DEBIAN package/opt
-printf 'Package: hello-coracle\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: says hello\n' > package/DEBIAN/control
+printf 'Package: hello-coracle\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: prints hello\n' > package/DEBIAN/control
 printf '#!/bin/sh\nchown 33:44 /opt/hello && mknod /opt/device c 1 3\n' > package/DEBIAN/postinst
 chmod 755 package package/opt package/DEBIAN package/DEBIAN/postinst
 echo hello > package/opt/hello
@@ -264,15 +273,15 @@ tar --owner=0 --group=0 --create *
 ";
 
 #[test]
-fn with_a_single_id_packages_can_be_installed() {
-    let lab = Lab::ready();
+fn packages_can_be_installed_with_a_single_id() {
+    let lab = Lab::acquire();
     let config = json!({"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["sh"]});
     lab.load_image_for("user2", APT, config, APT_LAYER);
-    let mut cluster = Cluster::start_as(&lab, "user2", &["srun", "-N1", "coracle", "run"]);
+    let mut cluster = TestCluster::start_as(&lab, "user2", &["srun", "-N1", "coracle", "run"]);
     let container = json!({"image": APT, "imagePullPolicy": "Never"});
     let script = r#"
-    said=$(apt-get -o APT::Sandbox::User=_apt update 2>&1)
-    is 'what apt says as another user' 1 "$(echo "$said" | grep -c 'set.*uid\|switch')"
+    output=$(apt-get -o APT::Sandbox::User=_apt update 2>&1)
+    is 'warnings of apt as another user' 1 "$(echo "$output" | grep -c 'set.*uid\|switch')"
     works apt-get update
     works apt-get install --yes hello-coracle
     is installed hello "$(cat /opt/hello)"
@@ -280,14 +289,18 @@ fn with_a_single_id_packages_can_be_installed() {
     works apt-get remove --yes hello-coracle
     fails cat /opt/hello
     "#;
-    cluster.create_objects(&[pod("apt", json!({}), &[looking("main", container, script)])]);
-    cluster.find_all_right(&["apt"]);
+    cluster.create_objects(&[pod(
+        "apt",
+        json!({}),
+        &[checking_container("main", container, script)],
+    )]);
+    cluster.assert_checks_pass(&["apt"]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// At most 5000 processes, which end by themselves. A shell gives up when it can't fork; so there are several, that begin one
-/// after the other. What they leave is reaped by nobody, and counts.
+/// Starts up to 5000 processes, which exit by themselves. A shell gives up when fork(2) fails, so several shells start one after
+/// the other. Their orphans become zombies, which count.
 const BOMB: &str = "
 mkfifo /tmp/wait
 for turn in 0 2 4 6 8 10 15 20 30 40; do
@@ -298,70 +311,80 @@ for turn in 0 2 4 6 8 10 15 20 30 40; do
 done
 exec sleep 300";
 
-/// More than a cluster of one node needs, and fewer than what [`BOMB`] would take.
+/// More than a cluster of one node needs, and fewer than [`BOMB`] would use.
 const PROCESSES: u32 = 1200;
 
 #[test]
-fn a_fork_bomb_hurts_no_other_pod() {
-    let lab = Lab::ready();
+fn fork_bomb_affects_no_other_pod() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    // The kernel counts what the user has on the whole machine, in other labs too.
+    // The kernel counts the user's processes on the whole machine, including other labs.
     let count = "ps -eL -o uid= | grep -cw $(id -u user1 2>/dev/null || echo 2001)";
     let used: u32 = lab.machine(count).trim().parse().expect("a number");
     let limit = used + PROCESSES;
     let script = format!("ulimit -u {limit} && exec srun -N1 coracle run bash");
-    let mut cluster = Cluster::hold(lab.sh(&script).start());
+    let mut cluster = TestCluster::from_command(lab.sh(&script).start());
     let probed = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "echo alive | cat"]}, "periodSeconds": 1,
         "timeoutSeconds": 30}});
     let again = json!({"restartPolicy": "Always"});
-    cluster.create_objects(&[alone("calm", again.clone(), probed, "exec sleep 10000")]);
+    cluster.create_objects(&[single_container_pod(
+        "calm",
+        again.clone(),
+        probed,
+        "exec sleep 10000",
+    )]);
     cluster.wait_for("calm", "condition=Ready");
-    let ours = [
+    let of_coracle = [
         Role::Agent,
-        Role::HubGuard,
+        Role::HubInside,
         Role::Hub,
         Role::Component("kube-apiserver"),
         Role::Component("etcd"),
     ];
-    let ours = ours.map(|role| lab.find("node1", role));
+    let of_coracle = of_coracle.map(|role| lab.find("node1", role));
 
     let piped = "timeout 40 kubectl exec calm -- sh -c 'echo alive | cat'";
     for (late, context) in [
         ("late", json!({})),
         ("later", json!({"securityContext": {"runAsUser": 1000}})),
     ] {
-        cluster.create_objects(&[alone("bomb", json!({}), context, BOMB)]);
-        has_exploded(&mut cluster, "bomb");
-        assert_eq!(cluster.ask(piped), "alive");
+        cluster.create_objects(&[single_container_pod("bomb", json!({}), context, BOMB)]);
+        wait_for_fork_failure(&mut cluster, "bomb");
+        assert_eq!(cluster.shell(piped), "alive");
         let script = "echo late | cat; exec sleep 10000";
-        cluster.create_objects(&[alone(late, again.clone(), json!({}), script)]);
+        cluster.create_objects(&[single_container_pod(late, again.clone(), json!({}), script)]);
         cluster.wait_for(late, "condition=Ready");
         assert_eq!(cluster.logs(late, "main"), "late");
-        cluster.ask("kubectl delete pod bomb --grace-period=1");
+        cluster.shell("kubectl delete pod bomb --grace-period=1");
     }
     let calm = cluster.pod("calm");
-    assert_eq!(container(&calm, "main")["restartCount"], 0, "{calm:#}");
+    assert_eq!(
+        container_status(&calm, "main")["restartCount"],
+        0,
+        "{calm:#}"
+    );
 
-    // Together they take from other pods, but not from us.
+    // Together, the bombs take processes from other pods, but not from Coracle.
     let bombs = ["bomb1", "bomb2", "bomb3"];
-    cluster.create_objects(&bombs.map(|name| alone(name, json!({}), json!({}), BOMB)));
+    cluster
+        .create_objects(&bombs.map(|name| single_container_pod(name, json!({}), json!({}), BOMB)));
     for bomb in bombs {
-        has_exploded(&mut cluster, bomb);
+        wait_for_fork_failure(&mut cluster, bomb);
     }
     assert!(cluster.has_ready_nodes(1));
-    for process in &ours {
+    for process in &of_coracle {
         assert!(lab.is_alive("node1", process), "{process:?}");
     }
-    cluster.ask("kubectl delete pod bomb1 bomb2 bomb3 --grace-period=1");
-    assert_eq!(cluster.ask(piped), "alive");
+    cluster.shell("kubectl delete pod bomb1 bomb2 bomb3 --grace-period=1");
+    assert_eq!(cluster.shell(piped), "alive");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[track_caller]
-fn has_exploded(cluster: &mut Cluster, pod: &str) {
-    wait_until(90, "the bomb has all processes that it may have", || {
-        let (_, log) = cluster.try_ask(&format!("kubectl logs {pod}"));
+fn wait_for_fork_failure(cluster: &mut TestCluster, pod: &str) {
+    wait_until(90, "the bomb has reached its limit", || {
+        let (_, log) = cluster.try_shell(&format!("kubectl logs {pod}"));
         log.contains("can't fork")
     });
 }

@@ -1,11 +1,11 @@
-//! Root file systems of containers, made in each of the three ways: by the kernel's overlayfs, by fuse-overlayfs, by a copy.
+//! Root file systems of containers by each method: the kernel's overlayfs, fuse-overlayfs, and a copy.
 
-use e2e::{BUSYBOX, Cluster, Lab, container, looking, pod, wait_until};
+use e2e::{BUSYBOX, Lab, TestCluster, checking_container, container_status, pod, wait_until};
 use serde_json::{Value, json};
 
 const IMAGE: &str = "coracle.test/layered:1";
 
-/// Upon a busybox with /etc and /tmp: deleted, replaced, linked and owned files.
+/// On top of a busybox with /etc and /tmp: deleted, replaced, linked and owned files.
 const LAYER: &str = r"
 mkdir -p etc srv/closed
 printf 'root:x:0:0:root:/root:/bin/sh\n' > etc/passwd
@@ -19,8 +19,8 @@ tar --owner=33 --group=44 --sparse --create .wh.tmp etc/.wh..wh..opq etc/passwd 
 chmod 700 srv/closed
 ";
 
-/// What every container of the image should see, whatever those before it did.
-const LOOK: &str = r#"
+/// Checks that every container of the image has the original content, in spite of changes by others.
+const CHECKS: &str = r#"
 fails ls /tmp
 fails cat /etc/group
 is 'etc' 'hostname hosts passwd resolv.conf ' "$(ls /etc | tr '\n' ' ')"
@@ -46,26 +46,26 @@ works busybox chmod 2711 /moved
 "#;
 
 fn with_image(script: &str) -> Value {
-    looking(
+    checking_container(
         "main",
         json!({"image": IMAGE, "imagePullPolicy": "Never"}),
         script,
     )
 }
 
-/// The layers as a volume.
+/// A pod with the image as a volume.
 fn volume(name: &str) -> Value {
-    let container = looking(
+    let container = checking_container(
         "main",
         json!({"volumeMounts": [
-            {"name": "image", "mountPath": "/whole"},
+            {"name": "image", "mountPath": "/all"},
             {"name": "image", "mountPath": "/part", "subPath": "srv"},
         ]}),
         r#"
-        is whole 'bin etc srv ' "$(ls /whole | tr '\n' ' ')"
-        fails ls /whole/etc/group
+        is all 'bin etc srv ' "$(ls /all | tr '\n' ' ')"
+        fails ls /all/etc/group
         is part linked "$(cat /part/one)"
-        fails touch /whole/new
+        fails touch /all/new
         fails touch /part/new
         "#,
     );
@@ -73,39 +73,39 @@ fn volume(name: &str) -> Value {
     pod(name, json!({"volumes": volumes}), &[container])
 }
 
-fn start(lab: &Lab, user: &str, way: &str) -> Cluster {
-    let variable = format!("CORACLE_ROOTFS={way}");
-    Cluster::start_as(
+fn start(lab: &Lab, user: &str, method: &str) -> TestCluster {
+    let variable = format!("CORACLE_ROOTFS={method}");
+    TestCluster::start_as(
         lab,
         user,
         &["env", &variable, "srun", "-N1", "coracle", "run"],
     )
 }
 
-/// How many processes show file systems.
-fn shown(lab: &Lab) -> usize {
+/// The number of fuse-overlayfs processes.
+fn fuse_processes(lab: &Lab) -> usize {
     let all = lab.processes("node1").into_iter();
     all.filter(|process| process.args.contains("fuse-overlayfs -f "))
         .count()
 }
 
 #[track_caller]
-fn image_is_seen_as_it_is(way: &str) {
-    let lab = Lab::ready();
+fn assert_rootfs_matches_image(method: &str) {
+    let lab = Lab::acquire();
     lab.load_busybox();
     lab.load_image(IMAGE, json!({"Env": ["PATH=/bin"], "Cmd": ["sh"]}), LAYER);
-    let mut cluster = start(&lab, "user1", way);
+    let mut cluster = start(&lab, "user1", method);
     let owner = r#"is owner 33:44 "$(stat -c %u:%g /srv/owned)""#;
     let user = json!({"securityContext": {"runAsUser": 33, "runAsGroup": 44}});
     cluster.create_objects(&[
-        pod("one", json!({}), &[with_image(&format!("{owner}\n{LOOK}"))]),
-        // Each container has its own, and so has each run of it.
-        pod("two", json!({}), &[with_image(LOOK), looking("other", json!({"image": IMAGE}), LOOK)]),
+        pod("one", json!({}), &[with_image(&format!("{owner}\n{CHECKS}"))]),
+        // Each container, and each run of it, has its own root file system.
+        pod("two", json!({}), &[with_image(CHECKS), checking_container("other", json!({"image": IMAGE}), CHECKS)]),
         pod(
             "again",
             json!({"restartPolicy": "OnFailure", "volumes": [{"name": "v", "emptyDir": {}}]}),
             &[e2e::merged(
-                with_image(&format!("{LOOK}\ntest -e /v/done && exit 0; busybox touch /v/done; exit 1")),
+                with_image(&format!("{CHECKS}\ntest -e /v/done && exit 0; busybox touch /v/done; exit 1")),
                 json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
             )],
         ),
@@ -131,15 +131,20 @@ fn image_is_seen_as_it_is(way: &str) {
             &[json!({"name": "main", "image": BUSYBOX, "command": ["sleep", "10000"]})],
         ),
     ]);
-    cluster.find_all_right(&["one", "two", "again", "user", "read-only", "volume"]);
-    assert_eq!(container(&cluster.pod("again"), "main")["restartCount"], 1);
+    cluster.assert_checks_pass(&["one", "two", "again", "user", "read-only", "volume"]);
+    assert_eq!(
+        container_status(&cluster.pod("again"), "main")["restartCount"],
+        1
+    );
     cluster.wait_for("stays", "condition=Ready");
-    let expected = usize::from(way == "fuse-overlayfs");
-    wait_until(10, "only what runs has its process", || {
-        shown(&lab) == expected
-    });
+    let expected = usize::from(method == "fuse-overlayfs");
+    wait_until(
+        10,
+        "only the running container has a fuse-overlayfs",
+        || fuse_processes(&lab) == expected,
+    );
 
-    // Its sandbox dies, and all that belonged to it.
+    // Kill the pod's sandbox, and with it all of its processes.
     let sandboxes: Vec<_> = lab
         .processes("node1")
         .into_iter()
@@ -149,67 +154,71 @@ fn image_is_seen_as_it_is(way: &str) {
     for sandbox in sandboxes.iter().filter(|sandbox| is_outer(sandbox.parent)) {
         lab.kill("node1", "KILL", sandbox);
     }
-    cluster.in_phase("stays", "Failed");
-    wait_until(10, "nobody shows anything", || shown(&lab) == 0);
-    cluster.ask("kubectl delete pod --all --grace-period=0");
-    wait_until(30, "nothing of pods is left", || {
+    cluster.wait_for_phase("stays", "Failed");
+    wait_until(10, "no fuse-overlayfs runs", || fuse_processes(&lab) == 0);
+    cluster.shell("kubectl delete pod --all --grace-period=0");
+    wait_until(30, "no directory of a pod is left", || {
         let left = lab.root("node1", "ls -d /tmp/coracle-*/pods/* 2> /dev/null; true");
         left.stdout.is_empty()
     });
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn overlayfs_shows_images_as_they_are() {
-    image_is_seen_as_it_is("overlay");
+fn overlayfs_matches_image() {
+    assert_rootfs_matches_image("overlay");
 }
 
 #[test]
-fn fuse_overlayfs_shows_images_as_they_are() {
-    image_is_seen_as_it_is("fuse-overlayfs");
+fn fuse_overlayfs_matches_image() {
+    assert_rootfs_matches_image("fuse-overlayfs");
 }
 
 #[test]
-fn copies_are_as_images_are() {
-    image_is_seen_as_it_is("copy");
+fn copy_matches_image() {
+    assert_rootfs_matches_image("copy");
 }
 
 #[test]
-fn users_with_one_id_have_all_three_ways() {
-    let lab = Lab::ready();
+fn single_id_users_can_use_all_three_methods() {
+    let lab = Lab::acquire();
     lab.load_busybox_for("user2");
-    for way in ["overlay", "fuse-overlayfs", "copy"] {
-        let mut cluster = start(&lab, "user2", way);
+    for method in ["overlay", "fuse-overlayfs", "copy"] {
+        let mut cluster = start(&lab, "user2", method);
         let script =
             "works touch /new; works chown 7:8 /new; works rm -r /etc/group /tmp; works mkdir /tmp";
         cluster.create_objects(&[
-            pod("root", json!({}), &[looking("main", json!({}), script)]),
+            pod(
+                "root",
+                json!({}),
+                &[checking_container("main", json!({}), script)],
+            ),
             pod(
                 "other",
                 json!({"securityContext": {"runAsUser": 1000}}),
-                &[looking(
+                &[checking_container(
                     "main",
                     json!({}),
                     "works cat /etc/passwd; works touch /tmp/new; works rm /tmp/new",
                 )],
             ),
         ]);
-        cluster.find_all_right(&["root", "other"]);
+        cluster.assert_checks_pass(&["root", "other"]);
         cluster.exit(0);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_way_that_is_none_is_told() {
-    let lab = Lab::ready();
+fn unknown_rootfs_method_is_rejected() {
+    let lab = Lab::acquire();
     lab.sh("CORACLE_ROOTFS=unionfs srun -N1 coracle run true")
         .run()
-        .ended_with(64)
-        .says(&["CORACLE_ROOTFS is \"unionfs\"", "overlay", "hint: "]);
+        .exited_with(64)
+        .stderr_has(&["CORACLE_ROOTFS is \"unionfs\"", "overlay", "hint: "]);
     lab.sh("CORACLE_ROOTFS=copy coracle doctor")
         .run()
-        .shows(&["because CORACLE_ROOTFS says so"]);
-    lab.nothing_left();
+        .stdout_has(&["as CORACLE_ROOTFS requests"]);
+    lab.assert_nothing_left();
 }

@@ -1,18 +1,19 @@
-//! What a container finds around itself: file systems, rights, names, processes, its user, its network.
+//! The environment of a container: file systems, capabilities, names, processes, user, network.
 
-use e2e::{Cluster, Lab, container, looking, looking_pod, merged, pod, wait_until};
+use e2e::{
+    Lab, TestCluster, checking_container, checking_pod, container_status, merged, pod, wait_until,
+};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 #[track_caller]
-fn cluster_of(lab: &Lab, user: &str) -> Cluster {
+fn cluster_of(lab: &Lab, user: &str) -> TestCluster {
     lab.load_busybox_for(user);
-    Cluster::start_as(lab, user, ONE)
+    TestCluster::start_as(lab, user, ONE)
 }
 
-/// Of any container that asks for nothing.
+/// Checks of a container with a default security context.
 const PLAIN: &str = r#"
 kind() { awk -v at="$1" '$2 == at { kind = $3 } END { print kind }' /proc/self/mounts; }
 access() { awk -v at="$1" '$2 == at { split($4, a, ",") } END { print a[1] }' /proc/self/mounts; }
@@ -28,7 +29,7 @@ works sh -c 'echo x > /dev/null && echo x > /dev/shm/x && rm /dev/shm/x'
 is zeros 0000 "$(head -c 2 /dev/zero | xxd -p)"
 fails sh -c 'echo x > /dev/full'
 is fd 0 "$(readlink /dev/stdin | grep -o '[0-9]$')"
-# What the kernel would show is covered by the null device or by an empty directory.
+# Masked files are the null device, masked directories are empty.
 for path in /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats /proc/timer_list /proc/sched_debug; do
   [ ! -e $path ] || works test -c $path
   [ ! -e $path ] || is "$path, masked" '' "$(head -c 9 $path)"
@@ -40,13 +41,13 @@ for path in /proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger; do
   [ ! -e $path ] || is "access to $path" ro "$(access $path)"
 done
 for path in /proc/sys/kernel/domainname /proc/sysrq-trigger /proc/irq/default_smp_affinity; do
-  said=$( (echo 1 > $path) 2>&1)
-  [ ! -e $path ] || is "writing to $path" 'Read-only file system' "${said##*: }"
+  output=$( (echo 1 > $path) 2>&1)
+  [ ! -e $path ] || is "writing to $path" 'Read-only file system' "${output##*: }"
 done
 fails sysctl -w net.ipv4.ip_forward=1
-is 'why not' 'Read-only file system' "${said##*: }"
+is 'reason' 'Read-only file system' "${output##*: }"
 is "pid" 1 "$(sh -c 'echo $PPID')"
-# Looked for by the shell itself: there is nobody else.
+# By a glob, so that the shell starts no other process.
 set -- /proc/[0-9]*
 is processes /proc/1 "$*"
 is user 0:0 "$(id -u):$(id -g)"
@@ -54,31 +55,31 @@ is hostname plain "$(hostname)"
 is home /root "$HOME"
 is directory / "$(pwd)"
 is "no terminal" 'not a tty' "$(tty)"
-if read line; then echo "there is input: $line"; fi
+if read line; then echo "unexpected input: $line"; fi
 works touch /new /bin/new
 is umask 0022 "$(umask)"
 is "new privileges" 0 "$(awk '/^NoNewPrivs/ { print $2 }' /proc/self/status)"
 is "service account" default "$(cat /var/run/secrets/kubernetes.io/serviceaccount/namespace)"
 "#;
 
-/// A container that may do all to its network finds the same; it isn't the kernel that refuses.
+/// With NET_ADMIN, /proc/sys is still read-only: the mount prevents the write, not the lack of a capability.
 const NO_SYSCTL: &str = r#"
 fails sysctl -w net.ipv4.ip_forward=1
-is 'why not' 'Read-only file system' "${said##*: }"
+is 'reason' 'Read-only file system' "${output##*: }"
 "#;
 
-/// Of a privileged one.
+/// Checks of a privileged container.
 const UNMASKED: &str = r"
 works sysctl -w net.ipv4.ip_forward=1
 fails grep -q ' /proc/sys ' /proc/self/mounts
 [ ! -e /proc/keys ] || fails test -c /proc/keys
 ";
 
-/// Has a program that carries a capability.
+/// An image with a program that has a file capability.
 const CAPABLE: &str = "coracle.test/capable:1";
 
-/// What such a program has of it, for whoever has none.
-const CARRIED: &str = r#"
+/// Checks the effect of a file capability for a process without capabilities.
+const FILE_CAPABILITY: &str = r#"
 effective() { "$@" awk '/^CapEff:/ { print $2 }' /proc/self/status; }
 is 'without it' 0000000000000000 "$(effective busybox)"
 is 'with it' 0000000000000001 "$(effective busybox-chown)"
@@ -87,22 +88,26 @@ works busybox-chown chown 7:8 /tmp/x
 is owner OWNER "$(stat -c %u:%g /tmp/x)"
 "#;
 
-/// Containers of a user who isn't root, with that program.
-fn of_programs(owner: &str) -> Vec<Value> {
+/// Containers with that program and a user other than root.
+fn capability_pods(owner: &str) -> Vec<Value> {
     let case = |name: &str, more: Value, script: &str| {
         let context = merged(json!({"runAsUser": 1000}), more);
         let own = json!({"image": CAPABLE, "securityContext": context});
-        looking(name, own, script)
+        checking_container(name, own, script)
     };
-    let not_more = "is none 0000000000000000 \"$(busybox-chown awk '/^CapEff:/ { print $2 }' /proc/self/status)\"";
+    let no_capability = "is none 0000000000000000 \"$(busybox-chown awk '/^CapEff:/ { print $2 }' /proc/self/status)\"";
     let containers = [
-        case("carried", json!({}), &CARRIED.replace("OWNER", owner)),
+        case(
+            "file-capability",
+            json!({}),
+            &FILE_CAPABILITY.replace("OWNER", owner),
+        ),
         case(
             "no-more",
             json!({"allowPrivilegeEscalation": false}),
-            not_more,
+            no_capability,
         ),
-        // The kernel runs no program without what it carries.
+        // execve(2) fails if the bounding set lacks a capability of the file.
         case(
             "bounded",
             json!({"capabilities": {"drop": ["CHOWN"]}}),
@@ -118,13 +123,13 @@ fn load_capable(lab: &Lab, user: &str) {
     lab.load_image_for(user, CAPABLE, config, e2e::CAPABLE_LAYER);
 }
 
-/// What `capabilities`, `privileged` and so on make of a container.
-fn of_rights(all: &str) -> Vec<Value> {
+/// Containers with various fields of `securityContext`.
+fn security_context_pods(all: &str) -> Vec<Value> {
     let status = |field: &str, value: &str| {
         format!("is {field} {value} \"$(awk '/^{field}:/ {{ print $2 }}' /proc/self/status)\"\n")
     };
     let case = |name: &str, context: Value, script: String| {
-        looking(name, json!({"securityContext": context}), &script)
+        checking_container(name, json!({"securityContext": context}), &script)
     };
     let capabilities =
         |add: &[&str], drop: &[&str]| json!({"capabilities": {"add": add, "drop": drop}});
@@ -150,12 +155,12 @@ fn of_rights(all: &str) -> Vec<Value> {
     vec![pod("rights", json!({}), &containers)]
 }
 
-fn of_names() -> Vec<Value> {
+fn hostname_pods() -> Vec<Value> {
     let alias = json!([{"ip": "192.0.2.7", "hostnames": ["one.example", "two.example"]}]);
     let resolver = json!({"nameservers": ["192.0.2.53"], "searches": ["one.example", "two.example"],
         "options": [{"name": "ndots", "value": "3"}, {"name": "rotate"}]});
     vec![
-        looking_pod(
+        checking_pod(
             "named",
             json!({"hostname": "web", "subdomain": "site", "hostAliases": alias, "dnsPolicy": "None", "dnsConfig": resolver}),
             json!({"env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}),
@@ -170,13 +175,13 @@ works sh -c 'echo 192.0.2.8 added >> /etc/hosts'
 is "address of alias" 192.0.2.7 "$(ping -c1 -W1 one.example | grep -o '192[.0-9]*' | head -n1)"
 "#,
         ),
-        looking_pod(
+        checking_pod(
             "full-name",
             json!({"hostname": "web", "subdomain": "site", "setHostnameAsFQDN": true}),
             json!({}),
             "is hostname web.site.default.svc.cluster.local \"$(hostname)\"",
         ),
-        looking_pod(
+        checking_pod(
             "sysctls",
             json!({"securityContext": {"sysctls": [{"name": "net.ipv4.ip_local_port_range", "value": "40000 41000"},
                 {"name": "net/ipv4/tcp_syncookies", "value": "0"}, {"name": "kernel.shm_rmid_forced", "value": "1"}]}}),
@@ -190,15 +195,15 @@ is shm_rmid_forced 1 "$(cat /proc/sys/kernel/shm_rmid_forced)"
     ]
 }
 
-fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
+fn host_namespace_pods(lab: &Lab, node_ip: &str) -> Vec<Value> {
     let own = |namespace: &str, same: bool| {
-        let word = if same { "works" } else { "fails" };
+        let function = if same { "works" } else { "fails" };
         let script = format!("readlink /proc/self/ns/{namespace}");
         let host = lab.root("node1", &script).stdout;
-        format!("{word} test \"$({script})\" = '{}'\n", host.trim())
+        format!("{function} test \"$({script})\" = '{}'\n", host.trim())
     };
     vec![
-        looking_pod(
+        checking_pod(
             "host-network",
             json!({"hostNetwork": true}),
             json!({}),
@@ -209,7 +214,7 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
                     "is hostname node1 \"$(hostname)\"\nworks sh -c 'ip address | grep -q {node_ip}/'\nworks grep -q node1 /etc/hosts\n"
                 )),
         ),
-        looking_pod(
+        checking_pod(
             "host-pid",
             json!({"hostPID": true}),
             json!({}),
@@ -217,7 +222,7 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
                 + &own("net", false)
                 + "works sh -c 'ps -o args | grep -q [s]lurmd'\n"),
         ),
-        looking_pod(
+        checking_pod(
             "host-ipc",
             json!({"hostIPC": true}),
             json!({}),
@@ -225,7 +230,7 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
                 + &own("net", false)
                 + "is file hello \"$(cat /dev/shm/of-the-host)\"\n"),
         ),
-        looking_pod(
+        checking_pod(
             "no-host",
             json!({}),
             json!({}),
@@ -240,8 +245,8 @@ fn of_hosts(lab: &Lab, node_ip: &str) -> Vec<Value> {
     ]
 }
 
-/// What the commands of images and pods make of each other.
-fn of_commands() -> Vec<Value> {
+/// Combinations of the commands of images and pods.
+fn command_pods() -> Vec<Value> {
     let image = |name: &str, more: Value| {
         merged(
             json!({"name": name, "image": "coracle.test/configured:1"}),
@@ -270,7 +275,7 @@ fn of_commands() -> Vec<Value> {
                 json!({"command": ["pwd"], "workingDir": "/made/for/it"}),
             ),
             image(
-                "who",
+                "user",
                 json!({"command": ["sh", "-c", "id; echo $HOME $OF_IMAGE; pwd"]}),
             ),
             image(
@@ -282,9 +287,9 @@ fn of_commands() -> Vec<Value> {
 }
 
 #[track_caller]
-fn commands_are_right(cluster: &mut Cluster) {
-    cluster.in_phase("commands", "Succeeded");
-    let mut wrong = Vec::new();
+fn assert_commands_are_right(cluster: &mut TestCluster) {
+    cluster.wait_for_phase("commands", "Succeeded");
+    let mut failures = Vec::new();
     for (name, expected) in [
         ("image", "entry: of cmd in /work"),
         ("args", "entry: x y mine $(UNKNOWN) $(OWN) in /work"),
@@ -292,22 +297,22 @@ fn commands_are_right(cluster: &mut Cluster) {
         ("both", "1-$(OF_IMAGE) 12"),
         ("directory", "/made/for/it"),
         (
-            "who",
+            "user",
             "uid=1234(app) gid=1235(app) groups=44(video),1235(app)\n/home/app from the image\n/work",
         ),
         ("else", "uid=7 gid=8 groups=8"),
     ] {
-        let said = cluster.logs("commands", name);
-        if said.trim_end() != expected {
-            wrong.push(format!("{name}: {said:?}, not {expected:?}"));
+        let log = cluster.logs("commands", name);
+        if log.trim_end() != expected {
+            failures.push(format!("{name}: {log:?}, not {expected:?}"));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn of_users() -> Vec<Value> {
+fn user_pods() -> Vec<Value> {
     vec![
-        looking_pod(
+        checking_pod(
             "ids",
             json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 3000, "supplementalGroups": [4000, 5000]},
                 "volumes": [{"name": "v", "emptyDir": {}}]}),
@@ -321,7 +326,7 @@ is "file in the volume" 1000:3000 "$(stat -c %u:%g /v/x)"
 fails touch /x
 "#,
         ),
-        looking_pod(
+        checking_pod(
             "other-container",
             json!({"securityContext": {"runAsUser": 1000}}),
             json!({"securityContext": {"runAsUser": 1001}}),
@@ -330,7 +335,7 @@ fails touch /x
     ]
 }
 
-/// All that the kernel knows, as /proc shows it.
+/// The bit mask of all capabilities of the kernel, as /proc shows it.
 fn all_capabilities(lab: &Lab) -> String {
     let last = lab
         .root("node1", "cat /proc/sys/kernel/cap_last_cap")
@@ -340,8 +345,8 @@ fn all_capabilities(lab: &Lab) -> String {
 }
 
 #[test]
-fn a_container_finds_what_it_expects() {
-    let lab = Lab::ready();
+fn containers_have_the_expected_environment() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     let config = json!({"Entrypoint": ["/bin/sh", "-c", "echo \"entry: $* in $(pwd)\"", "entry"], "Cmd": ["of", "cmd"], "User": "app",
         "WorkingDir": "/work", "Env": ["PATH=/bin", "OF_IMAGE=from the image"]});
@@ -352,14 +357,14 @@ fn a_container_finds_what_it_expects() {
     );
     load_capable(&lab, "user1");
     let all = all_capabilities(&lab);
-    let mut objects = vec![looking_pod("plain", json!({}), json!({}), PLAIN)];
-    objects.extend(of_rights(&all));
-    objects.extend(of_names());
-    objects.extend(of_commands());
-    objects.extend(of_users());
-    objects.extend(of_programs("7:8"));
+    let mut objects = vec![checking_pod("plain", json!({}), json!({}), PLAIN)];
+    objects.extend(security_context_pods(&all));
+    objects.extend(hostname_pods());
+    objects.extend(command_pods());
+    objects.extend(user_pods());
+    objects.extend(capability_pods("7:8"));
     cluster.create_objects(&objects);
-    cluster.find_all_right(&[
+    cluster.assert_checks_pass(&[
         "plain",
         "rights",
         "programs",
@@ -369,33 +374,33 @@ fn a_container_finds_what_it_expects() {
         "ids",
         "other-container",
     ]);
-    commands_are_right(&mut cluster);
+    assert_commands_are_right(&mut cluster);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn namespaces_of_the_host_are_shared_on_demand() {
-    let lab = Lab::ready();
+fn host_namespaces_are_shared_on_request() {
+    let lab = Lab::acquire();
     lab.sh("echo hello > /dev/shm/of-the-host")
         .on("node1")
         .run()
         .succeeded();
     for user in ["user1", "user2"] {
         let mut cluster = cluster_of(&lab, user);
-        cluster.create_objects(&of_hosts(&lab, "10.77.0.11"));
-        cluster.find_all_right(&["host-network", "host-pid", "host-ipc", "no-host"]);
+        cluster.create_objects(&host_namespace_pods(&lab, "10.77.0.11"));
+        cluster.assert_checks_pass(&["host-network", "host-pid", "host-ipc", "no-host"]);
         let status = cluster.pod("host-network")["status"].clone();
         assert_eq!(status["podIP"], status["hostIP"], "{status:#}");
         cluster.exit(0);
     }
     lab.root("node1", "rm /dev/shm/of-the-host");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn commands_run_in_pods_that_share_namespaces() {
-    let lab = Lab::ready();
+fn exec_works_in_pods_with_shared_namespaces() {
+    let lab = Lab::acquire();
     for user in ["user1", "user2"] {
         let mut cluster = cluster_of(&lab, user);
         let all = json!({"hostPID": true, "hostNetwork": true, "hostIPC": true});
@@ -415,9 +420,9 @@ fn commands_run_in_pods_that_share_namespaces() {
             pod(
                 name,
                 spec,
-                &[e2e::runs(
+                &[e2e::script_container(
                     "main",
-                    e2e::WAITS,
+                    e2e::WAIT_FOR_SIGTERM,
                     e2e::merged(own, probe.clone()),
                 )],
             )
@@ -425,23 +430,27 @@ fn commands_run_in_pods_that_share_namespaces() {
         cluster.create_objects(&objects);
         for (name, ..) in kinds {
             cluster.wait_for(name, "condition=Ready");
-            let said = cluster.ask(&format!(
+            let namespace = cluster.shell(&format!(
                 "kubectl exec {name} -- readlink /proc/self/ns/pid"
             ));
             let host = lab.root("node1", "readlink /proc/self/ns/pid").stdout;
             let shares = ["host-pid", "of-user", "all-of-host"].contains(&name);
-            assert_eq!(said.trim() == host.trim(), shares, "{name}: {said}");
+            assert_eq!(
+                namespace.trim() == host.trim(),
+                shares,
+                "{name}: {namespace}"
+            );
         }
         cluster.exit(0);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn containers_of_a_pod_share_processes_on_demand_and_zombies_are_reaped() {
-    let lab = Lab::ready();
+fn process_namespace_is_shared_and_zombies_are_reaped() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
-    let other = looking("other", json!({}), "exec sleep 1001");
+    let other = checking_container("other", json!({}), "exec sleep 1001");
     let script = r#"
 sleep 0.5
 works sh -c 'ps -o args | grep -q "sleep [1]001"'
@@ -457,7 +466,7 @@ fails sh -c 'ps -o args | grep -q "sleep [1]001"'
 is pid 1 "$(sh -c 'echo $PPID')"
 touch /v/end
 "#;
-    // What debuggers are given: they look into other containers, and no further.
+    // A debugger's capability: it can inspect other containers of the pod, but not the inner process.
     let tracing = json!({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}});
     let seen = r#"
 until ps -o args | grep -q '[s]leep 5'; do sleep 0.1; done
@@ -469,42 +478,42 @@ fails ls /proc/1/cwd/
 fails cat /proc/1/environ
 "#;
     let volume = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
-    let waiter = looking(
+    let waiter = checking_container(
         "other",
         volume.clone(),
         "sleep 1001 & until test -e /v/end; do sleep 0.1; done",
     );
     cluster.create_objects(&[
-        pod("shared", json!({"shareProcessNamespace": true}), &[looking("main", json!({}), script), other]),
-        pod("apart", json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &[looking("main", volume, kept), waiter]),
-        pod("tracing", json!({"shareProcessNamespace": true}), &[looking("main", tracing, seen), looking("other", json!({}), "sleep 5")]),
+        pod("shared", json!({"shareProcessNamespace": true}), &[checking_container("main", json!({}), script), other]),
+        pod("apart", json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &[checking_container("main", volume, kept), waiter]),
+        pod("tracing", json!({"shareProcessNamespace": true}), &[checking_container("main", tracing, seen), checking_container("other", json!({}), "sleep 5")]),
         pod("terminal", json!({}), &[
-            looking("tty", json!({"tty": true, "stdin": true}), "works tty\ntest -t 0 && test -t 1 && test -t 2 || echo no terminal\nworks test -c /dev/console"),
-            looking("stdin", json!({"stdin": true}), "fails tty\nif timeout 1 cat 2> /dev/null; then echo 'input ended'; fi"),
-            looking("none", json!({}), "works timeout 1 cat"),
+            checking_container("tty", json!({"tty": true, "stdin": true}), "works tty\ntest -t 0 && test -t 1 && test -t 2 || echo no terminal\nworks test -c /dev/console"),
+            checking_container("stdin", json!({"stdin": true}), "fails tty\nif timeout 1 cat 2> /dev/null; then echo 'input ended'; fi"),
+            checking_container("none", json!({}), "works timeout 1 cat"),
         ]),
     ]);
-    cluster.find_all_right(&["apart", "terminal", "tracing"]);
+    cluster.assert_checks_pass(&["apart", "terminal", "tracing"]);
     let shared = cluster.pod_until("shared", "ended", |pod| {
         pod["status"]["containerStatuses"].is_array()
-            && !container(pod, "other")["state"]["terminated"].is_null()
+            && !container_status(pod, "other")["state"]["terminated"].is_null()
     });
     assert_eq!(
-        container(&shared, "other")["state"]["terminated"]["exitCode"],
+        container_status(&shared, "other")["state"]["terminated"]["exitCode"],
         143,
         "{shared:#}"
     );
     cluster.pod_until("shared", "ended", |pod| {
-        !container(pod, "main")["state"]["terminated"].is_null()
+        !container_status(pod, "main")["state"]["terminated"].is_null()
     });
     assert_eq!(cluster.logs("shared", "main"), "");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
-    let lab = Lab::ready();
+fn unsupported_settings_are_rejected_with_a_message() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     lab.load_image(
         "coracle.test/user:1",
@@ -512,17 +521,18 @@ fn what_cannot_be_is_refused_in_words() {
         e2e::EMPTY_LAYER,
     );
     lab.load_image(
-        "coracle.test/nobody:1",
-        json!({"User": "stranger", "Env": ["PATH=/bin"]}),
+        "coracle.test/unknown-user:1",
+        json!({"User": "unknown", "Env": ["PATH=/bin"]}),
         e2e::EMPTY_LAYER,
     );
     let non_root = json!({"runAsNonRoot": true});
-    let with =
-        |name: &str, spec: Value, own: Value| pod(name, spec, &[looking("main", own, "true")]);
+    let with = |name: &str, spec: Value, own: Value| {
+        pod(name, spec, &[checking_container("main", own, "true")])
+    };
     cluster.create_objects(&[
         with("root", json!({"securityContext": non_root}), json!({})),
         with("unknown-name", json!({"securityContext": non_root}), json!({"image": "coracle.test/user:1"})),
-        with("nobody", json!({}), json!({"image": "coracle.test/nobody:1"})),
+        with("unknown-user", json!({}), json!({"image": "coracle.test/unknown-user:1"})),
         with("localhost", json!({}), json!({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x.json"}}})),
         with("capability", json!({}), json!({"securityContext": {"capabilities": {"add": ["FLY"]}}})),
         with("program", json!({}), json!({"command": ["/no/such"]})),
@@ -531,8 +541,8 @@ fn what_cannot_be_is_refused_in_words() {
         with("sysctl", json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}), json!({})),
         with("host-sysctl", json!({"securityContext": {"sysctls": [{"name": "kernel.hostname", "value": "x"}]}}), json!({})),
     ]);
-    let mut wrong = Vec::new();
-    for (name, reason, words) in [
+    let mut failures = Vec::new();
+    for (name, reason, expected) in [
         (
             "root",
             "CreateContainerConfigError",
@@ -545,46 +555,46 @@ fn what_cannot_be_is_refused_in_words() {
         ),
         ("localhost", "CreateContainerConfigError", "Localhost"),
         ("capability", "CreateContainerConfigError", "CAP_FLY"),
-        ("nobody", "StartError", "unable to find user stranger"),
+        ("unknown-user", "StartError", "unable to find user unknown"),
         ("program", "StartError", "no such file or directory"),
         ("not-a-program", "StartError", "permission denied"),
         ("directory", "StartError", "/etc/passwd"),
     ] {
         let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
             let status = cluster.pod(name)["status"]["containerStatuses"][0]["state"].to_string();
-            (status.contains(reason) && status.to_lowercase().contains(&words.to_lowercase()))
+            (status.contains(reason) && status.to_lowercase().contains(&expected.to_lowercase()))
                 .then_some(())
         });
         if seen.is_none() {
-            wrong.push(format!(
-                "{name}: not {reason} {words}: {}",
+            failures.push(format!(
+                "{name}: not {reason} {expected}: {}",
                 cluster.pod(name)["status"]
             ));
         }
     }
     for name in ["sysctl", "host-sysctl"] {
-        let status = cluster.in_phase(name, "Failed")["status"].clone();
+        let status = cluster.wait_for_phase(name, "Failed")["status"].clone();
         if status["reason"] != "SysctlForbidden" {
-            wrong.push(format!("{name}: {status:#}"));
+            failures.push(format!("{name}: {status:#}"));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
-    let lab = Lab::ready();
+fn pods_of_a_node_have_unique_reachable_addresses() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     let server = |name: &str| {
         let script =
             format!("mkdir /www; echo {name} > /www/index.html; exec httpd -f -p 80 -h /www");
-        looking_pod(name, json!({}), json!({}), &script)
+        checking_pod(name, json!({}), json!({}), &script)
     };
     let names: Vec<String> = (0..5).map(|i| format!("web{i}")).collect();
     let servers: Vec<Value> = names.iter().map(|name| server(name)).collect();
-    let address = |cluster: &mut Cluster, name: &str| {
+    let address = |cluster: &mut TestCluster, name: &str| {
         let pod = cluster.pod_until(name, "has an address", |pod| {
             pod["status"]["phase"] == "Running" && pod["status"]["podIP"].is_string()
         });
@@ -609,11 +619,11 @@ fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
             "is 'page of {name}' {name} \"$(printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {ip} 80 | tail -n 1)\"\nworks ping -c 1 -W 5 {ip}\n"
         );
     }
-    // From port 80 on, anybody may listen on any port of the pod's own network.
+    // From port 80 on, any user may listen in the pod's network namespace.
     script += "(echo hello | nc -l -p 90) & sleep 0.3; is own hello \"$(nc 127.0.0.1 90 < /dev/null)\"\nfails nc -w 2 127.0.0.1 80\n";
-    cluster.create_objects(&[looking_pod("client", json!({}), json!({}), &script)]);
-    cluster.find_all_right(&["client"]);
-    // Nobody outside of the node's own network namespace reaches them.
+    cluster.create_objects(&[checking_pod("client", json!({}), json!({}), &script)]);
+    cluster.assert_checks_pass(&["client"]);
+    // Pods are not reachable from outside of the node's own network namespace.
     let outside = lab.sh(&format!(
         "timeout 2 bash -c '</dev/tcp/{}/80'",
         addresses[0]
@@ -621,7 +631,7 @@ fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
     let outside = outside.user("user2").on("node1").run();
     assert!(outside.code != 0, "{outside}");
 
-    cluster.ask("kubectl delete pods --all --wait=true --timeout=50s");
+    cluster.shell("kubectl delete pods --all --wait=true --timeout=50s");
     cluster.create_objects(&servers);
     let again: std::collections::HashSet<String> = names
         .iter()
@@ -629,12 +639,12 @@ fn pods_of_a_node_reach_each_other_and_their_addresses_are_their_own() {
         .collect();
     assert_eq!(again.len(), names.len(), "{again:?}");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn another_user_of_the_node_sees_nothing() {
-    let lab = Lab::ready();
+fn another_user_cannot_read_pods() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "secret-word"}});
     let env = json!({"env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}}],
@@ -642,21 +652,21 @@ fn another_user_of_the_node_sees_nothing() {
     let volumes = json!({"volumes": [{"name": "s", "secret": {"secretName": "s"}}, {"name": "v", "emptyDir": {}}]});
     cluster.create_objects(&[
         secret,
-        looking_pod(
+        checking_pod(
             "private",
             volumes,
             env,
             "cp /s/key /v/; chmod 777 /v/key; exec sleep 1002",
         ),
     ]);
-    cluster.in_phase("private", "Running");
-    wait_until(10, "the pod's process is there", || {
+    cluster.wait_for_phase("private", "Running");
+    wait_until(10, "the pod's process runs", || {
         !lab.marked("sleep 1002").is_empty()
     });
     let (host, process) = lab.marked("sleep 1002").remove(0);
     assert_eq!(host, "node1");
     let pid = process.pid;
-    // Root finds the word where it may be, so the questions are the right ones.
+    // Root can read the value in the environment, so the attempts below are meaningful.
     assert!(
         lab.root("node1", &format!("tr '\\0' '\\n' < /proc/{pid}/environ"))
             .stdout
@@ -691,7 +701,7 @@ fn another_user_of_the_node_sees_nothing() {
             "{path}{output}"
         );
     }
-    // Secrets are on no disk at all.
+    // Secrets are never on disk.
     let disk = lab
         .root(
             "node1",
@@ -700,11 +710,11 @@ fn another_user_of_the_node_sees_nothing() {
         .stdout;
     assert_eq!(disk, "", "on the disk");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// What images do that believe themselves to be root with many ids.
-const PRETENDED: &str = r#"
+/// Operations of images that expect to be root with many IDs.
+const SIMULATED_ROOT: &str = r#"
 touch /tmp/x
 works chown 1000:1000 /tmp/x
 works chown -h nobody /tmp/x
@@ -722,8 +732,8 @@ is data hello "$(echo hello > /tmp/x; cat /tmp/x)"
 "#;
 
 #[test]
-fn with_a_single_id_pods_run_all_the_same() {
-    let lab = Lab::ready();
+fn pods_run_with_a_single_id() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user2");
     load_capable(&lab, "user2");
     let group = json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 3000, "supplementalGroups": [4000]},
@@ -732,15 +742,15 @@ fn with_a_single_id_pods_run_all_the_same() {
     let filtered = json!({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]}}});
     let mut objects = vec![
-        looking_pod("plain", json!({}), json!({}), PLAIN),
-        looking_pod("pretended", json!({}), json!({}), PRETENDED),
-        looking_pod(
+        checking_pod("plain", json!({}), json!({}), PLAIN),
+        checking_pod("simulated-root", json!({}), json!({}), SIMULATED_ROOT),
+        checking_pod(
             "filtered",
             json!({}),
             filtered,
             "touch /tmp/x\nworks chown 5:5 /tmp/x\nis capabilities 0000000000000000 \"$(awk '/^CapEff/ { print $2 }' /proc/self/status)\"",
         ),
-        looking_pod(
+        checking_pod(
             "as-1000",
             group,
             mounts,
@@ -752,26 +762,26 @@ is data hello "$(echo hello > /v/x; cat /v/x)"
 is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/status)"
 "#,
         ),
-        looking_pod(
+        checking_pod(
             "read-only",
             json!({}),
             json!({"securityContext": {"readOnlyRootFilesystem": true}}),
             "fails touch /x\nworks touch /dev/shm/x",
         ),
-        looking_pod(
+        checking_pod(
             "privileged",
             json!({}),
             json!({"securityContext": {"privileged": true}}),
             &format!("works mount -t tmpfs none /tmp\n{UNMASKED}"),
         ),
     ];
-    objects.extend(of_names());
-    // A single id has capabilities only over the container's own, and changes of owners are pretended.
-    objects.extend(of_programs("1000:0"));
+    objects.extend(hostname_pods());
+    // With a single ID, capabilities apply only to the container's own ID, and chown(2) is only simulated.
+    objects.extend(capability_pods("1000:0"));
     cluster.create_objects(&objects);
-    cluster.find_all_right(&[
+    cluster.assert_checks_pass(&[
         "plain",
-        "pretended",
+        "simulated-root",
         "filtered",
         "as-1000",
         "read-only",
@@ -782,5 +792,5 @@ is capabilities 0000000000000000 "$(awk '/^CapEff/ { print $2 }' /proc/self/stat
         "sysctls",
     ]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,24 +1,25 @@
-//! Pods as steps of the Slurm job: Slurm gives them what they ask for, accounts it, and takes it back.
+//! Pods as steps of the Slurm job: Slurm allocates and accounts their resources, and reclaims them.
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, Role, container, wait_until, with_open_input};
+use e2e::{BUSYBOX, Lab, Role, TestCluster, container_status, wait_until, with_open_input};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const TICKS: &str = "trap exit TERM; i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
 
-/// A cluster on two nodes with four CPUs of each, whose own steps hold none of them. Its job may open few files, as at many sites.
+/// A cluster on two nodes with four CPUs each, none of which its own steps hold. The job's limit of open files is low, as at many
+/// sites.
 #[track_caller]
-fn start(lab: &Lab, options: &[&str]) -> Cluster {
+fn start(lab: &Lab, options: &[&str]) -> TestCluster {
     lab.load_busybox();
     let limited = ["sh", "-c", r#"ulimit -Sn 1000 && exec "$0" "$@""#];
     let run = ["coracle", "run", "-N2", "-c4", "--mem=2000"];
-    let words = [&limited[..], &run, options].concat();
-    Cluster::start_as(lab, "user1", &words)
+    let args = [&limited[..], &run, options].concat();
+    TestCluster::start_as(lab, "user1", &args)
 }
 
-/// A pod on `node2`; `more` is of its metadata, `resources` of its container.
+/// A pod on `node2`; `more` goes into its metadata, `resources` into its container.
 fn pod(name: &str, more: &str, resources: &str, script: &str) -> String {
     format!(
         r#"
@@ -42,16 +43,18 @@ spec:
 const STEP: &str = ", annotations: {coracle.dev/launcher: step}";
 const FORK: &str = ", annotations: {coracle.dev/launcher: fork}";
 
-/// What Slurm says of the step with this name, if there is one.
+/// `scontrol show step` for the step with this name, if it exists.
 fn step(lab: &Lab, name: &str) -> Option<String> {
-    let shown = lab.call(&["scontrol", "--oneliner", "show", "step"]).run();
+    let shown = lab
+        .command(&["scontrol", "--oneliner", "show", "step"])
+        .run();
     let named = format!(" Name={name} ");
     let found = shown.stdout.lines().find(|line| line.contains(&named));
     found.map(str::to_owned)
 }
 
-/// What Slurm has written down of the steps with this name, by state and exit code.
-fn account(lab: &Lab, name: &str) -> Vec<String> {
+/// State and exit code of the steps with this name in Slurm's accounting.
+fn accounted_steps(lab: &Lab, name: &str) -> Vec<String> {
     let shown = lab
         .sh("sacct --noheader --parsable2 --starttime=now-1hour --format=JobName%100,State,ExitCode,AllocCPUS,JobID%40")
         .run()
@@ -60,12 +63,12 @@ fn account(lab: &Lab, name: &str) -> Vec<String> {
         .stdout
         .lines()
         .filter_map(|line| {
-            let (theirs, rest) = line.split_once('|')?;
+            let (step_name, rest) = line.split_once('|')?;
             let (rest, id) = rest.rsplit_once('|')?;
-            (theirs == name).then(|| (id.to_owned(), rest.to_owned()))
+            (step_name == name).then(|| (id.to_owned(), rest.to_owned()))
         })
         .collect();
-    // Other tests may have had pods of the same name.
+    // Only the newest job: earlier tests may have used the same name.
     let newest = |id: &str| id.split('.').next().and_then(|job| job.parse::<u32>().ok());
     let last = found.iter().filter_map(|(id, _)| newest(id)).max();
     found.retain(|(id, _)| newest(id) == last);
@@ -73,18 +76,18 @@ fn account(lab: &Lab, name: &str) -> Vec<String> {
 }
 
 #[track_caller]
-fn is_accounted(lab: &Lab, name: &str, wanted: &str) {
+fn assert_accounted(lab: &Lab, name: &str, wanted: &str) {
     let mut last = Vec::new();
     let seen = e2e::eventually(std::time::Duration::from_secs(20), || {
-        last = account(lab, name);
+        last = accounted_steps(lab, name);
         last.iter().any(|line| line == wanted).then_some(())
     });
     assert!(seen.is_some(), "{name}: {last:?}, not {wanted}");
 }
 
 #[test]
-fn a_pod_is_a_step_with_what_it_asks_for() {
-    let lab = Lab::ready();
+fn pod_is_a_step_with_its_requests() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &[]);
     cluster.create(&lab, &pod("one", STEP, "cpu: 1500m, memory: 300Mi", TICKS));
     cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
@@ -96,33 +99,33 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
         cluster.wait_for(name, "condition=Ready");
     }
 
-    let shown = step(&lab, "default/one").expect("there is a step");
-    for words in [
+    let shown = step(&lab, "default/one").expect("the pod has a step");
+    for expected in [
         "State=RUNNING",
         "NodeList=node2",
         "CPUs=2 Tasks=1",
         "cpu=2,mem=300M,node=1",
     ] {
-        assert!(shown.contains(words), "{words}: {shown}");
+        assert!(shown.contains(expected), "{expected}: {shown}");
     }
     assert_eq!(step(&lab, "default/beside"), None);
-    // What it has can't grow.
+    // A step can't grow.
     for (cpu, name) in [("2500m", "one"), ("200m", "beside")] {
         let patch = format!(
             r#"{{"spec":{{"containers":[{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#
         );
-        cluster.ask(&format!(
+        cluster.shell(&format!(
             "kubectl patch pod {name} --subresource=resize --patch='{patch}'"
         ));
     }
-    cluster.pod_until("one", "is refused more", |pod| {
+    cluster.pod_until("one", "reports an infeasible resize", |pod| {
         e2e::condition(pod, "PodResizePending") == "True Infeasible"
     });
     assert_eq!(
         e2e::condition(&cluster.pod("beside"), "PodResizePending"),
         ""
     );
-    let [one, beside] = ["one", "beside"].map(|name| above(&lab, &format!("mark-{name}")));
+    let [one, beside] = ["one", "beside"].map(|name| ancestors(&lab, &format!("mark-{name}")));
     assert!(
         one.contains("slurmstepd") && !one.contains("internal node"),
         "{one}"
@@ -133,19 +136,19 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
             .iter()
             .any(|p| p.args.contains("srun --jobid"))
     );
-    // What a pod may open is the job's to say; who carries its streams may open more.
-    assert_eq!(cluster.ask("ulimit -Sn").trim(), "1000");
+    // The pods' limit of open files is the job's. The sandbox, which forwards their streams, has a higher one.
+    assert_eq!(cluster.shell("ulimit -Sn").trim(), "1000");
     for name in ["one", "beside"] {
-        let own = cluster.ask(&format!("kubectl exec {name} -- sh -c 'ulimit -Sn'"));
+        let own = cluster.shell(&format!("kubectl exec {name} -- sh -c 'ulimit -Sn'"));
         assert_eq!(own.trim(), "1000", "{name}");
     }
     let limits =
         "for p in $(pgrep -f 'internal sandbo[x]'); do grep 'Max open files' /proc/$p/limits; done";
     for line in lab.root("node2", limits).succeeded().stdout.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        assert!(words.len() == 6 && words[3] == words[4], "{line}");
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        assert!(fields.len() == 6 && fields[3] == fields[4], "{line}");
     }
-    // They share the node's network all the same.
+    // Both launchers use the same pod network.
     let ips = ["one", "beside"].map(|name| cluster.pod(name)["status"]["podIP"].clone());
     let prefix = |ip: &Value| {
         ip.as_str()
@@ -153,53 +156,53 @@ fn a_pod_is_a_step_with_what_it_asks_for() {
     };
     assert_eq!(prefix(&ips[0]), prefix(&ips[1]), "{ips:?}");
 
-    // The token is on nobody's command line, nor in an environment.
+    // No environment of a sandbox contains a token.
     let sandbox = lab.root("node2", "for p in $(pgrep -f internal.sandbox); do tr '\\0' '\\n' < /proc/$p/environ; done | grep -ciE 'token|secret'");
     assert_eq!(sandbox.stdout.trim(), "0");
-    streams_reach_steps(&lab, &mut cluster);
+    assert_streams_reach_steps(&lab, &mut cluster);
 
-    cluster.ask("kubectl delete pod one");
+    cluster.shell("kubectl delete pod one");
     wait_until(10, "its step has ended", || {
         step(&lab, "default/one").is_none()
     });
     assert!(lab.marked("mark-one").is_empty());
     cluster.wait_for("beside", "condition=Ready");
     cluster.exit(0);
-    lab.nothing_left();
-    // Its shell ended by the signal.
-    is_accounted(&lab, "default/one", "COMPLETED|0:0|2");
-    is_accounted(&lab, "default/listens", "FAILED|4:0|1");
+    lab.assert_nothing_left();
+    // The shell exited after the signal.
+    assert_accounted(&lab, "default/one", "COMPLETED|0:0|2");
+    assert_accounted(&lab, "default/listens", "FAILED|4:0|1");
 }
 
-/// Commands, terminals, files, ports and visitors, all through the sandbox: the agent is watched, and never reaches into namespaces.
+/// exec, terminals, cp, port-forward and debug, all through the sandbox: strace shows that the agent never enters a namespace.
 #[track_caller]
-fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
+fn assert_streams_reach_steps(lab: &Lab, cluster: &mut TestCluster) {
     let agent = lab.find("node2", Role::Agent).pid.to_string();
-    // The last two only show that something is seen at all.
+    // The last two only prove that strace sees anything.
     let calls = "trace=setns,open,openat,openat2,epoll_wait,epoll_pwait";
-    let words = ["strace", "-f", "-e", calls, "-p", &agent];
-    let mut trace = lab.call(&words).user("root").on("node2").start();
-    trace.until_stderr(" attached");
+    let args = ["strace", "-f", "-e", calls, "-p", &agent];
+    let mut trace = lab.command(&args).user("root").on("node2").start();
+    trace.wait_for_stderr(" attached");
 
-    let here = |script: &str| {
+    let in_temp_dir = |script: &str| {
         format!("dir=$(mktemp -d) && cd $dir && {{ {script}; }}; code=$?; rm -r $dir; exit $code")
     };
-    let copies = here(
+    let copies = in_temp_dir(
         "head -c 3000000 /dev/urandom > file && kubectl cp file one:/tmp/copy && \
          kubectl cp one:/tmp/copy back > /dev/null && cmp file back",
     );
-    let forwards = here(
+    let forwards = in_temp_dir(
         "kubectl port-forward pod/one :8080 > ports 2> errors & forward=$!; \
          until grep -qs Forwarding ports; do sleep 0.1; kill -0 $forward || { cat errors; exit 9; }; done; \
          port=$(sed -n 's/.*127.0.0.1:\\([0-9]*\\) .*/\\1/p' ports); \
          curl -sS http://127.0.0.1:$port/hello; kill $forward; wait $forward; true",
     );
-    let visit = format!(
+    let debug = format!(
         "timeout 50 kubectl debug one --quiet -i --image={BUSYBOX} --target=c -- \
          sh -c 'read begin; ps | grep -o \"[t]rap exit TERM\" | head -n 1; hostname'"
     );
-    let visits = with_open_input("begin", &visit);
-    let asked = [
+    let debugs = with_open_input("begin", &debug);
+    let cases = [
         (
             "echo text | kubectl exec -i one -- sh -c 'cat; hostname; exit 7' 2> /dev/null",
             7,
@@ -217,23 +220,26 @@ fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
             "",
         ),
         (&forwards, 0, "served"),
-        (&visits, 0, "trap exit TERM\none"),
+        (&debugs, 0, "trap exit TERM\none"),
         (
             "printf 'one\\ntwo\\n' | timeout 50 kubectl attach -i listens 2> /dev/null",
             0,
             "got one\ngot two\nend",
         ),
     ];
-    for (command, code, text) in asked {
-        let said = cluster.try_ask(command);
-        assert_eq!(said, (code, text.to_owned()), "{command}");
+    for (command, code, text) in cases {
+        let result = cluster.try_shell(command);
+        assert_eq!(result, (code, text.to_owned()), "{command}");
     }
-    cluster.in_phase("listens", "Failed");
+    cluster.wait_for_phase("listens", "Failed");
     assert_eq!(cluster.logs("listens", "c"), "got one\ngot two\nend");
 
     trace.signal(Signal::INT);
     let traced = trace.wait(Duration::from_secs(30)).stderr;
-    assert!(traced.contains("epoll_"), "nothing was seen:\n{traced}");
+    assert!(
+        traced.contains("epoll_"),
+        "strace shows no system call:\n{traced}"
+    );
     let reaches = |line: &&str| {
         let names = ["/ns/", "\"ns", "/root\"", "/root/", "\"root"];
         line.contains("setns(") || names.iter().any(|name| line.contains(name))
@@ -243,10 +249,10 @@ fn streams_reach_steps(lab: &Lab, cluster: &mut Cluster) {
 }
 
 #[test]
-fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
-    let lab = Lab::ready();
+fn completed_pod_frees_its_step_and_keeps_logs() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
-    // Each wants all of the node.
+    // Each requests the whole node.
     for (name, code) in [("first", 0), ("second", 7)] {
         cluster.create(
             &lab,
@@ -258,8 +264,8 @@ fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
             ),
         );
         let phase = if code == 0 { "Succeeded" } else { "Failed" };
-        let ended = cluster.in_phase(name, phase);
-        let state = &container(&ended, "c")["state"]["terminated"];
+        let ended = cluster.wait_for_phase(name, phase);
+        let state = &container_status(&ended, "c")["state"]["terminated"];
         assert_eq!(state["exitCode"], code, "{ended:#}");
         wait_until(10, "its step has ended", || {
             step(&lab, &format!("default/{name}")).is_none()
@@ -267,31 +273,31 @@ fn what_a_pod_held_is_given_back_when_it_is_over_and_its_logs_stay() {
     }
     for name in ["first", "second"] {
         assert_eq!(cluster.logs(name, "c"), format!("this is {name}"));
-        let followed = cluster.ask(&format!("kubectl logs --follow --tail=1 {name}"));
+        let followed = cluster.shell(&format!("kubectl logs --follow --tail=1 {name}"));
         assert_eq!(followed, format!("this is {name}"));
     }
-    // Also by the next agent.
-    cluster.next_agent(&lab);
-    wait_until(10, "its logs are found", || {
-        cluster.try_ask("kubectl logs second") == (0, "this is second".to_owned())
+    // The next agent shows the logs too.
+    cluster.replace_agent(&lab);
+    wait_until(10, "its logs are available", || {
+        cluster.try_shell("kubectl logs second") == (0, "this is second".to_owned())
     });
     assert_eq!(cluster.pod("second")["status"]["phase"], "Failed");
-    cluster.ask("kubectl delete pod first second");
-    wait_until(10, "their logs are gone", || {
+    cluster.shell("kubectl delete pod first second");
+    wait_until(10, "their logs are removed", || {
         lab.root("node2", "ls /tmp/coracle-*/pods")
             .stdout
             .trim()
             .is_empty()
     });
     cluster.exit(0);
-    lab.nothing_left();
-    is_accounted(&lab, "default/first", "COMPLETED|0:0|4");
-    is_accounted(&lab, "default/second", "FAILED|7:0|4");
+    lab.assert_nothing_left();
+    assert_accounted(&lab, "default/first", "COMPLETED|0:0|4");
+    assert_accounted(&lab, "default/second", "FAILED|7:0|4");
 }
 
 #[test]
-fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
-    let lab = Lab::ready();
+fn step_survives_its_agent_and_ends_with_cluster() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     cluster.create(&lab, &pod("steady", "", "cpu: 1", TICKS));
     cluster.wait_for("steady", "condition=Ready");
@@ -302,139 +308,142 @@ fn a_step_outlives_its_agent_and_ends_with_the_cluster() {
     for role in [Role::Agent, Role::AgentGuard] {
         let killed = lab.find("node2", role);
         lab.kill("node2", "KILL", &killed);
-        wait_until(30, "it was started again", || {
+        wait_until(30, "a new process runs", || {
             lab.find("node2", role).pid != killed.pid
         });
         wait_until(30, "both nodes are Ready", || cluster.has_ready_nodes(2));
         let ticks = cluster.logs("steady", "c").lines().count();
-        wait_until(20, "it goes on", || {
+        wait_until(20, "its log grows", || {
             cluster.logs("steady", "c").lines().count() > ticks
         });
         let after = cluster.pod_until("steady", "is ready", |pod| {
-            container(pod, "c")["ready"] == true
+            container_status(pod, "c")["ready"] == true
         });
         for field in ["containerID", "restartCount", "state"] {
             assert_eq!(
-                container(&before, "c")[field],
-                container(&after, "c")[field],
+                container_status(&before, "c")[field],
+                container_status(&after, "c")[field],
                 "{role:?}"
             );
         }
         assert_eq!(lab.marked("mark-steady"), process, "{role:?}");
         assert!(step(&lab, "default/steady").is_some());
     }
-    // One that was adopted is ended like one that was launched, and so is one with the cluster.
+    // An adopted step is ended like a launched one, also at the end of the cluster.
     cluster.create(&lab, &pod("late", "", "cpu: 1", TICKS));
     cluster.wait_for("late", "condition=Ready");
-    cluster.ask("kubectl delete pod steady");
+    cluster.shell("kubectl delete pod steady");
     wait_until(10, "its step has ended", || {
         step(&lab, "default/steady").is_none()
     });
     cluster.run.write("exit 0\n");
     let _ = cluster.ends_within(30);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_sandbox_that_hangs_is_ended_with_the_cluster() {
-    let lab = Lab::ready();
+fn stopped_sandbox_is_killed_with_the_cluster() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     cluster.create(&lab, &pod("stuck", "", "cpu: 1", TICKS));
     cluster.wait_for("stuck", "condition=Ready");
-    // Neither a word nor a signal but the last one reaches it.
+    // Stopped processes react to no message and to no signal but SIGKILL.
     for (host, process) in lab.marked("internal sandbox") {
         lab.kill(&host, "STOP", &process);
     }
     cluster.run.write("exit 0\n");
     let _ = cluster.ends_within(30);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn whole_nodes_leave_room_for_steps() {
-    let lab = Lab::ready();
+fn exclusive_job_has_room_for_steps() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let words = ["coracle", "run", "--pods-as-steps", "-N2", "--exclusive"];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let args = ["coracle", "run", "--pods-as-steps", "-N2", "--exclusive"];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
     cluster.create(&lab, &pod("large", "", "cpu: 7", "echo large"));
-    cluster.in_phase("large", "Succeeded");
+    cluster.wait_for_phase("large", "Succeeded");
     assert_eq!(cluster.logs("large", "c"), "large");
     cluster.exit(0);
-    lab.nothing_left();
-    is_accounted(&lab, "default/large", "COMPLETED|0:0|7");
+    lab.assert_nothing_left();
+    assert_accounted(&lab, "default/large", "COMPLETED|0:0|7");
 }
 
 #[test]
-fn a_step_that_slurm_refuses_is_told_at_its_pod() {
-    let lab = Lab::ready();
+fn rejected_step_is_reported_at_its_pod() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &[]);
     cluster.create(
         &lab,
         &pod(
-            "wrong",
+            "unknown-launcher",
             ", annotations: {coracle.dev/launcher: stepp}",
             "cpu: 1",
             TICKS,
         ),
     );
-    let wrong = cluster.in_phase("wrong", "Failed");
-    assert_eq!(wrong["status"]["reason"], "UnknownLauncher", "{wrong:#}");
-    let message = wrong["status"]["message"].as_str().unwrap_or_default();
+    let unknown = cluster.wait_for_phase("unknown-launcher", "Failed");
+    assert_eq!(
+        unknown["status"]["reason"], "UnknownLauncher",
+        "{unknown:#}"
+    );
+    let message = unknown["status"]["message"].as_str().unwrap_or_default();
     assert!(
-        message.contains(r#"coracle.dev/launcher is "stepp""#),
+        message.contains(r#"unknown value "stepp" of annotation coracle.dev/launcher"#),
         "{message}"
     );
 
-    // In whole CPUs there is no room for a fifth.
+    // Steps get whole CPUs, so a fifth does not fit.
     for name in ["a", "b", "c", "d"] {
         cluster.create(&lab, &pod(name, STEP, "cpu: 100m", TICKS));
         cluster.wait_for(name, "condition=Ready");
     }
     cluster.create(&lab, &pod("waiting", STEP, "cpu: 100m", TICKS));
-    cluster.event("waiting", "FailedCreatePodSandBox Failed to create pod sandbox: cannot start the sandbox: Slurm refused: Unable to create step for job");
-    cluster.event("waiting", "Requested nodes are busy");
+    cluster.wait_for_event("waiting", "FailedCreatePodSandBox Failed to create pod sandbox: cannot start the sandbox: Slurm refused: Unable to create step for job");
+    cluster.wait_for_event("waiting", "Requested nodes are busy");
     assert_eq!(cluster.pod("waiting")["status"]["phase"], "Pending");
-    // Nothing else notices.
+    // Other pods are not affected.
     cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));
     cluster.wait_for("beside", "condition=Ready");
-    cluster.ask("kubectl delete pod a");
+    cluster.shell("kubectl delete pod a");
     cluster.wait_for("waiting", "condition=Ready");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_sandbox_that_is_killed_or_cancelled_is_replaced_by_policy() {
-    let lab = Lab::ready();
+fn cancelled_step_is_replaced_by_policy() {
+    let lab = Lab::acquire();
     let mut cluster = start(&lab, &["--pods-as-steps"]);
     let always = pod("again", "", "cpu: 4", TICKS).replace("Never", "Always");
     cluster.create(&lab, &always);
     cluster.wait_for("again", "condition=Ready");
-    let shown = step(&lab, "default/again").expect("there is a step");
+    let shown = step(&lab, "default/again").expect("the pod has a step");
     let id = shown
         .split([' ', '='])
         .nth(1)
         .unwrap_or_default()
         .to_owned();
-    lab.call(&["scancel", "--signal=KILL", &id])
+    lab.command(&["scancel", "--signal=KILL", &id])
         .run()
         .succeeded();
-    // All of the node is asked for again, while the old step is just ending.
-    cluster.pod_until("again", "runs again", |pod| {
-        container(pod, "c")["restartCount"] == 1
-            && container(pod, "c")["state"]["running"].is_object()
+    // The new step needs the whole node, while the old one is still completing.
+    cluster.pod_until("again", "restarted", |pod| {
+        container_status(pod, "c")["restartCount"] == 1
+            && container_status(pod, "c")["state"]["running"].is_object()
     });
-    let shown = step(&lab, "default/again").expect("there is another step");
+    let shown = step(&lab, "default/again").expect("the pod has another step");
     assert!(!shown.contains(&format!("StepId={id} ")), "{shown}");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_pod_with_a_gpu_has_it_and_others_have_none() {
-    let lab = Lab::ready();
+fn gpu_is_visible_only_to_its_pod() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(
+    let mut cluster = TestCluster::start_as(
         &lab,
         "user1",
         &[
@@ -457,20 +466,20 @@ fn a_pod_with_a_gpu_has_it_and_others_have_none() {
         cluster.create(&lab, &manifest);
         cluster.wait_for(name, "condition=Ready");
     }
-    let shown = step(&lab, "default/one").expect("there is a step");
+    let shown = step(&lab, "default/one").expect("the pod has a step");
     assert!(
         shown.contains("gres/gpu=1") || shown.contains("TresPerNode=gres:gpu:1"),
         "{shown}"
     );
-    let shown = step(&lab, "default/none").expect("there is a step");
+    let shown = step(&lab, "default/none").expect("the pod has a step");
     assert!(!shown.contains("gpu"), "{shown}");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// The command lines of all processes above the one with this mark.
+/// The command lines of all ancestors of the process with this mark.
 #[track_caller]
-fn above(lab: &Lab, mark: &str) -> String {
+fn ancestors(lab: &Lab, mark: &str) -> String {
     let all = lab.processes("node2");
     let mut process = all.iter().find(|process| process.args.ends_with(mark));
     let mut lines = Vec::new();

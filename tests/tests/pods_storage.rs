@@ -1,10 +1,10 @@
-//! Claims and the volumes behind them: what is made, kept, removed and refused, and who gets to see it.
+//! Claims and the volumes behind them: provisioning, reclaim policies, expansion, rejections, and access by other users.
 
-use e2e::{Cluster, Lab, SmallDisk, looking_pod, merged, wait_until};
+use e2e::{Lab, SmallDisk, TestCluster, checking_pod, merged, wait_until};
 use serde_json::{Value, json};
 
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
-/// Where the claims of `user1` lie.
+/// The directory of shared volumes of `user1`.
 const SHARED: &str = "/home/user1/.local/share/coracle/volumes";
 
 fn object(kind: &str, name: &str, more: Value) -> Value {
@@ -12,9 +12,9 @@ fn object(kind: &str, name: &str, more: Value) -> Value {
     merged(own, more)
 }
 
-fn class(name: &str, place: &str, more: Value) -> Value {
+fn class(name: &str, kind: &str, more: Value) -> Value {
     let own =
-        json!({"apiVersion": "storage.k8s.io/v1", "provisioner": format!("coracle.dev/{place}")});
+        json!({"apiVersion": "storage.k8s.io/v1", "provisioner": format!("coracle.dev/{kind}")});
     object("StorageClass", name, merged(own, more))
 }
 
@@ -28,19 +28,19 @@ fn claim(name: &str, class: &str, more: Value) -> Value {
     object("PersistentVolumeClaim", name, spec)
 }
 
-/// A pod that mounts claims, each below its own name.
+/// A pod that mounts claims, each at a directory of its name.
 fn using(name: &str, claims: &[&str], more: Value, script: &str) -> Value {
     let volume = |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
     let mount = |name: &&str| json!({"name": name, "mountPath": format!("/{name}")});
     let volumes: Vec<Value> = claims.iter().map(volume).collect();
     let mounts: Vec<Value> = claims.iter().map(mount).collect();
     let spec = merged(json!({"volumes": volumes}), more);
-    looking_pod(name, spec, json!({"volumeMounts": mounts}), script)
+    checking_pod(name, spec, json!({"volumeMounts": mounts}), script)
 }
 
-/// Where the volume of a claim lies.
+/// The directory of a claim's volume.
 #[track_caller]
-fn place_of(cluster: &mut Cluster, claim: &str) -> String {
+fn directory_of(cluster: &mut TestCluster, claim: &str) -> String {
     let volume = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
     let volume = cluster.json(&format!(
         "get pv {}",
@@ -57,9 +57,9 @@ fn number(value: &Value) -> u64 {
     text.parse().expect("a number")
 }
 
-fn refused() -> Vec<(Value, &'static str)> {
+fn rejected_claims() -> Vec<(Value, &'static str)> {
     let much = json!({"resources": {"requests": {"storage": "65Mi"}}});
-    let source = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "gone"}});
+    let source = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "deleted"}});
     vec![
         (
             claim("block", "shared", json!({"volumeMode": "Block"})),
@@ -83,11 +83,11 @@ fn refused() -> Vec<(Value, &'static str)> {
         ),
         (
             claim("fast", "fast", json!({})),
-            "StorageClass \"fast\" has the parameter \"speed\", but coracle.dev/shared knows no parameters",
+            "StorageClass \"fast\" has the parameter \"speed\", but coracle.dev/shared supports no parameters",
         ),
         (
             claim("careful", "careful", json!({})),
-            "StorageClass \"careful\" has the mount options [\"noexec\"], but coracle.dev/shared mounts nothing",
+            "StorageClass \"careful\" has the mount options [\"noexec\"], but coracle.dev/shared supports no mount options",
         ),
         (
             claim("no-class", "absent", json!({})),
@@ -97,122 +97,126 @@ fn refused() -> Vec<(Value, &'static str)> {
 }
 
 #[test]
-fn claims_are_kept_or_removed_as_their_class_says() {
-    let lab = Lab::ready();
+fn reclaim_policy_decides_about_volumes() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    // As if a quota held the user to 64 MiB: the file system says so.
+    // A file system of 64 MiB, like a quota.
     let options = "size=64m,uid=2001,gid=2001,mode=0700";
     let disk = SmallDisk::on_node1(&lab, "quota", SHARED, options);
     lab.sh("mkdir precious && echo mine > precious/file && chmod 700 precious && chmod 600 precious/file")
         .run()
         .succeeded();
-    let mut cluster = Cluster::start_as(&lab, "user1", ONE);
+    let mut cluster = TestCluster::start_as(&lab, "user1", ONE);
     let retain = json!({"reclaimPolicy": "Retain"});
     let late = json!({"volumeBindingMode": "WaitForFirstConsumer"});
-    let all = ["gone", "gone-local", "kept", "kept-local"];
+    let all = ["deleted", "deleted-local", "retained", "retained-local"];
     let much = json!({"resources": {"requests": {"storage": "1Pi"}}});
     let mut objects = vec![
         class("keep", "shared", retain.clone()),
         class("keep-local", "local", merged(retain, late)),
         class("fast", "shared", json!({"parameters": {"speed": "high"}})),
         class("careful", "shared", json!({"mountOptions": ["noexec"]})),
-        claim("gone", "default", json!({})),
-        claim("gone-local", "local", json!({})),
-        claim("kept", "keep", json!({})),
-        claim("kept-local", "keep-local", json!({})),
+        claim("deleted", "default", json!({})),
+        claim("deleted-local", "local", json!({})),
+        claim("retained", "keep", json!({})),
+        claim("retained-local", "keep-local", json!({})),
         claim("greedy-local", "local", much),
         using("too-much", &["greedy-local"], json!({}), "true"),
-        // Its links lead to what is the user's, and what it closes is not even root's to enter.
+        // Its links lead to the user's files, and its closed directory is of another owner and without permissions: removal must
+        // handle both.
         using(
             "writer",
             &all,
             json!({}),
             r#"
-for v in gone gone-local kept kept-local; do works sh -c "echo $v > /$v/file"; done
-is 'size of the file system' 67108864 "$(($(stat -f -c '%b*%S' /gone)))"
-works ln -s /home/user1/precious /gone/link
-works ln -s /home/user1/precious/file /gone/link-to-file
-works sh -c 'mkdir /gone/closed && touch /gone/closed/x && chown -R 1234:1234 /gone/closed && chmod 0 /gone/closed'
+for v in deleted deleted-local retained retained-local; do works sh -c "echo $v > /$v/file"; done
+is 'size of the file system' 67108864 "$(($(stat -f -c '%b*%S' /deleted)))"
+works ln -s /home/user1/precious /deleted/link
+works ln -s /home/user1/precious/file /deleted/link-to-file
+works sh -c 'mkdir /deleted/closed && touch /deleted/closed/x && chown -R 1234:1234 /deleted/closed && chmod 0 /deleted/closed'
 "#,
         ),
     ];
-    objects.extend(refused().into_iter().map(|(claim, _)| claim));
+    objects.extend(rejected_claims().into_iter().map(|(claim, _)| claim));
     cluster.create_objects(&objects);
-    cluster.find_all_right(&["writer"]);
+    cluster.assert_checks_pass(&["writer"]);
     cluster.create_objects(&[
         using(
             "group",
-            &["gone"],
+            &["deleted"],
             json!({"securityContext": {"fsGroup": 3000}}),
             r#"
-is group '3000 2777' "$(stat -c '%g %a' /gone)"
-is 'group of a file' 3000 "$(stat -c %g /gone/file)"
-is 'file of another user' '1234 3000' "$(stat -c '%u %g' /gone/closed/x)"
+is group '3000 2777' "$(stat -c '%g %a' /deleted)"
+is 'group of a file' 3000 "$(stat -c %g /deleted/file)"
+is 'file of another user' '1234 3000' "$(stat -c '%u %g' /deleted/closed/x)"
 "#,
         ),
-        using("holder", &["gone"], json!({}), "exec sleep 1005"),
+        using("holder", &["deleted"], json!({}), "exec sleep 1005"),
     ]);
-    cluster.find_all_right(&["group"]);
+    cluster.assert_checks_pass(&["group"]);
     lab.sh("stat -c '%a %u %g' precious precious/file")
         .run()
-        .printed("700 2001 2001\n600 2001 2001");
+        .stdout_is("700 2001 2001\n600 2001 2001");
 
-    for (refused, words) in refused() {
-        let name = refused["metadata"]["name"].as_str().unwrap();
-        cluster.event(name, words);
+    for (claim, expected) in rejected_claims() {
+        let name = claim["metadata"]["name"].as_str().unwrap();
+        cluster.wait_for_event(name, expected);
         let claim = cluster.json(&format!("get pvc {name}"));
         assert_eq!(claim["status"]["phase"], "Pending", "{name}");
     }
-    cluster.event("greedy-local", "but the disk of node \"node1\" has ");
+    cluster.wait_for_event("greedy-local", "but the disk of node \"node1\" has ");
     assert_eq!(cluster.pod("too-much")["status"]["phase"], "Pending");
 
-    what_there_is_is_told(&mut cluster);
-    claims_grow(&mut cluster);
-    let places = all.map(|claim| place_of(&mut cluster, claim));
-    for place in &places {
-        nobody_else_gets_there(&lab, place);
+    assert_capacity_is_reported(&mut cluster);
+    assert_claims_can_be_expanded(&mut cluster);
+    let dirs = all.map(|claim| directory_of(&mut cluster, claim));
+    for dir in &dirs {
+        assert_inaccessible_to_others(&lab, dir);
     }
 
-    cluster.ask("kubectl delete pod --all --wait --grace-period=1 --timeout=50s");
-    cluster.ask("kubectl delete pvc --all --wait --timeout=50s");
-    let is_there = |place: &str| lab.root("node1", &format!("ls -d {place}")).code == 0;
-    let [gone, gone_local, kept, kept_local] = &places;
-    wait_until(30, "the directories of deleted claims go", || {
-        !is_there(gone) && !is_there(gone_local)
+    cluster.shell("kubectl delete pod --all --wait --grace-period=1 --timeout=50s");
+    cluster.shell("kubectl delete pvc --all --wait --timeout=50s");
+    let exists = |dir: &str| lab.root("node1", &format!("ls -d {dir}")).code == 0;
+    let [deleted, deleted_local, retained, retained_local] = &dirs;
+    wait_until(30, "the directories of deleted claims are removed", || {
+        !exists(deleted) && !exists(deleted_local)
     });
-    wait_until(30, "only the volumes that are kept are left", || {
-        cluster.ask("kubectl get pv --no-headers --sort-by=.spec.storageClassName -o custom-columns=C:.spec.storageClassName,S:.status.phase")
+    wait_until(30, "only retained volumes are left", || {
+        cluster.shell("kubectl get pv --no-headers --sort-by=.spec.storageClassName -o custom-columns=C:.spec.storageClassName,S:.status.phase")
             == "keep         Released\nkeep-local   Released"
     });
-    for (place, words) in [(kept, "kept"), (kept_local, "kept-local")] {
-        lab.root("node1", &format!("cat {place}/file"))
-            .printed(words);
+    for (dir, content) in [(retained, "retained"), (retained_local, "retained-local")] {
+        lab.root("node1", &format!("cat {dir}/file"))
+            .stdout_is(content);
     }
-    lab.sh("cat precious/file").run().printed("mine");
+    lab.sh("cat precious/file").run().stdout_is("mine");
     cluster.exit(0);
 
-    // The shared one outlives its cluster; what was local went with the job.
-    lab.root("node1", &format!("cat {kept}/file; ls {SHARED} | wc -l"))
-        .printed("kept\n1");
-    assert!(!is_there(kept_local), "{kept_local}");
+    // The retained shared volume outlives its cluster. The local one is removed with the job.
+    lab.root(
+        "node1",
+        &format!("cat {retained}/file; ls {SHARED} | wc -l"),
+    )
+    .stdout_is("retained\n1");
+    assert!(!exists(retained_local), "{retained_local}");
     drop(disk);
     lab.remove("precious");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// The volume, the node and the pod's figures say what the file system holds.
-fn what_there_is_is_told(cluster: &mut Cluster) {
-    let volume = |cluster: &mut Cluster, claim: &str| {
+/// The PersistentVolume, the Node and the pod's stats have the capacity of the file system.
+fn assert_capacity_is_reported(cluster: &mut TestCluster) {
+    let volume = |cluster: &mut TestCluster, claim: &str| {
         let name = cluster.json(&format!("get pvc {claim}"))["spec"]["volumeName"].clone();
         cluster.json(&format!("get pv {}", name.as_str().expect("a bound claim")))["metadata"]["annotations"]
             .clone()
     };
-    let shared = volume(cluster, "gone");
+    let shared = volume(cluster, "deleted");
     let total = number(&shared["coracle.dev/filesystem-bytes"]);
     let available = number(&shared["coracle.dev/filesystem-available-bytes"]);
     assert_eq!(total, 64 << 20, "{shared}");
     assert!(available <= total && available > 60 << 20, "{shared}");
-    let local = volume(cluster, "gone-local");
+    let local = volume(cluster, "deleted-local");
     assert!(
         number(&local["coracle.dev/filesystem-bytes"]) > 1 << 30,
         "{local}"
@@ -220,47 +224,47 @@ fn what_there_is_is_told(cluster: &mut Cluster) {
 
     cluster.wait_for("holder", "condition=Ready");
     let mut last = Value::Null;
-    wait_until(30, "the pod's figures tell of its claim", || {
-        let text = cluster.ask("kubectl get --raw /api/v1/nodes/node1/proxy/stats/summary");
+    wait_until(30, "the pod's stats include its claim", || {
+        let text = cluster.shell("kubectl get --raw /api/v1/nodes/node1/proxy/stats/summary");
         last = serde_json::from_str(&text).expect("JSON");
         let pods = last["pods"].as_array().into_iter().flatten();
         let volumes = pods.flat_map(|pod| pod["volume"].as_array().into_iter().flatten());
-        let mut claimed = volumes.filter(|volume| volume["pvcRef"]["name"] == "gone");
+        let mut claimed = volumes.filter(|volume| volume["pvcRef"]["name"] == "deleted");
         claimed.any(|volume| volume["capacityBytes"] == 64 << 20)
     });
 }
 
-/// Up to what there is, and no further.
-fn claims_grow(cluster: &mut Cluster) {
-    let ask_for = |cluster: &mut Cluster, size: &str| {
+/// Expansion works up to the capacity of the file system.
+fn assert_claims_can_be_expanded(cluster: &mut TestCluster) {
+    let request_size = |cluster: &mut TestCluster, size: &str| {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
-        cluster.ask(&format!("kubectl patch pvc gone --patch '{patch}'"));
+        cluster.shell(&format!("kubectl patch pvc deleted --patch '{patch}'"));
     };
-    ask_for(cluster, "2Mi");
-    let has = "kubectl get pvc gone -o jsonpath={.status.capacity.storage}; kubectl get pv -o jsonpath={.items[*].spec.capacity.storage}";
-    wait_until(30, "the claim has grown", || {
-        let sizes = cluster.ask(has);
+    request_size(cluster, "2Mi");
+    let get_sizes = "kubectl get pvc deleted -o jsonpath={.status.capacity.storage}; kubectl get pv -o jsonpath={.items[*].spec.capacity.storage}";
+    wait_until(30, "the claim is expanded", || {
+        let sizes = cluster.shell(get_sizes);
         sizes.starts_with("2Mi") && sizes.matches("2Mi").count() == 2
     });
-    ask_for(cluster, "1Gi");
-    cluster.event(
-        "gone",
+    request_size(cluster, "1Gi");
+    cluster.wait_for_event(
+        "deleted",
         "failed to resize volume: 1071644672 bytes are requested, but only ",
     );
-    assert!(cluster.ask(has).starts_with("2Mi"));
+    assert!(cluster.shell(get_sizes).starts_with("2Mi"));
 }
 
-/// Not even who knows the path, which nobody can guess.
+/// Other users have no access even with the path, which is random.
 #[track_caller]
-fn nobody_else_gets_there(lab: &Lab, place: &str) {
-    let (parent, name) = place.rsplit_once('/').expect("a path");
+fn assert_inaccessible_to_others(lab: &Lab, dir: &str) {
+    let (parent, name) = dir.rsplit_once('/').expect("a path");
     let random = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-    assert!(random, "{place}");
-    lab.root("node1", &format!("cat {place}/file")).succeeded();
+    assert!(random, "{dir}");
+    lab.root("node1", &format!("cat {dir}/file")).succeeded();
     for command in ["ls", "cat", "touch"] {
-        let script = format!("{command} {parent} || {command} {place} || {command} {place}/file");
+        let script = format!("{command} {parent} || {command} {dir} || {command} {dir}/file");
         let tried = lab.sh(&script).user("user2").on("node1").run();
         assert_ne!(tried.code, 0, "{script}{tried}");
-        tried.says(&["Permission denied"]);
+        tried.stderr_has(&["Permission denied"]);
     }
 }

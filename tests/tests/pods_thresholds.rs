@@ -1,12 +1,12 @@
-//! How often a probe has to say so, how long a container may take to stop and by which signal, and in which order sidecars end.
+//! Thresholds of probes, stop signals and grace periods of containers, and the order in which sidecars stop.
 
-use e2e::{BUSYBOX, Cluster, Lab, container, looking_pod, merged, pod};
+use e2e::{BUSYBOX, Lab, TestCluster, checking_pod, container_status, merged, pod};
 use serde_json::{Value, json};
 
 const SIGNALLED: &str = "coracle.test/signalled:1";
 const SECURE: &str = "coracle.test/secure:1";
 
-/// The machine's own openssl with a certificate that nobody has signed.
+/// The machine's own openssl, with a self-signed certificate.
 const SECURE_LAYER: &str = r"
 set -eu
 cp --parents --dereference /usr/bin/openssl .
@@ -18,48 +18,48 @@ chmod 644 srv/key.pem
 tar --owner=0 --group=0 --create usr lib* srv
 ";
 
-/// A pod of one container that is not well, so that it is stopped and begun again.
-fn unwell(name: &str, more: Value, container: Value, script: &str) -> Value {
+/// A pod whose container fails its liveness probe, so that it is restarted.
+fn failing_liveness(name: &str, more: Value, container: Value, script: &str) -> Value {
     let probe = json!({"exec": {"command": ["sh", "-c", "exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 1});
     let own = json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", script], "livenessProbe": probe});
     let spec = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 60});
     pod(name, merged(spec, more), &[merged(own, container)])
 }
 
-/// Ends by the signal that comes, with another code for each.
+/// Exits with a different code for each signal.
 const SIGNALS: &str = "trap 'exit 11' USR1; trap 'exit 15' TERM; while true; do sleep 0.1; done";
 
-fn of_stopping() -> Vec<Value> {
-    let deaf = "trap '' TERM; while true; do sleep 0.1; done";
-    let hurried = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
+fn stopping_pods() -> Vec<Value> {
+    let ignores_sigterm = "trap '' TERM; while true; do sleep 0.1; done";
+    let short_grace = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
         "failureThreshold": 1, "terminationGracePeriodSeconds": 1}});
-    let asked =
+    let http_hook =
         json!({"lifecycle": {"preStop": {"httpGet": {"port": 8080, "path": "/cgi-bin/stop"}}}});
-    let asking = r#"trap 'cat /tmp/asked; exit 15' TERM; mkdir -p /www/cgi-bin
-        printf '#!/bin/sh\necho asked > /tmp/asked; printf "Content-Type: text/plain\\r\\n\\r\\n"\n' > /www/cgi-bin/stop; chmod 755 /www/cgi-bin/stop
+    let server = r#"trap 'cat /tmp/requested; exit 15' TERM; mkdir -p /www/cgi-bin
+        printf '#!/bin/sh\necho requested > /tmp/requested; printf "Content-Type: text/plain\\r\\n\\r\\n"\n' > /www/cgi-bin/stop; chmod 755 /www/cgi-bin/stop
         httpd -p 8080 -h /www; while true; do sleep 0.1; done"#;
-    let refused =
+    let failing_hook =
         json!({"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo no; exit 3"]}}}});
     vec![
-        unwell(
+        failing_liveness(
             "image-signal",
             json!({}),
             json!({"image": SIGNALLED, "imagePullPolicy": "Never"}),
             SIGNALS,
         ),
-        unwell("hurried", json!({}), hurried, deaf),
-        unwell("asked", json!({}), asked, asking),
-        unwell("refused", json!({}), refused, SIGNALS),
+        failing_liveness("short-grace", json!({}), short_grace, ignores_sigterm),
+        failing_liveness("http-hook", json!({}), http_hook, server),
+        failing_liveness("failing-hook", json!({}), failing_hook, SIGNALS),
     ]
 }
 
-fn of_probes() -> Vec<Value> {
+fn probe_pods() -> Vec<Value> {
     let volume = json!({"volumes": [{"name": "v", "emptyDir": {}}], "restartPolicy": "Always", "terminationGracePeriodSeconds": 1});
     let mount = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
-    // How often it was asked before it was stopped.
+    // Prints the number of probes before the restart.
     let thrice = merged(
-        json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "test -e /v/asked && wc -l < /v/asked; exec sleep 10000"],
-            "livenessProbe": {"exec": {"command": ["sh", "-c", "echo >> /v/asked; exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
+        json!({"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "test -e /v/probes && wc -l < /v/probes; exec sleep 10000"],
+            "livenessProbe": {"exec": {"command": ["sh", "-c", "echo >> /v/probes; exit 1"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
                 "failureThreshold": 3}}),
         mount,
     );
@@ -83,8 +83,8 @@ fn of_probes() -> Vec<Value> {
     ]
 }
 
-/// Sidecars write their names when they are told to end; the first of them is the last to be told, and shows what it found.
-fn of_sidecars() -> Value {
+/// Sidecars write their names on SIGTERM. The first one is stopped last and prints the order.
+fn sidecar_pod() -> Value {
     let side = |name: &str, last: &str| {
         let script = format!("trap '{last}; exit' TERM; while true; do sleep 0.1; done");
         json!({"name": name, "image": BUSYBOX, "restartPolicy": "Always", "command": ["sh", "-c", script],
@@ -99,13 +99,13 @@ fn of_sidecars() -> Value {
     pod("sidecars", more, &[main])
 }
 
-/// Which resolver a pod asks is decided by its policy, and by whether it is in the host's network.
-fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
+/// The resolver depends on `dnsPolicy` and `hostNetwork`.
+fn resolver_pods(cluster: &mut TestCluster, lab: &Lab) -> Vec<Value> {
     let host = lab
         .root("node1", "echo $(grep -v '^#' /etc/resolv.conf)")
         .stdout;
     let host = host.trim();
-    let dns = cluster.ask("kubectl get service --namespace=kube-system kube-dns --output=jsonpath={.spec.clusterIP} 2> /dev/null || true");
+    let dns = cluster.shell("kubectl get service --namespace=kube-system kube-dns --output=jsonpath={.spec.clusterIP} 2> /dev/null || true");
     let of_cluster = if dns.is_empty() {
         format!("is resolver '{host}' \"$(echo $(cat /etc/resolv.conf))\"")
     } else {
@@ -115,25 +115,25 @@ fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
     };
     let of_host = format!("is resolver '{host}' \"$(echo $(cat /etc/resolv.conf))\"");
     vec![
-        looking_pod(
+        checking_pod(
             "names-cluster",
             json!({"dnsPolicy": "ClusterFirst"}),
             json!({}),
             &of_cluster,
         ),
-        looking_pod(
+        checking_pod(
             "names-default",
             json!({"dnsPolicy": "Default"}),
             json!({}),
             &of_host,
         ),
-        looking_pod(
+        checking_pod(
             "names-host",
             json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}),
             json!({}),
             &of_host,
         ),
-        looking_pod(
+        checking_pod(
             "names-both",
             json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
             json!({}),
@@ -142,17 +142,17 @@ fn of_names(cluster: &mut Cluster, lab: &Lab) -> Vec<Value> {
     ]
 }
 
-/// The code with which a container ended that was begun again.
+/// Asserts the exit code of the previous run of a restarted container.
 #[track_caller]
-fn ended_with(cluster: &mut Cluster, name: &str, code: i32) {
-    let again = cluster.pod_until(name, "begun again", |pod| {
+fn assert_restarted_after_exit(cluster: &mut TestCluster, name: &str, code: i32) {
+    let again = cluster.pod_until(name, "restarted", |pod| {
         pod["status"]["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
     });
-    let last = &container(&again, "c")["lastState"]["terminated"];
+    let last = &container_status(&again, "c")["lastState"]["terminated"];
     assert_eq!(last["exitCode"], code, "{name}: {again:#}");
 }
 
-/// Seconds between two times of the API, of the same hour.
+/// Seconds between two timestamps of the API, modulo an hour.
 fn seconds_between(from: &Value, to: &Value) -> i64 {
     let seconds = |time: &Value| {
         let text = time.as_str().unwrap_or_default();
@@ -166,35 +166,41 @@ fn seconds_between(from: &Value, to: &Value) -> i64 {
 }
 
 #[test]
-fn probes_signals_and_sidecars_count_as_the_spec_says() {
-    let lab = Lab::ready();
+fn thresholds_signals_and_sidecar_order_follow_the_spec() {
+    let lab = Lab::acquire();
     lab.load_busybox();
     let config =
         |signal: &str| json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"], "StopSignal": signal});
     lab.load_image(SIGNALLED, config("SIGUSR1"), e2e::EMPTY_LAYER);
     lab.load_image(SECURE, config(""), SECURE_LAYER);
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     let crashing = json!({"name": "c", "image": BUSYBOX, "command": ["false"]});
     let mut objects = vec![
         pod("crashing", json!({"restartPolicy": "Always"}), &[crashing]),
-        of_sidecars(),
+        sidecar_pod(),
     ];
-    objects.extend(of_stopping());
-    objects.extend(of_probes());
-    objects.extend(of_names(&mut cluster, &lab));
+    objects.extend(stopping_pods());
+    objects.extend(probe_pods());
+    objects.extend(resolver_pods(&mut cluster, &lab));
     cluster.create_objects(&objects);
 
-    ended_with(&mut cluster, "image-signal", 11);
-    ended_with(&mut cluster, "hurried", 137);
-    ended_with(&mut cluster, "asked", 15);
-    assert_eq!(cluster.ask("kubectl logs asked --previous"), "asked");
-    ended_with(&mut cluster, "refused", 15);
-    cluster.event("refused", "Warning FailedPreStopHook PreStopHook failed");
+    assert_restarted_after_exit(&mut cluster, "image-signal", 11);
+    assert_restarted_after_exit(&mut cluster, "short-grace", 137);
+    assert_restarted_after_exit(&mut cluster, "http-hook", 15);
+    assert_eq!(
+        cluster.shell("kubectl logs http-hook --previous"),
+        "requested"
+    );
+    assert_restarted_after_exit(&mut cluster, "failing-hook", 15);
+    cluster.wait_for_event(
+        "failing-hook",
+        "Warning FailedPreStopHook PreStopHook failed",
+    );
 
-    cluster.in_phase("sidecars", "Succeeded");
+    cluster.wait_for_phase("sidecars", "Succeeded");
     assert_eq!(cluster.logs("sidecars", "first"), "third\nsecond");
 
-    ended_with(&mut cluster, "thrice", 137);
+    assert_restarted_after_exit(&mut cluster, "thrice", 137);
     assert_eq!(cluster.logs("thrice", "c"), "3");
     let took = ["once", "twice"].map(|name| {
         cluster.wait_for(name, "condition=Ready");
@@ -203,13 +209,13 @@ fn probes_signals_and_sidecars_count_as_the_spec_says() {
         let ready = conditions
             .iter()
             .find(|condition| condition["type"] == "Ready");
-        let started = &container(&pod, "c")["state"]["running"]["startedAt"];
+        let started = &container_status(&pod, "c")["state"]["running"]["startedAt"];
         seconds_between(started, &ready.unwrap()["lastTransitionTime"])
     });
     assert!(took[1] >= 2 && took[1] > took[0], "{took:?}");
     cluster.wait_for("https", "condition=Ready");
-    cluster.event("no-https", "Warning Unhealthy Readiness probe failed: ");
-    cluster.find_all_right(&["names-cluster", "names-default", "names-host", "names-both"]);
+    cluster.wait_for_event("no-https", "Warning Unhealthy Readiness probe failed: ");
+    cluster.assert_checks_pass(&["names-cluster", "names-default", "names-host", "names-both"]);
 
     for delay in ["back-off 10s ", "back-off 20s "] {
         cluster.pod_until("crashing", delay, |pod| {
@@ -220,5 +226,5 @@ fn probes_signals_and_sidecars_count_as_the_spec_says() {
         });
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,17 +1,19 @@
-//! Volumes of every kind as containers see them, and what variables say.
+//! Volumes of every kind as containers see them, and environment variables.
 
 use std::time::Duration;
 
-use e2e::{Cluster, Lab, container, eventually, looking, looking_pod, merged, pod, wait_until};
+use e2e::{
+    Lab, TestCluster, checking_container, checking_pod, container_status, eventually, merged, pod,
+    wait_until,
+};
 use serde_json::{Value, json};
 
-/// One node is enough here.
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
 
 #[track_caller]
-fn cluster_of(lab: &Lab, user: &str) -> Cluster {
+fn cluster_of(lab: &Lab, user: &str) -> TestCluster {
     lab.load_busybox_for(user);
-    Cluster::start_as(lab, user, ONE)
+    TestCluster::start_as(lab, user, ONE)
 }
 
 fn object(kind: &str, name: &str, more: Value) -> Value {
@@ -21,9 +23,9 @@ fn object(kind: &str, name: &str, more: Value) -> Value {
     )
 }
 
-/// A pod with volumes and where they are mounted.
+/// A pod with volumes and mounts.
 fn mounting(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
-    looking_pod(
+    checking_pod(
         name,
         json!({"volumes": volumes}),
         json!({"volumeMounts": mounts}),
@@ -31,7 +33,7 @@ fn mounting(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
     )
 }
 
-fn of_api() -> Vec<Value> {
+fn api_volume_pods() -> Vec<Value> {
     let config = json!({"data": {"one": "1", "two": "2"}, "binaryData": {"raw": "AAEC"}});
     let items = json!([{"key": "one", "path": "deep/er/one", "mode": 0o400}, {"key": "two", "path": "other"}]);
     vec![
@@ -40,7 +42,7 @@ fn of_api() -> Vec<Value> {
         mounting(
             "config",
             json!([{"name": "all", "configMap": {"name": "c"}}, {"name": "some", "configMap": {"name": "c", "items": items, "defaultMode": 0o440}},
-                {"name": "none", "configMap": {"name": "not-there", "optional": true}}, {"name": "no-item", "secret": {"secretName": "s", "optional": true, "items": [{"key": "x", "path": "x"}]}},
+                {"name": "none", "configMap": {"name": "absent", "optional": true}}, {"name": "no-item", "secret": {"secretName": "s", "optional": true, "items": [{"key": "x", "path": "x"}]}},
                 {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}}]),
             json!([{"name": "all", "mountPath": "/all"}, {"name": "some", "mountPath": "/some"}, {"name": "none", "mountPath": "/none"}, {"name": "no-item", "mountPath": "/no-item"},
                 {"name": "secret", "mountPath": "/secret"}, {"name": "all", "mountPath": "/etc/one", "subPath": "one"}]),
@@ -63,7 +65,7 @@ fails sh -c 'echo x > /all/one'
 is "secrets' file system" tmpfs "$(awk '$2 == "/secret" { print $3 }' /proc/self/mounts)"
 "#,
         ),
-        looking_pod(
+        checking_pod(
             "projected",
             json!({"securityContext": {"runAsUser": 1000, "fsGroup": 3000}, "volumes": [{"name": "p", "projected": {"defaultMode": 0o440, "sources": [
                 {"configMap": {"name": "c", "items": [{"key": "two", "path": "two"}]}}, {"secret": {"name": "s"}},
@@ -83,9 +85,9 @@ MANY is group 3000 "$(stat -L -c %g /p/key)"
     ]
 }
 
-fn of_directories(lab_dir: &str) -> Vec<Value> {
+fn directory_volume_pods(lab_dir: &str) -> Vec<Value> {
     vec![
-        looking_pod(
+        checking_pod(
             "empty",
             json!({"securityContext": {"fsGroup": 3000}, "volumes": [{"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}}]}),
             json!({"env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], "volumeMounts": [{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"},
@@ -135,7 +137,7 @@ is 'through a link' content "$(cat /link/file)"
     ]
 }
 
-/// What doesn't work, and the words of the event about it.
+/// Pods that must not start, and texts of their events.
 const FAILING: &[(&str, &str, &str)] = &[
     (
         "no-config",
@@ -190,7 +192,7 @@ const FAILING: &[(&str, &str, &str)] = &[
     (
         "no-dir-for-file",
         r#"{"hostPath": {"path": "/tmp/none/file", "type": "FileOrCreate"}}"#,
-        "can't make /tmp/none/file: No such file or directory",
+        "cannot create /tmp/none/file: No such file or directory",
     ),
     (
         "huge-pages",
@@ -210,8 +212,8 @@ const FAILING: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn volumes_are_what_the_api_says() {
-    let lab = Lab::ready();
+fn volumes_of_every_kind_match_the_api() {
+    let lab = Lab::acquire();
     for user in ["user1", "user2"] {
         let mut cluster = cluster_of(&lab, user);
         let many = if user == "user1" { "" } else { "#" };
@@ -222,7 +224,7 @@ fn volumes_are_what_the_api_says() {
         .user(user)
         .run()
         .succeeded();
-        // Only its kind matters; nobody opens it.
+        // Only the type of the file matters. The device is never opened.
         let device = format!("mknod {home}/block b 7 99 && chmod 666 {home}/block");
         lab.root("login", &device).succeeded();
         if user == "user1" {
@@ -232,9 +234,9 @@ fn volumes_are_what_the_api_says() {
                 "mkdir data && echo hello > data/file && tar --create data",
             );
         }
-        let mut objects = of_api();
+        let mut objects = api_volume_pods();
         objects.extend(
-            of_directories(&home)
+            directory_volume_pods(&home)
                 .into_iter()
                 .filter(|pod| user == "user1" || pod["metadata"]["name"] != "image"),
         );
@@ -255,15 +257,15 @@ fn volumes_are_what_the_api_says() {
         if user == "user1" {
             pods.push("image");
         }
-        cluster.find_all_right(&pods);
-        let there = lab
+        cluster.assert_checks_pass(&pods);
+        let files = lab
             .sh(&format!("cd {home} && ls data new/er && cat made"))
             .user(user)
             .run()
             .succeeded();
-        there.shows(&["from-the-pod", "y"]);
-        for (name, _, words) in FAILING {
-            cluster.event(name, words);
+        files.stdout_has(&["from-the-pod", "y"]);
+        for (name, _, expected) in FAILING {
+            cluster.wait_for_event(name, expected);
             assert_eq!(cluster.pod(name)["status"]["phase"], "Pending", "{name}");
         }
         cluster.exit(0);
@@ -272,20 +274,20 @@ fn volumes_are_what_the_api_says() {
             .run()
             .succeeded();
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Fifty keys that all have the same value.
-fn many(word: &str) -> Value {
+/// Fifty keys with the same value.
+fn fifty_keys(value: &str) -> Value {
     (0..50)
-        .map(|i| (format!("key-{i}"), json!(format!("{word}\n"))))
+        .map(|i| (format!("key-{i}"), json!(format!("{value}\n"))))
         .collect::<serde_json::Map<_, _>>()
         .into()
 }
 
 #[test]
-fn changes_reach_running_pods_all_at_once() {
-    let lab = Lab::ready();
+fn updates_reach_running_pods_atomically() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     let script = r#"
 seen=
@@ -303,11 +305,11 @@ done
     cluster.create_objects(&[
         object("ConfigMap", "c", json!({"data": {"one": "1", "two": "2"}})),
         object("Secret", "s", json!({"stringData": {"key": "word"}})),
-        object("ConfigMap", "many", json!({"data": many("first")})),
+        object("ConfigMap", "many", json!({"data": fifty_keys("first")})),
         mounting("watcher", volumes, mounts, script),
-        // Whoever is in the directory sees files of one version only.
+        // A process in the `..data` directory sees files of one version only.
         mounting(
-            "whole",
+            "atomic",
             json!([{"name": "m", "configMap": {"name": "many"}}]),
             json!([{"name": "m", "mountPath": "/m"}]),
             r#"
@@ -320,59 +322,59 @@ done
 "#,
         ),
     ]);
-    cluster.in_phase("watcher", "Running");
-    cluster.in_phase("whole", "Running");
-    for word in ["second", "first", "second", "first", "second", "third"] {
-        let patch = json!({"data": many(word)});
-        cluster.ask(&format!("kubectl patch configmap many --patch '{patch}'"));
+    cluster.wait_for_phase("watcher", "Running");
+    cluster.wait_for_phase("atomic", "Running");
+    for value in ["second", "first", "second", "first", "second", "third"] {
+        let patch = json!({"data": fifty_keys(value)});
+        cluster.shell(&format!("kubectl patch configmap many --patch '{patch}'"));
     }
-    cluster.in_phase("whole", "Succeeded");
-    assert_eq!(cluster.logs("whole", "main"), "done");
-    let says = |cluster: &mut Cluster, command: &str, words: &str| {
+    cluster.wait_for_phase("atomic", "Succeeded");
+    assert_eq!(cluster.logs("atomic", "main"), "done");
+    let wait_for_update = |cluster: &mut TestCluster, command: &str, expected: &str| {
         if !command.is_empty() {
-            cluster.ask(command);
+            cluster.shell(command);
         }
         let mut last = String::new();
-        wait_until(30, words, || {
+        wait_until(30, expected, || {
             last = cluster.logs("watcher", "main");
-            last.contains(words)
+            last.contains(expected)
         });
     };
-    says(&mut cluster, "", "now: 1 word  1");
-    says(
+    wait_for_update(&mut cluster, "", "now: 1 word  1");
+    wait_for_update(
         &mut cluster,
         r#"kubectl patch configmap c --patch "{\"data\": {\"one\": \"changed\"}}""#,
         "now: changed word  1",
     );
-    says(
+    wait_for_update(
         &mut cluster,
         r#"kubectl patch secret s --patch "{\"stringData\": {\"key\": \"other\"}}""#,
         "now: changed other  1",
     );
-    says(
+    wait_for_update(
         &mut cluster,
         "kubectl label pod watcher color=blue",
         "now: changed other color=\"blue\" 1",
     );
-    says(
+    wait_for_update(
         &mut cluster,
         "kubectl create configmap late --from-literal=x=y",
         "now: changed other color=\"blue\" 1 y",
     );
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn variables_come_from_everywhere() {
-    let lab = Lab::ready();
+fn variables_are_set_from_all_sources() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     cluster.create_objects(&[
         object("ConfigMap", "c", json!({"data": {"ONE": "1", "not-a-name.x": "odd", "DEEP": "$(ONE)"}})),
         object("Secret", "s", json!({"stringData": {"key": "word"}})),
         object("Service", "my-web", json!({"spec": {"ports": [{"name": "http", "port": 80}, {"name": "other", "port": 81, "protocol": "UDP"}]}})),
     ]);
-    let service = cluster.ask("kubectl get service my-web --output=jsonpath={.spec.clusterIP}");
+    let service = cluster.shell("kubectl get service my-web --output=jsonpath={.spec.clusterIP}");
     let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
     let resource = |name: &str| json!({"resourceFieldRef": {"resource": name}});
     let env = json!([
@@ -406,14 +408,14 @@ is link udp://SERVICE:81 "$MY_WEB_PORT_81_UDP"
 is kubernetes 443 "$KUBERNETES_SERVICE_PORT"
 is HOSTNAME variables "$HOSTNAME"
 "#;
-    let without = looking(
+    let without = checking_container(
         "main",
         json!({}),
         "is none '' \"$(env | grep MY_WEB)\"\nis kubernetes 443 \"$KUBERNETES_SERVICE_PORT\"",
     );
-    // Who has no limit is limited by the node.
+    // Without a limit, the node's allocatable resources count.
     let memory =
-        cluster.ask("kubectl get node node1 --output=jsonpath={.status.allocatable.memory}");
+        cluster.shell("kubectl get node node1 --output=jsonpath={.status.allocatable.memory}");
     let number = |suffix: &str| memory.strip_suffix(suffix)?.parse::<u64>().ok();
     let memory = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("", 0)]
         .iter()
@@ -422,43 +424,43 @@ is HOSTNAME variables "$HOSTNAME"
     let unlimited = json!({"env": [
         {"name": "MEMORY", "valueFrom": resource("limits.memory")},
         {"name": "CPU", "valueFrom": resource("requests.cpu")}]});
-    let unlimited = looking(
+    let unlimited = checking_container(
         "main",
         unlimited,
         &format!("is MEMORY {memory} \"$MEMORY\"\nis CPU 0 \"$CPU\""),
     );
     let missing = json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "x"}}}]});
     cluster.create_objects(&[
-        pod("variables", json!({}), &[looking("main", more, &script.replace("SERVICE:", &format!("{service}:")))]),
+        pod("variables", json!({}), &[checking_container("main", more, &script.replace("SERVICE:", &format!("{service}:")))]),
         pod("no-links", json!({"enableServiceLinks": false}), &[without]),
         pod("unlimited", json!({}), &[unlimited]),
-        pod("no-secret", json!({}), &[looking("main", missing, "true")]),
-        pod("no-key", json!({}), &[looking("main", json!({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "absent"}}}]}), "true")]),
+        pod("no-secret", json!({}), &[checking_container("main", missing, "true")]),
+        pod("no-key", json!({}), &[checking_container("main", json!({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "absent"}}}]}), "true")]),
     ]);
-    cluster.find_all_right(&["variables", "no-links", "unlimited"]);
-    for (name, words) in [
+    cluster.assert_checks_pass(&["variables", "no-links", "unlimited"]);
+    for (name, expected) in [
         ("no-secret", "secret \"absent\" not found"),
         ("no-key", "couldn't find key absent in ConfigMap default/c"),
     ] {
-        let status = cluster.pod_until(name, "refused", |pod| {
+        let status = cluster.pod_until(name, "rejected", |pod| {
             pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
                 == "CreateContainerConfigError"
         });
         assert_eq!(
-            container(&status, "main")["state"]["waiting"]["message"],
-            words
+            container_status(&status, "main")["state"]["waiting"]["message"],
+            expected
         );
     }
-    // What was missing comes, and the pod starts.
-    cluster.ask("kubectl create secret generic absent --from-literal=x=y");
-    cluster.in_phase("no-secret", "Succeeded");
+    // Once the missing object exists, the pod starts.
+    cluster.shell("kubectl create secret generic absent --from-literal=x=y");
+    cluster.wait_for_phase("no-secret", "Succeeded");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn persistent_volumes_keep_data_from_pod_to_pod() {
-    let lab = Lab::ready();
+fn persistent_volumes_keep_data_between_pods() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     lab.sh("mkdir -p pv/host pv/local").run().succeeded();
     let claim = |name: &str, class: &str, volume: &str| {
@@ -504,19 +506,19 @@ fn persistent_volumes_keep_data_from_pod_to_pod() {
             "for v in host local shared scratch; do works sh -c \"echo $v > /$v/file\"; done",
         ),
     ]);
-    cluster.find_all_right(&["writer"]);
+    cluster.assert_checks_pass(&["writer"]);
     cluster.create_objects(&[using(
         "reader",
         "for v in host local shared scratch; do is $v $v \"$(cat /$v/file)\"; done",
     )]);
-    cluster.find_all_right(&["reader"]);
+    cluster.assert_checks_pass(&["reader"]);
     lab.sh("cat pv/*/file")
         .run()
         .succeeded()
-        .printed("host\nlocal");
-    let classes = cluster.ask("kubectl get pvc shared scratch --no-headers -o custom-columns=C:.spec.storageClassName,S:.status.phase");
+        .stdout_is("host\nlocal");
+    let classes = cluster.shell("kubectl get pvc shared scratch --no-headers -o custom-columns=C:.spec.storageClassName,S:.status.phase");
     assert_eq!(classes, "shared   Bound\nlocal    Bound");
-    let path = cluster.ask("kubectl get pv $(kubectl get pvc shared -o jsonpath={.spec.volumeName}) -o jsonpath={.spec.hostPath.path}{.spec.local.path}{.spec.nfs.path}");
+    let path = cluster.shell("kubectl get pv $(kubectl get pvc shared -o jsonpath={.spec.volumeName}) -o jsonpath={.spec.hostPath.path}{.spec.local.path}{.spec.nfs.path}");
     assert!(
         path.starts_with("/home/user1/.local/share/coracle/volumes/"),
         "{path}"
@@ -524,28 +526,28 @@ fn persistent_volumes_keep_data_from_pod_to_pod() {
     lab.sh(&format!("ls {path}"))
         .user("user2")
         .run()
-        .ended_with(2);
-    cluster.ask("kubectl delete pod writer reader --wait --timeout=50s && kubectl delete pvc shared scratch --wait --timeout=50s");
+        .exited_with(2);
+    cluster.shell("kubectl delete pod writer reader --wait --timeout=50s && kubectl delete pvc shared scratch --wait --timeout=50s");
     wait_until(20, "the directory of a deleted claim is removed", || {
         lab.sh(&format!("test -e {path}")).run().code != 0
     });
     wait_until(20, "its volume is removed", || {
-        cluster.ask("kubectl get pv -o name | sort")
+        cluster.shell("kubectl get pv -o name | sort")
             == "persistentvolume/host\npersistentvolume/local"
     });
     cluster.exit(0);
     lab.remove("pv");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn what_a_volume_holds_cannot_lead_out_of_it() {
-    let lab = Lab::ready();
+fn links_cannot_lead_out_of_a_volume() {
+    let lab = Lab::acquire();
     let mut cluster = cluster_of(&lab, "user1");
     let volumes = json!({"volumes": [{"name": "v", "emptyDir": {}}],
-        "initContainers": [looking("links", json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}), "ln -s /etc /v/absolute; ln -s ../../.. /v/up; mkdir /v/dir; ln -s dir /v/inside")]});
+        "initContainers": [checking_container("links", json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}), "ln -s /etc /v/absolute; ln -s ../../.. /v/up; mkdir /v/dir; ln -s dir /v/inside")]});
     let through = |name: &str, sub: &str| {
-        looking_pod(
+        checking_pod(
             name,
             volumes.clone(),
             json!({"volumeMounts": [{"name": "v", "mountPath": "/sub", "subPath": sub}]}),
@@ -565,21 +567,21 @@ fn what_a_volume_holds_cannot_lead_out_of_it() {
         assert!(state.is_some(), "{name}: {:#}", cluster.pod(name)["status"]);
     }
     cluster.create_objects(&[through("inside", "inside")]);
-    cluster.find_all_right(&["inside"]);
+    cluster.assert_checks_pass(&["inside"]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
-    let lab = Lab::ready();
+fn shared_volumes_span_nodes_and_full_ones_evict() {
+    let lab = Lab::acquire();
     for user in ["user1", "user2"] {
         lab.load_busybox_for(user);
-        let mut cluster = Cluster::start_as(&lab, user, &["srun", "-N2", "coracle", "run"]);
+        let mut cluster = TestCluster::start_as(&lab, user, &["srun", "-N2", "coracle", "run"]);
         let on = |name: &str, node: &str, source: Value, script: &str| {
             let spec = json!({"nodeName": node, "volumes": [merged(json!({"name": "v"}), source)]});
             let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
-            looking_pod(name, spec, mounts, script)
+            checking_pod(name, spec, mounts, script)
         };
         let many = json!({"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}});
         let claim = |read_only: bool| json!({"persistentVolumeClaim": {"claimName": "many", "readOnly": read_only}});
@@ -601,53 +603,53 @@ fn shared_volumes_are_seen_from_all_nodes_and_full_ones_end_their_pod() {
                 "dd if=/dev/zero of=/v/big bs=1M count=3 2> /dev/null; exec sleep 1003",
             ),
         ]);
-        cluster.find_all_right(&["first", "own"]);
+        cluster.assert_checks_pass(&["first", "own"]);
         cluster.create_objects(&[on(
             "second",
             "node2",
             claim(true),
             "is file hello \"$(cat /v/file)\"\nfails touch /v/x",
         )]);
-        cluster.find_all_right(&["second"]);
+        cluster.assert_checks_pass(&["second"]);
         let claimed = cluster
-            .ask("kubectl get pvc own-v --output=jsonpath={.metadata.ownerReferences[0].kind}");
+            .shell("kubectl get pvc own-v --output=jsonpath={.metadata.ownerReferences[0].kind}");
         assert_eq!(claimed, "Pod");
-        let full = cluster.in_phase("full", "Failed");
+        let full = cluster.wait_for_phase("full", "Failed");
         assert_eq!(full["status"]["reason"], "Evicted", "{full:#}");
         let message = full["status"]["message"].as_str().unwrap_or_default();
         assert!(
             message.contains("EmptyDir volume \"v\" exceeds the limit \"1Mi\""),
             "{message}"
         );
-        // Whose node it is makes no difference to the scheduler.
+        // Once is enough: the scheduler's decision does not depend on the user.
         if user == "user1" {
-            local_claims_lie_where_their_first_pod_went(&lab, &mut cluster);
+            assert_local_claims_follow_their_first_pod(&lab, &mut cluster);
         }
         cluster.exit(0);
     }
-    // The directories of claims go with the cluster that made them.
+    // The directories of claims are removed with their cluster.
     lab.root(
         "login",
         "find /home/user?/.local/share/coracle/volumes/ -mindepth 1",
     )
-    .printed("");
-    lab.nothing_left();
+    .stdout_is("");
+    lab.assert_nothing_left();
 }
 
-/// A volume on a node's own disk is made when its first pod has a node, and whoever comes later has to go there.
+/// A local volume is provisioned when its first pod is scheduled. Later pods are scheduled to the same node.
 #[track_caller]
-fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster) {
+fn assert_local_claims_follow_their_first_pod(lab: &Lab, cluster: &mut TestCluster) {
     let using = |name: &str, more: Value, script: &str| {
         let volumes =
             json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "near"}}]});
         let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
-        looking_pod(name, merged(volumes, more), mounts, script)
+        checking_pod(name, merged(volumes, more), mounts, script)
     };
     let on = |node: &str| json!({"nodeSelector": {"kubernetes.io/hostname": node}});
     let spec = json!({"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}});
     let near = object("PersistentVolumeClaim", "near", json!({"spec": spec}));
     cluster.create_objects(&[near]);
-    cluster.event(
+    cluster.wait_for_event(
         "near",
         "waiting for first consumer to be created before binding",
     );
@@ -657,47 +659,47 @@ fn local_claims_lie_where_their_first_pod_went(lab: &Lab, cluster: &mut Cluster)
 
     let write = "works sh -c 'echo near > /v/file'";
     cluster.create_objects(&[using("pinned", on("node2"), write)]);
-    cluster.find_all_right(&["pinned"]);
+    cluster.assert_checks_pass(&["pinned"]);
     let volume = cluster.json("get pv $(kubectl get pvc near -o jsonpath={.spec.volumeName})");
     let here = json!([{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node2"]}]}]);
     let required = &volume["spec"]["nodeAffinity"]["required"];
     assert_eq!(required["nodeSelectorTerms"], here, "{volume:#}");
     let path = volume["spec"]["local"]["path"].as_str().expect("a path");
     lab.root("node2", &format!("cat {path}/file"))
-        .printed("near");
+        .stdout_is("near");
     lab.root("node1", &format!("test ! -e {path}")).succeeded();
 
-    // Of three, one would go to the emptier node if it could.
+    // Without the volume, the scheduler would spread three pods over both nodes.
     let later = ["later-1", "later-2", "later-3"];
     let read = "is file near \"$(cat /v/file)\"";
     let mut pods = later.map(|name| using(name, json!({}), read)).to_vec();
     pods.push(using("elsewhere", on("node1"), "true"));
     cluster.create_objects(&pods);
-    cluster.find_all_right(&later);
+    cluster.assert_checks_pass(&later);
     for name in later {
         assert_eq!(cluster.pod(name)["spec"]["nodeName"], "node2", "{name}");
     }
-    cluster.event("elsewhere", "didn't match PersistentVolume's node affinity");
+    cluster.wait_for_event("elsewhere", "didn't match PersistentVolume's node affinity");
     assert_eq!(cluster.pod("elsewhere")["status"]["phase"], "Pending");
 
     let all = "kubectl delete pod pinned elsewhere later-1 later-2 later-3 --wait --timeout=50s";
-    cluster.ask(all);
-    cluster.ask("kubectl delete pvc near --wait --timeout=50s");
-    wait_until(30, "its node removes the directory", || {
+    cluster.shell(all);
+    cluster.shell("kubectl delete pvc near --wait --timeout=50s");
+    wait_until(30, "the node removes the directory", || {
         lab.root("node2", &format!("test ! -e {path}")).code == 0
     });
 }
 
 #[test]
-fn volumes_may_be_mounted_anywhere() {
-    let lab = Lab::ready();
-    // Many images have such a link, and every pod has a token below it.
+fn volumes_can_be_mounted_anywhere() {
+    let lab = Lab::acquire();
+    // Many images have such a link, and every pod's token is mounted below it.
     lab.load_image(
         "coracle.test/linked:1",
         json!({"Env": ["PATH=/bin"]}),
         "mkdir -p run var real etc && ln -s /run var/run && ln -s ../../../real etc/climbing && echo old > etc/file && tar --create run var real etc/climbing etc/file",
     );
-    // And links that are themselves where something is mounted, some of them to what isn't there.
+    // Links as mount points, some of them dangling.
     lab.load_image(
         "coracle.test/links:1",
         json!({"Env": ["PATH=/bin"], "Volumes": {"/data": {}}}),
@@ -746,17 +748,17 @@ works grep -q 192.0.2.53 /etc/resolv.conf
             "c",
             json!({"data": {"hosts": "192.0.2.1 mine\n", "file": "new"}}),
         ),
-        looking_pod("links", two.clone(), on_links, links),
-        looking_pod("over-etc", two, over_etc, etc),
-        looking_pod("anywhere", json!({"volumes": volumes}), own, script),
-        looking_pod(
+        checking_pod("links", two.clone(), on_links, links),
+        checking_pod("over-etc", two, over_etc, etc),
+        checking_pod("anywhere", json!({"volumes": volumes}), own, script),
+        checking_pod(
             "no-token",
             json!({"automountServiceAccountToken": false}),
             json!({}),
             "fails test -e /var/run/secrets/kubernetes.io",
         ),
     ]);
-    cluster.find_all_right(&["anywhere", "links", "over-etc", "no-token"]);
+    cluster.assert_checks_pass(&["anywhere", "links", "over-etc", "no-token"]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,51 +1,51 @@
-//! `coracle run` in every way in which Slurm's users start programs.
+//! `coracle run` by srun, sbatch, salloc and outside of a job.
 
 use e2e::{Lab, Output};
 
-/// Names the nodes, and whether each is Ready.
+/// Prints the nodes, and whether each is Ready.
 const LIST: &str = "kubectl get nodes --no-headers -o custom-columns=N:.metadata.name,R:.status.conditions[-1].type,S:.status.conditions[-1].status";
 
 #[track_caller]
-fn shows_two_ready_nodes(output: Output) -> Output {
+fn assert_two_ready_nodes(output: Output) -> Output {
     output
         .succeeded()
-        .printed("node1   Ready   True\nnode2   Ready   True")
+        .stdout_is("node1   Ready   True\nnode2   Ready   True")
 }
 
-fn list(words: &[&'static str]) -> Vec<&'static str> {
-    words.iter().copied().chain(LIST.split(' ')).collect()
-}
-
-#[test]
-fn srun_gives_a_cluster_of_two_ready_nodes() {
-    let lab = Lab::ready();
-    shows_two_ready_nodes(lab.call(&list(&["srun", "-N2", "coracle", "run"])).run());
-    lab.nothing_left();
+fn list(args: &[&'static str]) -> Vec<&'static str> {
+    args.iter().copied().chain(LIST.split(' ')).collect()
 }
 
 #[test]
-fn a_batch_script_gives_a_cluster() {
-    let lab = Lab::ready();
+fn srun_starts_a_cluster_of_two_nodes() {
+    let lab = Lab::acquire();
+    assert_two_ready_nodes(lab.command(&list(&["srun", "-N2", "coracle", "run"])).run());
+    lab.assert_nothing_left();
+}
+
+#[test]
+fn batch_script_starts_a_cluster() {
+    let lab = Lab::acquire();
     let script = lab.write("batch.sh", &format!("#!/bin/bash\ncoracle run {LIST}\n"));
     lab.sh(&format!(
         "sbatch --wait --quiet -N2 -o out.txt -e err.txt {script}"
     ))
     .run()
     .succeeded();
-    shows_two_ready_nodes(lab.sh("cat out.txt").run());
+    assert_two_ready_nodes(lab.sh("cat out.txt").run());
     lab.sh("cat err.txt")
         .run()
         .succeeded()
-        .shows(&["with 2 nodes is ready"]);
+        .stdout_has(&["with 2 nodes is ready"]);
     for file in ["batch.sh", "out.txt", "err.txt"] {
         lab.remove(file);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn srun_within_a_batch_script_gives_a_cluster() {
-    let lab = Lab::ready();
+fn srun_in_batch_script_starts_a_cluster() {
+    let lab = Lab::acquire();
     let script = lab.write(
         "batch.sh",
         &format!("#!/bin/bash\nsrun coracle run {LIST}\n"),
@@ -56,132 +56,135 @@ fn srun_within_a_batch_script_gives_a_cluster() {
     lab.sh("cat out.txt")
         .run()
         .succeeded()
-        .shows(&["node1   Ready   True\nnode2   Ready   True"]);
+        .stdout_has(&["node1   Ready   True\nnode2   Ready   True"]);
     for file in ["batch.sh", "out.txt"] {
         lab.remove(file);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn from_the_shell_of_salloc_it_moves_to_the_first_node() {
-    let lab = Lab::ready();
-    let words = ["salloc", "--quiet", "-N2", "bash", "-c"];
+fn salloc_shell_starts_leader_on_first_node() {
+    let lab = Lab::acquire();
+    let args = ["salloc", "--quiet", "-N2", "bash", "-c"];
     let script = format!("hostname; coracle run hostname; coracle run {LIST}");
     let output = lab
-        .call(&[&words[..], &[&script]].concat())
+        .command(&[&args[..], &[&script]].concat())
         .run()
         .succeeded();
-    output.printed("login\nnode1\nnode1   Ready   True\nnode2   Ready   True");
-    lab.nothing_left();
+    output.stdout_is("login\nnode1\nnode1   Ready   True\nnode2   Ready   True");
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn outside_of_a_job_slurm_is_asked_with_the_options_given() {
-    let lab = Lab::ready();
+fn slurm_options_are_passed_on_outside_of_job() {
+    let lab = Lab::acquire();
     for options in [
         &["-N2"][..],
         &["-N", "2", "-p", "long"],
         &["--nodes=2", "--partition=long", "--time", "5"],
         &["--nodes", "2", "-v", "--mem=1G", "-J", "mine"],
     ] {
-        let words: Vec<&'static str> = ["coracle", "run"].iter().chain(options).copied().collect();
-        shows_two_ready_nodes(lab.call(&list(&words)).run());
+        let args: Vec<&'static str> = ["coracle", "run"].iter().chain(options).copied().collect();
+        assert_two_ready_nodes(lab.command(&list(&args)).run());
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn several_tasks_on_a_node_make_one_cluster() {
-    let lab = Lab::ready();
-    shows_two_ready_nodes(
-        lab.call(&list(&["srun", "-n4", "-N2", "coracle", "run"]))
+fn several_tasks_per_node_make_one_cluster() {
+    let lab = Lab::acquire();
+    assert_two_ready_nodes(
+        lab.command(&list(&["srun", "-n4", "-N2", "coracle", "run"]))
             .run(),
     );
-    shows_two_ready_nodes(lab.call(&list(&["coracle", "run", "-N2", "-n", "4"])).run());
-    lab.nothing_left();
+    assert_two_ready_nodes(
+        lab.command(&list(&["coracle", "run", "-N2", "-n", "4"]))
+            .run(),
+    );
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn one_node_is_a_cluster_too() {
-    let lab = Lab::ready();
+fn one_node_is_enough_for_a_cluster() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&list(&["srun", "-N1", "coracle", "run"]))
+        .command(&list(&["srun", "-N1", "coracle", "run"]))
         .run()
         .succeeded();
-    output.printed("node1   Ready   True");
-    lab.nothing_left();
+    output.stdout_is("node1   Ready   True");
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn two_clusters_follow_each_other_in_one_job() {
-    let lab = Lab::ready();
+fn two_clusters_can_run_successively_in_a_job() {
+    let lab = Lab::acquire();
     let script = "for i in 1 2; do srun coracle run kubectl get configmap mine --ignore-not-found -o name; \
                   srun coracle run kubectl create configmap mine; done";
     let output = lab
-        .call(&["salloc", "--quiet", "-N2", "bash", "-c", script])
+        .command(&["salloc", "--quiet", "-N2", "bash", "-c", script])
         .run()
         .succeeded();
-    let output = output.printed("configmap/mine created\nconfigmap/mine created");
+    let output = output.stdout_is("configmap/mine created\nconfigmap/mine created");
     let names = output.stderr.split_whitespace();
     let names: std::collections::HashSet<_> = names.filter(|w| w.starts_with("coracle-")).collect();
-    assert_eq!(names.len(), 4, "each has a name of its own{output}");
-    lab.nothing_left();
+    assert_eq!(names.len(), 4, "each cluster has its own name{output}");
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn stdout_is_the_workloads_and_progress_goes_to_stderr() {
-    let lab = Lab::ready();
+fn stdout_is_the_workloads_and_progress_is_on_stderr() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&[
+        .command(&[
             "srun",
             "-N2",
             "coracle",
             "run",
             "sh",
             "-c",
-            "echo data; echo words >&2",
+            "echo data; echo message >&2",
         ])
         .run();
-    let output = output.succeeded().printed("data");
+    let output = output.succeeded().stdout_is("data");
     let phases = [
-        "control plane answers (",
+        "control plane responds (",
         "2 nodes are Ready (",
-        "service accounts are there (",
+        "service accounts exist (",
         " is ready after ",
     ];
-    output.says(&phases).says(&["words"]);
-    lab.nothing_left();
+    output.stderr_has(&phases).stderr_has(&["message"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_user_without_subordinate_ids_gets_a_cluster() {
-    let lab = Lab::ready();
-    shows_two_ready_nodes(
-        lab.call(&list(&["srun", "-N2", "coracle", "run"]))
+fn cluster_works_without_subordinate_ids() {
+    let lab = Lab::acquire();
+    assert_two_ready_nodes(
+        lab.command(&list(&["srun", "-N2", "coracle", "run"]))
             .user("user2")
             .run(),
     );
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn slurm_options_inside_of_a_job_are_said_to_have_no_effect() {
-    let lab = Lab::ready();
+fn slurm_options_inside_of_a_job_cause_a_warning() {
+    let lab = Lab::acquire();
     let output = lab
-        .call(&["srun", "-N1", "coracle", "run", "-N7", "true"])
+        .command(&["srun", "-N1", "coracle", "run", "-N7", "true"])
         .run()
         .succeeded();
-    output.says(&["already inside job", "no effect: -N7"]);
-    lab.nothing_left();
+    output.stderr_has(&["already inside job", "no effect: -N7"]);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_program_started_from_a_terminal_has_one() {
-    let lab = Lab::ready();
+fn workload_started_from_a_terminal_has_one() {
+    let lab = Lab::acquire();
     lab.sh("script -qec 'coracle run -N1 bash -c \"tty; exit 5\"' /dev/null")
         .run()
-        .ended_with(5)
-        .shows(&["/dev/pts/"]);
-    lab.nothing_left();
+        .exited_with(5)
+        .stdout_has(&["/dev/pts/"]);
+    lab.assert_nothing_left();
 }

@@ -1,59 +1,70 @@
-//! What takes a minute or more: `cargo nextest run -E 'not binary(slow)'` leaves it out.
+//! Tests that take a minute or more: `cargo nextest run -E 'not binary(slow)'` excludes them.
 
 use std::time::Duration;
 
-use e2e::{Cluster, Lab, wait_until};
+use e2e::{Lab, TestCluster, wait_until};
 
-/// Both at once: a step that Slurm signals itself, and a batch script, which it doesn't.
+/// In parallel: a step, which Slurm signals itself, and a batch script, which it doesn't.
 #[test]
-fn the_time_limit_ends_a_cluster_in_order() {
-    const POLITE: &str =
+fn time_limit_shuts_down_cluster_in_order() {
+    const GRACEFUL: &str =
         "trap 'echo got TERM; exit 3' TERM; echo running; while :; do sleep 0.05; done";
-    let lab = Lab::ready();
+    let lab = Lab::acquire();
     lab.write(
         "batch.sh",
-        &format!("#!/bin/bash\ncoracle run bash -c \"{POLITE}\"\n"),
+        &format!("#!/bin/bash\ncoracle run bash -c \"{GRACEFUL}\"\n"),
     );
     lab.sh("sbatch -t 1 -N2 -o out.txt batch.sh")
         .run()
         .succeeded();
     let step = lab
-        .call(&[
-            "srun", "-t", "1", "-N2", "coracle", "run", "bash", "-c", POLITE,
+        .command(&[
+            "srun", "-t", "1", "-N2", "coracle", "run", "bash", "-c", GRACEFUL,
         ])
         .start();
     step.wait(Duration::from_secs(150))
-        .shows(&["running", "got TERM"]);
+        .stdout_has(&["running", "got TERM"]);
     wait_until(30, "the batch job has ended", || lab.queue_is_empty());
-    lab.sh("cat out.txt").run().shows(&["running", "got TERM"]);
+    lab.sh("cat out.txt")
+        .run()
+        .stdout_has(&["running", "got TERM"]);
     lab.remove("batch.sh");
     lab.remove("out.txt");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Slurm's word reaches pods in time, and how they ended is told before the API server goes: when a job is cancelled, and when
-/// its time is over; for pods below their agent, and for pods that are steps of their own, which Slurm signals too. On a lab of its
-/// own, whose Slurm signals a job's tasks and not every process below them, as most do.
+/// Pods get their grace period, and their final status is reported before the API server stops: when a job is cancelled, and when
+/// it reaches its time limit; for pods that are children of their agent, and for pods that are steps, which Slurm signals too. In a
+/// separate lab with proctrack/cgroup: like at most sites, Slurm then signals only a job's tasks and not all of their descendants.
 #[test]
-fn pods_end_in_order_when_their_job_does() {
-    let lab = Lab::make("/run/coracle-lab-goodbye", &["--proctrack", "cgroup"], 4);
+fn pods_terminate_gracefully_when_their_job_ends() {
+    let lab = Lab::create("/run/coracle-lab-graceful", &["--proctrack", "cgroup"], 4);
     lab.load_busybox();
-    let lab = lab.look_again();
-    let start = |words: &[&str], node: &str| {
-        let mut cluster = Cluster::start_as(&lab, "user1", words);
-        let watched = cluster.with_polite_pods(&lab, &[node]);
-        (cluster, watched)
+    let lab = lab.with_new_snapshot();
+    let start = |args: &[&str], node: &str| {
+        let mut cluster = TestCluster::start_as(&lab, "user1", args);
+        let watch = cluster.create_graceful_pods(&lab, &[node]);
+        (cluster, watch)
     };
     let below_agent = |option: &str, node: &str| {
-        let place = format!("--nodelist={node}");
-        start(&["srun", option, "-N1", &place, "coracle", "run"], node)
+        let node_list = format!("--nodelist={node}");
+        start(&["srun", option, "-N1", &node_list, "coracle", "run"], node)
     };
     let as_step = |option: &str, node: &str| {
-        let place = format!("--nodelist={node}");
-        let words = ["coracle", "run", "--pods-as-steps", option, "-N1", &place];
-        let started = start(&words, node);
-        let steps = lab.call(&["scontrol", "--oneliner", "show", "step"]).run();
-        let name = format!(" Name=default/polite-{node} ");
+        let node_list = format!("--nodelist={node}");
+        let args = [
+            "coracle",
+            "run",
+            "--pods-as-steps",
+            option,
+            "-N1",
+            &node_list,
+        ];
+        let started = start(&args, node);
+        let steps = lab
+            .command(&["scontrol", "--oneliner", "show", "step"])
+            .run();
+        let name = format!(" Name=default/graceful-{node} ");
         assert!(steps.stdout.contains(&name), "{node}: {steps}");
         started
     };
@@ -66,23 +77,23 @@ fn pods_end_in_order_when_their_job_does() {
         (as_step("--job-name=cancelled", "node4"), "node4"),
     ];
     lab.sh("scancel --me --name=cancelled").run().succeeded();
-    for ((cluster, watched), node) in cancelled {
+    for ((cluster, watch), node) in cancelled {
         let _ = cluster.ends_within(60);
-        let said = e2e::said_goodbye(&lab, &watched, &[node]);
-        assert_eq!(said, ["hook term side"], "{node}, cancelled");
+        let records = e2e::assert_graceful_termination(&lab, &watch, &[node]);
+        assert_eq!(records, ["hook term side"], "{node}, cancelled");
     }
-    for ((cluster, watched), node) in limited {
+    for ((cluster, watch), node) in limited {
         let _ = cluster.ends_within(150);
-        let said = e2e::said_goodbye(&lab, &watched, &[node]);
-        assert_eq!(said, ["hook term side"], "{node}, over");
+        let records = e2e::assert_graceful_termination(&lab, &watch, &[node]);
+        assert_eq!(records, ["hook term side"], "{node}, time limit");
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn sixteen_nodes_make_a_cluster() {
-    let lab = Lab::make("/run/coracle-lab-sixteen", &[], 16);
-    let words = [
+fn cluster_of_sixteen_nodes_starts() {
+    let lab = Lab::create("/run/coracle-lab-sixteen", &[], 16);
+    let args = [
         "srun",
         "-N16",
         "coracle",
@@ -92,12 +103,12 @@ fn sixteen_nodes_make_a_cluster() {
         "nodes",
         "--no-headers",
     ];
-    let output = lab.call(&words).within(120).run().succeeded();
+    let output = lab.command(&args).within(120).run().succeeded();
     let ready = output
         .stdout
         .lines()
         .filter(|line| line.contains(" Ready "))
         .count();
     assert_eq!(ready, 16, "{output}");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,45 +1,45 @@
-//! What a workload that is a program gets, and what comes back from it.
+//! The environment of a workload that is a program, and its exit code.
 
-use e2e::{Cluster, Lab};
+use e2e::{Lab, TestCluster};
 
 fn run(lab: &Lab, script: &str) -> e2e::Output {
-    lab.call(&["srun", "-N1", "coracle", "run", "bash", "-c", script])
+    lab.command(&["srun", "-N1", "coracle", "run", "bash", "-c", script])
         .run()
 }
 
 #[test]
-fn the_exit_code_is_the_workloads() {
-    let lab = Lab::ready();
-    run(&lab, "exit 0").ended_with(0);
-    run(&lab, "exit 7").ended_with(7);
-    run(&lab, "exit 255").ended_with(255);
-    lab.nothing_left();
+fn exit_code_is_the_workloads() {
+    let lab = Lab::acquire();
+    run(&lab, "exit 0").exited_with(0);
+    run(&lab, "exit 7").exited_with(7);
+    run(&lab, "exit 255").exited_with(255);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_exit_code_is_the_workloads_outside_of_a_job_too() {
-    let lab = Lab::ready();
-    lab.call(&["coracle", "run", "-N2", "bash", "-c", "exit 7"])
+fn exit_code_outside_of_a_job_is_the_workloads() {
+    let lab = Lab::acquire();
+    lab.command(&["coracle", "run", "-N2", "bash", "-c", "exit 7"])
         .run()
-        .ended_with(7);
+        .exited_with(7);
     let killed = lab
-        .call(&["coracle", "run", "-N2", "bash", "-c", "kill -KILL $$"])
+        .command(&["coracle", "run", "-N2", "bash", "-c", "kill -KILL $$"])
         .run();
-    killed.ended_with(128 + 9);
-    lab.nothing_left();
+    killed.exited_with(128 + 9);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_workload_that_dies_by_a_signal_gives_128_and_its_number() {
-    let lab = Lab::ready();
-    run(&lab, "kill -TERM $$").ended_with(128 + 15);
-    run(&lab, "kill -SEGV $$").ended_with(128 + 11);
-    lab.nothing_left();
+fn workload_killed_by_signal_exits_with_128_plus_number() {
+    let lab = Lab::acquire();
+    run(&lab, "kill -TERM $$").exited_with(128 + 15);
+    run(&lab, "kill -SEGV $$").exited_with(128 + 11);
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn arguments_arrive_as_they_were_given() {
-    let lab = Lab::ready();
+fn arguments_are_passed_unchanged() {
+    let lab = Lab::acquire();
     for start in [
         &["srun", "-N1", "coracle", "run"][..],
         &["coracle", "run", "-N1"],
@@ -47,32 +47,35 @@ fn arguments_arrive_as_they_were_given() {
         let workload = [
             "printf", "<%s>\\n", "a b", "", "it's", "*", "$HOME", "-N7", "--", "--logs",
         ];
-        let output = lab.call(&[start, &workload[..]].concat()).run().succeeded();
-        output.printed("<a b>\n<>\n<it's>\n<*>\n<$HOME>\n<-N7>\n<-->\n<--logs>");
+        let output = lab
+            .command(&[start, &workload[..]].concat())
+            .run()
+            .succeeded();
+        output.stdout_is("<a b>\n<>\n<it's>\n<*>\n<$HOME>\n<-N7>\n<-->\n<--logs>");
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn standard_input_is_the_workloads() {
-    let lab = Lab::ready();
+fn standard_input_is_passed_to_the_workload() {
+    let lab = Lab::acquire();
     for start in [
         &["srun", "-N2", "coracle", "run"][..],
         &["coracle", "run", "-N2"],
     ] {
         let text = "one\ntwo\n".repeat(2000);
-        lab.call(&[start, &["cat"]].concat())
+        lab.command(&[start, &["cat"]].concat())
             .stdin(&text)
             .run()
             .succeeded()
-            .printed(&text);
+            .stdout_is(&text);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn a_script_runs_with_and_without_permission_to_be_run() {
-    let lab = Lab::ready();
+fn script_runs_without_executable_permission() {
+    let lab = Lab::acquire();
     lab.write("my script", "#!/bin/bash -e\necho \"$1 in $PWD\"\n");
     for mode in ["700", "600"] {
         let output = lab
@@ -80,17 +83,17 @@ fn a_script_runs_with_and_without_permission_to_be_run() {
                 "chmod {mode} 'my script'; srun -N1 coracle run './my script' x"
             ))
             .run();
-        output.succeeded().printed("x in /home/user1");
+        output.succeeded().stdout_is("x in /home/user1");
     }
     lab.remove("my script");
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_variables_of_ksi_are_set_and_work() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    let env = cluster.ask("env");
+fn variables_of_ksi_are_set_and_work() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    let env = cluster.shell("env");
     for name in [
         "KUBECONFIG=",
         "K8S_CLUSTER_NAME=coracle-",
@@ -103,58 +106,58 @@ fn the_variables_of_ksi_are_set_and_work() {
             "{name} in {env}"
         );
     }
-    // As KSI's examples do it.
-    let nodes = cluster.ask(
+    // As in KSI's examples.
+    let nodes = cluster.shell(
         r#"curl --silent --insecure --header "Authorization: Bearer $K8S_CLUSTER_API_TOKEN" "$K8S_CLUSTER_API/api/v1/nodes" | jq -r ".items[].metadata.name""#,
     );
     assert_eq!(nodes, "node1\nnode2");
-    let context = cluster.ask(r#"kubectl --context "$K8S_CLUSTER_NAME" get nodes -o name"#);
+    let context = cluster.shell(r#"kubectl --context "$K8S_CLUSTER_NAME" get nodes -o name"#);
     assert_eq!(context, "node/node1\nnode/node2");
-    let port = cluster.ask("echo $K8S_PORT").parse::<u16>().unwrap();
+    let port = cluster.shell("echo $K8S_PORT").parse::<u16>().unwrap();
     assert!((30000..=32767).contains(&port), "{port}");
-    cluster.ask("kubectl create service nodeport web --tcp=80 --node-port=$K8S_PORT");
+    cluster.shell("kubectl create service nodeport web --tcp=80 --node-port=$K8S_PORT");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_kubeconfig_may_be_changed() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    cluster.ask("kubectl config set-context --current --namespace=kube-system");
-    cluster.ask("kubectl get configmap extension-apiserver-authentication");
-    cluster.ask("test $(stat -c %a $KUBECONFIG) = 600");
+fn workload_may_change_the_kubeconfig() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    cluster.shell("kubectl config set-context --current --namespace=kube-system");
+    cluster.shell("kubectl get configmap extension-apiserver-authentication");
+    cluster.shell("test $(stat -c %a $KUBECONFIG) = 600");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn kubectl_is_on_the_path_even_where_the_user_has_none() {
-    let lab = Lab::ready();
+fn kubectl_is_on_the_path_of_every_workload() {
+    let lab = Lab::acquire();
     let script =
         "PATH=/usr/bin:/bin srun -N1 /opt/coracle/bin/coracle run kubectl get nodes -o name";
-    lab.sh(script).run().succeeded().printed("node/node1");
+    lab.sh(script).run().succeeded().stdout_is("node/node1");
     let script = "PATH=/usr/bin:/bin srun -N1 /opt/coracle/bin/coracle run sh -c 'kubectl get nodes -o name'";
-    lab.sh(script).run().succeeded().printed("node/node1");
-    lab.nothing_left();
+    lab.sh(script).run().succeeded().stdout_is("node/node1");
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn the_default_service_account_and_a_schedulable_pod_are_there_at_once() {
-    let lab = Lab::ready();
-    let mut cluster = Cluster::start(&lab);
-    cluster.ask("kubectl get serviceaccount default");
-    cluster.ask("kubectl run it --image=none --restart=Never");
-    let bound = cluster.ask("kubectl wait pod/it --for=jsonpath={.spec.nodeName} --timeout=10s");
+fn default_service_account_and_schedulable_nodes_exist_at_once() {
+    let lab = Lab::acquire();
+    let mut cluster = TestCluster::start(&lab);
+    cluster.shell("kubectl get serviceaccount default");
+    cluster.shell("kubectl run it --image=none --restart=Never");
+    let bound = cluster.shell("kubectl wait pod/it --for=jsonpath={.spec.nodeName} --timeout=10s");
     assert!(bound.contains("condition met"), "{bound}");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
-fn kubectl_leaves_no_cache_in_the_home_directory() {
-    let lab = Lab::ready();
+fn kubectl_leaves_no_cache_in_home() {
+    let lab = Lab::acquire();
     run(&lab, "kubectl api-resources > /dev/null").succeeded();
-    lab.sh("ls -A ~/.kube").run().ended_with(2);
-    lab.nothing_left();
+    lab.sh("ls -A ~/.kube").run().exited_with(2);
+    lab.assert_nothing_left();
 }

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// A question is nine bytes: what to do, and with how many bytes.
+// A request has nine bytes: an operation, and a number of bytes.
 const (
-	send = 's'
-	take = 't'
+	send    = 's'
+	receive = 't'
 )
 
-// block is how much an endpoint reads and writes at once.
-const block = 256 << 10
+// blockSize is the size of reads and writes.
+const blockSize = 256 << 10
 
-// serve answers questions, one a connection.
+// serve handles requests, one per connection.
 func serve(address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -30,37 +30,37 @@ func serve(address string) error {
 		}
 		go func() {
 			defer connection.Close()
-			answer(connection)
+			handle(connection)
 		}()
 	}
 }
 
-func answer(connection net.Conn) {
-	var question [9]byte
-	if _, err := io.ReadFull(connection, question[:]); err != nil {
+func handle(connection net.Conn) {
+	var request [9]byte
+	if _, err := io.ReadFull(connection, request[:]); err != nil {
 		return
 	}
-	bytes := int64(binary.BigEndian.Uint64(question[1:]))
-	switch question[0] {
+	bytes := int64(binary.BigEndian.Uint64(request[1:]))
+	switch request[0] {
 	case send:
 		write(connection, bytes)
-		// The client leaves first: what is on its way is not cut off.
+		// Wait until the client closes, so that no data is lost.
 		io.Copy(io.Discard, connection)
-	case take:
+	case receive:
 		if read(connection, bytes) == nil {
-			connection.Write([]byte{take})
+			connection.Write([]byte{receive})
 		}
 	}
 }
 
-// fetch says how many seconds it took until the bytes were here.
+// fetch returns the seconds until all bytes are received.
 func fetch(address string, bytes int64) (float64, error) {
-	return ask(address, send, bytes, func(connection net.Conn) error { return read(connection, bytes) })
+	return measure(address, send, bytes, func(connection net.Conn) error { return read(connection, bytes) })
 }
 
-// push says how many seconds it took until the other end had the bytes.
+// push returns the seconds until the endpoint has received all bytes.
 func push(address string, bytes int64) (float64, error) {
-	return ask(address, take, bytes, func(connection net.Conn) error {
+	return measure(address, receive, bytes, func(connection net.Conn) error {
 		if err := write(connection, bytes); err != nil {
 			return err
 		}
@@ -68,27 +68,27 @@ func push(address string, bytes int64) (float64, error) {
 	})
 }
 
-func ask(address string, what byte, bytes int64, then func(net.Conn) error) (float64, error) {
-	began := time.Now()
+func measure(address string, operation byte, bytes int64, transfer func(net.Conn) error) (float64, error) {
+	start := time.Now()
 	connection, err := net.Dial("tcp", address)
 	if err != nil {
 		return 0, err
 	}
 	defer connection.Close()
-	question := binary.BigEndian.AppendUint64([]byte{what}, uint64(bytes))
-	if _, err := connection.Write(question); err != nil {
+	request := binary.BigEndian.AppendUint64([]byte{operation}, uint64(bytes))
+	if _, err := connection.Write(request); err != nil {
 		return 0, err
 	}
-	if err := then(connection); err != nil {
+	if err := transfer(connection); err != nil {
 		return 0, fmt.Errorf("%s: %w", address, err)
 	}
-	return time.Since(began).Seconds(), nil
+	return time.Since(start).Seconds(), nil
 }
 
 func write(to io.Writer, bytes int64) error {
-	buffer := make([]byte, block)
+	buffer := make([]byte, blockSize)
 	for bytes > 0 {
-		part := min(bytes, block)
+		part := min(bytes, blockSize)
 		if _, err := to.Write(buffer[:part]); err != nil {
 			return err
 		}
@@ -98,9 +98,9 @@ func write(to io.Writer, bytes int64) error {
 }
 
 func read(from io.Reader, bytes int64) error {
-	buffer := make([]byte, block)
+	buffer := make([]byte, blockSize)
 	for bytes > 0 {
-		got, err := from.Read(buffer[:min(bytes, block)])
+		got, err := from.Read(buffer[:min(bytes, blockSize)])
 		bytes -= int64(got)
 		if err != nil && bytes > 0 {
 			return err

@@ -11,30 +11,30 @@ import (
 	"time"
 )
 
-// What a server's frames are, and which channel says how a command ended.
+// The first byte of a server's WebSocket frames, and the channel with the exit status.
 const (
 	binaryMessage = 0x82
 	errorChannel  = 3
 )
 
-// execs measures exec requests and a command of this host, in turn.
-func execs(path string, rounds int, command []string) error {
+// measureExecs alternates exec requests and a command on this host.
+func measureExecs(path string, rounds int, command []string) error {
 	for range rounds {
-		began := time.Now()
+		start := time.Now()
 		if err := execute(path); err != nil {
 			return err
 		}
-		fmt.Printf("exec-ms %.2f\n", time.Since(began).Seconds()*1000)
-		began = time.Now()
+		fmt.Printf("exec-ms %.2f\n", time.Since(start).Seconds()*1000)
+		start = time.Now()
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w: %s", command, err, out)
 		}
-		fmt.Printf("nsenter-ms %.2f\n", time.Since(began).Seconds()*1000)
+		fmt.Printf("nsenter-ms %.2f\n", time.Since(start).Seconds()*1000)
 	}
 	return nil
 }
 
-// execute runs a command in a container and waits until it has ended well.
+// execute runs a command in a container and waits until it has succeeded.
 func execute(path string) error {
 	session, err := open(path)
 	if err != nil {
@@ -55,7 +55,7 @@ func execute(path string) error {
 	}
 }
 
-// hold opens sessions and leaves them alone.
+// hold opens sessions and keeps them open.
 func hold(path string, count int) error {
 	for range count {
 		session, err := open(path)
@@ -63,7 +63,7 @@ func hold(path string, count int) error {
 			return err
 		}
 		defer session.Close()
-		// The first message says that there is a session.
+		// The first message confirms the session.
 		if _, err := next(session); err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func hold(path string, count int) error {
 	return err
 }
 
-// open begins a session as kubectl does: a WebSocket with channels.
+// open opens a session like kubectl: a WebSocket with channels.
 func open(path string) (io.ReadWriteCloser, error) {
 	return upgrade(path, http.Header{
 		"Upgrade":                {"websocket"},
@@ -83,14 +83,14 @@ func open(path string) (io.ReadWriteCloser, error) {
 	})
 }
 
-// next is the next message of a server, which our servers never send in parts.
+// next returns the next message of a server. The kubelet never fragments messages.
 func next(from io.Reader) ([]byte, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(from, head[:2]); err != nil {
 		return nil, err
 	}
 	if head[0] != binaryMessage {
-		return nil, fmt.Errorf("a frame of the kind %#x", head[0])
+		return nil, fmt.Errorf("unexpected frame type %#x", head[0])
 	}
 	length := uint64(head[1])
 	switch length {
@@ -106,7 +106,7 @@ func next(from io.Reader) ([]byte, error) {
 		length = binary.BigEndian.Uint64(head[:8])
 	}
 	if length > 1<<20 {
-		return nil, fmt.Errorf("a message of %d bytes", length)
+		return nil, fmt.Errorf("message too long: %d bytes", length)
 	}
 	message := make([]byte, length)
 	_, err := io.ReadFull(from, message)

@@ -1,19 +1,18 @@
-// Wire carries bytes for bench/streams: it is both ends of what is measured, and the relay that it is measured against.
+// Wire transfers bytes for bench/streams: it has clients and servers for the measurements, and the relay that they are compared with.
 //
-// The relay is upstream's way with nothing in it that could be left out: a request to the API server that asks for an upgrade, which
-// the API server hands on to a port of a node as it does for exec and port-forward, and from then on only bytes, copied by io.Copy.
-// Every hop has TLS, as kubelets have it.
+// The relay is the minimum of upstream's streams: a request to the API server with an upgrade, which the API server proxies to a port of
+// a node as it does for exec and port-forward, and then only bytes, copied by io.Copy. Every hop has TLS, like a kubelet's.
 //
-//	serve ADDRESS                      an endpoint that sends or takes as many bytes as it is asked for
-//	relay ADDRESS TARGET               the relay's end on the node: to the endpoint at TARGET, or to a command
-//	forward ADDRESS PATH               the relay's end at the client: a connection to ADDRESS is one to PATH of the API server
-//	fetch ADDRESS BYTES                takes so many bytes from an endpoint, and prints the seconds
-//	push ADDRESS BYTES                 sends them
-//	run PATH BYTES COMMAND...          joins standard input, of which there are so many bytes, and output with a command behind the relay
-//	exec PATH ROUNDS COMMAND...        how long an exec takes, and how long COMMAND does here: prints milliseconds of each
-//	hold PATH COUNT                    as many exec sessions at once, of which nothing is read, until standard input ends
+//	serve ADDRESS                      an endpoint that sends or receives the requested number of bytes
+//	relay ADDRESS TARGET               the relay on the node: connects to the endpoint at TARGET, or runs a command
+//	forward ADDRESS PATH               the relay at the client: forwards connections to ADDRESS to PATH of the API server
+//	fetch ADDRESS BYTES                receives bytes from an endpoint, and prints the seconds
+//	push ADDRESS BYTES                 sends bytes to an endpoint, and prints the seconds
+//	run PATH BYTES COMMAND...          runs a command behind the relay, with this many bytes of standard input
+//	exec PATH ROUNDS COMMAND...        prints the milliseconds of an exec, and of COMMAND on this host
+//	hold PATH COUNT                    opens exec sessions, and reads nothing from them until standard input ends
 //
-// The API server is $K8S_CLUSTER_API, and $K8S_CLUSTER_API_TOKEN the way in.
+// The API server is $K8S_CLUSTER_API; $K8S_CLUSTER_API_TOKEN authenticates to it.
 package main
 
 import (
@@ -47,20 +46,20 @@ func run(args []string) error {
 	case "forward":
 		return forward(first, second)
 	case "fetch":
-		return measured(fetch(first, number))
+		return printSeconds(fetch(first, number))
 	case "push":
-		return measured(push(first, number))
+		return printSeconds(push(first, number))
 	case "run":
-		return remote(first, number, rest[1:])
+		return runRemote(first, number, rest[1:])
 	case "exec":
-		return execs(first, int(number), rest[1:])
+		return measureExecs(first, int(number), rest[1:])
 	case "hold":
 		return hold(first, int(number))
 	}
-	return fmt.Errorf("%q is no command", command)
+	return fmt.Errorf("unknown command %q", command)
 }
 
-func measured(seconds float64, err error) error {
+func printSeconds(seconds float64, err error) error {
 	if err == nil {
 		fmt.Printf("%.3f\n", seconds)
 	}

@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// commandHeader has the words of a command: of a request for an upgrade, the API server hands on headers but no query.
+// commandHeader has the arguments of a command: for upgrades, the API server proxies headers but no query.
 const commandHeader = "X-Command"
 
-// relay is what a kubelet would be if it did nothing: /tcp is a connection to target, /run a command.
+// relay replaces the kubelet: /tcp connects to target, /run runs a command.
 func relay(address, target string) error {
 	certificate, err := selfSigned()
 	if err != nil {
@@ -42,13 +42,13 @@ func relay(address, target string) error {
 	}))
 	server := &http.Server{Addr: address, Handler: routes, TLSConfig: &tls.Config{
 		Certificates: []tls.Certificate{certificate},
-		// Only this version of HTTP has upgrades.
+		// HTTP/2 has no upgrades.
 		NextProtos: []string{"http/1.1"},
 	}}
 	return server.ListenAndServeTLS("", "")
 }
 
-// serveCommand gives a command the input that is announced by its length, and answers with its output and then its end.
+// serveCommand runs a command. Its input is prefixed with its length; the response is its output.
 func serveCommand(client io.ReadWriteCloser, command []string) {
 	var length [8]byte
 	if _, err := io.ReadFull(client, length[:]); err != nil || len(command) == 0 {
@@ -61,7 +61,7 @@ func serveCommand(client io.ReadWriteCloser, command []string) {
 	process.Run()
 }
 
-// forward makes a connection to the relay for each one that it accepts.
+// forward opens a connection to the relay for each accepted connection.
 func forward(address, path string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -84,8 +84,8 @@ func forward(address, path string) error {
 	}
 }
 
-// remote runs a command behind the relay, with so many bytes of our input.
-func remote(path string, bytes int64, command []string) error {
+// runRemote runs a command behind the relay, with this many bytes of standard input.
+func runRemote(path string, bytes int64, command []string) error {
 	server, err := upgrade(path, http.Header{commandHeader: command})
 	if err != nil {
 		return err
@@ -102,12 +102,12 @@ func remote(path string, bytes int64, command []string) error {
 	return err
 }
 
-// join copies both ways until one of them has ended.
+// join copies in both directions until one of them ends.
 func join(a, b io.ReadWriteCloser) {
 	done := make(chan struct{}, 2)
-	for _, way := range [][2]io.ReadWriteCloser{{a, b}, {b, a}} {
+	for _, pair := range [][2]io.ReadWriteCloser{{a, b}, {b, a}} {
 		go func() {
-			io.Copy(way[1], way[0])
+			io.Copy(pair[1], pair[0])
 			done <- struct{}{}
 		}()
 	}
@@ -116,20 +116,20 @@ func join(a, b io.ReadWriteCloser) {
 	b.Close()
 }
 
-// connection is one that was HTTP before: what was read too early comes first.
+// connection is a connection after an upgrade. Bytes that the HTTP reader has buffered are read first.
 type connection struct {
 	net.Conn
-	early *bufio.Reader
+	buffered *bufio.Reader
 }
 
 func (c connection) Read(bytes []byte) (int, error) {
-	if c.early.Buffered() > 0 {
-		return c.early.Read(bytes)
+	if c.buffered.Buffered() > 0 {
+		return c.buffered.Read(bytes)
 	}
 	return c.Conn.Read(bytes)
 }
 
-// upgraded answers every request with an upgrade.
+// upgraded upgrades every request.
 func upgraded(handle func(io.ReadWriteCloser, *http.Request)) http.HandlerFunc {
 	return func(response http.ResponseWriter, request *http.Request) {
 		conn, buffered, err := response.(http.Hijacker).Hijack()
@@ -141,7 +141,7 @@ func upgraded(handle func(io.ReadWriteCloser, *http.Request)) http.HandlerFunc {
 	}
 }
 
-// upgrade asks the API server for an upgrade of a new connection, as every exec and port-forward does.
+// upgrade opens a connection to the API server and upgrades it, like exec and port-forward.
 func upgrade(path string, headers http.Header) (io.ReadWriteCloser, error) {
 	request, err := http.NewRequest("GET", os.Getenv("K8S_CLUSTER_API")+path, nil)
 	if err != nil {
@@ -153,7 +153,7 @@ func upgrade(path string, headers http.Header) (io.ReadWriteCloser, error) {
 	for name, values := range headers {
 		request.Header[name] = values
 	}
-	// The same machine's own cluster, and nothing secret: its certificate is not looked at.
+	// Skip verification: the API server is on the same machine, and no data is secret.
 	config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
 	conn, err := tls.Dial("tcp", request.URL.Host, config)
 	if err != nil {

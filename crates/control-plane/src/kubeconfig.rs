@@ -1,13 +1,13 @@
-//! Kubeconfig files, as a pure function of what they hold.
+//! Kubeconfig files, by a pure function.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::pki::Identity;
+use crate::pki::TlsIdentity;
 
-/// A kubeconfig with one cluster, one user and one context, all called `name`, with everything
-/// embedded so that the file is complete in itself.
-pub fn kubeconfig(name: &str, server: &str, ca_pem: &str, identity: &Identity) -> String {
+/// A kubeconfig with one cluster, one user and one context, all called `name`. Certificates and key are
+/// embedded, so that it refers to no other file.
+pub fn kubeconfig(name: &str, server: &str, ca_pem: &str, identity: &TlsIdentity) -> String {
     let (ca, cert, key) = (
         STANDARD.encode(ca_pem),
         STANDARD.encode(&identity.cert_pem),
@@ -41,8 +41,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_complete_in_itself() {
-        let identity = Identity {
+    fn kubeconfig_embeds_certificates() {
+        let identity = TlsIdentity {
             cert_pem: "CERT".into(),
             key_pem: "KEY".into(),
         };

@@ -3,15 +3,15 @@
 //! and the pre-seeded store that they need.
 //!
 //! This crate deliberately knows nothing of pods, nodes or Slurm, and reads and writes no object of the API
-//! server: it reports [`Event`]s, and whoever started it decides.
+//! server. It reports [`ControlPlaneEvent`]s, and its parent process decides.
 //!
-//! Start reading at [`supervisor::run`]. It runs as the first process of a pid namespace with a
-//! memory file system of its own ([`home`]), so `kill -9` of anything leaves neither process nor file.
-//! [`components`] holds one file for each upstream program, with its flags as a pure function.
+//! Start reading at [`supervisor::run`]. It runs as the first process of a pid namespace with a private
+//! tmpfs ([`dir`]), so `kill -9` of any process leaves neither processes nor files.
+//! [`components`] has one file per upstream program, with its flags as a pure function.
 
-mod api;
+mod api_probe;
 pub mod components;
-pub mod home;
+pub mod dir;
 pub mod kubeconfig;
 pub mod log;
 mod output;
@@ -21,6 +21,6 @@ pub mod protocol;
 pub mod seed;
 pub mod supervisor;
 
-pub use home::Home;
-pub use pki::Pki;
-pub use protocol::{ClusterConfig, Command, Component, Event};
+pub use dir::ControlPlaneDir;
+pub use pki::ClusterPki;
+pub use protocol::{ClusterConfig, ControlPlaneCommand, ControlPlaneComponent, ControlPlaneEvent};

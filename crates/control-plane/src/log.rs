@@ -1,4 +1,4 @@
-//! A log file that never grows beyond a bound, and remembers its end.
+//! A log file of bounded size, with its last lines in memory.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// How many lines are kept for error messages.
+/// The number of lines kept for error messages.
 const TAIL_LINES: usize = 20;
-/// Longer lines are cut in messages, not in the file.
+/// Longer lines are truncated in messages, but not in the file.
 const TAIL_WIDTH: usize = 400;
 
-/// `NAME.log`, moved to `NAME.log.1` when it is full: at most two files of `limit` bytes.
+/// `NAME.log`, renamed to `NAME.log.1` when it is full: at most two files of `limit` bytes.
 #[derive(Debug)]
 pub struct RotatingLog {
     path: PathBuf,
@@ -19,11 +19,11 @@ pub struct RotatingLog {
     written: u64,
     limit: u64,
     tail: VecDeque<String>,
-    broken: bool,
+    write_failed: bool,
 }
 
 impl RotatingLog {
-    /// Opens `dir/name.log`, appending to what is there.
+    /// Opens `dir/name.log` for appending.
     pub fn open(dir: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let path = dir.join(format!("{name}.log"));
         let file = append_to(&path)?;
@@ -34,23 +34,23 @@ impl RotatingLog {
             written,
             limit,
             tail: VecDeque::with_capacity(TAIL_LINES),
-            broken: false,
+            write_failed: false,
         })
     }
 
-    /// Writes one line. A full disk costs the line, never the program that logs; the first such line is
-    /// an error.
-    pub fn line(&mut self, line: &[u8]) -> io::Result<()> {
-        match self.write(line) {
-            Err(error) if !self.broken => {
-                self.broken = true;
+    /// Writes one line. On a full disk the line is lost, but the component keeps running. Only the first failure is
+    /// returned.
+    pub fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
+        match self.append(line) {
+            Err(error) if !self.write_failed => {
+                self.write_failed = true;
                 Err(error)
             }
             _ => Ok(()),
         }
     }
 
-    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
         if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
         }
@@ -93,11 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_files_at_most_and_the_end_is_remembered() {
+    fn log_size_is_bounded_and_tail_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "etcd", 100).unwrap();
         for i in 0..50 {
-            log.line(format!("line number {i}").as_bytes()).unwrap();
+            log.write_line(format!("line number {i}").as_bytes())
+                .unwrap();
         }
         let sizes: Vec<u64> = ["etcd.log", "etcd.log.1"]
             .map(|f| std::fs::metadata(dir.path().join(f)).unwrap().len())
@@ -109,21 +110,21 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_said_once() {
+    fn write_failure_is_reported_once() {
         let full = File::options().append(true).open("/dev/full").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
         log.file = full;
-        assert!(log.line(b"one").is_err());
-        assert!(log.line(b"two").is_ok());
+        assert!(log.write_line(b"one").is_err());
+        assert!(log.write_line(b"two").is_ok());
         assert_eq!(log.tail(), ["one", "two"]);
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept_in_the_file() {
+    fn invalid_utf8_is_written_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RotatingLog::open(dir.path(), "x", 1000).unwrap();
-        log.line(b"\xff\xfe").unwrap();
+        log.write_line(b"\xff\xfe").unwrap();
         assert_eq!(
             std::fs::read(dir.path().join("x.log")).unwrap(),
             b"\xff\xfe\n"

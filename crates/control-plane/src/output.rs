@@ -1,13 +1,16 @@
-//! Reads what a component prints, line by line.
+//! Reads a component's output line by line.
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::mpsc;
 
-/// A line longer than this is passed on in pieces: memory stays bounded whatever is printed.
+/// Longer lines are split, to bound memory.
 const MAX_LINE: usize = 16 * 1024;
 
-/// Sends every line of `source` until its end.
-pub(crate) async fn pump(source: Option<impl AsyncRead + Unpin>, lines: mpsc::Sender<Vec<u8>>) {
+/// Sends each line of `source` to `lines` until the end of the file.
+pub(crate) async fn forward_lines(
+    source: Option<impl AsyncRead + Unpin>,
+    lines: mpsc::Sender<Vec<u8>>,
+) {
     let Some(mut source) = source else { return };
     let mut pending = Vec::new();
     let mut chunk = [0; 4096];
@@ -37,7 +40,7 @@ mod tests {
 
     async fn lines_of(text: &[u8]) -> Vec<Vec<u8>> {
         let (sender, mut receiver) = mpsc::channel(1000);
-        pump(Some(text), sender).await;
+        forward_lines(Some(text), sender).await;
         let mut lines = Vec::new();
         while let Some(line) = receiver.recv().await {
             lines.push(line);
@@ -46,7 +49,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_split_and_long_ones_cut() {
+    async fn output_is_split_into_bounded_lines() {
         assert_eq!(
             lines_of(b"a\n\nb").await,
             [b"a".to_vec(), vec![], b"b".to_vec()]

@@ -1,8 +1,8 @@
-//! The cluster's certificates: one authority per purpose, made in memory for one cluster and valid
-//! about as long as it lives.
+//! The cluster's certificates: one CA per purpose, generated in memory for one cluster and valid about as long as the
+//! cluster runs.
 //!
-//! Separate authorities mean that a certificate can be used for what it was made for and nothing
-//! else: a kubelet's serving certificate logs nobody in to the API server.
+//! With separate CAs a certificate works only for its purpose: a kubelet's serving certificate does not authenticate to the
+//! API server.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,53 +14,53 @@ use rcgen::{
 };
 use time::OffsetDateTime;
 
-/// Clocks of nodes differ; certificates are valid from this long before they were made.
+/// Certificates are valid from this long before their creation, because the clocks of nodes differ.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
-/// The common name that the API server shows to kubelets.
+/// The common name of the API server's client certificate for kubelets.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// The common name that the API server shows to aggregated APIs.
+/// The common name of the API server's client certificate for aggregated APIs.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
-/// A certificate could not be made.
+/// A certificate cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make the certificate for {subject}")]
+#[error("cannot create the certificate for {subject}")]
 pub struct PkiError {
     subject: String,
     source: rcgen::Error,
 }
 
-/// A certificate with its private key, both PEM.
+/// A certificate with its private key, both in PEM.
 #[derive(Clone)]
-pub struct Identity {
+pub struct TlsIdentity {
     /// The certificate.
     pub cert_pem: String,
-    /// Its private key.
+    /// The private key.
     pub key_pem: String,
 }
 
-/// What a certificate is for.
+/// The extended key usage of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Usage {
-    /// Logging in.
+pub enum CertificateUsage {
+    /// TLS client authentication.
     Client,
-    /// Being found behind an address.
+    /// TLS server authentication.
     Server,
 }
 
-/// Whom a certificate names.
+/// The subject of a certificate.
 #[derive(Debug, Clone)]
-pub struct Subject {
-    /// The user's or server's name.
+pub struct CertificateSubject {
+    /// The name of the user or server.
     pub common_name: String,
-    /// The group it belongs to.
+    /// The user's group (organization).
     pub group: Option<String>,
-    /// The names and addresses that it may be found under.
+    /// The server's DNS names and addresses.
     pub alt_names: Vec<String>,
 }
 
-impl Subject {
-    /// A user, perhaps in a group.
+impl CertificateSubject {
+    /// A user, optionally in a group.
     pub fn user(name: impl Into<String>, group: Option<&str>) -> Self {
         Self {
             common_name: name.into(),
@@ -69,7 +69,7 @@ impl Subject {
         }
     }
 
-    /// A server under some names and addresses.
+    /// A server with DNS names and addresses.
     pub fn server(name: impl Into<String>, alt_names: Vec<String>) -> Self {
         Self {
             common_name: name.into(),
@@ -80,14 +80,14 @@ impl Subject {
 }
 
 /// A certificate authority.
-pub struct Authority {
+pub struct CertificateAuthority {
     cert_pem: String,
     issuer: Issuer<'static, KeyPair>,
     not_after: OffsetDateTime,
 }
 
-impl Authority {
-    /// Makes a new one, valid for `lifetime` from now.
+impl CertificateAuthority {
+    /// Generates a CA that is valid for `lifetime` from now.
     pub fn new(name: &str, lifetime: Duration) -> Result<Self, PkiError> {
         let failed = |source| PkiError {
             subject: name.to_owned(),
@@ -113,30 +113,34 @@ impl Authority {
         })
     }
 
-    /// Its own certificate.
+    /// The CA's certificate.
     pub fn cert_pem(&self) -> &str {
         &self.cert_pem
     }
 
-    /// Its private key.
+    /// The CA's private key.
     fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Makes a key and signs its certificate.
-    pub fn issue(&self, subject: &Subject, usage: Usage) -> Result<Identity, PkiError> {
+    /// Generates a key and signs its certificate.
+    pub fn issue(
+        &self,
+        subject: &CertificateSubject,
+        usage: CertificateUsage,
+    ) -> Result<TlsIdentity, PkiError> {
         let key = new_key(&subject.common_name)?;
-        Ok(Identity {
+        Ok(TlsIdentity {
             cert_pem: self.certify(subject, usage, &key)?,
             key_pem: key.serialize_pem(),
         })
     }
 
-    /// Signs a certificate for a key that stays with its owner.
+    /// Signs a certificate for a public key. The private key stays with its owner.
     pub fn sign(
         &self,
-        subject: &Subject,
-        usage: Usage,
+        subject: &CertificateSubject,
+        usage: CertificateUsage,
         public_key_pem: &str,
     ) -> Result<String, PkiError> {
         let key = SubjectPublicKeyInfo::from_pem(public_key_pem).map_err(|source| PkiError {
@@ -148,8 +152,8 @@ impl Authority {
 
     fn certify(
         &self,
-        subject: &Subject,
-        usage: Usage,
+        subject: &CertificateSubject,
+        usage: CertificateUsage,
         key: &impl PublicKeyData,
     ) -> Result<String, PkiError> {
         let failed = |source| PkiError {
@@ -170,8 +174,8 @@ impl Authority {
             .map_err(failed)?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match usage {
-            Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
-            Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            CertificateUsage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            CertificateUsage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
         };
         params.use_authority_key_identifier_extension = true;
         (params.not_before, params.not_after) = (not_before(), self.not_after);
@@ -180,10 +184,10 @@ impl Authority {
     }
 }
 
-/// A new private key, on the curve that all of ours are on.
-pub fn new_key(for_whom: &str) -> Result<KeyPair, PkiError> {
+/// Generates a private key (P-256); `subject` is for error messages.
+pub fn new_key(subject: &str) -> Result<KeyPair, PkiError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| PkiError {
-        subject: for_whom.to_owned(),
+        subject: subject.to_owned(),
         source,
     })
 }
@@ -199,27 +203,27 @@ fn not_before() -> OffsetDateTime {
     OffsetDateTime::now_utc() - CLOCK_TOLERANCE
 }
 
-/// All authorities of a cluster.
-pub struct Pki {
-    /// Signs the API server's own certificate; what pods find as `kube-root-ca.crt`.
-    pub cluster: Authority,
-    /// Signs those who log in to the API server.
-    pub client: Authority,
+/// All CAs of a cluster.
+pub struct ClusterPki {
+    /// Signs the API server's serving certificate; pods find this CA in `kube-root-ca.crt`.
+    pub cluster: CertificateAuthority,
+    /// Signs client certificates for the API server.
+    pub client: CertificateAuthority,
     /// Signs the kubelets' serving certificates.
-    pub kubelet: Authority,
-    /// Signs the certificate that the API server shows to kubelets.
-    pub kubelet_client: Authority,
-    /// Signs the certificate that the API server shows to aggregated APIs.
-    pub front_proxy: Authority,
+    pub kubelet: CertificateAuthority,
+    /// Signs the API server's client certificate for kubelets.
+    pub kubelet_client: CertificateAuthority,
+    /// Signs the API server's client certificate for aggregated APIs.
+    pub front_proxy: CertificateAuthority,
     /// Signs both ends of the connection between the cluster's leader and its nodes.
-    pub join: Authority,
+    pub join: CertificateAuthority,
     service_account: KeyPair,
 }
 
-impl Pki {
-    /// Makes all authorities anew.
+impl ClusterPki {
+    /// Generates all CAs.
     pub fn new(lifetime: Duration) -> Result<Self, PkiError> {
-        let authority = |name: &str| Authority::new(name, lifetime);
+        let authority = |name: &str| CertificateAuthority::new(name, lifetime);
         Ok(Self {
             cluster: authority("coracle-cluster")?,
             client: authority("coracle-client")?,
@@ -231,14 +235,13 @@ impl Pki {
         })
     }
 
-    /// An administrator of the whole cluster.
-    pub fn administrator(&self) -> Result<Identity, PkiError> {
-        let subject = Subject::user("coracle-admin", Some("system:masters"));
-        self.client.issue(&subject, Usage::Client)
+    /// A client certificate of a cluster administrator.
+    pub fn administrator(&self) -> Result<TlsIdentity, PkiError> {
+        let subject = CertificateSubject::user("coracle-admin", Some("system:masters"));
+        self.client.issue(&subject, CertificateUsage::Client)
     }
 
-    /// The files that the upstream programs read, by name. `api_names` are the names and addresses
-    /// under which the API server is reached.
+    /// The files for the upstream programs, by name. `api_names` are the API server's DNS names and addresses.
     pub fn files(&self, api_names: Vec<String>) -> Result<BTreeMap<String, String>, PkiError> {
         let mut files = BTreeMap::new();
         for (name, authority) in [
@@ -253,30 +256,35 @@ impl Pki {
         files.insert("client-ca.key".into(), self.client.key_pem());
         files.insert("kubelet-ca.key".into(), self.kubelet.key_pem());
 
-        let mut add = |name: &str, identity: Identity| {
+        let mut add = |name: &str, identity: TlsIdentity| {
             files.insert(format!("{name}.crt"), identity.cert_pem);
             files.insert(format!("{name}.key"), identity.key_pem);
         };
-        let server = Subject::server("kube-apiserver", api_names);
-        add("apiserver", self.cluster.issue(&server, Usage::Server)?);
-        let kubelet_client = Subject::user(KUBELET_CLIENT, None);
+        let server = CertificateSubject::server("kube-apiserver", api_names);
+        add(
+            "apiserver",
+            self.cluster.issue(&server, CertificateUsage::Server)?,
+        );
+        let kubelet_client = CertificateSubject::user(KUBELET_CLIENT, None);
         add(
             "kubelet-client",
-            self.kubelet_client.issue(&kubelet_client, Usage::Client)?,
+            self.kubelet_client
+                .issue(&kubelet_client, CertificateUsage::Client)?,
         );
-        let front_proxy = Subject::user(FRONT_PROXY_CLIENT, None);
+        let front_proxy = CertificateSubject::user(FRONT_PROXY_CLIENT, None);
         add(
             "front-proxy-client",
-            self.front_proxy.issue(&front_proxy, Usage::Client)?,
+            self.front_proxy
+                .issue(&front_proxy, CertificateUsage::Client)?,
         );
-        // The controller-manager acts for all of its controllers at once, and holds the key that signs
-        // service accounts' tokens: it is an administrator in any case.
+        // The controller-manager uses one identity for all controllers, and has the key that signs service
+        // account tokens, so it is an administrator in any case.
         for (name, group) in [
             ("kube-controller-manager", Some("system:masters")),
             ("kube-scheduler", None),
         ] {
-            let subject = Subject::user(format!("system:{name}"), group);
-            add(name, self.client.issue(&subject, Usage::Client)?);
+            let subject = CertificateSubject::user(format!("system:{name}"), group);
+            add(name, self.client.issue(&subject, CertificateUsage::Client)?);
         }
         files.insert(
             "service-account.key".into(),
@@ -295,8 +303,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_made_and_no_two_keys_are_alike() {
-        let pki = Pki::new(Duration::from_secs(60)).unwrap();
+    fn all_files_exist_and_keys_differ() {
+        let pki = ClusterPki::new(Duration::from_secs(60)).unwrap();
         let files = pki.files(vec!["node1".into(), "10.0.0.1".into()]).unwrap();
         insta::assert_debug_snapshot!(files.keys().collect::<Vec<_>>());
         let keys: std::collections::BTreeSet<_> = files
@@ -311,14 +319,18 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_stays_with_its_owner_is_certified() {
-        let authority = Authority::new("test", Duration::from_secs(60)).unwrap();
+    fn public_key_is_certified() {
+        let authority = CertificateAuthority::new("test", Duration::from_secs(60)).unwrap();
         let key = new_key("node1").unwrap();
-        let subject = Subject::user("system:node:node1", Some("system:nodes"));
+        let subject = CertificateSubject::user("system:node:node1", Some("system:nodes"));
         let pem = authority
-            .sign(&subject, Usage::Client, &key.public_key_pem())
+            .sign(&subject, CertificateUsage::Client, &key.public_key_pem())
             .unwrap();
         assert!(pem.starts_with("-----BEGIN CERTIFICATE-----"));
-        assert!(authority.sign(&subject, Usage::Client, "no key").is_err());
+        assert!(
+            authority
+                .sign(&subject, CertificateUsage::Client, "no key")
+                .is_err()
+        );
     }
 }

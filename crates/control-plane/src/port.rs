@@ -1,9 +1,9 @@
-//! Ports that are ours before anybody listens on them.
+//! Reserves ports before a component listens on them.
 //!
-//! A port that is looked up as free and used a moment later may be taken in between. Here a socket
-//! stays bound to it with SO_REUSEPORT, which the kernel shares only with processes of the same user
-//! that ask for it too: `kube-apiserver --permit-port-sharing` does. A bound socket that doesn't listen
-//! receives no connections, so the API server gets them all, also after a restart.
+//! A port that is found free and used later may be taken in between. So a socket stays bound to it with SO_REUSEPORT.
+//! The kernel shares such a port only with sockets of the same user that set that option too, as `kube-apiserver
+//! --permit-port-sharing` does. A bound socket that does not listen receives no connections, so the API server gets them
+//! all, also after a restart.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// A port of this host, reserved for as long as this lives.
+/// A TCP port of this host, reserved until this is dropped.
 #[derive(Debug)]
 pub struct ReservedPort {
     port: u16,
@@ -19,7 +19,7 @@ pub struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserves `port`, or any free one for 0.
+    /// Reserves `port`, or any free port if it is 0.
     pub fn new(port: u16) -> io::Result<Self> {
         let socket = rustix::net::socket_with(
             AddressFamily::INET,
@@ -28,8 +28,8 @@ impl ReservedPort {
             None,
         )?;
         if port != 0 {
-            // Without SO_REUSEPORT first: a port that another program of this very user shares
-            // would look free otherwise.
+            // First without SO_REUSEPORT: otherwise a port that another program of the same user shares would look
+            // free.
             bind(&socket_without_sharing()?, port)?;
         }
         sockopt::set_socket_reuseport(&socket, true)?;
@@ -47,10 +47,10 @@ impl ReservedPort {
     }
 }
 
-/// A TCP port that nobody uses now, out of `range`, tried in an order that differs from call to call.
+/// A free TCP port in `range`, searched from a random start.
 ///
-/// It is not reserved: for ports that Kubernetes itself hands out later.
-pub fn free_in(range: std::ops::RangeInclusive<u16>) -> io::Result<u16> {
+/// It is not reserved: for ports that Kubernetes itself allocates later.
+pub fn find_free_port(range: std::ops::RangeInclusive<u16>) -> io::Result<u16> {
     let mut seed = [0; 2];
     rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
     let (first, size) = (*range.start(), range.end() - range.start() + 1);
@@ -62,7 +62,7 @@ pub fn free_in(range: std::ops::RangeInclusive<u16>) -> io::Result<u16> {
                 .and_then(|socket| bind(&socket, *port))
                 .is_ok()
         })
-        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "every port is taken"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port in the range"))
 }
 
 fn socket_without_sharing() -> io::Result<OwnedFd> {
@@ -86,23 +86,23 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_reserved_port_is_nobody_elses() {
+    fn reserved_port_cannot_be_bound() {
         let reserved = ReservedPort::new(0).unwrap();
         assert!(TcpListener::bind(("0.0.0.0", reserved.number())).is_err());
         assert!(ReservedPort::new(reserved.number()).is_err());
     }
 
     #[test]
-    fn a_taken_port_is_refused() {
+    fn port_in_use_is_rejected() {
         let other = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = other.local_addr().unwrap().port();
-        let error = ReservedPort::new(port).expect_err("must be refused");
+        let error = ReservedPort::new(port).expect_err("must be rejected");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]
-    fn a_free_port_lies_in_its_range() {
-        let port = free_in(30000..=32767).unwrap();
+    fn free_port_is_in_range() {
+        let port = find_free_port(30000..=32767).unwrap();
         assert!((30000..=32767).contains(&port));
     }
 }

@@ -1,7 +1,7 @@
-//! What the control plane's process and the one that started it tell each other: one line of JSON
-//! each, commands on its standard input, events on its standard output.
+//! The protocol between the control plane's process and its parent: lines of JSON, commands on standard input, events on
+//! standard output.
 //!
-//! The input doubles as a life line: when it closes, the control plane stops.
+//! The control plane stops when its standard input is closed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,22 +10,22 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The upstream programs, in the order in which they need each other.
+/// The upstream programs, in the order of their dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Component {
-    /// The store.
+pub enum ControlPlaneComponent {
+    /// etcd.
     Etcd,
     /// The API server.
     KubeApiserver,
     /// The scheduler.
     KubeScheduler,
-    /// The controllers.
+    /// The controller manager.
     KubeControllerManager,
 }
 
-impl Component {
-    /// All of them, in the order of starting; stopping is the reverse.
+impl ControlPlaneComponent {
+    /// All components in start order; stop order is the reverse.
     pub const ALL: [Self; 4] = [
         Self::Etcd,
         Self::KubeApiserver,
@@ -33,7 +33,7 @@ impl Component {
         Self::KubeControllerManager,
     ];
 
-    /// The name of its program.
+    /// The program's name.
     pub fn program(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -44,38 +44,38 @@ impl Component {
     }
 }
 
-impl fmt::Display for Component {
+impl fmt::Display for ControlPlaneComponent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.program())
     }
 }
 
-/// Everything that the control plane of one cluster is made from.
+/// The configuration of one cluster's control plane.
 ///
-/// It holds private keys: it travels through a pipe, never through a file, argument or environment.
+/// It contains private keys, so it is sent through a pipe, never in a file, an argument or the environment.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ClusterConfig {
     /// The cluster's name, also that of its kubeconfig context.
     pub name: String,
     /// The directory with the upstream programs.
     pub release: PathBuf,
-    /// This host's addresses; the first is the one that is advertised.
+    /// This host's addresses; the first one is advertised.
     pub addresses: Vec<IpAddr>,
-    /// The API server's port, reserved by the sender (see [`crate::port`]).
+    /// The API server's port, reserved by the parent (see [`crate::port`]).
     pub api_port: u16,
-    /// The addresses of services.
+    /// The address range of services.
     pub service_cidr: String,
-    /// The addresses of pods.
+    /// The address range of pods.
     pub pod_cidr: String,
-    /// The directory of a store to start from; an empty one otherwise.
+    /// The seed: an etcd data directory to start from. Without it etcd starts empty.
     pub seed: Option<PathBuf>,
-    /// A directory to be kept among the cluster's files, although it is about to be removed.
+    /// A directory to bind into the control plane's directory, because the parent removes it soon.
     pub workload: Option<PathBuf>,
-    /// The programs give memory back after they have started, as those that we build do.
-    pub tightens_memory: bool,
-    /// Where the components' logs go; into memory otherwise.
+    /// Whether the programs lower GOGC after their start, as our own build does (kubernetes/main.go).
+    pub lowers_gogc: bool,
+    /// The directory for the components' logs; in memory if unset.
     pub log_dir: Option<PathBuf>,
-    /// Report every line that the components log.
+    /// Report each line of the components' logs.
     pub verbose: bool,
     /// Certificates, keys and tokens by file name.
     pub files: BTreeMap<String, String>,
@@ -91,69 +91,69 @@ impl fmt::Debug for ClusterConfig {
     }
 }
 
-/// What the control plane is told.
+/// A command to the control plane.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Command {
-    /// Start; the first line, exactly once.
+pub enum ControlPlaneCommand {
+    /// Start. The first line, exactly once.
     Start(Box<ClusterConfig>),
-    /// Stop the components, but stay until the input ends, so that the store can be copied at rest.
-    Rest,
+    /// Stop the components, but keep the process until standard input is closed, so that etcd's data can be copied.
+    StopComponents,
 }
 
-/// What the control plane tells.
+/// An event of the control plane.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
-    /// The first process is up; `pid` is its id as the outside sees it.
+pub enum ControlPlaneEvent {
+    /// The first process runs.
     Up {
-        /// The process id under whose `/proc/PID/root` the cluster's files are seen.
+        /// Its pid in the parent's pid namespace; `/proc/PID/root` has the cluster's files.
         pid: u32,
     },
     /// A program was started.
     Started {
-        /// Which one.
-        component: Component,
-        /// How often it had to be restarted before.
+        /// The component.
+        component: ControlPlaneComponent,
+        /// The number of earlier restarts.
         restarts: u32,
     },
     /// The API server answers requests.
-    ApiAnswers,
-    /// A program ended by itself; it is started again.
+    ApiServerResponds,
+    /// A program exited and will be restarted.
     Exited {
-        /// Which one.
-        component: Component,
-        /// How it ended.
+        /// The component.
+        component: ControlPlaneComponent,
+        /// The exit status.
         status: String,
     },
-    /// A program can't be kept running; the control plane stops.
+    /// A program keeps failing; the control plane stops.
     Failed {
-        /// Which one.
-        component: Component,
-        /// What happened.
+        /// The component.
+        component: ControlPlaneComponent,
+        /// The reason.
         reason: String,
-        /// The end of its log.
+        /// The last lines of its log.
         tail: Vec<String>,
     },
-    /// The control plane itself can't be set up.
-    Broken {
-        /// What happened.
+    /// The control plane cannot be set up.
+    SetupFailed {
+        /// The reason.
         reason: String,
     },
-    /// A line of a program's log, when asked for.
+    /// A line of a program's log, if `verbose` is set.
     Log {
-        /// Which one.
-        component: Component,
+        /// The component.
+        component: ControlPlaneComponent,
         /// The line.
         line: String,
     },
-    /// What a program logs can't be written any more; it goes on.
-    LogLost {
-        /// Which one.
-        component: Component,
-        /// Why not.
+    /// A program's log cannot be written; the program keeps running.
+    LogWriteFailed {
+        /// The component.
+        component: ControlPlaneComponent,
+        /// The error.
         reason: String,
     },
-    /// All components have ended, in order.
+    /// All components have stopped.
     Stopped,
 }

@@ -1,8 +1,8 @@
-//! A store to start from: a copy of etcd's data directory in which upstream's own start-up objects
-//! (namespaces, bootstrap RBAC, priority classes, default service accounts) are already there.
+//! The seed: a copy of etcd's data directory that already contains upstream's bootstrap objects
+//! (namespaces, bootstrap RBAC, priority classes, default service accounts).
 //!
-//! Without it a new cluster spends two seconds writing them one by one. A seed holds no secret: keys
-//! and authorities are made anew for each cluster.
+//! Without it a new cluster spends two seconds writing them one by one. A seed contains no secrets: keys and CAs are
+//! generated for each cluster.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
 
-/// Copies the store's directory `from` to the new directory `to`, keeping holes: etcd sets aside
-/// 64 MiB for its log and uses a few KiB of it.
+/// Copies etcd's data directory `from` to the new directory `to`, keeping holes: etcd preallocates 64 MiB for its
+/// log and uses a few KiB of it.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::create_dir(to)?;
     for entry in std::fs::read_dir(from)? {
@@ -24,7 +24,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
             copy_sparse(&entry.path(), &target)?;
         }
     }
-    // etcd insists on directories that nobody else can read.
+    // etcd requires mode 0700.
     std::fs::set_permissions(to, std::os::unix::fs::PermissionsExt::from_mode(0o700))
 }
 
@@ -37,7 +37,7 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     while at < size {
         at = match seek(&source, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // Nothing but a hole up to the end.
+            // The rest is a hole.
             Err(rustix::io::Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };
@@ -50,8 +50,7 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
 
 const BLOCK: usize = 64 * 1024;
 
-/// Copies the bytes from `at` to `end`, leaving out blocks of zeros: file systems report space that
-/// was set aside as data.
+/// Copies the bytes from `at` to `end` except for blocks of zeros: file systems report preallocated space as data.
 fn copy_range(
     source: &File,
     target: &mut File,
@@ -61,15 +60,15 @@ fn copy_range(
 ) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     while at < end {
-        let wanted = usize::try_from(end - at).unwrap_or(BLOCK).min(BLOCK);
-        let got = source.read_at(&mut buffer[..wanted], at)?;
-        if got == 0 {
+        let length = usize::try_from(end - at).unwrap_or(BLOCK).min(BLOCK);
+        let count = source.read_at(&mut buffer[..length], at)?;
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if buffer[..got].iter().any(|byte| *byte != 0) {
-            target.write_all_at(&buffer[..got], at)?;
+        if buffer[..count].iter().any(|byte| *byte != 0) {
+            target.write_all_at(&buffer[..count], at)?;
         }
-        at += got as u64;
+        at += count as u64;
     }
     Ok(())
 }
@@ -80,7 +79,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
-    fn holes_stay_holes() {
+    fn copy_keeps_holes() {
         let dir = tempfile::tempdir().unwrap();
         let from = dir.path().join("from");
         std::fs::create_dir_all(from.join("member/wal")).unwrap();

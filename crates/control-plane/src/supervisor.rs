@@ -1,15 +1,15 @@
 //! Keeps the components running.
 //!
 //! ```text
-//!            spawn                 ends by itself
+//!            spawn                     exits
 //!   waiting ───────► running ─────────────────────► backing off ──► running …
 //!      │                │  stop: SIGTERM, then SIGKILL      │ too often in a row
 //!      └────────────────┴───────────► stopped ◄─────────────┘ (reported as failed)
 //! ```
 //!
-//! etcd and the API server start at once, their clients as soon as they will be answered, and all are
-//! stopped one after the other in reverse order. Nothing can be orphaned: every component has the parent death signal,
-//! and the supervisor is the first process of their pid namespace.
+//! etcd and the API server start immediately, the API server's clients as soon as it answers them. All are stopped one
+//! after the other in reverse order. No component outlives the supervisor: each has a parent death signal, and
+//! the supervisor is the first process of their pid namespace.
 
 use std::io;
 use std::process::ExitStatus;
@@ -23,112 +23,121 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::Probe;
+use crate::api_probe::ApiProbe;
 use crate::components;
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 use crate::log::RotatingLog;
-use crate::output::pump;
-use crate::protocol::{ClusterConfig, Command, Component, Event};
+use crate::output::forward_lines;
+use crate::protocol::{
+    ClusterConfig, ControlPlaneCommand, ControlPlaneComponent, ControlPlaneEvent,
+};
 use crate::seed;
 
-/// A log file and its predecessor may each grow to this.
+/// The size limit of a log file and of its predecessor.
 const LOG_LIMIT: u64 = 8 << 20;
-/// A component that ran this long was healthy: its next end starts the count anew.
+/// A component that ran this long was healthy: its exit restarts the count of consecutive exits.
 const HEALTHY_AFTER: Duration = Duration::from_secs(20);
-/// So many ends in a row without being healthy, and the control plane has failed.
-const MAX_QUICK_ENDS: u32 = 5;
-const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// After this many consecutive exits of an unhealthy component the control plane has failed.
+const MAX_QUICK_EXITS: u32 = 5;
+const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// What a component gets between SIGTERM and SIGKILL. The store is in memory, so nothing is lost.
-const STOP_GRACE: Duration = Duration::from_secs(3);
+/// The time between SIGTERM and SIGKILL. Killing etcd loses nothing that must be kept, because its data is in memory only.
+const STOP_GRACE_PERIOD: Duration = Duration::from_secs(3);
 
-/// The control plane could not be set up.
+/// The control plane cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// A file of the private place could not be written.
+    /// A file of the control plane's directory cannot be written.
     #[error("cannot write the control plane's files")]
     Files(#[source] io::Error),
-    /// The seed could not be copied.
+    /// The seed cannot be copied.
     #[error("cannot copy the prepared store {path}")]
     Seed {
-        /// Where it is.
+        /// The seed's path.
         path: std::path::PathBuf,
-        /// What went wrong.
+        /// The error.
         source: io::Error,
     },
-    /// A log file could not be opened.
+    /// A log file cannot be opened.
     #[error("cannot open the log file of {component} in {dir}")]
     Log {
-        /// Whose.
-        component: Component,
-        /// Where.
+        /// The component.
+        component: ControlPlaneComponent,
+        /// The directory of the logs.
         dir: std::path::PathBuf,
-        /// What went wrong.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// What all components share.
+/// Shared by all component tasks.
 struct Shared {
     config: ClusterConfig,
-    home: Home,
-    events: mpsc::UnboundedSender<Event>,
+    cp_dir: ControlPlaneDir,
+    events: mpsc::UnboundedSender<ControlPlaneEvent>,
 }
 
-/// Runs the control plane until a command or the end of `commands` stops it, or it fails.
+/// Runs the control plane until a command or the end of `commands` stops it, or until it fails.
 pub async fn run(
     config: ClusterConfig,
-    home: Home,
-    mut commands: mpsc::Receiver<Command>,
-    events: mpsc::UnboundedSender<Event>,
+    cp_dir: ControlPlaneDir,
+    mut commands: mpsc::Receiver<ControlPlaneCommand>,
+    events: mpsc::UnboundedSender<ControlPlaneEvent>,
 ) -> Result<(), SetupError> {
-    prepare(&config, &home)?;
+    prepare(&config, &cp_dir)?;
     let shared = Arc::new(Shared {
         config,
-        home,
+        cp_dir,
         events,
     });
     let (failed, mut failure) = mpsc::channel(1);
     let mut running = Vec::new();
-    for component in [Component::Etcd, Component::KubeApiserver] {
-        running.push(Supervised::start(&shared, component, failed.clone())?);
+    for component in [
+        ControlPlaneComponent::Etcd,
+        ControlPlaneComponent::KubeApiserver,
+    ] {
+        running.push(SupervisedComponent::start(
+            &shared,
+            component,
+            failed.clone(),
+        )?);
     }
-    let asking = CancellationToken::new();
-    let _stop_asking = asking.clone().drop_guard();
-    let mut welcome = clients_in_turn(&shared, asking).map_err(SetupError::Files)?;
+    let probing = CancellationToken::new();
+    let _stop_probing = probing.clone().drop_guard();
+    let mut startable = startable_clients(&shared, probing).map_err(SetupError::Files)?;
 
-    let mut rest = false;
+    let mut stays_until_closed = false;
     loop {
         tokio::select! {
             command = commands.recv() => {
-                rest = matches!(command, Some(Command::Rest));
+                stays_until_closed = matches!(command, Some(ControlPlaneCommand::StopComponents));
                 break;
             }
             Some(event) = failure.recv() => {
                 let _ = shared.events.send(event);
                 break;
             }
-            Some(component) = welcome.recv() => {
-                running.push(Supervised::start(&shared, component, failed.clone())?);
+            Some(component) = startable.recv() => {
+                running.push(SupervisedComponent::start(&shared, component, failed.clone())?);
             }
         }
     }
     while let Some(component) = running.pop() {
         component.stop().await;
     }
-    let _ = shared.events.send(Event::Stopped);
-    while rest && commands.recv().await.is_some() {}
+    let _ = shared.events.send(ControlPlaneEvent::Stopped);
+    while stays_until_closed && commands.recv().await.is_some() {}
     Ok(())
 }
 
-fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
+fn prepare(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> Result<(), SetupError> {
     let mut complete = config.clone();
     complete
         .files
-        .extend(components::derived_files(config, home));
-    home.write(&complete).map_err(SetupError::Files)?;
+        .extend(components::derived_files(config, cp_dir));
+    cp_dir.write(&complete).map_err(SetupError::Files)?;
     if let Some(path) = &config.seed {
-        seed::copy(&home.seed(), &home.store()).map_err(|source| SetupError::Seed {
+        seed::copy(&cp_dir.seed(), &cp_dir.store()).map_err(|source| SetupError::Seed {
             path: path.clone(),
             source,
         })?;
@@ -136,43 +145,46 @@ fn prepare(config: &ClusterConfig, home: &Home) -> Result<(), SetupError> {
     Ok(())
 }
 
-/// Tells, one by one, which client of the API server may be started now.
+/// Sends each client of the API server when it can be started.
 ///
-/// A client whose first list is refused waits more than a second before the next, and would take from the server one of
-/// few cores. So the scheduler starts when its first request will be answered. The controllers ask for `/healthz` first,
-/// once a second. The server says yes a second after it first answers, so they can as well start when it does.
-fn clients_in_turn(
+/// A client whose first list request fails waits more than a second before the next one, and competes with the server for
+/// CPUs. So the scheduler starts when its first request will succeed. The controller manager first polls `/healthz` once a
+/// second. The server reports healthy a second after its first response, so the controller manager starts at that
+/// time too.
+fn startable_clients(
     shared: &Arc<Shared>,
     stop: CancellationToken,
-) -> io::Result<mpsc::Receiver<Component>> {
-    let scheduler = Probe::new(&shared.config, Component::KubeScheduler)?;
-    let controllers = Probe::new(&shared.config, Component::KubeControllerManager)?;
+) -> io::Result<mpsc::Receiver<ControlPlaneComponent>> {
+    let scheduler = ApiProbe::new(&shared.config, ControlPlaneComponent::KubeScheduler)?;
+    let controllers = ApiProbe::new(&shared.config, ControlPlaneComponent::KubeControllerManager)?;
     let events = shared.events.clone();
-    let (tell, told) = mpsc::channel(2);
-    let ask = async move {
+    let (sender, startable) = mpsc::channel(2);
+    let probe = async move {
         controllers.until_ok("/version").await;
-        let _ = events.send(Event::ApiAnswers);
+        let _ = events.send(ControlPlaneEvent::ApiServerResponds);
         scheduler.until_ok("/api/v1/pods?limit=1").await;
-        let _ = tell.send(Component::KubeScheduler).await;
-        let _ = tell.send(Component::KubeControllerManager).await;
+        let _ = sender.send(ControlPlaneComponent::KubeScheduler).await;
+        let _ = sender
+            .send(ControlPlaneComponent::KubeControllerManager)
+            .await;
     };
-    tokio::spawn(stop.run_until_cancelled_owned(ask));
-    Ok(told)
+    tokio::spawn(stop.run_until_cancelled_owned(probe));
+    Ok(startable)
 }
 
-/// A component that is kept running by a task of its own.
-struct Supervised {
+/// The handle of a component's task.
+struct SupervisedComponent {
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Supervised {
+impl SupervisedComponent {
     fn start(
         shared: &Arc<Shared>,
-        component: Component,
-        failed: mpsc::Sender<Event>,
+        component: ControlPlaneComponent,
+        failed: mpsc::Sender<ControlPlaneEvent>,
     ) -> Result<Self, SetupError> {
-        let dir = shared.home.logs();
+        let dir = shared.cp_dir.logs();
         let log = RotatingLog::open(&dir, component.program(), LOG_LIMIT).map_err(|source| {
             SetupError::Log {
                 component,
@@ -181,88 +193,89 @@ impl Supervised {
             }
         })?;
         let stop = CancellationToken::new();
-        let keeper = Keeper {
+        let component_task = ComponentTask {
             shared: shared.clone(),
             component,
             log,
             stop: stop.clone(),
         };
-        let task = tokio::spawn(keeper.keep_running(failed));
+        let task = tokio::spawn(component_task.keep_running(failed));
         Ok(Self { stop, task })
     }
 
     async fn stop(self) {
         self.stop.cancel();
-        // The task ends on its own after SIGKILL at the latest.
+        // The task ends after SIGKILL at the latest.
         let _ = self.task.await;
     }
 }
 
-struct Keeper {
+/// Keeps one component running.
+struct ComponentTask {
     shared: Arc<Shared>,
-    component: Component,
+    component: ControlPlaneComponent,
     log: RotatingLog,
     stop: CancellationToken,
 }
 
-impl Keeper {
-    async fn keep_running(mut self, failed: mpsc::Sender<Event>) {
-        let mut quick_ends = 0;
+impl ComponentTask {
+    async fn keep_running(mut self, failed: mpsc::Sender<ControlPlaneEvent>) {
+        let mut quick_exits = 0;
         let mut restarts = 0;
         loop {
-            let began = Instant::now();
+            let started = Instant::now();
             let status = match self.run_once(restarts).await {
                 Ok(Some(status)) => status,
                 Ok(None) => return,
-                // A program that can't be started won't do better next time.
-                Err(error) => return self.fail(&failed, format!("it can't be started: {error}")),
+                // A failed exec is not transient.
+                Err(error) => return self.fail(&failed, format!("cannot start: {error}")),
             };
-            if began.elapsed() >= HEALTHY_AFTER {
-                quick_ends = 0;
+            if started.elapsed() >= HEALTHY_AFTER {
+                quick_exits = 0;
             }
-            quick_ends += 1;
+            quick_exits += 1;
             restarts += 1;
-            if quick_ends >= MAX_QUICK_ENDS {
-                let reason = format!("it ended {quick_ends} times in a row, last with {status}");
+            if quick_exits >= MAX_QUICK_EXITS {
+                let reason = format!("exited {quick_exits} times in a row, last with {status}");
                 return self.fail(&failed, reason);
             }
-            self.tell(Event::Exited {
+            self.send_event(ControlPlaneEvent::Exited {
                 component: self.component,
                 status,
             });
             tokio::select! {
-                () = sleep(backoff(quick_ends)) => {}
+                () = sleep(backoff(quick_exits)) => {}
                 () = self.stop.cancelled() => return,
             }
         }
     }
 
-    fn fail(&self, failed: &mpsc::Sender<Event>, reason: String) {
-        // One failure is enough to stop everything.
-        let _ = failed.try_send(Event::Failed {
+    fn fail(&self, failed: &mpsc::Sender<ControlPlaneEvent>, reason: String) {
+        // The first failure stops the control plane; later ones do not matter.
+        let _ = failed.try_send(ControlPlaneEvent::Failed {
             component: self.component,
             reason,
             tail: self.log.tail(),
         });
     }
 
-    /// Starts the component and waits for its end; `None` when it was stopped on purpose.
+    /// Starts the component and waits for its exit; `None` if it was stopped.
     async fn run_once(&mut self, restarts: u32) -> io::Result<Option<String>> {
         let mut child = self.spawn()?;
-        self.tell(Event::Started {
+        self.send_event(ControlPlaneEvent::Started {
             component: self.component,
             restarts,
         });
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (lines, mut logged) = mpsc::channel(256);
-        tokio::spawn(pump(stdout, lines.clone()));
-        tokio::spawn(pump(stderr, lines));
-        let ended = loop {
+        tokio::spawn(forward_lines(stdout, lines.clone()));
+        tokio::spawn(forward_lines(stderr, lines));
+        let exit_status = loop {
             tokio::select! {
                 status = child.wait() => break Some(describe(status)),
                 Some(line) = logged.recv() => self.log_line(&line),
                 () = self.stop.cancelled() => {
-                    // Its pipes are read to the end: a component that blocks on them would not stop.
+                    // Drain its pipes: a component that blocks on a full pipe would not stop.
                     tokio::spawn(async move { while logged.recv().await.is_some() {} });
                     stop_child(&mut child).await;
                     return Ok(None);
@@ -272,44 +285,44 @@ impl Keeper {
         while let Some(line) = logged.recv().await {
             self.log_line(&line);
         }
-        Ok(ended)
+        Ok(exit_status)
     }
 
     fn spawn(&self) -> io::Result<Child> {
-        let program = self.shared.home.programs().join(self.component.program());
+        let program = self.shared.cp_dir.programs().join(self.component.program());
         let mut command = tokio::process::Command::new(program);
         command
             .args(components::flags(
                 self.component,
                 &self.shared.config,
-                &self.shared.home,
+                &self.shared.cp_dir,
             ))
             .env_clear()
             .envs(components::environment(&self.shared.config))
             .stdin(std::process::Stdio::null())
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped());
-        linux::process::bind_to_us(command.as_std_mut(), Signal::KILL);
+        linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::KILL);
         command.spawn()
     }
 
     fn log_line(&mut self, line: &[u8]) {
-        if let Err(error) = self.log.line(line) {
-            self.tell(Event::LogLost {
+        if let Err(error) = self.log.write_line(line) {
+            self.send_event(ControlPlaneEvent::LogWriteFailed {
                 component: self.component,
                 reason: error.to_string(),
             });
         }
         if self.shared.config.verbose {
-            self.tell(Event::Log {
+            self.send_event(ControlPlaneEvent::Log {
                 component: self.component,
                 line: String::from_utf8_lossy(line).into_owned(),
             });
         }
     }
 
-    fn tell(&self, event: Event) {
-        // Nobody listens any more only when we are about to be stopped.
+    fn send_event(&self, event: ControlPlaneEvent) {
+        // The receiver is closed only during shutdown.
         let _ = self.shared.events.send(event);
     }
 }
@@ -319,14 +332,14 @@ async fn stop_child(child: &mut Child) {
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, Signal::TERM);
     }
-    if timeout(STOP_GRACE, child.wait()).await.is_err() {
+    if timeout(STOP_GRACE_PERIOD, child.wait()).await.is_err() {
         let _ = child.kill().await;
     }
 }
 
-fn backoff(ends: u32) -> Duration {
-    FIRST_BACKOFF
-        .saturating_mul(4_u32.saturating_pow(ends.saturating_sub(1)))
+fn backoff(exits: u32) -> Duration {
+    INITIAL_BACKOFF
+        .saturating_mul(4_u32.saturating_pow(exits.saturating_sub(1)))
         .min(MAX_BACKOFF)
 }
 
@@ -342,8 +355,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pause_grows_and_is_bounded() {
-        let pauses: Vec<u128> = (1..=6).map(|n| backoff(n).as_millis()).collect();
-        assert_eq!(pauses, [50, 200, 800, 3200, 10_000, 10_000]);
+    fn backoff_grows_and_is_bounded() {
+        let delays: Vec<u128> = (1..=6).map(|n| backoff(n).as_millis()).collect();
+        assert_eq!(delays, [50, 200, 800, 3200, 10_000, 10_000]);
     }
 }

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::doctor::DoctorArgs;
-use crate::image::ImageCommand;
-use crate::kubernetes::KubernetesCommand;
-use crate::logs::LogsArgs;
+use crate::commands::doctor::DoctorArgs;
+use crate::commands::image::ImageCommand;
+use crate::commands::kubernetes::KubernetesCommand;
+use crate::commands::logs::LogsArgs;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Services get addresses that HPC sites don't use themselves.
+/// Default range of Services, in the shared address space of RFC 6598, which HPC sites normally do not use.
 pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
 
 const AFTER_HELP: &str = "\
@@ -27,7 +27,7 @@ Examples:
   coracle doctor                          what this host offers
   srun -N2 coracle run kubectl get nodes  a cluster on two nodes, for one command
   coracle run -N4 -p long app.yaml        the same, asking Slurm itself, for manifests
-  coracle logs kube-apiserver             what a part of a running cluster logs";
+  coracle logs kube-apiserver             the log of a component of a running cluster";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -42,7 +42,7 @@ pub enum Command {
     /// Pull container images, load and save them, and make room
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Show what the parts of a running cluster log
+    /// Show the logs of a running cluster's components
     Logs(LogsArgs),
     /// Parts of Coracle that it starts itself
     #[command(subcommand, hide = true)]
@@ -52,44 +52,49 @@ pub enum Command {
 /// The roles that Coracle starts itself; their input comes through pipes.
 #[derive(Debug, Subcommand)]
 pub enum InternalCommand {
-    /// The control plane in namespaces of its own
+    /// The parent of the upstream control plane components
     ControlPlane,
-    /// The agent of one node
+    /// The agent of one node, which is its kubelet
     Node,
-    /// The owner of the namespaces of a node's pods
+    /// The hub of a node, which connects its pods to the network
     Hub {
+        /// Arguments by which the process is found
+        marks: Vec<String>,
+    },
+    /// The owner of the namespaces of a node's pods
+    HubInside {
         /// By which it is found
         marks: Vec<String>,
     },
-    /// Removes a node's directory when everybody else was killed
+    /// Removes a node's directory if all other processes of the node were killed
     Janitor,
-    /// One pod
+    /// The processes of one pod
     Sandbox {
-        /// By which it is found
+        /// Arguments by which the process is found
         marks: Vec<String>,
     },
     /// Removes a directory that containers have written to
     Remove {
-        /// Which one
+        /// The directory
         dir: PathBuf,
     },
-    /// Removes unpacked layers that nobody uses
+    /// Removes unpacked layers that no pod uses
     FreeLayers {
-        /// Where they are
+        /// The directory of layers
         dir: PathBuf,
-        /// Until the disk is filled to so many percent
+        /// Stop when disk usage is at most this percentage
         low: u64,
-        /// Only those not used for so many seconds
+        /// Remove only layers not used for this many seconds
         age: u64,
     },
-    /// Takes what is carried to a node that sees none of it
+    /// Unpacks the bundle carried to a leader's node
     Receive {
-        /// Where it goes
+        /// The directory that receives it
         dir: PathBuf,
     },
-    /// One probe of the doctor
+    /// Tests one feature of this host
     Probe {
-        /// Which one
+        /// The probe's name
         name: String,
     },
 }
@@ -113,7 +118,7 @@ pub struct RunArgs {
 /// The options of `coracle run` that are not Slurm's.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RunOptions {
-    /// Show what the cluster's components log
+    /// Print the logs of the cluster's components
     #[arg(short, long)]
     pub verbose: bool,
     /// Keep the components' logs in this directory
@@ -125,8 +130,8 @@ pub struct RunOptions {
     /// Start the workload before the controllers (of Jobs, Deployments and the like) run, about a second sooner
     #[arg(long)]
     pub early: bool,
-    /// Run each pod as a Slurm step with the CPUs, memory and GPUs that it asks for (a pod's annotation coracle.dev/launcher,
-    /// fork or step, says otherwise)
+    /// Run each pod as a Slurm step with the CPUs, memory and GPUs that it requests (a pod's annotation coracle.dev/launcher,
+    /// fork or step, overrides this)
     #[arg(long)]
     pub pods_as_steps: bool,
     /// The API server's port (default: any that is free)
@@ -137,7 +142,7 @@ pub struct RunOptions {
         hide_default_value = true
     )]
     pub api_port: u16,
-    /// How long all nodes may take to come up, in seconds
+    /// Time-out for all nodes to become Ready, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub start_timeout: u64,
     /// Addresses of pods
@@ -146,15 +151,15 @@ pub struct RunOptions {
     /// Addresses of services
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]
     pub service_cidr: String,
-    /// Tell the `coracle run` that submitted this one when the workload has ended with 0
+    /// Report to the `coracle run` that submitted this one if the workload exits with 0
     #[arg(long, hide = true)]
     pub report_end: bool,
 }
 
-/// The same options alone, for those that stand among Slurm's.
+/// Parses options of `coracle run` that come after Slurm's options.
 #[derive(Debug, Parser)]
 #[command(name = "coracle run", no_binary_name = true, after_help = RUN_HELP)]
-pub struct LateOptions {
+pub struct TrailingOptions {
     /// Our own options.
     #[command(flatten)]
     pub options: RunOptions,

@@ -1,53 +1,53 @@
-//! A process of ours, and a guard above it.
+//! Splits a process into a worker and a guard that supervises it.
 //!
-//! The guard is the parent of the worker and has nothing to do but to watch it. It passes on signals,
-//! inherits every orphan below, and when the worker is gone, however that came about, kills what is left.
-//! If the guard itself is killed, the worker hears of it by SIGTERM and ends in order. So `kill -9` of
-//! either leaves nothing behind, also where Slurm doesn't see processes that left their parents.
+//! The guard is the worker's parent. It forwards signals, reaps orphans as their subreaper, and kills all remaining
+//! descendants when the worker exits for any reason. If the guard is killed, the worker gets SIGTERM (its parent death signal)
+//! and shuts down in order. So `kill -9` of either process leaves no processes behind, even where Slurm does not track
+//! processes that were reparented.
 //!
 //! ```text
-//!   slurmstepd ── guard ── worker ── what it starts
+//!   slurmstepd ── guard ── worker ── its children
 //! ```
 
+use console::print_stderr;
 use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::back_off::BackOff;
-use crate::say::say;
-use linux::process::Fork;
-use linux::signal::Held;
+use crate::back_off::ProcessBackOff;
+use linux::process::ForkResult;
+use linux::signal::BlockedSignals;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-/// What happens when the worker dies by a signal.
+/// The guard's reaction when a signal kills the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// Everything ends with it.
-    End,
-    /// It is started again, after a back-off if it was not healthy.
+pub enum GuardPolicy {
+    /// Kill the worker's descendants and exit.
+    Exit,
+    /// Restart the worker; back off if it was not healthy.
     Restart,
 }
 
-/// On which side of the guard this process now is.
+/// The process in which [`fork_worker`] returns.
 #[derive(Debug)]
-pub enum Side {
-    /// The worker: go on with the real work.
+pub enum GuardedProcess {
+    /// The worker: continue with the role's work.
     Worker,
-    /// The guard, and the worker is over.
-    Guard(Over),
+    /// The guard, after the worker has exited.
+    Guard(GuardResult),
 }
 
-/// How a guard's work ended.
+/// The outcome of the last worker.
 #[derive(Debug, Clone, Copy)]
-pub struct Over {
-    /// End with this code.
+pub struct GuardResult {
+    /// The exit code for this process.
     pub code: ExitCode,
-    /// The worker left what is below to others, so it was left alone. Only one that is restarted does that.
-    pub left_to_others: bool,
+    /// The worker exited with [`EXIT_HANDED_OVER`], so its descendants were not killed. Only with [`GuardPolicy::Restart`].
+    pub handed_over: bool,
 }
 
-/// With this code a worker says that what it started lives on, for another to take over.
-pub const LEFT_TO_OTHERS: u8 = 3;
+/// A worker exits with this code if its descendants must survive, for another agent to adopt.
+pub const EXIT_HANDED_OVER: u8 = 3;
 
 const SIGNALS: [Signal; 7] = [
     Signal::CHILD,
@@ -58,14 +58,14 @@ const SIGNALS: [Signal; 7] = [
     Signal::USR1,
     Signal::USR2,
 ];
-/// The waits before a worker is replaced.
-const RESTARTS: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(10));
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+const RESTART_BACK_OFF: ProcessBackOff =
+    ProcessBackOff::new(Duration::from_millis(50), Duration::from_secs(10));
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Holds back, until it is released, what Slurm may send to every process of a job at once: for a process that ends
-/// by another's word, and whose death would be the death of what hangs on it.
-pub fn deaf() -> io::Result<Held> {
-    Held::new(&[
+/// Blocks the signals that Slurm may send to every process of a job at once. For processes that other processes depend on and
+/// that exit on a request from the agent or the leader instead.
+pub fn block_job_signals() -> io::Result<BlockedSignals> {
+    BlockedSignals::new(&[
         Signal::TERM,
         Signal::INT,
         Signal::HUP,
@@ -74,89 +74,104 @@ pub fn deaf() -> io::Result<Held> {
     ])
 }
 
-/// Splits this process, which must have a single thread, into a guard and a worker.
+/// Forks this process, which must have a single thread, into a guard and a worker.
 ///
-/// Returns in the worker at once (and again in each that replaces it), in the guard at the very end.
-pub fn split(policy: Policy) -> io::Result<Side> {
+/// Returns immediately in each worker, including restarted ones. Returns in the guard when no worker will be started any more.
+pub fn fork_worker(policy: GuardPolicy) -> io::Result<GuardedProcess> {
     linux::process::become_subreaper()?;
-    let mut restarts = RESTARTS;
-    let mut told = false;
+    let mut back_off = RESTART_BACK_OFF;
+    let mut terminating = false;
     loop {
-        let held = Held::new(&SIGNALS)?;
+        let blocked = BlockedSignals::new(&SIGNALS)?;
         let guard = rustix::process::getpid();
         let worker = match linux::process::fork()? {
-            Fork::Child => {
-                linux::process::die_with_parent(Some(guard), Signal::TERM)?;
-                held.release()?;
-                return Ok(Side::Worker);
+            ForkResult::Child => {
+                linux::process::set_parent_death_signal(Some(guard), Signal::TERM)?;
+                blocked.restore_mask()?;
+                return Ok(GuardedProcess::Worker);
             }
-            Fork::Parent(worker) => worker,
+            ForkResult::Parent(worker) => worker,
         };
         let began = Instant::now();
-        let status = watch(worker, &held, &mut told)?;
-        let died = status.terminating_signal().is_some();
-        // However often: to give up would be the end of what the worker looks after.
-        if policy == Policy::Restart && died && !told {
-            back_off(&held, restarts.wait_after(began.elapsed()), &mut told)?;
-            if !told {
-                held.release()?;
+        let status = supervise(worker, &blocked, &mut terminating)?;
+        let was_killed = status.terminating_signal().is_some();
+        // Restarts are unlimited: pods depend on the worker.
+        if policy == GuardPolicy::Restart && was_killed && !terminating {
+            wait_before_restart(
+                &blocked,
+                back_off.next_delay_after(began.elapsed()),
+                &mut terminating,
+            )?;
+            if !terminating {
+                blocked.restore_mask()?;
                 continue;
             }
         }
-        let code = linux::process::shell_code(status);
-        let left_to_others =
-            policy == Policy::Restart && !told && code == i32::from(LEFT_TO_OTHERS);
-        if !left_to_others && let Err(error) = linux::process::kill_all_below(KILL_PATIENCE) {
-            say(format_args!("coracle: {error}"));
+        let code = linux::process::shell_exit_code(status);
+        let handed_over =
+            policy == GuardPolicy::Restart && !terminating && code == i32::from(EXIT_HANDED_OVER);
+        if !handed_over && let Err(error) = linux::process::kill_descendants(KILL_TIMEOUT) {
+            print_stderr(format_args!("coracle: {error}"));
         }
-        return Ok(Side::Guard(Over {
+        return Ok(GuardedProcess::Guard(GuardResult {
             code: crate::exit::code(code),
-            left_to_others,
+            handed_over,
         }));
     }
 }
 
-/// Waits before a worker is started again, unless a signal asks for the end; `told` then.
-fn back_off(held: &Held, wait: Duration, told: &mut bool) -> io::Result<()> {
-    let end = Instant::now() + wait;
-    while !*told {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+/// Waits before the worker is restarted. Returns early, with `terminating` set, if a signal requests termination.
+fn wait_before_restart(
+    blocked: &BlockedSignals,
+    delay: Duration,
+    terminating: &mut bool,
+) -> io::Result<()> {
+    let end = Instant::now() + delay;
+    while !*terminating {
+        let remaining = end.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             break;
         }
-        match held.wait_for(left)?.map(|taken| taken.signal) {
+        match blocked
+            .wait_timeout(remaining)?
+            .map(|received| received.signal)
+        {
             Some(Signal::CHILD) => {
                 while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
             }
-            Some(signal) => *told = asks_for_the_end(signal),
+            Some(signal) => *terminating = requests_termination(signal),
             None => {}
         }
     }
     Ok(())
 }
 
-fn asks_for_the_end(signal: Signal) -> bool {
+fn requests_termination(signal: Signal) -> bool {
     signal != Signal::USR1 && signal != Signal::USR2
 }
 
-/// Passes signals on until the worker ends; `told` when one of them asked for that.
-fn watch(worker: Pid, held: &Held, told: &mut bool) -> io::Result<WaitStatus> {
+/// Forwards signals until the worker exits. Sets `terminating` if one of them requests termination.
+fn supervise(
+    worker: Pid,
+    blocked: &BlockedSignals,
+    terminating: &mut bool,
+) -> io::Result<WaitStatus> {
     loop {
-        let taken = held.wait()?;
-        match taken.signal {
+        let received = blocked.wait()?;
+        match received.signal {
             Signal::CHILD => {
-                // Orphans come to us too, and several children may share one signal.
+                // The guard also reaps orphans, and several exits may be merged into one SIGCHLD.
                 while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
                     if pid == worker {
                         return Ok(status);
                     }
                 }
             }
-            // A key on the terminal: the worker, in the same process group, has it already. (Of a terminal
-            // that is closed only the session's leader hears, which may be us.)
-            signal if taken.from_kernel && signal != Signal::HUP => {}
+            // Sent by the terminal (Ctrl-C): the worker is in the same process group and has received it. The exception is SIGHUP
+            // of a closed terminal, which only the session leader receives; that may be the guard.
+            signal if received.from_kernel && signal != Signal::HUP => {}
             signal => {
-                *told |= asks_for_the_end(signal);
+                *terminating |= requests_termination(signal);
                 let _ = rustix::process::kill_process(worker, signal);
             }
         }

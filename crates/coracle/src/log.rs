@@ -1,4 +1,4 @@
-//! What this program logs: to standard error, and in a node's agent also into memory, for those who ask the node for its log.
+//! Logging to standard error and, in a node's agent, also to memory, from where the kubelet API serves the node's log.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -12,61 +12,62 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// What is kept in memory at most.
-const KEPT_BYTES: usize = 1 << 20;
-/// `CORACLE_LOG` chooses what is logged, in the form of `RUST_LOG`.
-const CHOICE: &str = "CORACLE_LOG";
-/// Warnings by default. The client library would report every attempt to connect while the API server is not there yet.
-const TO_STDERR: &str = "warn,kube_client=off";
-/// A node remembers more than it says.
-const TO_MEMORY: &str = "info,kube_client=off,coracle=debug,kubelet=debug,kubelet_api=debug";
+/// Size limit of the log in memory.
+const MAX_MEMORY_BYTES: usize = 1 << 20;
+/// The variable that overrides both log filters, in the syntax of `RUST_LOG`.
+const FILTER_VARIABLE: &str = "CORACLE_LOG";
+/// The kube client is off because it logs every failed connection attempt while the API server starts.
+const STDERR_FILTER: &str = "warn,kube_client=off";
+/// The log in memory is more verbose than standard error.
+const MEMORY_FILTER: &str = "info,kube_client=off,coracle=debug,kubelet=debug,kubelet_api=debug";
 
-static REMEMBERED: OnceLock<Mutex<Ring>> = OnceLock::new();
+static MEMORY_LOG: OnceLock<Mutex<LogRing>> = OnceLock::new();
 
-/// Begins. `remember` keeps what is logged in memory, too.
-pub fn start(remember: bool) {
-    let filter = |default: &str| EnvFilter::try_from_env(CHOICE).unwrap_or_else(|_| default.into());
+/// Sets up logging; with `to_memory`, also to memory.
+pub fn init(to_memory: bool) {
+    let filter =
+        |default: &str| EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| default.into());
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        // A terminal that is gone must not take us with it.
+        // A write error, such as on a closed terminal, must not panic.
         .log_internal_errors(false);
-    let memory: Option<Filtered<_, _, _>> = remember.then(|| {
-        REMEMBERED.get_or_init(Mutex::default);
+    let memory: Option<Filtered<_, _, _>> = to_memory.then(|| {
+        MEMORY_LOG.get_or_init(Mutex::default);
         tracing_subscriber::fmt::layer()
-            .with_writer(ToMemory)
+            .with_writer(MemoryWriter)
             .with_ansi(false)
-            .with_filter(filter(TO_MEMORY))
+            .with_filter(filter(MEMORY_FILTER))
     });
     tracing_subscriber::registry()
-        .with(stderr.with_filter(filter(TO_STDERR)))
+        .with(stderr.with_filter(filter(STDERR_FILTER)))
         .with(memory)
         .init();
 }
 
-/// What is remembered, oldest first.
-pub fn remembered() -> Vec<LogLine> {
-    let Some(ring) = REMEMBERED.get() else {
+/// The lines in memory, oldest first.
+pub fn memory_log() -> Vec<LogLine> {
+    let Some(ring) = MEMORY_LOG.get() else {
         return Vec::new();
     };
     let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
     ring.lines.iter().cloned().collect()
 }
 
-/// The newest lines.
+/// LogRing buffer of the newest lines.
 #[derive(Default)]
-struct Ring {
+struct LogRing {
     lines: VecDeque<LogLine>,
     bytes: usize,
 }
 
-impl Ring {
+impl LogRing {
     fn push(&mut self, text: &str, at: Timestamp) {
         let text = text.trim_end().to_owned();
         self.bytes += text.len();
         self.lines.push_back(LogLine { at, text });
-        while self.bytes > KEPT_BYTES
+        while self.bytes > MAX_MEMORY_BYTES
             && let Some(oldest) = self.lines.pop_front()
         {
             self.bytes -= oldest.text.len();
@@ -74,13 +75,13 @@ impl Ring {
     }
 }
 
-/// Each event comes in one piece.
+/// Writes each event, which arrives as one `write` call, to the ring buffer.
 #[derive(Clone, Copy)]
-struct ToMemory;
+struct MemoryWriter;
 
-impl Write for ToMemory {
+impl Write for MemoryWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(ring) = REMEMBERED.get() {
+        if let Some(ring) = MEMORY_LOG.get() {
             let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
             ring.push(&String::from_utf8_lossy(bytes), Timestamp::now());
         }
@@ -92,7 +93,7 @@ impl Write for ToMemory {
     }
 }
 
-impl MakeWriter<'_> for ToMemory {
+impl MakeWriter<'_> for MemoryWriter {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -105,14 +106,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_so_much_is_remembered() {
-        let mut ring = Ring::default();
-        let long = "x".repeat(KEPT_BYTES / 4);
+    fn log_in_memory_is_bounded() {
+        let mut ring = LogRing::default();
+        let long = "x".repeat(MAX_MEMORY_BYTES / 4);
         for index in 0..10 {
             ring.push(&format!("{index}{long}\n"), Timestamp::UNIX_EPOCH);
         }
         assert_eq!(ring.lines.len(), 3);
         assert!(ring.lines[0].text.starts_with('7') && ring.lines[2].text.starts_with('9'));
-        assert!(ring.bytes <= KEPT_BYTES);
+        assert!(ring.bytes <= MAX_MEMORY_BYTES);
     }
 }

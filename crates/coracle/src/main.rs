@@ -1,103 +1,94 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary holds every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs`
-//! and `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate resolves the
-//! command line, wires the other crates together and tells the user what happens; docs/architecture.md
-//! shows the processes.
+//! One binary contains every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs` and
+//! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
+//! the other crates and reports to the user. docs/architecture.md shows the processes.
 
 mod back_off;
-mod bars;
-mod carried;
+mod cgroup;
 mod cli;
-mod client;
-mod control_plane_role;
-mod doctor;
+mod commands;
 mod exit;
 mod guard;
-mod handover;
-mod hub_role;
-mod image;
-mod janitor_role;
-mod kubernetes;
 mod log;
-mod logs;
-mod node;
-mod progress;
-mod run;
-mod sandbox_role;
-mod say;
-mod seed;
-mod token;
+mod node_dir;
+mod pod_lock;
+mod roles;
+mod settings;
+mod snapshotter;
+mod waiting_tasks;
 
+use console::FailureCode;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 
 use crate::cli::{Cli, Command, InternalCommand};
+use crate::commands::{doctor, image, kubernetes, logs, run};
+use crate::roles::{
+    control_plane, free_layers, hub, hub_inside, janitor, node, probe, receive, remove, sandbox,
+};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return print_usage(&error),
     };
-    // A node is asked for its log.
-    log::start(matches!(
+    // The agent serves its own log through the kubelet API.
+    log::init(matches!(
         cli.command,
         Command::Internal(InternalCommand::Node)
     ));
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    // Every role decides by itself when it starts threads: some fork before.
-    let ended = match cli.command {
+    // Each role starts its own threads, because some roles fork first.
+    let result = match cli.command {
         Command::Run(args) => run::main(args),
-        Command::Doctor(args) => block_on(doctor::run(args)),
-        Command::Kubernetes(command) => {
-            block_on(kubernetes::run(command)).map(|()| ExitCode::SUCCESS)
-        }
-        Command::Image(command) => block_on(image::run(command)).map(|()| ExitCode::SUCCESS),
-        Command::Logs(args) => block_on(logs::run(args)),
-        Command::Internal(InternalCommand::ControlPlane) => control_plane_role::main(),
-        Command::Internal(InternalCommand::Node) => node::main(),
-        Command::Internal(InternalCommand::Hub { .. }) => hub_role::main(),
-        Command::Internal(InternalCommand::Janitor) => janitor_role::main(),
-        Command::Internal(InternalCommand::Sandbox { .. }) => sandbox_role::main(),
-        Command::Internal(InternalCommand::Remove { dir }) => node::place::remove(&dir)
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(Into::into),
-        Command::Internal(InternalCommand::FreeLayers { dir, low, age }) => {
-            node::image_gc::free(&dir, low, Duration::from_secs(age))
-        }
-        Command::Internal(InternalCommand::Receive { dir }) => carried::receive::main(&dir),
-        Command::Internal(InternalCommand::Probe { name }) => {
-            Ok(exit::code(linux::probe::main(&name)))
-        }
+        Command::Doctor(args) => doctor::main(args),
+        Command::Kubernetes(command) => kubernetes::main(command),
+        Command::Image(command) => image::main(command),
+        Command::Logs(args) => logs::main(args),
+        Command::Internal(role) => match role {
+            InternalCommand::ControlPlane => control_plane::main(),
+            InternalCommand::FreeLayers { dir, low, age } => {
+                free_layers::main(&dir, low, Duration::from_secs(age))
+            }
+            InternalCommand::Hub { .. } => hub::main(),
+            InternalCommand::HubInside { .. } => hub_inside::main(),
+            InternalCommand::Janitor => janitor::main(),
+            InternalCommand::Node => node::main(),
+            InternalCommand::Probe { name } => probe::main(&name),
+            InternalCommand::Receive { dir } => receive::main(&dir),
+            InternalCommand::Remove { dir } => remove::main(&dir),
+            InternalCommand::Sandbox { .. } => sandbox::main(),
+        },
     };
-    ended.unwrap_or_else(|error| exit::report(&error))
+    result.unwrap_or_else(|error| exit::report(&error))
 }
 
-/// Waits for the end of a process, given its descriptor, which is readable from then on. (A pipe by name only: it is never read.)
-async fn ended(process: std::os::fd::OwnedFd) -> std::io::Result<()> {
-    let process = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(process)?;
-    process.readable().await
+/// Waits until the process of a pidfd exits: the pidfd is then readable. It is wrapped as a pipe only to poll it.
+async fn process_exited(pidfd: std::os::fd::OwnedFd) -> std::io::Result<()> {
+    let pidfd = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(pidfd)?;
+    pidfd.readable().await
 }
 
-/// Runs asynchronous work on this thread alone. Children that die with us watch the thread that
-/// started them, so it must be the one that lives longest; and no role has work for a second one.
+/// Runs a future on this thread alone. A parent death signal is sent when the *thread* that forked the child exits, so children
+/// must be forked on the thread that lives longest.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let done = runtime.block_on(work);
-    // Not waiting for a thread that may sit in a read of the terminal for ever.
+    let result = runtime.block_on(work);
+    // Does not wait for blocking threads: one may be reading from the terminal.
     runtime.shutdown_background();
-    done
+    result
 }
 
-/// Clap's own message; help goes to standard output and is no error.
-fn usage(error: &clap::Error) -> ExitCode {
+/// Prints clap's message. Help goes to standard output and is not an error.
+fn print_usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() {
-        ExitCode::from(exit::Code::Usage as u8)
+        ExitCode::from(FailureCode::Usage as u8)
     } else {
         ExitCode::SUCCESS
     }

@@ -1,6 +1,6 @@
-//! `coracle image load|ls|save|rm|prune`, as they are run.
+//! Runs `coracle image load|ls|save|rm|prune`.
 
-// Clippy's exception for tests doesn't reach the helpers of an integration test.
+// Clippy's exception for tests does not apply to helpers of integration tests.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -29,7 +29,7 @@ fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// What `docker save` writes.
+/// An archive like those of `docker save`.
 fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     let layer = tar(&[("bin/app", content)]);
     let config = json!({"os": "linux", "config": {"Cmd": ["/bin/app"]},
@@ -42,7 +42,7 @@ fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     ])
 }
 
-/// Runs `coracle` with a home of its own.
+/// Runs `coracle` with `home` as its home directory.
 fn coracle(home: &Path, args: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_coracle"))
         .args(args)
@@ -76,11 +76,11 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn an_image_comes_and_goes() {
+fn image_is_loaded_saved_and_removed() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let run = |args: &[&str]| coracle(home, args, b"");
-    // Through a pipe, and as a file.
+    // From a pipe, and from a file.
     let loaded = stdout(&coracle(
         home,
         &["image", "load"],
@@ -104,7 +104,7 @@ fn an_image_comes_and_goes() {
     let list: Value = serde_json::from_str(&stdout(&run(&["image", "ls", "--json"]))).unwrap();
     assert_eq!(list[1]["reference"], "docker.io/team/app:2");
     assert_eq!(list[1]["complete"], true);
-    // Saved, forgotten, loaded again: the same image.
+    // After saving, removing and loading, the digest is the same.
     stdout(&run(&[
         "image",
         "save",
@@ -115,30 +115,30 @@ fn an_image_comes_and_goes() {
     ]));
     stdout(&run(&["image", "rm", "app:1", "team/app:2"]));
     assert_eq!(stdout(&run(&["image", "ls", "--json"])).trim(), "[]");
-    let again = stdout(&run(&["image", "load", "-i", "saved.tar"]));
-    assert!(again.contains(loaded.trim()), "{again}");
+    let reloaded = stdout(&run(&["image", "load", "-i", "saved.tar"]));
+    assert!(reloaded.contains(loaded.trim()), "{reloaded}");
     let piped = run(&["image", "save", "app:1"]).stdout;
     stdout(&coracle(home, &["image", "load"], &piped));
-    // By digest: the tag goes too, which is told.
+    // Removing by digest also removes the tag, and reports it.
     let digest = loaded.trim();
     let removed = stderr(&run(&["image", "rm", digest]));
-    let words = format!("removed {digest}, and with it docker.io/library/app:1");
-    assert!(removed.contains(&words), "{removed}");
+    let expected = format!("removed {digest}, and with it docker.io/library/app:1");
+    assert!(removed.contains(&expected), "{removed}");
     stdout(&coracle(home, &["image", "load"], &piped));
-    // By age.
-    let gone = stdout(&run(&["image", "prune", "--older-than", "0s"]));
-    assert_eq!(gone.lines().count(), 2);
+    // Pruning by age.
+    let pruned = stdout(&run(&["image", "prune", "--older-than", "0s"]));
+    assert_eq!(pruned.lines().count(), 2);
     let blobs = home.join(".local/share/coracle/images/blobs/sha256");
     assert_eq!(fs::read_dir(blobs).unwrap().count(), 0);
 }
 
 #[test]
-fn failures_say_what_is_wrong() {
+fn failures_name_the_problem() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let kept = archive("kept", b"x");
     stdout(&coracle(home, &["image", "load"], &kept));
-    for (args, code, words) in [
+    for (args, code, expected) in [
         (
             &["image", "rm", "nothing"][..],
             74,
@@ -180,27 +180,30 @@ fn failures_say_what_is_wrong() {
             stderr(&output)
         );
         assert!(
-            stderr(&output).contains(words),
+            stderr(&output).contains(expected),
             "{args:?}: {}",
             stderr(&output)
         );
     }
     let foreign = tar(&[("file", b"x")]);
-    for (input, words) in [
+    for (input, expected) in [
         (&b""[..], "the archive is empty"),
-        (b"words", "this is no tar archive"),
+        (b"text", "not a tar archive"),
         (&foreign, "it has no manifest.json"),
     ] {
         let output = coracle(home, &["image", "load"], input);
         assert_eq!(output.status.code(), Some(74));
-        let said = stderr(&output);
-        assert!(said.contains(words), "{said}");
-        assert!(said.contains("hint: what `docker save`"), "{said}");
+        let message = stderr(&output);
+        assert!(message.contains(expected), "{message}");
+        assert!(
+            message.contains("hint: load an archive of `docker save`"),
+            "{message}"
+        );
     }
     let config = home.join(".config/coracle");
     fs::create_dir_all(&config).unwrap();
     fs::write(config.join("registries.toml"), "[registry.x]\nmirror = 1\n").unwrap();
     let output = coracle(home, &["image", "pull", "app"], b"");
     assert_eq!(output.status.code(), Some(74));
-    assert!(stderr(&output).contains("registries.toml is not a configuration of registries"));
+    assert!(stderr(&output).contains("registries.toml"));
 }

@@ -1,7 +1,6 @@
-//! `coracle kubernetes fetch|import|ls`, as a user runs them, against a web server that misbehaves
-//! on request.
+//! Runs `coracle kubernetes fetch|import|ls` against a web server with configurable faults.
 
-// Clippy's exception for tests doesn't reach the helpers of an integration test.
+// Clippy's exception for tests does not apply to helpers of integration tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -29,45 +28,45 @@ const ARCH: &str = if cfg!(target_arch = "x86_64") {
     "arm64"
 };
 
-/// How the server treats a path.
+/// The server's faults for a path.
 #[derive(Debug, Clone, Copy, Default)]
-struct Manner {
-    /// Sends this many bytes of each answer's body and then hangs up, so many times.
+struct ServerFaults {
+    /// (bytes, times): closes the connection after this many bytes of the body, this many times.
     break_after: Option<(usize, usize)>,
-    /// Sends this many bytes of the body and then nothing for a long time.
+    /// Stops sending after this many bytes of the body.
     stall_after: Option<usize>,
-    /// Answers 503, so many times.
+    /// Answers 503 this many times.
     unavailable: usize,
-    /// Answers a Range with all of it.
+    /// Ignores the Range header and sends the whole file.
     no_ranges: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Request {
+struct ReceivedRequest {
     path: String,
     range: Option<String>,
     if_range: Option<String>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     files: HashMap<String, Vec<u8>>,
-    manners: HashMap<String, Manner>,
-    log: Vec<Request>,
+    faults_by_path: HashMap<String, ServerFaults>,
+    log: Vec<ReceivedRequest>,
 }
 
 #[derive(Clone)]
-struct Server {
+struct FakeServer {
     url: String,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ServerState>>,
 }
 
-impl Server {
-    /// Serves a release whose programs are some hundred KB of noise.
-    fn start() -> Server {
+impl FakeServer {
+    /// Serves a release whose programs are random data.
+    fn start() -> FakeServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let server = Server {
+        let server = FakeServer {
             url,
             state: Arc::default(),
         };
@@ -122,15 +121,15 @@ impl Server {
         self.state.lock().unwrap().files[path].clone()
     }
 
-    fn behave(&self, path: &str, manner: Manner) {
+    fn set_faults(&self, path: &str, faults: ServerFaults) {
         self.state
             .lock()
             .unwrap()
-            .manners
-            .insert(path.to_owned(), manner);
+            .faults_by_path
+            .insert(path.to_owned(), faults);
     }
 
-    fn requests(&self, path: &str) -> Vec<Request> {
+    fn requests(&self, path: &str) -> Vec<ReceivedRequest> {
         self.state
             .lock()
             .unwrap()
@@ -146,7 +145,7 @@ impl Server {
     }
 }
 
-fn serve(stream: TcpStream, state: &Mutex<State>) {
+fn serve(stream: TcpStream, state: &Mutex<ServerState>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap())
         .lines()
         .map_while(Result::ok);
@@ -167,33 +166,33 @@ fn serve(stream: TcpStream, state: &Mutex<State>) {
         headers.get("range").cloned(),
         headers.get("if-range").cloned(),
     );
-    let request = Request {
+    let request = ReceivedRequest {
         path: path.clone(),
         range: range.clone(),
         if_range: if_range.clone(),
     };
 
-    let (content, manner, unavailable, cut) = {
+    let (content, faults, unavailable, cut) = {
         let mut state = state.lock().unwrap();
         state.log.push(request);
         let content = state.files.get(&path).cloned();
-        let manner = state.manners.entry(path).or_default();
-        let unavailable = manner.unavailable > 0;
-        manner.unavailable = manner.unavailable.saturating_sub(1);
-        let cut = match &mut manner.break_after {
+        let faults = state.faults_by_path.entry(path).or_default();
+        let unavailable = faults.unavailable > 0;
+        faults.unavailable = faults.unavailable.saturating_sub(1);
+        let cut = match &mut faults.break_after {
             Some((bytes, times)) if *times > 0 => {
                 *times -= 1;
                 Some(*bytes)
             }
             _ => None,
         };
-        (content, *manner, unavailable, cut)
+        (content, *faults, unavailable, cut)
     };
     let Some(content) = content else {
-        return answer(stream, "404 Not Found", "", b"not here", None, None);
+        return respond(stream, "404 Not Found", "", b"not here", None, None);
     };
     if unavailable {
-        return answer(stream, "503 Service Unavailable", "", b"busy", None, None);
+        return respond(stream, "503 Service Unavailable", "", b"busy", None, None);
     }
     let etag = format!("\"{}\"", &sha256(&content)[..16]);
     let start = range.and_then(|range| {
@@ -204,9 +203,9 @@ fn serve(stream: TcpStream, state: &Mutex<State>) {
             .ok()
     });
     let same = if_range.is_none_or(|wanted| wanted == etag);
-    match start.filter(|_| same && !manner.no_ranges) {
+    match start.filter(|_| same && !faults.no_ranges) {
         Some(start) if start >= content.len() => {
-            answer(stream, "416 Range Not Satisfiable", "", b"", None, None)
+            respond(stream, "416 Range Not Satisfiable", "", b"", None, None)
         }
         Some(start) => {
             let range = format!(
@@ -214,27 +213,27 @@ fn serve(stream: TcpStream, state: &Mutex<State>) {
                 content.len() - 1,
                 content.len()
             );
-            answer(
+            respond(
                 stream,
                 "206 Partial Content",
                 &range,
                 &content[start..],
                 cut,
-                manner.stall_after,
+                faults.stall_after,
             );
         }
-        None => answer(
+        None => respond(
             stream,
             "200 OK",
             &format!("ETag: {etag}\r\n"),
             &content,
             cut,
-            manner.stall_after,
+            faults.stall_after,
         ),
     }
 }
 
-fn answer(
+fn respond(
     mut stream: TcpStream,
     status: &str,
     headers: &str,
@@ -247,7 +246,7 @@ fn answer(
         body.len()
     );
     let sent = cut.or(stall).unwrap_or(body.len()).min(body.len());
-    // The client may be gone, which is its right.
+    // The client may have closed the connection.
     let _ = stream
         .write_all(head.as_bytes())
         .and_then(|()| stream.write_all(&body[..sent]));
@@ -291,7 +290,7 @@ fn etcd_tar(build: impl FnOnce(&mut tar::Builder<flate2::write::GzEncoder<Vec<u8
     tar.into_inner().unwrap().finish().unwrap()
 }
 
-/// Adds a member whose name is written as it stands: the tar crate refuses `..` in its own API.
+/// Adds a member with exactly this name: the tar crate's own API refuses `..`.
 fn append<W: Write>(tar: &mut tar::Builder<W>, name: &str, kind: tar::EntryType, content: &[u8]) {
     let mut header = tar::Header::new_gnu();
     header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
@@ -305,7 +304,7 @@ fn append<W: Write>(tar: &mut tar::Builder<W>, name: &str, kind: tar::EntryType,
     tar.append(&header, content).unwrap();
 }
 
-/// A user with a home of their own.
+/// A user with a separate home directory.
 struct User {
     home: tempfile::TempDir,
 }
@@ -353,13 +352,13 @@ impl User {
             .unwrap()
     }
 
-    fn fetch(&self, server: &Server) -> Outcome {
+    fn fetch(&self, server: &FakeServer) -> Outcome {
         self.coracle(&["fetch", "--mirror", &server.url])
     }
 
-    /// Everything below the root except the lock, by its path.
+    /// The paths of all files below the root, except the lock.
     fn files(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut files = Vec::new();
         let mut dirs = vec![self.root()];
         while let Some(dir) = dirs.pop() {
             for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -370,7 +369,7 @@ impl User {
                     .extension()
                     .is_none_or(|extension| extension != "lock")
                 {
-                    found.push(
+                    files.push(
                         entry
                             .path()
                             .strip_prefix(self.root())
@@ -381,8 +380,8 @@ impl User {
                 }
             }
         }
-        found.sort();
-        found
+        files.sort();
+        files
     }
 
     fn part(&self, name: &str) -> PathBuf {
@@ -390,7 +389,7 @@ impl User {
             .join(format!(".partial/v1.37.1-{ARCH}/{name}.part"))
     }
 
-    fn assert_installed(&self, server: &Server) {
+    fn assert_installed(&self, server: &FakeServer) {
         let release = self.root().join("v1.37.1");
         for name in KUBE {
             assert!(
@@ -430,7 +429,7 @@ impl Outcome {
         self
     }
 
-    /// It failed with an error and a hint, and its stderr has all of these.
+    /// Asserts that the command failed with an error and a hint, and that stderr contains all of `with`.
     #[track_caller]
     fn failed(&self, with: &[&str]) {
         assert!(self.code.is_some_and(|code| code != 0), "{self:#?}");
@@ -443,8 +442,8 @@ impl Outcome {
 }
 
 #[test]
-fn fetch_installs_once_and_ls_shows_it() {
-    let (server, user) = (Server::start(), User::new());
+fn fetch_installs_once_and_ls_lists_it() {
+    let (server, user) = (FakeServer::start(), User::new());
     let outcome = user.fetch(&server).succeeded();
     user.assert_installed(&server);
     assert_eq!(outcome.stdout, "");
@@ -455,7 +454,7 @@ fn fetch_installs_once_and_ls_shows_it() {
     ] {
         assert!(outcome.stderr.contains(line), "{outcome:#?}");
     }
-    // Plain lines, as a job's log wants them.
+    // Plain lines, because stderr is no terminal.
     assert!(!outcome.stderr.contains(['\r', '\x1b']), "{outcome:#?}");
     let version = fs::read_to_string(user.root().join("v1.37.1/VERSION")).unwrap();
     assert_eq!(
@@ -497,8 +496,8 @@ fn fetch_installs_once_and_ls_shows_it() {
 }
 
 #[test]
-fn a_terminal_shows_bars() {
-    let (server, user) = (Server::start(), User::new());
+fn progress_bars_are_shown_on_a_terminal() {
+    let (server, user) = (FakeServer::start(), User::new());
     let line = format!(
         "stty cols 120; exec {} kubernetes fetch --mirror {}",
         env!("CARGO_BIN_EXE_coracle"),
@@ -514,7 +513,7 @@ fn a_terminal_shows_bars() {
 }
 
 #[test]
-fn ls_of_nothing_says_what_to_do() {
+fn ls_without_releases_prints_a_hint() {
     let outcome = User::new()
         .coracle(&["ls", "--kubernetes", "/nonexistent"])
         .succeeded();
@@ -528,13 +527,13 @@ fn ls_of_nothing_says_what_to_do() {
 }
 
 #[test]
-fn a_broken_connection_is_resumed() {
-    let (server, user) = (Server::start(), User::new());
-    server.behave(
+fn broken_connection_is_resumed() {
+    let (server, user) = (FakeServer::start(), User::new());
+    server.set_faults(
         &program("kube-apiserver"),
-        Manner {
+        ServerFaults {
             break_after: Some((100_000, 1)),
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
     let outcome = user.fetch(&server).succeeded();
@@ -561,33 +560,33 @@ fn a_broken_connection_is_resumed() {
 }
 
 #[test]
-fn a_server_without_ranges_is_asked_for_all_of_it() {
-    let (server, user) = (Server::start(), User::new());
-    let manner = Manner {
+fn whole_file_is_fetched_without_range_support() {
+    let (server, user) = (FakeServer::start(), User::new());
+    let faults = ServerFaults {
         break_after: Some((100_000, 1)),
         no_ranges: true,
-        ..Manner::default()
+        ..ServerFaults::default()
     };
-    server.behave(&program("kubectl"), manner);
+    server.set_faults(&program("kubectl"), faults);
     user.fetch(&server).succeeded();
     user.assert_installed(&server);
 }
 
 #[test]
-fn a_busy_server_is_asked_again() {
-    let (server, user) = (Server::start(), User::new());
-    server.behave(
+fn status_503_is_retried() {
+    let (server, user) = (FakeServer::start(), User::new());
+    server.set_faults(
         &program("kubectl"),
-        Manner {
+        ServerFaults {
             unavailable: 1,
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
-    server.behave(
+    server.set_faults(
         "/etcd/v3.7.0/SHA256SUMS",
-        Manner {
+        ServerFaults {
             unavailable: 1,
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
     user.fetch(&server).succeeded();
@@ -595,13 +594,13 @@ fn a_busy_server_is_asked_again() {
 }
 
 #[test]
-fn what_breaks_for_ever_is_resumed_by_the_next_run() {
-    let (server, user) = (Server::start(), User::new());
-    server.behave(
+fn next_run_resumes_after_too_many_broken_connections() {
+    let (server, user) = (FakeServer::start(), User::new());
+    server.set_faults(
         &program("kube-scheduler"),
-        Manner {
+        ServerFaults {
             break_after: Some((10_000, 1000)),
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
     let outcome = user.fetch(&server);
@@ -616,7 +615,7 @@ fn what_breaks_for_ever_is_resumed_by_the_next_run() {
         50_000
     );
 
-    server.behave(&program("kube-scheduler"), Manner::default());
+    server.set_faults(&program("kube-scheduler"), ServerFaults::default());
     server.forget_requests();
     user.fetch(&server).succeeded();
     user.assert_installed(&server);
@@ -624,19 +623,19 @@ fn what_breaks_for_ever_is_resumed_by_the_next_run() {
     assert_eq!(requests.len(), 1);
     assert_eq!(requests[0].range.as_deref(), Some("bytes=50000-"));
     assert!(requests[0].if_range.is_some());
-    // What was complete isn't downloaded again.
+    // Complete files are not downloaded again.
     assert!(server.requests(&program("kube-apiserver")).is_empty());
 }
 
 #[test]
-fn a_killed_run_is_resumed_by_the_next() {
-    let (server, user) = (Server::start(), User::new());
+fn next_run_resumes_a_killed_one() {
+    let (server, user) = (FakeServer::start(), User::new());
     server.put_program("kubectl", noise(9, 4 << 20));
-    server.behave(
+    server.set_faults(
         &program("kubectl"),
-        Manner {
+        ServerFaults {
             stall_after: Some(3 << 20),
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
     let mut child = user.start(&["fetch", "--mirror", &server.url]);
@@ -649,15 +648,15 @@ fn a_killed_run_is_resumed_by_the_next() {
     child.wait().unwrap();
     assert!(!user.root().join("v1.37.1").exists());
 
-    server.behave(&program("kubectl"), Manner::default());
+    server.set_faults(&program("kubectl"), ServerFaults::default());
     user.fetch(&server).succeeded();
     user.assert_installed(&server);
     assert!(server.requests(&program("kubectl"))[1].range.is_some());
 }
 
 #[test]
-fn damage_to_a_partial_file_is_healed() {
-    let (server, user) = (Server::start(), User::new());
+fn damaged_partial_file_is_downloaded_again() {
+    let (server, user) = (FakeServer::start(), User::new());
     fs::create_dir_all(user.part("x").parent().unwrap()).unwrap();
     fs::write(user.part("kube-apiserver"), noise(77, 1000)).unwrap();
     fs::write(user.part("kubectl"), noise(78, 900_000)).unwrap();
@@ -667,8 +666,8 @@ fn damage_to_a_partial_file_is_healed() {
 }
 
 #[test]
-fn a_wrong_checksum_installs_nothing() {
-    let (server, user) = (Server::start(), User::new());
+fn wrong_checksum_installs_nothing() {
+    let (server, user) = (FakeServer::start(), User::new());
     let (wanted, got) = (
         "ab".repeat(32),
         sha256(&server.get(&program("kube-apiserver"))),
@@ -685,8 +684,8 @@ fn a_wrong_checksum_installs_nothing() {
 }
 
 #[test]
-fn what_is_no_checksum_is_refused() {
-    let (server, user) = (Server::start(), User::new());
+fn invalid_checksum_file_is_refused() {
+    let (server, user) = (FakeServer::start(), User::new());
     server.put(
         &format!("{}.sha256", program("kubectl")),
         "<html>please log in</html>",
@@ -697,8 +696,8 @@ fn what_is_no_checksum_is_refused() {
 }
 
 #[test]
-fn versions_that_do_not_exist() {
-    let (server, user) = (Server::start(), User::new());
+fn unknown_and_invalid_versions_are_refused() {
+    let (server, user) = (FakeServer::start(), User::new());
     let fetch = |args: &[&str]| user.coracle(&[&["fetch", "--mirror", &server.url], args].concat());
     fetch(&["--version", "v1.99.0"]).failed(&[
         "no such version v1.99.0 of Kubernetes at ",
@@ -713,7 +712,7 @@ fn versions_that_do_not_exist() {
 }
 
 #[test]
-fn servers_that_are_not_there() {
+fn unreachable_server_is_reported_without_credentials() {
     let user = User::new();
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -734,7 +733,7 @@ fn servers_that_are_not_there() {
 
 #[test]
 fn hostile_archives_are_refused() {
-    let (server, user) = (Server::start(), User::new());
+    let (server, user) = (FakeServer::start(), User::new());
     server.put_etcd(&etcd_tar(|tar| {
         append(tar, &etcd_member(), tar::EntryType::Symlink, b"")
     }));
@@ -756,7 +755,7 @@ fn hostile_archives_are_refused() {
     assert!(!user.root().join("v1.37.1").exists());
     assert!(!Path::new("/tmp/etcd-evil").exists());
 
-    // Nothing that was refused stands in the way of what is good.
+    // A refused archive does not prevent a later installation.
     server.put_etcd(&etcd_tar(|tar| {
         append(
             tar,
@@ -770,13 +769,13 @@ fn hostile_archives_are_refused() {
 }
 
 #[test]
-fn two_at_once_do_not_disturb_each_other() {
-    let (server, user) = (Server::start(), User::new());
-    server.behave(
+fn concurrent_fetches_do_not_interfere() {
+    let (server, user) = (FakeServer::start(), User::new());
+    server.set_faults(
         &program("kubectl"),
-        Manner {
+        ServerFaults {
             break_after: Some((100_000, 2)),
-            ..Manner::default()
+            ..ServerFaults::default()
         },
     );
     let runs: Vec<_> = (0..3)
@@ -797,8 +796,8 @@ fn two_at_once_do_not_disturb_each_other() {
     );
 }
 
-/// Runs `fetch` where the data directory is a file system of its own.
-fn fetch_on(user: &User, server: &Server, mount: &str) -> Outcome {
+/// Runs `fetch` with a separate file system as the data directory.
+fn fetch_on(user: &User, server: &FakeServer, mount: &str) -> Outcome {
     fs::create_dir_all(user.home.path().join("data")).unwrap();
     let script = format!("mount -t tmpfs {mount} none \"$XDG_DATA_HOME\" && exec \"$@\"");
     let coracle = env!("CARGO_BIN_EXE_coracle");
@@ -818,8 +817,8 @@ fn fetch_on(user: &User, server: &Server, mount: &str) -> Outcome {
 }
 
 #[test]
-fn a_full_disk_says_where_and_how_much() {
-    let (server, user) = (Server::start(), User::new());
+fn full_disk_error_says_where_and_how_much() {
+    let (server, user) = (FakeServer::start(), User::new());
     let outcome = fetch_on(&user, &server, "-o size=400k");
     let dir = user.part("x").parent().unwrap().display().to_string();
     outcome.failed(&[
@@ -832,8 +831,8 @@ fn a_full_disk_says_where_and_how_much() {
 }
 
 #[test]
-fn a_read_only_directory_is_named() {
-    let (server, user) = (Server::start(), User::new());
+fn read_only_directory_is_named() {
+    let (server, user) = (FakeServer::start(), User::new());
     let outcome = fetch_on(&user, &server, "-o ro");
     outcome.failed(&[
         &format!("{} can't be written", user.root().display()),
@@ -841,7 +840,7 @@ fn a_read_only_directory_is_named() {
     ]);
 }
 
-/// A program of 151 bytes and a text, which it writes.
+/// A program that prints `text`: 151 bytes of ELF.
 #[cfg(target_arch = "x86_64")]
 fn tiny_program(text: &str) -> Vec<u8> {
     const BASE: u64 = 0x40_0000;
@@ -867,8 +866,8 @@ fn tiny_program(text: &str) -> Vec<u8> {
     elf
 }
 
-/// What the components answer when asked for their version.
-const ANSWERS: [(&str, &str); 5] = [
+/// The output of each component that reports its version.
+const VERSION_OUTPUTS: [(&str, &str); 5] = [
     ("kube-apiserver", "Kubernetes v1.37.1\n"),
     ("kube-controller-manager", "Kubernetes v1.37.1\n"),
     ("kube-scheduler", "Kubernetes v1.37.1\n"),
@@ -882,16 +881,16 @@ const ANSWERS: [(&str, &str); 5] = [
 #[cfg(target_arch = "x86_64")]
 fn programs(dir: &Path) -> String {
     fs::create_dir_all(dir).unwrap();
-    for (name, answer) in ANSWERS {
-        // Not executable, as curl leaves them.
-        fs::write(dir.join(name), tiny_program(answer)).unwrap();
+    for (name, output) in VERSION_OUTPUTS {
+        // Without execute permission, as downloaded by curl.
+        fs::write(dir.join(name), tiny_program(output)).unwrap();
     }
     dir.display().to_string()
 }
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_of_five_programs() {
+fn import_installs_five_programs() {
     let user = User::new();
     let dir = programs(&user.home.path().join("bin"));
     let outcome = user.coracle(&["import", &dir]).succeeded();
@@ -899,7 +898,7 @@ fn import_of_five_programs() {
         outcome.stderr.contains("installed Kubernetes v1.37.1 in "),
         "{outcome:#?}"
     );
-    // These programs print their versions and can't be a control plane, so no store is prepared.
+    // No seed is made, because these programs only print their versions.
     let warnings = outcome
         .stderr
         .lines()
@@ -930,7 +929,7 @@ fn import_of_five_programs() {
     assert!(
         outcome
             .stderr
-            .contains("warning: kube-apiserver says that it is v1.37.1, in a release of v1.38.0"),
+            .contains("warning: kube-apiserver reports version v1.37.1, in a release of v1.38.0"),
         "{outcome:#?}"
     );
     let outcome = user.coracle(&["ls"]).succeeded();
@@ -944,13 +943,13 @@ fn import_of_five_programs() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_keeps_a_multi_call_program_one_file() {
+fn import_copies_a_multi_call_program_once() {
     let user = User::new();
     let dir = user.home.path().join("bin");
     fs::create_dir(&dir).unwrap();
-    let answers: String = ANSWERS.iter().map(|(_, answer)| *answer).collect();
-    fs::write(dir.join("kube"), tiny_program(&answers)).unwrap();
-    for (name, _) in ANSWERS {
+    let outputs: String = VERSION_OUTPUTS.iter().map(|(_, output)| *output).collect();
+    fs::write(dir.join("kube"), tiny_program(&outputs)).unwrap();
+    for (name, _) in VERSION_OUTPUTS {
         symlink("kube", dir.join(name)).unwrap();
     }
     user.coracle(&["import", &dir.display().to_string()])
@@ -961,7 +960,7 @@ fn import_keeps_a_multi_call_program_one_file() {
             .unwrap()
             .is_file()
     );
-    for (name, _) in ANSWERS {
+    for (name, _) in VERSION_OUTPUTS {
         assert_eq!(
             fs::read_link(release.join(name)).unwrap(),
             Path::new("kube"),
@@ -975,7 +974,7 @@ fn import_keeps_a_multi_call_program_one_file() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn import_refuses_what_is_no_kubernetes() {
+fn import_refuses_other_programs() {
     let user = User::new();
     let dir = user.home.path().join("bin");
     let import = || user.coracle(&["import", &dir.display().to_string()]);
@@ -1001,7 +1000,7 @@ fn import_refuses_what_is_no_kubernetes() {
     ]);
     restore();
     fs::write(dir.join("etcd"), tiny_program("zookeeper 3.9\n")).unwrap();
-    import().failed(&["bin/etcd doesn't seem to be etcd: it answered \"zookeeper 3.9\""]);
+    import().failed(&["bin/etcd doesn't seem to be etcd: `--version` printed \"zookeeper 3.9\""]);
     restore();
     fs::write(
         dir.join("kube-apiserver"),

@@ -1,36 +1,36 @@
-//! Compressed streams, recognised by their first bytes: media types are often wrong.
+//! Decompression. The format is detected from the first bytes, because media types are often wrong.
 
 use std::io::{self, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-/// How a stream is compressed.
+/// The compression format of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all.
+    /// Uncompressed.
     None,
-    /// gzip, perhaps of several members.
+    /// gzip, with one or several members.
     Gzip,
-    /// Zstandard, perhaps of several frames.
+    /// Zstandard, with one or several frames.
     Zstd,
 }
 
-/// Memory that a zstd stream may ask for, as a power of two: what `zstd` itself allows.
-const LARGEST_WINDOW: u32 = 27;
+/// The largest window of a zstd stream, as a power of two: the default of `zstd`. It bounds memory.
+const MAX_WINDOW_LOG: u32 = 27;
 
 impl Compression {
-    /// Recognises a stream by how it begins.
+    /// Detects the format from the first bytes.
     pub fn of(start: &[u8]) -> Compression {
         match start {
             [0x1f, 0x8b, ..] => Compression::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
-            // A skippable frame, which zstd:chunked may begin with.
+            // A skippable frame; zstd:chunked may start with one.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
             _ => Compression::None,
         }
     }
 
-    /// What OCI's media type of a layer ends with.
+    /// The suffix of OCI's media type for a layer.
     pub fn suffix(self) -> &'static str {
         match self {
             Compression::None => "",
@@ -40,7 +40,7 @@ impl Compression {
     }
 }
 
-/// Reads what is inside of a stream that may be compressed.
+/// Decompresses a stream; an uncompressed one passes unchanged.
 pub fn decompress<'a>(stream: impl Read + 'a) -> io::Result<(Compression, Box<dyn Read + 'a>)> {
     let (start, stream) = peek(stream)?;
     let compression = Compression::of(&start);
@@ -50,14 +50,14 @@ pub fn decompress<'a>(stream: impl Read + 'a) -> io::Result<(Compression, Box<dy
         Compression::Gzip => Box::new(MultiGzDecoder::new(stream)),
         Compression::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(stream)?;
-            decoder.window_log_max(LARGEST_WINDOW)?;
+            decoder.window_log_max(MAX_WINDOW_LOG)?;
             Box::new(decoder)
         }
     };
     Ok((compression, inner))
 }
 
-/// The first bytes of a stream, as many as tell how it is compressed, and the stream with them. A pipe may give them one by one.
+/// The first four bytes, and the whole stream including them. A pipe may deliver them one at a time.
 pub fn peek<R: Read>(mut stream: R) -> io::Result<(Vec<u8>, impl Read + use<R>)> {
     let mut start = Vec::new();
     stream.by_ref().take(4).read_to_end(&mut start)?;
@@ -69,18 +69,18 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Gives only so many bytes at once.
+    /// Returns at most this many bytes per read.
     struct Slow<'a>(&'a [u8], usize);
 
     impl Read for Slow<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let most = buffer.len().min(self.1);
-            self.0.read(&mut buffer[..most])
+            let limit = buffer.len().min(self.1);
+            self.0.read(&mut buffer[..limit])
         }
     }
 
     #[test]
-    fn streams_of_all_kinds_are_read() {
+    fn all_formats_are_decompressed() {
         let gzip = |text: &[u8]| {
             let mut encoder =
                 flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -93,8 +93,8 @@ mod tests {
             ([gzip(b"one"), gzip(b"two")].concat(), Compression::Gzip),
             ([zstd(b"one"), zstd(b"two")].concat(), Compression::Zstd),
         ] {
-            for most in [1, 3, 1000] {
-                let pipe = Slow(&stream, most);
+            for limit in [1, 3, 1000] {
+                let pipe = Slow(&stream, limit);
                 let (found, mut inner) = decompress(pipe).unwrap();
                 let mut text = String::new();
                 inner.read_to_string(&mut text).unwrap();

@@ -1,33 +1,39 @@
-//! SHA-256 digests, the names of everything in an image.
+//! SHA-256 digests, by which OCI names blobs.
 
 use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
+use aws_lc_rs::digest::{self, Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use sha2::{Digest as _, Sha256};
 
 /// A digest as it is written in manifests: `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
-/// What should be a digest is something else.
+/// A string is not a digest.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{0:?} is not a digest: sha256: and 64 hexadecimal digits are expected")]
+#[error("{0:?} is not a digest: expected sha256: and 64 hexadecimal digits")]
 pub struct DigestError(String);
 
 impl Digest {
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
-        Digest(Sha256::digest(bytes).into())
+        Digest::from_sha256(&digest::digest(&SHA256, bytes))
     }
 
-    /// The hexadecimal digits alone, as they name a file.
+    fn from_sha256(sha256: &digest::Digest) -> Digest {
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(sha256.as_ref());
+        Digest(bytes)
+    }
+
+    /// The hexadecimal digits without the prefix, as in file names.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads 64 hexadecimal digits.
+    /// Parses 64 lower-case hexadecimal digits.
     pub fn from_hex(hex: &str) -> Option<Digest> {
         let lower = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if hex.len() != 64 || !hex.as_bytes().iter().all(lower) {
@@ -77,9 +83,21 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A digest in the making.
-#[derive(Debug, Clone, Default)]
-pub struct Hasher(Sha256);
+/// Computes a digest incrementally.
+#[derive(Clone)]
+pub struct Hasher(Context);
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Hasher(Context::new(&SHA256))
+    }
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hasher(…)")
+    }
+}
 
 impl Hasher {
     /// Adds bytes.
@@ -87,13 +105,13 @@ impl Hasher {
         self.0.update(bytes);
     }
 
-    /// The digest of all that was added.
+    /// The digest of all added bytes.
     pub fn finish(self) -> Digest {
-        Digest(self.0.finalize().into())
+        Digest::from_sha256(&self.0.finish())
     }
 }
 
-/// Passes bytes on, and knows their number and digest.
+/// A reader that counts and hashes the bytes it passes on.
 #[derive(Debug)]
 pub struct HashingReader<R> {
     inner: R,
@@ -102,7 +120,7 @@ pub struct HashingReader<R> {
 }
 
 impl<R: Read> HashingReader<R> {
-    /// Nothing has been read yet.
+    /// Wraps a reader.
     pub fn new(inner: R) -> Self {
         Self {
             inner,
@@ -111,7 +129,7 @@ impl<R: Read> HashingReader<R> {
         }
     }
 
-    /// The number and the digest of the bytes that were read.
+    /// The number and the digest of the bytes read.
     pub fn finish(self) -> (u64, Digest) {
         (self.read, self.hasher.finish())
     }
@@ -131,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_and_back() {
+    fn digest_round_trips_as_text() {
         let text = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let digest: Digest = text.parse().unwrap();
         assert_eq!(digest, Digest::of(b""));
@@ -139,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none() {
+    fn malformed_digests_are_rejected() {
         for bad in [
             "",
             "sha256:",

@@ -1,4 +1,4 @@
-//! Why an image can't be had, in the words and with the reasons that Kubernetes has for it.
+//! Errors of pulls, with the messages and reasons that Kubernetes uses.
 
 use std::error::Error;
 
@@ -6,65 +6,65 @@ use crate::layers::LayerError;
 use crate::manifest::DocumentError;
 use crate::reference::{Reference, ReferenceError};
 use crate::registry::RegistryError;
-use crate::store::StoreError;
+use crate::store::ImageStoreError;
 
-/// An image can't be had. What it displays is complete: it is what `kubectl describe` shows.
+/// An image cannot be made available. `Display` includes the causes, as in `kubectl describe`.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The name can't be one.
+    /// The name is not a valid reference.
     #[error("Failed to apply default image tag \"{}\": {}", .0.name(), .0)]
-    Name(ReferenceError),
-    /// It isn't here, and may not be pulled.
+    InvalidName(ReferenceError),
+    /// The image is not present, and the pull policy is `Never`.
     #[error("Container image \"{0}\" is not present with pull policy of Never")]
     NeverPull(String),
-    /// What is here can't be read.
-    #[error("Failed to inspect image \"{reference}\": {}", causes(.cause))]
+    /// Reading the store failed.
+    #[error("Failed to inspect image \"{reference}\": {}", error_chain(.cause))]
     Inspect {
         /// The full name.
         reference: String,
-        /// Why.
+        /// The cause.
         cause: PullError,
     },
-    /// The registry doesn't answer.
-    #[error("image pull failed for {reference} because the registry is unavailable: {}", causes(.cause))]
+    /// The registry cannot be reached or has an internal error.
+    #[error("image pull failed for {reference} because the registry is unavailable: {}", error_chain(.cause))]
     Unavailable {
         /// The full name.
         reference: String,
-        /// Why.
+        /// The cause.
         cause: PullError,
     },
-    /// Anything else.
-    #[error("failed to pull and unpack image \"{reference}\": {}", causes(.cause))]
+    /// Any other failure.
+    #[error("failed to pull and unpack image \"{reference}\": {}", error_chain(.cause))]
     Pull {
         /// The full name.
         reference: String,
-        /// Why.
+        /// The cause.
         cause: PullError,
     },
 }
 
-/// A step of a pull failed.
+/// The cause of a failed pull.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// Asking the registry.
+    /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// Reading what it answered.
+    /// An invalid manifest, index or configuration.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// Keeping it.
+    /// The store.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// Unpacking it.
+    Store(#[from] ImageStoreError),
+    /// Unpacking a layer.
     #[error(transparent)]
     Layer(#[from] LayerError),
 }
 
 impl ImageError {
-    /// The reason of the container's waiting state.
+    /// The `reason` for the container's waiting state.
     pub fn reason(&self) -> &'static str {
         match self {
-            ImageError::Name(_) => "InvalidImageName",
+            ImageError::InvalidName(_) => "InvalidImageName",
             ImageError::NeverPull(_) => "ErrImageNeverPull",
             ImageError::Inspect { .. } => "ImageInspectError",
             ImageError::Unavailable { .. } => "RegistryUnavailable",
@@ -89,8 +89,8 @@ impl ImageError {
         }
     }
 
-    /// The store's own failure, if that is the cause.
-    pub fn store(&self) -> Option<&StoreError> {
+    /// The store's error, if that is the cause.
+    pub fn store(&self) -> Option<&ImageStoreError> {
         let (ImageError::Inspect { cause, .. }
         | ImageError::Unavailable { cause, .. }
         | ImageError::Pull { cause, .. }) = self
@@ -105,7 +105,7 @@ impl ImageError {
         }
     }
 
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         let own = match self {
             ImageError::Unavailable {
@@ -120,24 +120,24 @@ impl ImageError {
         };
         match self {
             ImageError::Unavailable { .. } => own.or(Some(
-                "is this host allowed to reach the registry? Set https_proxy, name a mirror in \
-                 ~/.config/coracle/registries.toml, or bring the image here with `coracle image load`",
+                "can this host reach the registry? Set https_proxy, configure a mirror in \
+                 ~/.config/coracle/registries.toml, or load the image with `coracle image load`",
             )),
             _ => own,
         }
     }
 }
 
-/// An error with its causes, in one line.
-pub fn causes(error: &(dyn Error + 'static)) -> String {
+/// An error and its sources, in one line.
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        let words = cause.to_string();
-        // Some errors say what their cause says.
-        if !text.ends_with(&words) {
+        let message = cause.to_string();
+        // Some errors already end with the text of their source.
+        if !text.ends_with(&message) {
             text.push_str(": ");
-            text.push_str(&words);
+            text.push_str(&message);
         }
         next = cause.source();
     }

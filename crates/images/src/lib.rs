@@ -1,13 +1,11 @@
-//! Container images: pulled from registries, verified, stored, unpacked and collected when nobody needs
-//! them any more.
+//! Container images: pulls, verifies, stores and unpacks them, and removes unused ones.
 //!
-//! Start reading at [`ensure`], which makes an image ready to run. Compressed blobs lie in a [`Store`] that
-//! all nodes share, unpacked layers in a directory of [`Layers`] on each node. [`registry`] speaks with
-//! registries, [`archive`] with `docker save` and OCI layouts. Everything that comes from outside (archives,
-//! manifests, registries' answers) is taken for hostile.
+//! Start reading at [`ensure`], which makes an image ready to run. Compressed blobs are in an [`ImageStore`] that
+//! all nodes share, unpacked layers in a directory of [`Layers`] on each node. [`registry`] is the client for
+//! registries, [`archive`] reads and writes `docker save` archives and OCI layouts. Input from outside (archives,
+//! manifests, registries' responses) is treated as hostile.
 //!
-//! This crate knows nothing of pods: whose secrets its credentials were, and when a failed pull is tried
-//! again, is decided elsewhere.
+//! This crate knows nothing of pods: its callers provide the credentials and decide when to retry a failed pull.
 
 pub mod archive;
 mod compression;
@@ -23,11 +21,11 @@ pub mod registry;
 mod store;
 
 pub use digest::{Digest, DigestError};
-pub use error::{ImageError, PullError, causes};
-pub use layers::{Held, LayerError, Layers, Limits, UnpackError};
+pub use error::{ImageError, PullError, error_chain};
+pub use layers::{ImageLimits, LayerError, LayerHold, Layers, UnpackError};
 pub use manifest::{Descriptor, DocumentError, ImageConfig, architecture};
-pub use progress::{Event, Progress, Quiet};
-pub use pull::{Image, PullPolicy, PullRequest, ensure, pull};
+pub use progress::{NoProgress, PullEvent, PullProgress};
+pub use pull::{LocalImage, PullPolicy, PullRequest, ensure, pull};
 pub use reference::{Reference, ReferenceError};
-pub use registry::{Credential, RegistryConfig, Secret};
-pub use store::{Collected, Prune, Store, StoreError, Summary};
+pub use registry::{RegistryConfig, RegistryCredential, RegistrySecret};
+pub use store::{ImageStore, ImageStoreError, ImageSummary, PruneOptions, PruneReport};

@@ -1,5 +1,5 @@
-//! Manifests, indexes and configurations: the JSON that ties an image together, in OCI's form and in
-//! Docker's (schema 2), which differ only in their media types.
+//! The JSON documents of an image: manifests, indexes and configurations, in OCI's and Docker's (schema 2) formats,
+//! which differ only in their media types.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// No manifest, index or configuration may be larger.
-pub const LARGEST_DOCUMENT: u64 = 4 << 20;
+/// The largest manifest, index or configuration, in bytes.
+pub const MAX_DOCUMENT_SIZE: u64 = 4 << 20;
 
-/// overlayfs stacks no more.
-pub const MOST_LAYERS: usize = 500;
+/// overlayfs's limit for lower directories.
+pub const MAX_LAYERS: usize = 500;
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -21,21 +21,21 @@ pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.ma
 pub(crate) const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_SCHEMA1: &str = "application/vnd.docker.distribution.manifest.v1";
 
-/// Something in the store or on a registry, by its digest.
+/// OCI's descriptor: a blob's type, digest and size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it is.
+    /// The media type; may be empty.
     #[serde(default)]
     pub media_type: String,
-    /// Its digest.
+    /// The digest.
     pub digest: Digest,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// In an index: the machines that it is for.
+    /// In an index: the platform of the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// Notes, such as its name in an archive.
+    /// Annotations, such as the image's name in an archive.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
@@ -44,7 +44,7 @@ pub struct Descriptor {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The machines that an image is for.
+/// The platform of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     /// `linux`.
@@ -53,18 +53,18 @@ pub struct Platform {
     /// `amd64` and the like.
     #[serde(default)]
     pub architecture: String,
-    /// A refinement, such as `v7` of `arm`.
+    /// The variant, such as `v7` of `arm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
 
-/// One image: its configuration and its layers, the lowest first.
+/// One image: its configuration and its layers, lowest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
     /// Always 2.
     pub schema_version: u32,
-    /// OCI's or Docker's.
+    /// OCI's or Docker's media type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
     /// The configuration.
@@ -73,53 +73,53 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
 }
 
-/// Several manifests, one for each platform.
+/// A list of manifests, one per platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Index {
     /// Always 2.
     pub schema_version: u32,
-    /// OCI's or Docker's.
+    /// OCI's or Docker's media type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
     /// The manifests.
     pub manifests: Vec<Descriptor>,
 }
 
-/// What a reference stands for.
+/// A manifest or an index: the target of a reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Document {
-    /// One image.
+    /// A single image.
     Manifest(Manifest),
-    /// Several, to choose from.
+    /// A multi-platform image.
     Index(Index),
 }
 
-/// The JSON isn't an image.
+/// A document is not a usable manifest, index or configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// No JSON, or not of this form.
-    #[error("{what} is malformed")]
+    /// Not JSON, or of another form.
+    #[error("{document} is malformed")]
     Malformed {
-        /// Manifest, index or configuration.
-        what: &'static str,
-        /// In which way.
+        /// The type of document.
+        document: &'static str,
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// Something that isn't an image of today.
+    /// Not an image, or one that this crate does not support.
     #[error("{0}")]
     Unsupported(String),
-    /// None of an index is for this machine.
-    #[error("no match for platform linux/{wanted} in manifest: it has {}", list(.found))]
+    /// The image is not for this machine's platform.
+    #[error("no match for platform linux/{wanted} in manifest: it has {}", join_or_nothing(.found))]
     NoPlatform {
         /// This machine's architecture.
         wanted: &'static str,
-        /// What there is.
+        /// The platforms that the image has.
         found: Vec<String>,
     },
 }
 
-fn list(found: &[String]) -> String {
+fn join_or_nothing(found: &[String]) -> String {
     match found {
         [] => "nothing".to_owned(),
         some => some.join(", "),
@@ -127,7 +127,7 @@ fn list(found: &[String]) -> String {
 }
 
 impl Document {
-    /// Reads a manifest or an index; the content decides which, the media type may be missing.
+    /// Parses a manifest or an index. The content decides which, since the media type may be missing.
     pub fn parse(bytes: &[u8], media_type: &str) -> Result<Document, DocumentError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -139,16 +139,16 @@ impl Document {
             #[serde(default)]
             layers: Option<serde::de::IgnoredAny>,
         }
-        let malformed = |what| move |source| DocumentError::Malformed { what, source };
+        let malformed = |document| move |source| DocumentError::Malformed { document, source };
         let shape: Shape = serde_json::from_slice(bytes).map_err(malformed("the manifest"))?;
-        let said = shape.media_type.as_deref().unwrap_or(media_type);
-        if shape.schema_version == 1 || said.starts_with(DOCKER_SCHEMA1) {
+        let media_type = shape.media_type.as_deref().unwrap_or(media_type);
+        if shape.schema_version == 1 || media_type.starts_with(DOCKER_SCHEMA1) {
             return Err(DocumentError::Unsupported(
-                "it is in Docker's schema 1, which nobody supports any more: push it again with a current tool"
+                "it is in Docker's schema 1, which is no longer supported: push it again with a current tool"
                     .to_owned(),
             ));
         }
-        // Both lists at once would let two readers see two different images.
+        // A document with both lists would be different images for different clients.
         match (shape.manifests.is_some(), shape.layers.is_some()) {
             (true, false) => serde_json::from_slice(bytes)
                 .map(Document::Index)
@@ -160,10 +160,10 @@ impl Document {
                 Ok(Document::Manifest(manifest))
             }
             _ => Err(DocumentError::Unsupported(format!(
-                "it is no image but {}",
-                match said {
+                "it is not an image but {}",
+                match media_type {
                     "" => "something else",
-                    said => said,
+                    media_type => media_type,
                 }
             ))),
         }
@@ -172,22 +172,22 @@ impl Document {
 
 impl Manifest {
     fn check(&self) -> Result<(), DocumentError> {
-        if self.layers.len() > MOST_LAYERS {
+        if self.layers.len() > MAX_LAYERS {
             return Err(DocumentError::Unsupported(format!(
-                "it has {} layers, and {MOST_LAYERS} are possible",
+                "it has {} layers, and the limit is {MAX_LAYERS}",
                 self.layers.len()
             )));
         }
-        if self.config.size > LARGEST_DOCUMENT {
+        if self.config.size > MAX_DOCUMENT_SIZE {
             return Err(DocumentError::Unsupported(format!(
-                "its configuration is {} bytes large",
+                "its configuration has {} bytes, which is too large",
                 self.config.size
             )));
         }
         Ok(())
     }
 
-    /// The size of everything that has to be downloaded.
+    /// The compressed size of configuration and layers.
     pub fn size(&self) -> u64 {
         self.layers
             .iter()
@@ -195,33 +195,37 @@ impl Manifest {
             .fold(self.config.size, u64::saturating_add)
     }
 
-    /// Everything that it needs.
+    /// The configuration and the layers.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         std::iter::once(&self.config).chain(&self.layers)
     }
 }
 
 impl Index {
-    /// The image for this machine.
+    /// The manifest for this machine.
     pub fn choose(&self) -> Result<&Descriptor, DocumentError> {
-        let fits = |descriptor: &&Descriptor| {
+        let matches_platform = |descriptor: &&Descriptor| {
             descriptor.platform.as_ref().is_some_and(|platform| {
                 platform.os == "linux" && platform.architecture == architecture()
             })
         };
-        // Of several, the one that needs nothing special of the processor.
-        let plain = |descriptor: &&Descriptor| {
+        // Of several variants, prefer the baseline.
+        let is_baseline = |descriptor: &&Descriptor| {
             let variant = descriptor
                 .platform
                 .as_ref()
                 .and_then(|p| p.variant.as_deref());
             matches!(variant, None | Some("" | "v1" | "v8"))
         };
-        let mut fitting = self.manifests.iter().filter(fits);
-        if let Some(best) = fitting.clone().find(plain).or_else(|| fitting.next()) {
+        let mut candidates = self.manifests.iter().filter(matches_platform);
+        if let Some(best) = candidates
+            .clone()
+            .find(is_baseline)
+            .or_else(|| candidates.next())
+        {
             return Ok(best);
         }
-        // An index of one that doesn't say what it is for, as archives have it.
+        // Indexes in archives often have one manifest without a platform.
         if let [only] = self.manifests.as_slice()
             && only.platform.is_none()
         {
@@ -238,7 +242,7 @@ impl Index {
     }
 }
 
-/// The image's configuration, as far as it matters for running it.
+/// The `config` of the image configuration: the defaults for a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     /// ENTRYPOINT.
@@ -259,49 +263,49 @@ pub struct ImageConfig {
     pub exposed_ports: Vec<String>,
 }
 
-/// A configuration: what to run, and the digests of the unpacked layers.
+/// OCI's image configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Configuration {
-    /// What to run.
+pub struct ImageConfiguration {
+    /// The defaults for a container.
     pub config: ImageConfig,
-    /// The digests of the layers' tar archives, the lowest first.
+    /// The digests of the uncompressed layers, lowest first.
     pub diff_ids: Vec<Digest>,
-    /// When the image was built, as it says itself.
+    /// The build time that the image states.
     pub created: Option<String>,
 }
 
-impl Configuration {
-    /// Reads the configuration of an image with so many layers.
-    pub fn parse(bytes: &[u8], layers: usize) -> Result<Configuration, DocumentError> {
+impl ImageConfiguration {
+    /// Parses the configuration of an image with `layers` layers.
+    pub fn parse(bytes: &[u8], layers: usize) -> Result<ImageConfiguration, DocumentError> {
         let file: ConfigFile =
             serde_json::from_slice(bytes).map_err(|source| DocumentError::Malformed {
-                what: "the configuration",
+                document: "the configuration",
                 source,
             })?;
         if file.rootfs.diff_ids.len() != layers {
             return Err(DocumentError::Unsupported(format!(
-                "its manifest has {layers} layers and its configuration {}",
+                "its manifest has {layers} layers, but its configuration has {}",
                 file.rootfs.diff_ids.len()
             )));
         }
-        let foreign = |have: &str, want: &str| !have.is_empty() && have != want;
-        if foreign(&file.os, "linux") || foreign(&file.architecture, architecture()) {
+        let differs = |actual: &str, expected: &str| !actual.is_empty() && actual != expected;
+        if differs(&file.os, "linux") || differs(&file.architecture, architecture()) {
             return Err(DocumentError::NoPlatform {
                 wanted: architecture(),
                 found: vec![format!("{}/{}", file.os, file.architecture)],
             });
         }
-        let run = file.config;
-        Ok(Configuration {
+        let config = file.config;
+        Ok(ImageConfiguration {
             config: ImageConfig {
-                entrypoint: run.entrypoint,
-                cmd: run.cmd,
-                env: run.env,
-                user: run.user,
-                working_dir: run.working_dir,
-                stop_signal: run.stop_signal.filter(|signal| !signal.is_empty()),
-                volumes: run.volumes.into_keys().collect(),
-                exposed_ports: run.exposed_ports.into_keys().collect(),
+                entrypoint: config.entrypoint,
+                cmd: config.cmd,
+                env: config.env,
+                user: config.user,
+                working_dir: config.working_dir,
+                stop_signal: config.stop_signal.filter(|signal| !signal.is_empty()),
+                volumes: config.volumes.into_keys().collect(),
+                exposed_ports: config.exposed_ports.into_keys().collect(),
             },
             diff_ids: file.rootfs.diff_ids,
             created: file.created,
@@ -309,7 +313,7 @@ impl Configuration {
     }
 }
 
-/// This machine's architecture by the name that images use.
+/// This machine's architecture, as OCI (GOARCH) names it.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -337,7 +341,7 @@ struct RootFs {
     diff_ids: Vec<Digest>,
 }
 
-/// Go writes empty lists and maps as null.
+/// Go encodes nil slices and maps as null.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct RunConfig {
@@ -393,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_image_of_this_machine_is_chosen() {
+    fn index_prefers_the_baseline_variant() {
         let here = architecture();
         let chosen = index(vec![
             entry("windows", here, None, b"w"),
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_told_apart_by_content() {
+    fn content_decides_between_manifest_and_index() {
         let config = format!(r#"{{"digest":"{}","size":2}}"#, Digest::of(b"{}"));
         let manifest = format!(r#"{{"schemaVersion":2,"config":{config},"layers":[]}}"#);
         assert!(matches!(
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_as_go_writes_them() {
+    fn configurations_of_go_are_parsed() {
         let text = format!(
             r#"{{"architecture":"{}","os":"linux","created":"2024-01-01T00:00:00Z",
                "config":{{"Env":["A=b"],"Entrypoint":null,"Cmd":["sh"],"Volumes":{{"/data":{{}}}},
@@ -444,14 +448,16 @@ mod tests {
             architecture(),
             Digest::of(b"")
         );
-        let parsed = Configuration::parse(text.as_bytes(), 1).unwrap();
+        let parsed = ImageConfiguration::parse(text.as_bytes(), 1).unwrap();
         assert_eq!(parsed.config.cmd, ["sh"]);
         assert_eq!(parsed.config.volumes, ["/data"]);
         assert_eq!(parsed.config.exposed_ports, ["80/tcp"]);
         assert_eq!(parsed.config.stop_signal.as_deref(), Some("SIGQUIT"));
-        assert!(Configuration::parse(text.as_bytes(), 2).is_err());
+        assert!(ImageConfiguration::parse(text.as_bytes(), 2).is_err());
         let foreign = text.replace(architecture(), "s390x");
-        assert!(Configuration::parse(foreign.as_bytes(), 1).is_err());
-        assert!(Configuration::parse(br#"{"rootfs":{"diff_ids":null},"config":null}"#, 0).is_ok());
+        assert!(ImageConfiguration::parse(foreign.as_bytes(), 1).is_err());
+        assert!(
+            ImageConfiguration::parse(br#"{"rootfs":{"diff_ids":null},"config":null}"#, 0).is_ok()
+        );
     }
 }

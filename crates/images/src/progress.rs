@@ -1,68 +1,68 @@
-//! What a pull tells of itself while it goes on.
+//! Progress events of a pull.
 
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// Something happened.
+/// A progress event of a pull.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
-pub enum Event {
-    /// Somebody else downloads this blob, and is waited for.
+pub enum PullEvent {
+    /// Another process downloads this blob, and this pull waits for it.
     Waiting {
-        /// Which one.
+        /// The blob.
         blob: Digest,
     },
-    /// A download begins, or goes on at `at` after a break.
+    /// A download starts, or resumes at `at` bytes.
     Begin {
-        /// Which one.
+        /// The blob.
         blob: Digest,
-        /// How much is there.
+        /// Bytes downloaded so far.
         at: u64,
-        /// Its whole size.
+        /// Size of the blob in bytes.
         total: u64,
     },
-    /// It has grown.
+    /// More bytes arrived.
     Advance {
-        /// Which one.
+        /// The blob.
         blob: Digest,
-        /// How much is there.
+        /// Bytes downloaded so far.
         at: u64,
     },
-    /// It is here, and is what it should be.
+    /// The blob is complete and verified.
     Downloaded {
-        /// Which one.
+        /// The blob.
         blob: Digest,
-        /// Its size.
+        /// Its size in bytes.
         size: u64,
     },
-    /// A layer is being unpacked.
+    /// Unpacking of a layer starts.
     Unpacking {
-        /// Which blob.
+        /// The layer's blob.
         blob: Digest,
     },
-    /// A layer has been unpacked.
+    /// A layer is unpacked.
     Unpacked {
-        /// Which blob.
+        /// The layer's blob.
         blob: Digest,
     },
-    /// Something that a user may want to know.
+    /// A message for the user.
     Note {
-        /// In words.
+        /// The message.
         text: String,
     },
 }
 
-/// Somebody who is told.
-pub trait Progress: Send + Sync {
-    /// Something happened.
-    fn event(&self, event: Event);
+/// Receives progress events.
+pub trait PullProgress: Send + Sync {
+    /// Called for each event.
+    fn event(&self, event: PullEvent);
 }
 
-/// Nobody is told.
+/// Discards progress events.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Quiet;
+pub struct NoProgress;
 
-impl Progress for Quiet {
-    fn event(&self, _: Event) {}
+impl PullProgress for NoProgress {
+    fn event(&self, _: PullEvent) {}
 }

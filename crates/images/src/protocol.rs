@@ -1,36 +1,36 @@
-//! What goes through the pipes of a process that pulls an image for a pod: one line of JSON in, many out.
+//! The protocol of a process that pulls an image for a pod: one line of JSON on stdin, many lines on stdout.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::progress::Event;
-use crate::pull::{Image, PullRequest};
+use crate::progress::PullEvent;
+use crate::pull::{LocalImage, PullRequest};
 
-/// The line that it reads.
+/// The line on stdin.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Command {
+pub struct PullCommand {
     /// The store's directory.
     pub store: PathBuf,
     /// The directory of unpacked layers.
     pub layers: PathBuf,
-    /// What to pull.
+    /// The image to pull.
     pub request: PullRequest,
 }
 
-/// A line that it writes. The last one is either `Done` or `Failed`.
+/// A line on stdout. The last one is either `Done` or `Failed`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
-pub enum Line {
-    /// It goes on.
-    Progress(Event),
+pub enum PullOutput {
+    /// A progress event.
+    Progress(PullEvent),
     /// The image is ready.
-    Done(Box<Image>),
-    /// It isn't.
+    Done(Box<LocalImage>),
+    /// The pull failed.
     Failed {
-        /// As [`ImageError::reason`](crate::ImageError::reason) has it.
+        /// From [`ImageError::reason`](crate::ImageError::reason).
         reason: String,
-        /// What the user reads.
+        /// The message for the user.
         message: String,
     },
 }

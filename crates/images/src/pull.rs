@@ -1,4 +1,4 @@
-//! Making an image ready to run.
+//! Pulls images and makes them ready to run.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -9,125 +9,132 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::{ImageError, PullError};
-use crate::layers::{Allowance, Layers};
-use crate::manifest::{Configuration, Descriptor, Document, DocumentError, ImageConfig};
-use crate::progress::{Event, Progress};
+use crate::layers::{Layers, UnpackBudget};
+use crate::manifest::{Descriptor, Document, DocumentError, ImageConfig, ImageConfiguration};
+use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
-use crate::registry::{Credential, RegistryConfig, Sources};
-use crate::store::{Grant, Requester, Store, StoreError, Stored};
+use crate::registry::{PullSources, RegistryConfig, RegistryCredential};
+use crate::store::{Grant, ImageStore, ImageStoreError, Requester, StoredImage};
 
-/// How many layers of an image are downloaded and unpacked at once.
-const AT_ONCE: usize = 3;
+/// The number of layers of an image that are downloaded and unpacked at the same time.
+const CONCURRENT_LAYERS: usize = 3;
 
-/// When to ask the registry.
+/// Kubernetes' `imagePullPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// Every time; what is here already is not downloaded again.
+    /// Contact the registry every time; present blobs are not downloaded again.
     Always,
-    /// If the image isn't here.
+    /// Contact the registry if the image is not present.
     IfNotPresent,
-    /// Never.
+    /// Never contact the registry.
     Never,
 }
 
-/// What is wanted.
+/// A request to pull an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PullRequest {
-    /// The image's name, as the user wrote it.
+    /// The image's name as the user wrote it.
     pub reference: String,
-    /// When to ask the registry.
+    /// When to contact the registry.
     pub policy: PullPolicy,
     /// From imagePullSecrets.
     #[serde(default)]
-    pub credentials: Vec<Credential>,
+    pub credentials: Vec<RegistryCredential>,
 }
 
-/// An image that is ready to run.
+/// An image that is in the store and, after [`ensure`], unpacked on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Image {
-    /// Its full name.
+pub struct LocalImage {
+    /// The full name.
     pub reference: String,
-    /// What exactly it is: its repository with a digest.
+    /// The repository with the image's digest.
     pub id: String,
-    /// The size of what was, or would have been, downloaded.
+    /// The compressed size in bytes.
     pub size: u64,
-    /// The unpacked layers, the lowest first. None appears twice.
+    /// The unpacked layers, lowest first, without duplicates.
     pub layers: Vec<PathBuf>,
-    /// What to run.
+    /// The defaults for a container.
     pub config: ImageConfig,
-    /// Whether the registry was asked; if not, it was here already.
+    /// Whether the registry was contacted; false if the image was present already.
     pub pulled: bool,
 }
 
-/// Makes an image ready to run on this node.
+/// Makes an image ready to run on this node: pulls it if needed, and unpacks its layers.
 pub async fn ensure(
-    store: &Store,
+    store: &ImageStore,
     layers: &Layers,
     request: &PullRequest,
     config: &RegistryConfig,
-    progress: &dyn Progress,
-) -> Result<Image, ImageError> {
-    get(store, Some(layers), request, config, progress).await
+    progress: &dyn PullProgress,
+) -> Result<LocalImage, ImageError> {
+    pull_image(store, Some(layers), request, config, progress).await
 }
 
-/// Brings an image into the store, and unpacks nothing.
+/// Pulls an image into the store without unpacking it.
 pub async fn pull(
-    store: &Store,
+    store: &ImageStore,
     request: &PullRequest,
     config: &RegistryConfig,
-    progress: &dyn Progress,
-) -> Result<Image, ImageError> {
-    get(store, None, request, config, progress).await
+    progress: &dyn PullProgress,
+) -> Result<LocalImage, ImageError> {
+    pull_image(store, None, request, config, progress).await
 }
 
-async fn get(
-    store: &Store,
+async fn pull_image(
+    store: &ImageStore,
     layers: Option<&Layers>,
     request: &PullRequest,
     config: &RegistryConfig,
-    progress: &dyn Progress,
-) -> Result<Image, ImageError> {
-    let reference: Reference = request.reference.parse().map_err(ImageError::Name)?;
-    let inspecting = |error: StoreError| ImageError::inspecting(&reference, error);
+    progress: &dyn PullProgress,
+) -> Result<LocalImage, ImageError> {
+    let reference: Reference = request.reference.parse().map_err(ImageError::InvalidName)?;
+    let inspecting = |error: ImageStoreError| ImageError::inspecting(&reference, error);
     let pulling = |error: PullError| ImageError::pulling(&reference, error);
-    // Until the reference is written, nothing but this keeps its blobs.
-    let _in_use = store.in_use().await.map_err(inspecting)?;
-    let sources = Sources::new(&reference, config, &request.credentials);
-    let job = Job {
+    // Until the reference is written, only this lock protects the blobs from garbage collection.
+    let _lock = store.lock_shared().await.map_err(inspecting)?;
+    let sources = PullSources::new(&reference, config, &request.credentials);
+    let pull = ImagePull {
         store,
         layers,
         sources: (request.policy != PullPolicy::Never).then_some(&sources),
         requester: &Requester::new(&reference, &request.credentials),
         progress,
     };
-    // An image that the requester may not use counts as absent: not even that it is here should be learned from this.
-    let known = job.present(&reference).map_err(inspecting)?;
+    // An image that the requester may not use counts as absent, so that its presence is not disclosed.
+    let present = pull.find_present(&reference).map_err(inspecting)?;
     if request.policy != PullPolicy::Always
-        && let Some(stored) = &known
+        && let Some(stored) = &present
     {
-        let used = job.layers(stored, Access::Recorded, false).await;
-        let (paths, _) = used.map_err(pulling)?;
+        let fetched = pull.fetch_layers(stored, BlobAccess::Recorded, false).await;
+        let (paths, _) = fetched.map_err(pulling)?;
         store.touch(&reference);
         return Ok(image(&reference, stored, paths, false));
     }
-    let Some(sources) = job.sources else {
+    let Some(sources) = pull.sources else {
         return Err(ImageError::NeverPull(request.reference.clone()));
     };
-    let (stored, paths) = match known {
-        Some(known) if sources.is_still(known.top.digest).await => {
-            let used = job.layers(&known, Access::Recorded, true).await;
-            let (paths, _) = used.map_err(pulling)?;
-            (known, paths)
+    let (stored, paths) = match present {
+        Some(present) if sources.resolves_to(present.top.digest).await => {
+            let fetched = pull
+                .fetch_layers(&present, BlobAccess::Recorded, true)
+                .await;
+            let (paths, _) = fetched.map_err(pulling)?;
+            (present, paths)
         }
-        _ => job.pull(sources).await.map_err(pulling)?,
+        _ => pull.pull(sources).await.map_err(pulling)?,
     };
-    let named = store.name(&reference, &stored.top);
-    named.map_err(|error| pulling(error.into()))?;
+    let stored_reference = store.set_reference(&reference, &stored.top);
+    stored_reference.map_err(|error| pulling(error.into()))?;
     Ok(image(&reference, &stored, paths, true))
 }
 
-fn image(reference: &Reference, stored: &Stored, layers: Vec<PathBuf>, pulled: bool) -> Image {
-    Image {
+fn image(
+    reference: &Reference,
+    stored: &StoredImage,
+    layers: Vec<PathBuf>,
+    pulled: bool,
+) -> LocalImage {
+    LocalImage {
         reference: reference.to_string(),
         id: reference.pinned(stored.top.digest),
         size: stored.manifest.size(),
@@ -137,38 +144,38 @@ fn image(reference: &Reference, stored: &Stored, layers: Vec<PathBuf>, pulled: b
     }
 }
 
-/// Whether blobs that are here may be used.
+/// The blobs of the store that a pull may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Access {
-    /// All of them: the record of the image's manifest says so.
+enum BlobAccess {
+    /// All blobs of the image: the access record of its manifest grants it.
     Recorded,
-    /// Those that the requester has access to by records of their own. The others have to come from the image's registry.
+    /// Blobs whose own access records grant it. The others must be downloaded from the image's registry.
     ByBlob,
 }
 
-/// An image's documents, as they came from its registry.
+/// An image's documents, fetched from its registry.
 struct Documents {
-    stored: Stored,
-    access: Access,
-    /// To whom each document was sent.
+    stored: StoredImage,
+    access: BlobAccess,
+    /// The grant under which the registry sent each document.
     grants: Vec<(Digest, Grant)>,
-    /// What the configuration took, if that is known.
+    /// The grant under which the registry sent the configuration, if known.
     config: Option<Grant>,
 }
 
-/// One image on its way.
-struct Job<'a> {
-    store: &'a Store,
+/// The pull of one image.
+struct ImagePull<'a> {
+    store: &'a ImageStore,
     layers: Option<&'a Layers>,
-    /// None: no registry may be asked.
-    sources: Option<&'a Sources>,
+    /// `None` with the pull policy `Never`.
+    sources: Option<&'a PullSources>,
     requester: &'a Requester,
-    progress: &'a dyn Progress,
+    progress: &'a dyn PullProgress,
 }
 
-impl Job<'_> {
-    /// The image, if the requester may use it and all of it is here: each layer unpacked, or at least its blob.
-    fn present(&self, reference: &Reference) -> Result<Option<Stored>, StoreError> {
+impl ImagePull<'_> {
+    /// The image, if the requester may use it and it is complete: each layer is unpacked or its blob is in the store.
+    fn find_present(&self, reference: &Reference) -> Result<Option<StoredImage>, ImageStoreError> {
         let Some(top) = self.store.lookup(reference)? else {
             return Ok(None);
         };
@@ -180,9 +187,9 @@ impl Job<'_> {
             .layers
             .iter()
             .zip(&stored.configuration.diff_ids);
-        let here =
+        let complete =
             all.all(|(blob, diff_id)| self.is_unpacked(blob, *diff_id) || self.store.has(blob));
-        Ok(here.then_some(stored))
+        Ok(complete.then_some(stored))
     }
 
     fn is_unpacked(&self, blob: &Descriptor, diff_id: Digest) -> bool {
@@ -190,20 +197,20 @@ impl Job<'_> {
             .is_some_and(|layers| layers.has(diff_id, blob.digest))
     }
 
-    /// Gets from the registry what the requester has no access to yet, and records that it has now.
-    async fn pull(&self, sources: &Sources) -> Result<(Stored, Vec<PathBuf>), PullError> {
-        let documents = self.documents(sources).await?;
+    /// Downloads everything that the requester has no access to yet, and records the new access.
+    async fn pull(&self, sources: &PullSources) -> Result<(StoredImage, Vec<PathBuf>), PullError> {
+        let documents = self.fetch_documents(sources).await?;
         let stored = documents.stored;
-        let (paths, blobs) = self.layers(&stored, documents.access, true).await?;
+        let (paths, blobs) = self.fetch_layers(&stored, documents.access, true).await?;
         let manifest = stored.manifest_descriptor.digest;
         for (digest, grant) in documents.grants {
             let grant = match (digest == manifest, documents.access) {
                 (false, _) => Some(grant),
-                // Its record stays as it is: which blobs the registry would have sent was not tried.
-                (true, Access::Recorded) => None,
-                // What the user brings into the store by hand is for all of the user's pods.
-                (true, Access::ByBlob) if self.layers.is_none() => Some(Grant::Everybody),
-                (true, Access::ByBlob) => {
+                // Unchanged: this pull did not test whether the registry would have sent the blobs.
+                (true, BlobAccess::Recorded) => None,
+                // `coracle image pull` makes an image available to all pods of the user.
+                (true, BlobAccess::ByBlob) if self.layers.is_none() => Some(Grant::Public),
+                (true, BlobAccess::ByBlob) => {
                     let parts = blobs.iter().cloned().chain([documents.config.clone()]);
                     let parts: Option<Vec<_>> = parts.chain([Some(grant)]).collect();
                     parts.and_then(|parts| Grant::combined(&parts))
@@ -217,8 +224,8 @@ impl Job<'_> {
         Ok((stored, paths))
     }
 
-    /// Fetches the manifest for this machine and the configuration, and keeps them.
-    async fn documents(&self, sources: &Sources) -> Result<Documents, PullError> {
+    /// Fetches the manifest for this machine and the configuration into the store.
+    async fn fetch_documents(&self, sources: &PullSources) -> Result<Documents, PullError> {
         let (top, mut bytes, grant) = sources.manifest(None, self.progress).await?;
         let (mut grants, mut documents) = (vec![(top.digest, grant)], vec![top.digest]);
         let mut at = top.clone();
@@ -228,11 +235,11 @@ impl Job<'_> {
                 Document::Index(index) => {
                     at = index.choose()?.clone();
                     documents.push(at.digest);
-                    let known = match self.store.may_use(at.digest, self.requester)? {
+                    let present = match self.store.may_use(at.digest, self.requester)? {
                         true => self.store.read_document(at.digest)?,
                         false => None,
                     };
-                    bytes = match known {
+                    bytes = match present {
                         Some(bytes) => bytes,
                         None => {
                             let digest = Some(at.digest);
@@ -244,14 +251,16 @@ impl Job<'_> {
                 }
                 Document::Manifest(manifest) => {
                     let access = match self.store.may_use(at.digest, self.requester)? {
-                        true => Access::Recorded,
-                        false => Access::ByBlob,
+                        true => BlobAccess::Recorded,
+                        false => BlobAccess::ByBlob,
                     };
                     let fetched = self.fetch(&manifest.config, access, sources).await?;
                     let config = self.store.read_document(manifest.config.digest)?;
-                    let configuration =
-                        Configuration::parse(&config.unwrap_or_default(), manifest.layers.len())?;
-                    let stored = Stored {
+                    let configuration = ImageConfiguration::parse(
+                        &config.unwrap_or_default(),
+                        manifest.layers.len(),
+                    )?;
+                    let stored = StoredImage {
                         top,
                         manifest,
                         manifest_descriptor: at,
@@ -267,64 +276,64 @@ impl Job<'_> {
                 }
             }
         }
-        Err(DocumentError::Unsupported("it is an index of an index of an index".to_owned()).into())
+        Err(DocumentError::Unsupported("its indexes are nested too deeply".to_owned()).into())
     }
 
-    /// Has a blob in the store. Says what that took the requester, if that is known.
+    /// Makes sure that a blob is in the store. Returns the grant under which the registry sent it, if known.
     async fn fetch(
         &self,
         blob: &Descriptor,
-        access: Access,
-        sources: &Sources,
+        access: BlobAccess,
+        sources: &PullSources,
     ) -> Result<Option<Grant>, PullError> {
-        if access == Access::Recorded && self.store.has(blob) {
+        if access == BlobAccess::Recorded && self.store.has(blob) {
             return Ok(None);
         }
         let fetched = sources.blob(self.store, blob, self.requester, self.progress);
         Ok(fetched.await?)
     }
 
-    /// Has all layers unpacked, if that is wanted; `keep` them in the store too, for other nodes, or
-    /// have there only what must be unpacked. Says what each took the requester.
-    async fn layers(
+    /// Fetches and, with [`Layers`], unpacks all layers. `keep` fetches the blobs of unpacked layers too, for other
+    /// nodes. Returns the paths of the layers and their grants.
+    async fn fetch_layers(
         &self,
-        stored: &Stored,
-        access: Access,
+        stored: &StoredImage,
+        access: BlobAccess,
         keep: bool,
     ) -> Result<(Vec<PathBuf>, Vec<Option<Grant>>), PullError> {
-        let most = self.layers.map(Layers::limits).unwrap_or_default().bytes;
-        if stored.manifest.size() > most {
+        let limit = self.layers.map(Layers::limits).unwrap_or_default().bytes;
+        if stored.manifest.size() > limit {
             return Err(DocumentError::Unsupported(format!(
-                "it is {} bytes large, and {most} are allowed",
+                "it has {} bytes, and the limit is {limit}",
                 stored.manifest.size()
             ))
             .into());
         }
-        let allowance = self
+        let budget = self
             .layers
-            .map(|layers| Arc::new(Allowance::new(layers.limits())));
+            .map(|layers| Arc::new(UnpackBudget::new(layers.limits())));
         let pairs = stored
             .manifest
             .layers
             .iter()
             .zip(&stored.configuration.diff_ids);
-        // overlayfs refuses a layer that appears twice; the upper one hides the lower one anyway.
+        // overlayfs rejects duplicate layers; the upper one hides the lower one anyway.
         let mut seen = HashSet::new();
-        let mut wanted: Vec<_> = pairs
+        let mut unique: Vec<_> = pairs
             .rev()
             .filter(|(_, diff_id)| seen.insert(**diff_id))
             .collect();
-        wanted.reverse();
-        let all: Vec<(Option<PathBuf>, Option<Grant>)> = stream::iter(wanted)
+        unique.reverse();
+        let all: Vec<(Option<PathBuf>, Option<Grant>)> = stream::iter(unique)
             .map(|(blob, diff_id)| {
-                let allowance = allowance.clone();
+                let budget = budget.clone();
                 async move {
                     let fetched = self.fetch_layer(blob, *diff_id, access, keep).await?;
-                    let path = self.layer(blob, *diff_id, access, allowance).await?;
+                    let path = self.unpack_layer(blob, *diff_id, access, budget).await?;
                     Ok::<_, PullError>((path, fetched))
                 }
             })
-            .buffered(AT_ONCE)
+            .buffered(CONCURRENT_LAYERS)
             .try_collect()
             .await?;
         let (paths, grants): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -335,7 +344,7 @@ impl Job<'_> {
         &self,
         blob: &Descriptor,
         diff_id: Digest,
-        access: Access,
+        access: BlobAccess,
         keep: bool,
     ) -> Result<Option<Grant>, PullError> {
         match self.sources {
@@ -346,22 +355,22 @@ impl Job<'_> {
         }
     }
 
-    async fn layer(
+    async fn unpack_layer(
         &self,
         blob: &Descriptor,
         diff_id: Digest,
-        access: Access,
-        allowance: Option<Arc<Allowance>>,
+        access: BlobAccess,
+        budget: Option<Arc<UnpackBudget>>,
     ) -> Result<Option<PathBuf>, PullError> {
-        let (Some(layers), Some(allowance)) = (self.layers, allowance) else {
+        let (Some(layers), Some(budget)) = (self.layers, budget) else {
             return Ok(None);
         };
-        match self.unpack(layers, blob, diff_id, &allowance).await {
-            // A blob that went bad on disk is fetched once more; one that was always bad is not.
-            Err(PullError::Layer(error)) if error.blames_archive() => match self.sources {
+        match self.unpack(layers, blob, diff_id, &budget).await {
+            // Download a blob again if it was damaged on disk, but not if the image itself is invalid.
+            Err(PullError::Layer(error)) if error.is_archive_fault() => match self.sources {
                 Some(sources) if self.store.discard_if_damaged(blob.digest)? => {
                     self.fetch(blob, access, sources).await?;
-                    self.unpack(layers, blob, diff_id, &allowance).await
+                    self.unpack(layers, blob, diff_id, &budget).await
                 }
                 _ => Err(error.into()),
             },
@@ -375,21 +384,23 @@ impl Job<'_> {
         layers: &Layers,
         blob: &Descriptor,
         diff_id: Digest,
-        allowance: &Arc<Allowance>,
+        budget: &Arc<UnpackBudget>,
     ) -> Result<PathBuf, PullError> {
-        let fresh = !layers.has(diff_id, blob.digest);
-        if fresh {
-            self.progress.event(Event::Unpacking { blob: blob.digest });
+        let is_new = !layers.has(diff_id, blob.digest);
+        if is_new {
+            self.progress
+                .event(PullEvent::Unpacking { blob: blob.digest });
         }
         let path = self.store.blob_path(blob.digest);
-        let (layers, digest, allowance) = (layers.clone(), blob.digest, allowance.clone());
-        let unpack = move || layers.unpack(&path, digest, diff_id, &allowance);
+        let (layers, digest, budget) = (layers.clone(), blob.digest, budget.clone());
+        let unpack = move || layers.unpack(&path, digest, diff_id, &budget);
         let done = tokio::task::spawn_blocking(unpack).await;
         let path = done.map_err(|error| {
-            StoreError::io("unpack", self.store.path(), std::io::Error::other(error))
+            ImageStoreError::io("unpack", self.store.path(), std::io::Error::other(error))
         })??;
-        if fresh {
-            self.progress.event(Event::Unpacked { blob: blob.digest });
+        if is_new {
+            self.progress
+                .event(PullEvent::Unpacked { blob: blob.digest });
         }
         Ok(path)
     }

@@ -1,4 +1,4 @@
-//! Names of images as users write them, and what they stand for.
+//! Image references: names as users write them, and their full form.
 //!
 //! The grammar is Docker's, which Kubernetes uses too: `busybox` is `docker.io/library/busybox:latest`.
 
@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use crate::digest::Digest;
 
-const HUB: &str = "docker.io";
-const LONGEST_REPOSITORY: usize = 255;
+const DOCKER_HUB: &str = "docker.io";
+const MAX_NAME_LEN: usize = 255;
 
 /// The full name of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,7 +19,7 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// A name that can't be one.
+/// A name is not a valid reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name {name:?}: invalid reference format: {reason}")]
 pub struct ReferenceError {
@@ -28,19 +28,19 @@ pub struct ReferenceError {
 }
 
 impl ReferenceError {
-    /// The name, as the user wrote it.
+    /// The name as the user wrote it.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
 impl Reference {
-    /// The registry's host and perhaps port; `docker.io` for Docker's own.
+    /// The registry's host with an optional port; `docker.io` for Docker Hub.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The path of the repository on its registry.
+    /// The path of the repository on the registry.
     pub fn repository(&self) -> &str {
         &self.repository
     }
@@ -50,17 +50,17 @@ impl Reference {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// The tag, if the image isn't named by its digest alone.
+    /// The tag; `None` if the reference has only a digest.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, if it is named by one.
+    /// The digest, if the reference has one.
     pub fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// What a registry is asked for: the digest if there is one, else the tag.
+    /// The version to request from a registry: the digest if there is one, else the tag.
     pub fn version(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),
@@ -69,7 +69,7 @@ impl Reference {
         }
     }
 
-    /// The repository with this digest, which is how Kubernetes tells what exactly runs.
+    /// The repository with this digest, the form of Kubernetes' `imageID`.
     pub fn pinned(&self, digest: Digest) -> String {
         format!("{}@{digest}", self.name())
     }
@@ -79,7 +79,7 @@ impl FromStr for Reference {
     type Err = ReferenceError;
 
     fn from_str(name: &str) -> Result<Self, ReferenceError> {
-        let wrong = |reason| ReferenceError {
+        let invalid = |reason| ReferenceError {
             name: name.chars().take(300).collect(),
             reason,
         };
@@ -87,7 +87,7 @@ impl FromStr for Reference {
             Some((rest, digest)) => {
                 let digest = digest
                     .parse()
-                    .map_err(|_| wrong("after @ stands no SHA-256 digest"))?;
+                    .map_err(|_| invalid("no SHA-256 digest after @"))?;
                 (rest, Some(digest))
             }
             None => (name, None),
@@ -98,34 +98,34 @@ impl FromStr for Reference {
             _ => (rest, None),
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
-            return Err(wrong("the tag holds letters that a tag can't have"));
+            return Err(invalid("the tag has invalid characters"));
         }
         let (registry, repository) = match rest.split_once('/') {
             Some((first, path)) if is_host(first) => (first, path),
-            _ => (HUB, rest),
+            _ => (DOCKER_HUB, rest),
         };
         let registry = match registry {
-            "index.docker.io" | "registry-1.docker.io" => HUB,
+            "index.docker.io" | "registry-1.docker.io" => DOCKER_HUB,
             other => other,
         };
-        let repository = match registry == HUB && !repository.contains('/') {
+        let repository = match registry == DOCKER_HUB && !repository.contains('/') {
             true => format!("library/{repository}"),
             false => repository.to_owned(),
         };
         if rest.is_empty() || repository == "library/" {
-            return Err(wrong("it is empty"));
+            return Err(invalid("it is empty"));
         }
         if !is_registry(registry) {
-            return Err(wrong("its registry is no host name"));
+            return Err(invalid("the registry is not a host name"));
         }
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
-            return Err(wrong("repository name must be lowercase"));
+            return Err(invalid("repository name must be lowercase"));
         }
         if !repository.split('/').all(is_component) {
-            return Err(wrong("its path holds what a path can't have"));
+            return Err(invalid("the path has invalid characters"));
         }
-        if registry.len() + 1 + repository.len() > LONGEST_REPOSITORY {
-            return Err(wrong("it is longer than 255 letters"));
+        if registry.len() + 1 + repository.len() > MAX_NAME_LEN {
+            return Err(invalid("it is longer than 255 characters"));
         }
         let default = || digest.is_none().then(|| "latest".to_owned());
         Ok(Reference {
@@ -150,7 +150,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Tells `host/path` from `user/path`, as Docker does.
+/// Tells `host/path` from `user/path`, like Docker.
 fn is_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost" || first.chars().any(char::is_uppercase)
 }
@@ -189,7 +189,7 @@ fn is_tag(tag: &str) -> bool {
         && tag.chars().all(|c| word(c) || c == '.' || c == '-')
 }
 
-/// Letters and digits, with one of `.`, `_`, `__` or any number of `-` between them.
+/// Letters and digits, separated by `.`, `_`, `__` or any number of `-`.
 fn is_component(component: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let separators = component.split(plain).filter(|part| !part.is_empty());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name() {
+    fn malformed_names_are_rejected() {
         for bad in [
             "",
             ":",
@@ -265,7 +265,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_panics_and_names_are_stable(name in "[a-zA-Z0-9./:@_-]{0,60}") {
+        fn parsed_names_round_trip(name in "[a-zA-Z0-9./:@_-]{0,60}") {
             if let Ok(reference) = name.parse::<Reference>() {
                 let text = reference.to_string();
                 proptest::prop_assert_eq!(text.parse::<Reference>().unwrap(), reference);

@@ -1,6 +1,6 @@
-//! Archives of Docker and OCI, loaded and saved; and what is collected afterwards.
+//! Loads and saves archives of Docker and OCI, and collects garbage afterwards.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -10,20 +10,25 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use common::*;
-use images::archive::{Format, LoadError, Loaded, load_directory, save};
+use images::archive::{ArchiveFormat, LoadError, LoadedImage, load_directory, save};
 use images::{
-    Digest, Image, Limits, Prune, PullPolicy, Quiet, Reference, RegistryConfig, Store, ensure,
+    Digest, ImageLimits, ImageStore, LocalImage, NoProgress, PruneOptions, PullPolicy, Reference,
+    RegistryConfig, ensure,
 };
 use serde_json::json;
 
-fn load(store: &Store, archive: &[u8], name: Option<&Reference>) -> Result<Vec<Loaded>, LoadError> {
-    images::archive::load(store, archive, name, Limits::default())
+fn load(
+    store: &ImageStore,
+    archive: &[u8],
+    name: Option<&Reference>,
+) -> Result<Vec<LoadedImage>, LoadError> {
+    images::archive::load(store, archive, name, ImageLimits::default())
 }
 
-async fn run(place: &Place, name: &str) -> Image {
+async fn run(node: &TestNode, name: &str) -> LocalImage {
     let request = request(name, PullPolicy::Never);
     let config = RegistryConfig::default();
-    ensure(&place.store, &place.layers, &request, &config, &Quiet)
+    ensure(&node.store, &node.layers, &request, &config, &NoProgress)
         .await
         .unwrap()
 }
@@ -36,7 +41,7 @@ fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     layer(&files)
 }
 
-/// What `docker save` wrote before version 25: layers in directories, the list at the end.
+/// The archive format of `docker save` before version 25: layers in directories, the list at the end.
 fn old_docker(names: &[&str]) -> Vec<u8> {
     let lower = layer(&[("bin/app", b"one"), ("etc/old", b"x")]);
     let upper = layer(&[("etc/.wh.old", b"")]);
@@ -60,7 +65,7 @@ fn old_docker(names: &[&str]) -> Vec<u8> {
     add("c0ffee.json", &config);
     add("manifest.json", list.to_string().as_bytes());
     add("repositories", b"{}");
-    // A layer that is the same as another is a link to it.
+    // A duplicate layer is a symlink.
     let mut header = tar::Header::new_ustar();
     header.set_entry_type(tar::EntryType::Symlink);
     header.set_size(0);
@@ -69,7 +74,7 @@ fn old_docker(names: &[&str]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// An OCI layout; `docker` adds the list that `docker save` writes since version 25.
+/// An OCI layout; `docker` adds the `manifest.json` that `docker save` writes since version 25.
 fn layout(
     image: &TestImage,
     annotation: (&str, &str),
@@ -102,29 +107,29 @@ fn layout(
     files
 }
 
-fn names(loaded: &[Loaded]) -> Vec<String> {
-    let name = |l: &Loaded| l.reference.as_ref().map_or("-".into(), ToString::to_string);
+fn names(loaded: &[LoadedImage]) -> Vec<String> {
+    let name = |l: &LoadedImage| l.reference.as_ref().map_or("-".into(), ToString::to_string);
     loaded.iter().map(name).collect()
 }
 
 #[tokio::test]
-async fn archives_of_old_dockers() {
+async fn old_docker_archives_load() {
     for packing in [Packing::Plain, Packing::Gzip, Packing::Zstd] {
-        let place = Place::new();
+        let node = TestNode::new();
         let archive = pack(&old_docker(&["app:1", "registry.example/app:2"]), packing);
-        let loaded = load(&place.store, &archive[..], None).unwrap();
+        let loaded = load(&node.store, &archive[..], None).unwrap();
         assert_eq!(
             names(&loaded),
             ["docker.io/library/app:1", "registry.example/app:2"]
         );
-        let image = run(&place, "app:1").await;
+        let image = run(&node, "app:1").await;
         assert!(image.id.starts_with("docker.io/library/app@sha256:"));
         assert_eq!(image.layers.len(), 2, "one of three appears twice");
         assert_eq!(fs::read(image.layers[0].join("bin/app")).unwrap(), b"one");
-        // Blobs are compressed, and nothing else is left.
-        assert_eq!(place.blobs().len(), 4);
+        // The blobs are compressed, and there are no leftovers.
+        assert_eq!(node.blobs().len(), 4);
         assert_eq!(
-            fs::read_dir(place.store.path().join("partial"))
+            fs::read_dir(node.store.path().join("partial"))
                 .unwrap()
                 .count(),
             0
@@ -133,7 +138,7 @@ async fn archives_of_old_dockers() {
 }
 
 #[tokio::test]
-async fn archives_of_new_dockers_and_layouts_keep_their_digests() {
+async fn new_docker_archives_keep_their_digests() {
     let image = TestImage::usual(OCI);
     let name = ("org.opencontainers.image.ref.name", "1");
     let full = ("io.containerd.image.name", "docker.io/library/app:1");
@@ -146,46 +151,50 @@ async fn archives_of_new_dockers_and_layouts_keep_their_digests() {
         ),
         (layout(&image, name, None), Some("app:1".parse().unwrap())),
     ] {
-        let place = Place::new();
-        let loaded = load(&place.store, &tar_of(&files)[..], given.as_ref()).unwrap();
+        let node = TestNode::new();
+        let loaded = load(&node.store, &tar_of(&files)[..], given.as_ref()).unwrap();
         assert_eq!(names(&loaded), ["docker.io/library/app:1"]);
         assert_eq!(loaded[0].digest, image.digest());
-        let found = run(&place, "app:1").await;
+        let found = run(&node, "app:1").await;
         assert_eq!(
             found.id,
             format!("docker.io/library/app@{}", image.digest())
         );
-        // The same as a directory.
-        let dir = place.dir.path().join("layout");
+        // The same layout as a directory.
+        let dir = node.dir.path().join("layout");
         for (name, content) in &files {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let place = Place::new();
-        let again = load_directory(&place.store, &dir, given.as_ref()).unwrap();
+        let node = TestNode::new();
+        let again = load_directory(&node.store, &dir, given.as_ref()).unwrap();
         assert_eq!(again, loaded);
     }
-    // Without any name it is only a guest.
-    let place = Place::new();
-    let loaded = load(&place.store, &tar_of(&layout(&image, name, None))[..], None).unwrap();
+    // Without a name it is garbage.
+    let node = TestNode::new();
+    let loaded = load(&node.store, &tar_of(&layout(&image, name, None))[..], None).unwrap();
     assert_eq!(names(&loaded), ["-"]);
-    place.store.prune(&Prune::default()).await.unwrap();
-    assert!(place.blobs().is_empty());
+    node.store.prune(&PruneOptions::default()).await.unwrap();
+    assert!(node.blobs().is_empty());
 }
 
 #[tokio::test]
-async fn what_is_saved_can_be_loaded() {
-    let place = Place::new();
-    load(&place.store, &old_docker(&["app:1", "app:2"])[..], None).unwrap();
-    let image = run(&place, "app:1").await;
+async fn saved_archives_load() {
+    let node = TestNode::new();
+    load(&node.store, &old_docker(&["app:1", "app:2"])[..], None).unwrap();
+    let image = run(&node, "app:1").await;
     let all = ["app:1".parse().unwrap(), "app:2".parse().unwrap()];
-    for format in [Format::Docker, Format::Oci, Format::OciDirectory] {
-        let (mut out, dir) = (Vec::new(), place.dir.path().join("saved"));
-        save(&place.store, &all, format, &mut out, &dir).unwrap();
-        let other = Place::new();
+    for format in [
+        ArchiveFormat::Docker,
+        ArchiveFormat::Oci,
+        ArchiveFormat::OciDirectory,
+    ] {
+        let (mut out, dir) = (Vec::new(), node.dir.path().join("saved"));
+        save(&node.store, &all, format, &mut out, &dir).unwrap();
+        let other = TestNode::new();
         let loaded = match format {
-            Format::OciDirectory => load_directory(&other.store, &dir, None).unwrap(),
+            ArchiveFormat::OciDirectory => load_directory(&other.store, &dir, None).unwrap(),
             _ => load(&other.store, &out[..], None).unwrap(),
         };
         assert!(
@@ -194,13 +203,13 @@ async fn what_is_saved_can_be_loaded() {
         );
         assert_eq!(run(&other, "app:2").await.id, image.id, "{format:?}");
         let mut again = Vec::new();
-        save(&place.store, &all, format, &mut again, &dir).unwrap();
+        save(&node.store, &all, format, &mut again, &dir).unwrap();
         assert!(again == out, "the same image gives the same archive");
     }
     let error = save(
-        &place.store,
+        &node.store,
         &["no:1".parse().unwrap()],
-        Format::Oci,
+        ArchiveFormat::Oci,
         std::io::sink(),
         Path::new("x"),
     );
@@ -213,7 +222,7 @@ async fn what_is_saved_can_be_loaded() {
 }
 
 #[test]
-fn archives_that_are_none() {
+fn invalid_archives_are_rejected() {
     let image = TestImage::usual(OCI);
     let full = ("io.containerd.image.name", "app:1");
     let whole = layout(&image, full, None);
@@ -228,20 +237,20 @@ fn archives_that_are_none() {
     changed[2].1[5000] ^= 1;
     let missing = Digest::of(&image.layers[0]).hex();
     let mut tar = tar_of(&whole);
-    let no_archive = "this is no tar archive";
+    let not_tar = "not a tar archive";
     let text = b"Just words, more of them than the header of a tar archive has bytes. ".repeat(20);
-    for (archive, words) in [
-        (b"<html>".to_vec(), no_archive),
-        (text.clone(), no_archive),
-        (pack(&text, Packing::Gzip), no_archive),
-        (pack(b"<html>", Packing::Zstd), no_archive),
+    for (archive, expected_text) in [
+        (b"<html>".to_vec(), not_tar),
+        (text.clone(), not_tar),
+        (pack(&text, Packing::Gzip), not_tar),
+        (pack(b"<html>", Packing::Zstd), not_tar),
         (
             pack(b"", Packing::Gzip),
-            "neither one of `docker save` nor an OCI image layout",
+            "neither from `docker save` nor an OCI image layout",
         ),
         (
             tar_of(&without("index.json")),
-            "neither one of `docker save` nor an OCI image layout",
+            "neither from `docker save` nor an OCI image layout",
         ),
         (tar_of(&without(&missing)), "is missing"),
         (tar_of(&changed), "damaged"),
@@ -256,15 +265,15 @@ fn archives_that_are_none() {
             )]),
             "etc/passwd is missing",
         ),
-        (tar.drain(..tar.len() / 2).collect(), "can't be read"),
+        (tar.drain(..tar.len() / 2).collect(), "cannot read"),
     ] {
-        let place = Place::new();
-        let error = load(&place.store, &archive[..], None).unwrap_err();
-        let text = images::causes(&error);
-        assert!(text.contains(words), "{words}: {text}");
-        assert!(place.store.list().unwrap().is_empty());
+        let node = TestNode::new();
+        let error = load(&node.store, &archive[..], None).unwrap_err();
+        let text = images::error_chain(&error);
+        assert!(text.contains(expected_text), "{expected_text}: {text}");
+        assert!(node.store.list().unwrap().is_empty());
         assert_eq!(
-            fs::read_dir(place.store.path().join("partial"))
+            fs::read_dir(node.store.path().join("partial"))
                 .unwrap()
                 .count(),
             0
@@ -273,37 +282,37 @@ fn archives_that_are_none() {
 }
 
 #[test]
-fn a_few_bytes_that_become_many_are_refused() {
-    let limits = Limits {
+fn decompression_bombs_are_rejected() {
+    let limits = ImageLimits {
         bytes: 1 << 20,
-        ..Limits::default()
+        ..ImageLimits::default()
     };
     let image = TestImage::usual(OCI);
     let mut files = layout(&image, ("io.containerd.image.name", "app:1"), None);
-    let place = Place::new();
+    let node = TestNode::new();
     let whole = pack(&tar_of(&files), Packing::Gzip);
-    images::archive::load(&place.store, &whole[..], None, limits).unwrap();
-    // Before, among and after the parts of the image.
+    images::archive::load(&node.store, &whole[..], None, limits).unwrap();
+    // Before, between and after the files of the image.
     for at in [0, 2, files.len()] {
-        let place = Place::new();
+        let node = TestNode::new();
         files.insert(at, ("zeros".to_owned(), vec![0; 4 << 20]));
         let bomb = pack(&tar_of(&files), Packing::Gzip);
         assert!(bomb.len() < 100_000);
-        let error = images::archive::load(&place.store, &bomb[..], None, limits).unwrap_err();
-        let said = images::causes(&error);
-        assert!(said.contains("more than 1048576 bytes"), "{said}");
-        assert!(place.store.list().unwrap().is_empty());
+        let error = images::archive::load(&node.store, &bomb[..], None, limits).unwrap_err();
+        let message = images::error_chain(&error);
+        assert!(message.contains("more than 1048576 bytes"), "{message}");
+        assert!(node.store.list().unwrap().is_empty());
         files.remove(at);
     }
 }
 
-/// Counts the descriptors that are open while it is read.
-struct Watching<'a> {
+/// A reader that records the largest number of open descriptors.
+struct DescriptorCounter<'a> {
     archive: &'a [u8],
     most: usize,
 }
 
-impl Read for Watching<'_> {
+impl Read for DescriptorCounter<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.most = self.most.max(fs::read_dir("/proc/self/fd")?.count());
         self.archive.read(buffer)
@@ -311,42 +320,42 @@ impl Read for Watching<'_> {
 }
 
 #[test]
-fn files_of_an_archive_are_not_all_open_at_once() {
+fn load_needs_few_descriptors() {
     let full = ("io.containerd.image.name", "app:1");
     let mut files = layout(&TestImage::usual(OCI), full, None);
     files.extend((0..2000).map(|at| (format!("other/{at}"), vec![0; 2000])));
     let archive = tar_of(&files);
-    let mut watching = Watching {
+    let mut counter = DescriptorCounter {
         archive: &archive,
         most: 0,
     };
-    let place = Place::new();
-    let limits = Limits::default();
-    images::archive::load(&place.store, &mut watching, None, limits).unwrap();
+    let node = TestNode::new();
+    let limits = ImageLimits::default();
+    images::archive::load(&node.store, &mut counter, None, limits).unwrap();
     // Other tests may run in this process.
-    assert!(watching.most < 500, "{}", watching.most);
-    assert_eq!(listed(&place), ["app:1"]);
+    assert!(counter.most < 500, "{}", counter.most);
+    assert_eq!(listed(&node), ["app:1"]);
 }
 
 #[tokio::test]
-async fn what_a_killed_load_left_goes_with_the_next() {
-    let place = Place::new();
-    let partial = |name: &str| place.store.path().join("partial").join(name);
+async fn load_removes_leftovers_of_killed_load() {
+    let node = TestNode::new();
+    let partial = |name: &str| node.store.path().join("partial").join(name);
     for name in [".new-left", "download"] {
         fs::write(partial(name), "x").unwrap();
     }
     let archive = old_docker(&["app:1"]);
-    // Who pulls at the same time may be writing it.
-    let pulling = place.store.in_use().await.unwrap();
-    load(&place.store, &archive, None).unwrap();
+    // The file may belong to a concurrent pull.
+    let pulling = node.store.lock_shared().await.unwrap();
+    load(&node.store, &archive, None).unwrap();
     assert!(partial(".new-left").exists());
     drop(pulling);
-    load(&place.store, &archive, None).unwrap();
+    load(&node.store, &archive, None).unwrap();
     assert!(!partial(".new-left").exists() && partial("download").exists());
 }
 
 #[test]
-fn one_name_is_for_one_image() {
+fn one_name_needs_one_image() {
     let full = ("io.containerd.image.name", "app:1");
     let files = layout(&TestImage::usual(OCI), full, None);
     let name: Reference = "team/app:1".parse().unwrap();
@@ -358,38 +367,38 @@ fn one_name_is_for_one_image() {
             parsed["manifests"] = vec![entry; entries].into();
             *index = parsed.to_string().into();
         }
-        load(&Place::new().store, &tar_of(&files), Some(&name))
+        load(&TestNode::new().store, &tar_of(&files), Some(&name))
     };
-    // The same image twice is one.
+    // Duplicate entries are one image.
     assert_eq!(names(&with_entries(2).unwrap()), ["docker.io/team/app:1"]);
     let error = with_entries(0).unwrap_err();
     assert!(error.to_string().contains("it has no image"), "{error}");
 
     // Two images in one archive.
     let other = TestImage::new(&[(layer(&[("other", b"")]), Packing::Plain)], OCI);
-    let place = Place::new();
-    load(&place.store, &tar_of(&files), None).unwrap();
+    let node = TestNode::new();
+    load(&node.store, &tar_of(&files), None).unwrap();
     let full = ("io.containerd.image.name", "other:1");
-    load(&place.store, &tar_of(&layout(&other, full, None)), None).unwrap();
+    load(&node.store, &tar_of(&layout(&other, full, None)), None).unwrap();
     let mut two = Vec::new();
     let both = ["app:1".parse().unwrap(), "other:1".parse().unwrap()];
     save(
-        &place.store,
+        &node.store,
         &both,
-        Format::Docker,
+        ArchiveFormat::Docker,
         &mut two,
         Path::new("x"),
     )
     .unwrap();
-    let error = load(&Place::new().store, &two, Some(&name)).unwrap_err();
+    let error = load(&TestNode::new().store, &two, Some(&name)).unwrap_err();
     assert!(error.to_string().contains("2 images"), "{error}");
-    // What can't be saved leaves nothing that looks like an archive.
+    // A failed save writes no archive.
     let mut none = Vec::new();
     let absent = ["absent:1".parse().unwrap()];
     save(
-        &place.store,
+        &node.store,
         &absent,
-        Format::Oci,
+        ArchiveFormat::Oci,
         &mut none,
         Path::new("x"),
     )
@@ -398,18 +407,18 @@ fn one_name_is_for_one_image() {
 }
 
 #[tokio::test]
-async fn removed_by_digest_under_all_of_its_names() {
-    let place = Place::new();
+async fn removing_a_digest_removes_all_names() {
+    let node = TestNode::new();
     load(
-        &place.store,
+        &node.store,
         &old_docker(&["app:1", "app:2", "other:1"]),
         None,
     )
     .unwrap();
-    let digest = place.store.list().unwrap()[0].digest;
+    let digest = node.store.list().unwrap()[0].digest;
     let unknown = format!("app@{}", Digest::of(b"something else"));
     let forget = |name: &str| {
-        let gone = place.store.forget(&name.parse().unwrap()).unwrap();
+        let gone = node.store.remove(&name.parse().unwrap()).unwrap();
         let mut gone: Vec<_> = gone.iter().map(ToString::to_string).collect();
         gone.sort();
         gone
@@ -419,11 +428,11 @@ async fn removed_by_digest_under_all_of_its_names() {
         forget(&format!("app@{digest}")),
         ["docker.io/library/app:1", "docker.io/library/app:2"]
     );
-    assert_eq!(listed(&place), ["other:1"]);
+    assert_eq!(listed(&node), ["other:1"]);
 }
 
-/// An image of one layer of about `size` bytes, used so long ago.
-fn stored(place: &Place, name: &str, size: usize, shared: bool, used: Duration) {
+/// Loads an image with a layer of about `size` bytes, last used `used` ago.
+fn stored(node: &TestNode, name: &str, size: usize, shared: bool, used: Duration) {
     let mut state = name.len() as u32 + name.as_bytes()[0] as u32;
     let mut noise = vec![0u8; size];
     noise.iter_mut().for_each(|byte| {
@@ -439,8 +448,8 @@ fn stored(place: &Place, name: &str, size: usize, shared: bool, used: Duration) 
         ("io.containerd.image.name", name),
         None,
     );
-    load(&place.store, &tar_of(&files)[..], None).unwrap();
-    for entry in fs::read_dir(place.store.path().join("references"))
+    load(&node.store, &tar_of(&files)[..], None).unwrap();
+    for entry in fs::read_dir(node.store.path().join("references"))
         .unwrap()
         .flatten()
     {
@@ -454,89 +463,93 @@ fn stored(place: &Place, name: &str, size: usize, shared: bool, used: Duration) 
     }
 }
 
-fn listed(place: &Place) -> Vec<String> {
-    let all = place.store.list().unwrap();
+fn listed(node: &TestNode) -> Vec<String> {
+    let all = node.store.list().unwrap();
     assert!(all.iter().all(|image| image.complete));
     let short = |name: &str| name.trim_start_matches("docker.io/library/").to_owned();
     all.iter().map(|image| short(&image.reference)).collect()
 }
 
 #[tokio::test]
-async fn pruned_by_age_and_by_size() {
-    let place = Place::new();
+async fn prune_removes_by_age_and_size() {
+    let node = TestNode::new();
     let days = |n: u64| Duration::from_secs(n * 24 * 3600);
-    stored(&place, "new", 100_000, true, days(0));
-    stored(&place, "older", 100_000, true, days(10));
-    stored(&place, "huge", 3_000_000, false, days(1));
-    stored(&place, "old", 100_000, false, days(40));
+    stored(&node, "new", 100_000, true, days(0));
+    stored(&node, "older", 100_000, true, days(10));
+    stored(&node, "huge", 3_000_000, false, days(1));
+    stored(&node, "old", 100_000, false, days(40));
     assert_eq!(
-        listed(&place),
+        listed(&node),
         ["huge:latest", "new:latest", "old:latest", "older:latest"]
     );
-    // Nothing to do.
+    // Nothing to remove.
     assert_eq!(
-        place.store.prune(&Prune::default()).await.unwrap(),
+        node.store.prune(&PruneOptions::default()).await.unwrap(),
         Default::default()
     );
-    let prune = Prune {
+    let prune = PruneOptions {
         older_than: Some(days(30)),
         dry_run: true,
-        ..Prune::default()
+        ..PruneOptions::default()
     };
-    let would = place.store.prune(&prune).await.unwrap();
+    let would = node.store.prune(&prune).await.unwrap();
     assert_eq!(would.references, ["docker.io/library/old:latest"]);
-    assert_eq!(listed(&place).len(), 4);
-    let prune = Prune {
+    assert_eq!(listed(&node).len(), 4);
+    let prune = PruneOptions {
         dry_run: false,
         ..prune
     };
-    assert_eq!(place.store.prune(&prune).await.unwrap(), would);
-    assert_eq!(
-        listed(&place),
-        ["huge:latest", "new:latest", "older:latest"]
-    );
-    // A layer that is shared counts once, so both of its users may stay.
-    let prune = Prune {
+    assert_eq!(node.store.prune(&prune).await.unwrap(), would);
+    assert_eq!(listed(&node), ["huge:latest", "new:latest", "older:latest"]);
+    // A shared layer counts once, so both images stay.
+    let prune = PruneOptions {
         keep_bytes: Some(800_000),
-        ..Prune::default()
+        ..PruneOptions::default()
     };
-    let gone = place.store.prune(&prune).await.unwrap();
+    let gone = node.store.prune(&prune).await.unwrap();
     assert!(gone.bytes > 3_000_000);
-    assert_eq!(listed(&place), ["new:latest", "older:latest"]);
-    // Removed by name: what the other needs stays.
-    let forget = || place.store.forget(&"new".parse().unwrap()).unwrap();
+    assert_eq!(listed(&node), ["new:latest", "older:latest"]);
+    // After a removal by name the other image's blobs stay.
+    let forget = || node.store.remove(&"new".parse().unwrap()).unwrap();
     assert_eq!(forget().len(), 1);
     assert!(forget().is_empty());
-    place.store.prune(&Prune::default()).await.unwrap();
-    assert_eq!(listed(&place), ["older:latest"]);
-    assert_eq!(run(&place, "older").await.layers.len(), 2);
+    node.store.prune(&PruneOptions::default()).await.unwrap();
+    assert_eq!(listed(&node), ["older:latest"]);
+    assert_eq!(run(&node, "older").await.layers.len(), 2);
 }
 
 #[tokio::test]
-async fn garbage_waits_for_those_who_pull() {
-    let place = Place::new();
-    let guard = place.store.in_use().await.unwrap();
-    // Somebody has downloaded a blob whose image isn't complete yet.
-    place.store.put(b"half of an image").unwrap();
-    let store = place.store.clone();
-    let prune = tokio::spawn(async move { store.prune(&Prune::default()).await.unwrap() });
+async fn prune_waits_for_running_pulls() {
+    let node = TestNode::new();
+    let guard = node.store.lock_shared().await.unwrap();
+    // A pull has downloaded a blob, but its image is not complete yet.
+    node.store.put(b"half of an image").unwrap();
+    let store = node.store.clone();
+    let prune = tokio::spawn(async move { store.prune(&PruneOptions::default()).await.unwrap() });
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!prune.is_finished());
-    assert_eq!(place.blobs().len(), 1);
+    assert_eq!(node.blobs().len(), 1);
     drop(guard);
     assert_eq!(prune.await.unwrap().blobs, 1);
-    // What a killed pull left goes too.
-    let mut left = fs::File::create(place.store.path().join("partial/leftover")).unwrap();
+    // Leftovers of a killed pull are removed too.
+    let mut left = fs::File::create(node.store.path().join("partial/leftover")).unwrap();
     left.write_all(b"x").unwrap();
-    assert_eq!(place.store.prune(&Prune::default()).await.unwrap().bytes, 1);
+    assert_eq!(
+        node.store
+            .prune(&PruneOptions::default())
+            .await
+            .unwrap()
+            .bytes,
+        1
+    );
 }
 
 #[tokio::test]
-async fn last_use_is_noted() {
-    let place = Place::new();
-    stored(&place, "app", 1000, false, Duration::from_secs(100_000));
-    let used = |place: &Place| place.store.list().unwrap()[0].used;
-    let before = used(&place);
-    run(&place, "app").await;
-    assert!(used(&place) > before + 90_000);
+async fn time_of_last_use_is_recorded() {
+    let node = TestNode::new();
+    stored(&node, "app", 1000, false, Duration::from_secs(100_000));
+    let used = |node: &TestNode| node.store.list().unwrap()[0].used;
+    let before = used(&node);
+    run(&node, "app").await;
+    assert!(used(&node) > before + 90_000);
 }

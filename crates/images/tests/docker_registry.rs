@@ -1,8 +1,8 @@
-//! Pulls from Debian's `docker-registry`, with passwords, over TLS and without.
+//! Pulls from Debian's `docker-registry`, with passwords, with and without TLS.
 //!
-//! Where it isn't installed (`apt install docker-registry`), these tests say so and pass.
+//! If it is not installed (`apt install docker-registry`), the tests print that and pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use images::{
-    Credential, Digest, Image, ImageError, PullPolicy, Quiet, RegistryConfig, Secret, ensure,
+    Digest, ImageError, LocalImage, NoProgress, PullPolicy, RegistryConfig, RegistryCredential,
+    RegistrySecret, ensure,
 };
 use reqwest::Client;
 
-/// `user`, `right`, as `htpasswd -B` writes it.
+/// User `user`, password `right`, in the format of `htpasswd -B`.
 const PASSWORDS: &str = "user:$2y$05$H8Im/kYs2XHsNYcymyhT6OMqdC.iiprx4V4OVCeTEb21QkOx6DWvy\n";
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -90,7 +91,7 @@ impl Registry {
         while std::net::TcpStream::connect(&address).is_err() {
             assert!(
                 began.elapsed() < Duration::from_secs(20),
-                "it doesn't start"
+                "docker-registry does not start"
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -113,7 +114,7 @@ impl Registry {
             .unwrap()
     }
 
-    /// Pushes an image as a client of the registry does.
+    /// Pushes an image.
     async fn push(&self, repository: &str, tag: &str, image: &TestImage) {
         let base = format!("{}://{}/v2/{repository}", self.scheme, self.address);
         let client = Self::client();
@@ -159,18 +160,18 @@ impl Registry {
 }
 
 async fn pull(
-    place: &Place,
+    node: &TestNode,
     reference: &str,
-    credentials: Vec<Credential>,
+    credentials: Vec<RegistryCredential>,
     config: &RegistryConfig,
-) -> Result<Image, ImageError> {
+) -> Result<LocalImage, ImageError> {
     let mut request = request(reference, PullPolicy::Always);
     request.credentials = credentials;
-    ensure(&place.store, &place.layers, &request, config, &Quiet).await
+    ensure(&node.store, &node.layers, &request, config, &NoProgress).await
 }
 
 #[tokio::test]
-async fn images_of_all_kinds() {
+async fn oci_docker_and_multi_platform_images_are_pulled() {
     let Some(registry) = Registry::start(LOOPBACK, false, None) else {
         return;
     };
@@ -178,18 +179,18 @@ async fn images_of_all_kinds() {
     for (name, media_type) in [("team/oci", OCI), ("docker", DOCKER)] {
         let image = TestImage::usual(media_type);
         registry.push(name, "1", &image).await;
-        let place = Place::new();
+        let node = TestNode::new();
         let reference = format!("{}/{name}:1", registry.address);
-        let pulled = pull(&place, &reference, Vec::new(), &config).await.unwrap();
+        let pulled = pull(&node, &reference, Vec::new(), &config).await.unwrap();
         assert_eq!(
             pulled.id,
             format!("{}/{name}@{}", registry.address, image.digest())
         );
         assert_eq!(fs::read(pulled.layers[1].join("bin/app")).unwrap(), b"two");
-        let pinned = pull(&place, &pulled.id, Vec::new(), &config).await.unwrap();
+        let pinned = pull(&node, &pulled.id, Vec::new(), &config).await.unwrap();
         assert_eq!(pinned.layers, pulled.layers);
     }
-    // Multi-architecture.
+    // A multi-platform image.
     let image = TestImage::usual(OCI);
     let mut entry = descriptor(&image.manifest, OCI);
     entry["platform"] = serde_json::json!({"os": "linux", "architecture": images::architecture()});
@@ -199,9 +200,9 @@ async fn images_of_all_kinds() {
     registry
         .push_manifest("multi", "all", index.to_string().as_bytes(), OCI_INDEX)
         .await;
-    let place = Place::new();
+    let node = TestNode::new();
     let pulled = pull(
-        &place,
+        &node,
         &format!("{}/multi:all", registry.address),
         Vec::new(),
         &config,
@@ -213,9 +214,9 @@ async fn images_of_all_kinds() {
             .id
             .ends_with(&Digest::of(index.to_string().as_bytes()).to_string())
     );
-    // What isn't there.
+    // A missing image.
     let error = pull(
-        &place,
+        &node,
         &format!("{}/none:1", registry.address),
         Vec::new(),
         &config,
@@ -225,40 +226,40 @@ async fn images_of_all_kinds() {
 }
 
 #[tokio::test]
-async fn a_registry_with_passwords() {
+async fn password_is_required_and_checked() {
     let Some(registry) = Registry::start(LOOPBACK, true, None) else {
         return;
     };
     registry.push("app", "1", &TestImage::usual(OCI)).await;
     let reference = format!("{}/app:1", registry.address);
     let config = insecure(&[&registry.address]);
-    let credential = |password: &str| Credential {
+    let credential = |password: &str| RegistryCredential {
         pattern: registry.address.clone(),
-        secret: Secret::Password {
+        secret: RegistrySecret::Password {
             username: "user".into(),
             password: password.into(),
         },
     };
-    let place = Place::new();
+    let node = TestNode::new();
     for credentials in [Vec::new(), vec![credential("wrong")]] {
-        let error = pull(&place, &reference, credentials, &config)
+        let error = pull(&node, &reference, credentials, &config)
             .await
             .unwrap_err();
         assert_eq!(error.reason(), "ErrImagePull");
         assert!(error.to_string().contains("pull access denied"), "{error}");
     }
-    pull(&place, &reference, vec![credential("right")], &config)
+    pull(&node, &reference, vec![credential("right")], &config)
         .await
         .unwrap();
-    // A pull secret as Kubernetes has it.
+    // A pull secret in Kubernetes' format.
     let json = serde_json::json!({"auths": {&registry.address: {"username": "user", "password": "right"}}});
     let secret = images::registry::credentials::from_dockerconfigjson(json.to_string().as_bytes());
-    pull(&Place::new(), &reference, secret.unwrap(), &config)
+    pull(&TestNode::new(), &reference, secret.unwrap(), &config)
         .await
         .unwrap();
 }
 
-/// An address of this host that isn't the loopback's; nothing is sent.
+/// A non-loopback address of this host. Sends no packet.
 fn outer_address() -> Option<std::net::IpAddr> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
@@ -267,7 +268,7 @@ fn outer_address() -> Option<std::net::IpAddr> {
 }
 
 #[tokio::test]
-async fn a_registry_with_a_certificate_of_its_own() {
+async fn private_certificate_needs_configuration() {
     let Some(address) = outer_address() else {
         eprintln!("this host has no network: nothing was tested");
         return;
@@ -312,7 +313,7 @@ async fn a_registry_with_a_certificate_of_its_own() {
         fs::write(&toml, &rules).unwrap();
         let config = RegistryConfig::read(&toml).unwrap();
         let reference = format!("{}/app:1", registry.address);
-        let pulled = pull(&Place::new(), &reference, Vec::new(), &config).await;
+        let pulled = pull(&TestNode::new(), &reference, Vec::new(), &config).await;
         assert_eq!(pulled.is_ok(), good, "{rules}: {pulled:?}");
         if let Err(error) = pulled {
             assert_eq!(error.reason(), "RegistryUnavailable");
@@ -320,9 +321,9 @@ async fn a_registry_with_a_certificate_of_its_own() {
     }
 }
 
-/// A helper, as `credHelpers` and `credsStore` name them, gives the password.
+/// The password comes from a helper in `credHelpers` or `credsStore`.
 #[tokio::test]
-async fn credential_helpers_are_asked() {
+async fn credential_helpers_are_run() {
     let Some(registry) = Registry::start(LOOPBACK, true, None) else {
         return;
     };
@@ -340,7 +341,7 @@ async fn credential_helpers_are_asked() {
     fs::create_dir(&rules).unwrap();
     let rule = format!("[registry.\"{}\"]\ninsecure = true\n", registry.address);
     fs::write(rules.join("registries.toml"), rule).unwrap();
-    // Helpers are found by PATH, which belongs to the whole process: a child gets its own.
+    // Helpers are found by PATH, which is per process, so the pull runs in a child.
     let test = std::env::current_exe().unwrap();
     for config in [
         format!(r#"{{"credHelpers":{{"{}":"test"}}}}"#, registry.address),
@@ -355,7 +356,7 @@ async fn credential_helpers_are_asked() {
         let status = Command::new(&test)
             .args([
                 "--exact",
-                "pull_with_the_environment",
+                "pull_with_environment",
                 "--ignored",
                 "--nocapture",
             ])
@@ -370,13 +371,13 @@ async fn credential_helpers_are_asked() {
 }
 
 #[tokio::test]
-#[ignore = "run by credential_helpers_are_asked, in an environment of its own"]
-async fn pull_with_the_environment() {
+#[ignore = "run by credential_helpers_are_run, with its own environment"]
+async fn pull_with_environment() {
     let Ok(reference) = std::env::var("TEST_REFERENCE") else {
         return;
     };
     let config = RegistryConfig::from_environment().unwrap();
-    pull(&Place::new(), &reference, Vec::new(), &config)
+    pull(&TestNode::new(), &reference, Vec::new(), &config)
         .await
         .unwrap();
 }

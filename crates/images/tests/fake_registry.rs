@@ -1,6 +1,6 @@
-//! Pulls from a registry in this process that can be told to misbehave.
+//! Pulls from a fake registry in this process, with configurable faults.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -17,116 +17,119 @@ use axum::routing::any;
 use base64::Engine as _;
 use common::*;
 use futures::StreamExt;
-use images::{Credential, Digest, Event, ImageError, PullPolicy, RegistryConfig, Secret, ensure};
+use images::{
+    Digest, ImageError, PullEvent, PullPolicy, RegistryConfig, RegistryCredential, RegistrySecret,
+    ensure,
+};
 
-/// How it behaves.
+/// The content and the faults of the registry.
 #[derive(Default)]
-struct Behaviour {
+struct FakeState {
     /// Manifests by `repository:version`, with their media type.
     manifests: HashMap<String, (String, Vec<u8>)>,
     blobs: HashMap<String, Vec<u8>>,
-    /// Wants this token, which the token server gives to this user and password (or to all).
+    /// Requires this token, which the token server gives to this user and password, or to anyone.
     token: Option<(String, Option<(String, String)>)>,
     basic: Option<(String, String)>,
-    /// Knows this user, but lets him in nowhere.
+    /// Answers 403 to this user.
     forbidden: Option<(String, String)>,
-    /// Breaks the connection of the next blobs after so many bytes.
-    breaks: Vec<usize>,
+    /// Cuts the connections of the next blob requests after this many bytes, last element first.
+    cut_after: Vec<usize>,
     ignore_ranges: bool,
-    /// Answers the next requests with this.
+    /// The statuses for the next requests.
     statuses: Vec<StatusCode>,
     slow: bool,
-    /// Says on HEAD that all that is asked for is this, whether it has it or not.
-    claims: Option<Digest>,
+    /// Answers every HEAD request for a manifest with this digest.
+    claimed_digest: Option<Digest>,
     requests: Vec<String>,
     scopes: Vec<String>,
-    /// The token server that it names, if not itself.
+    /// The URL of another token server.
     realm: Option<String>,
-    /// Where the token server and blobs are said to be instead.
-    moved_tokens: Option<String>,
-    moved_blobs: Option<String>,
-    /// All credentials that were sent here.
+    /// Redirects token requests or blob requests to these URLs.
+    redirect_tokens: Option<String>,
+    redirect_blobs: Option<String>,
+    /// All credentials that the registry received.
     credentials: Vec<String>,
 }
 
-type Shared = Arc<Mutex<Behaviour>>;
+type Shared = Arc<Mutex<FakeState>>;
 
-struct Fake {
+struct FakeRegistry {
     address: SocketAddr,
-    behaviour: Shared,
+    state: Shared,
     server: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Fake {
+impl Drop for FakeRegistry {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-impl Fake {
-    async fn start() -> Fake {
-        let behaviour = Shared::default();
+impl FakeRegistry {
+    async fn start() -> FakeRegistry {
+        let state = Shared::default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new()
             .route("/token", any(token))
             .fallback(any(registry))
-            .with_state(behaviour.clone());
+            .with_state(state.clone());
         let server = tokio::spawn(async move {
             let _ = axum::serve(listener, router).await;
         });
-        Fake {
+        FakeRegistry {
             address,
-            behaviour,
+            state,
             server,
         }
     }
 
-    /// With the usual image as `app:1`.
-    async fn with(image: &TestImage) -> Fake {
-        let fake = Fake::start().await;
+    /// A registry with `image` as `app:1`.
+    async fn with_image(image: &TestImage) -> FakeRegistry {
+        let fake = FakeRegistry::start().await;
         fake.add("app", "1", image);
         fake
     }
 
     fn add(&self, repository: &str, tag: &str, image: &TestImage) {
-        let mut behaviour = self.behaviour.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         let manifest = (image.media_type.to_owned(), image.manifest.clone());
         for version in [tag.to_owned(), image.digest().to_string()] {
-            behaviour
+            state
                 .manifests
                 .insert(format!("{repository}:{version}"), manifest.clone());
         }
         for blob in image.blobs() {
-            behaviour
+            state
                 .blobs
                 .insert(Digest::of(blob).to_string(), blob.clone());
         }
     }
 
-    fn set(&self, change: impl FnOnce(&mut Behaviour)) {
-        change(&mut self.behaviour.lock().unwrap());
+    fn set(&self, change: impl FnOnce(&mut FakeState)) {
+        change(&mut self.state.lock().unwrap());
     }
 
-    /// Plain HTTP is allowed for this registry.
+    /// A configuration that allows plain HTTP for this registry.
     fn config(&self) -> RegistryConfig {
         insecure(&[self.address])
     }
 
-    /// What it was shown.
+    /// All credentials that the registry received.
     fn credentials(&self) -> Vec<String> {
-        self.behaviour.lock().unwrap().credentials.clone()
+        self.state.lock().unwrap().credentials.clone()
     }
 
     fn reference(&self) -> String {
         format!("{}/app:1", self.address)
     }
 
-    /// What opens it to its user, with this password.
-    fn credential(&self, password: &str) -> Credential {
-        Credential {
+    /// A credential of `user` with this password.
+    fn credential(&self, password: &str) -> RegistryCredential {
+        RegistryCredential {
             pattern: self.address.to_string(),
-            secret: Secret::Password {
+            secret: RegistrySecret::Password {
                 username: "user".into(),
                 password: password.into(),
             },
@@ -134,8 +137,8 @@ impl Fake {
     }
 
     fn requests(&self, containing: &str) -> usize {
-        let behaviour = self.behaviour.lock().unwrap();
-        behaviour
+        let state = self.state.lock().unwrap();
+        state
             .requests
             .iter()
             .filter(|r| r.contains(containing))
@@ -165,7 +168,7 @@ async fn token(
     let mut state = state.lock().unwrap();
     state.credentials.extend(authorization(&headers));
     state.credentials.extend((!body.is_empty()).then_some(body));
-    if let Some(moved) = &state.moved_tokens {
+    if let Some(moved) = &state.redirect_tokens {
         return axum::response::Redirect::temporary(moved).into_response();
     }
     let url = reqwest::Url::parse(&format!("http://fake{uri}")).unwrap();
@@ -199,7 +202,7 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
         let status = state.statuses.remove(0);
         return (
             status,
-            r#"{"errors":[{"code":"X","message":"in the registry's words"}]}"#,
+            r#"{"errors":[{"code":"X","message":"message of the registry"}]}"#,
         )
             .into_response();
     }
@@ -234,7 +237,8 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
     let rest = path.trim_start_matches("/v2/");
     if let Some((repository, version)) = rest.split_once("/manifests/") {
         let digest = HeaderName::from_static("docker-content-digest");
-        if let (Some(claimed), &axum::http::Method::HEAD) = (state.claims, request.method()) {
+        if let (Some(claimed), &axum::http::Method::HEAD) = (state.claimed_digest, request.method())
+        {
             return [(digest, claimed.to_string())].into_response();
         }
         return match state.manifests.get(&format!("{repository}:{version}")) {
@@ -248,7 +252,7 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
             None => StatusCode::NOT_FOUND.into_response(),
         };
     }
-    if let Some(moved) = &state.moved_blobs {
+    if let Some(moved) = &state.redirect_blobs {
         return axum::response::Redirect::temporary(&format!("{moved}{path}")).into_response();
     }
     let digest = rest.rsplit('/').next().unwrap_or_default();
@@ -268,7 +272,7 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
         None => 0,
     };
     let slow = state.slow;
-    let body = match state.breaks.pop() {
+    let body = match state.cut_after.pop() {
         Some(after) if blob.len() > start + after => {
             let part = blob[start..start + after].to_vec();
             let broken = futures::stream::iter([Ok(part), Err(std::io::Error::other("cut"))]);
@@ -297,14 +301,14 @@ async fn registry(State(state): State<Shared>, request: Request<Body>) -> Respon
 }
 
 async fn pull(
-    place: &Place,
-    fake: &Fake,
+    node: &TestNode,
+    fake: &FakeRegistry,
     recorder: &Recorder,
-) -> Result<images::Image, ImageError> {
+) -> Result<images::LocalImage, ImageError> {
     let request = request(&fake.reference(), PullPolicy::IfNotPresent);
     ensure(
-        &place.store,
-        &place.layers,
+        &node.store,
+        &node.layers,
         &request,
         &fake.config(),
         recorder,
@@ -313,16 +317,16 @@ async fn pull(
 }
 
 fn downloads(recorder: &Recorder) -> usize {
-    recorder.count(|event| matches!(event, Event::Downloaded { .. }))
+    recorder.count(|event| matches!(event, PullEvent::Downloaded { .. }))
 }
 
 #[tokio::test]
-async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
+async fn image_is_pulled_once_and_unpacked_per_node() {
     for media_type in [OCI, DOCKER] {
         let image = TestImage::usual(media_type);
-        let fake = Fake::with(&image).await;
-        let (place, recorder) = (Place::new(), Recorder::default());
-        let pulled = pull(&place, &fake, &recorder).await.unwrap();
+        let fake = FakeRegistry::with_image(&image).await;
+        let (node, recorder) = (TestNode::new(), Recorder::default());
+        let pulled = pull(&node, &fake, &recorder).await.unwrap();
         assert!(pulled.pulled);
         assert_eq!(
             pulled.id,
@@ -342,28 +346,28 @@ async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
         assert_eq!(downloads(&recorder), 4);
         let size: usize = image.blobs().map(Vec::len).sum();
         assert_eq!(pulled.size, size as u64);
-        // Again here, and on another node: no registry is asked.
+        // A second pull here, and one on another node, send no request.
         fake.set(|b| b.requests.clear());
-        let again = pull(&place, &fake, &recorder).await.unwrap();
+        let again = pull(&node, &fake, &recorder).await.unwrap();
         assert!(!again.pulled && again.layers == pulled.layers);
         let request = request(&fake.reference(), PullPolicy::Never);
-        let other = place.other_node("other");
-        let there = ensure(&place.store, &other, &request, &fake.config(), &recorder).await;
+        let other = node.other_node("other");
+        let there = ensure(&node.store, &other, &request, &fake.config(), &recorder).await;
         assert_eq!(there.unwrap().layers.len(), 3);
         assert_eq!(fake.requests(""), 0);
-        // A node that has it unpacked needs no blob.
-        for blob in place.blobs() {
+        // A node with the unpacked layers needs no blob.
+        for blob in node.blobs() {
             if std::fs::metadata(&blob).unwrap().len() > 250_000 {
                 std::fs::remove_file(blob).unwrap();
             }
         }
-        assert!(!pull(&place, &fake, &recorder).await.unwrap().pulled);
-        // By its digest it is the same image.
+        assert!(!pull(&node, &fake, &recorder).await.unwrap().pulled);
+        // The digest refers to the same image.
         let pinned = format!("{}/app@{}", fake.address, image.digest());
         let request = common::request(&pinned, PullPolicy::Never);
         let found = ensure(
-            &place.store,
-            &place.layers,
+            &node.store,
+            &node.layers,
             &request,
             &fake.config(),
             &recorder,
@@ -374,14 +378,14 @@ async fn an_image_is_pulled_once_and_unpacked_once_per_node() {
 }
 
 #[tokio::test]
-async fn policies() {
-    let (first, place, recorder) = (TestImage::usual(OCI), Place::new(), Recorder::default());
-    let fake = Fake::with(&first).await;
+async fn pull_policies_are_followed() {
+    let (first, node, recorder) = (TestImage::usual(OCI), TestNode::new(), Recorder::default());
+    let fake = FakeRegistry::with_image(&first).await;
     let get = async |policy| {
         let request = request(&fake.reference(), policy);
         ensure(
-            &place.store,
-            &place.layers,
+            &node.store,
+            &node.layers,
             &request,
             &fake.config(),
             &recorder,
@@ -407,7 +411,7 @@ async fn policies() {
     let new = get(PullPolicy::Always).await.unwrap();
     assert!(new.pulled && new.id.ends_with(&second.digest().to_string()));
     assert_eq!(new.layers.len(), 1);
-    // Always asks, but downloads nothing twice.
+    // `Always` asks the registry, but downloads no blob twice.
     let before = downloads(&recorder);
     fake.set(|b| b.requests.clear());
     assert!(get(PullPolicy::Always).await.unwrap().pulled);
@@ -418,9 +422,9 @@ async fn policies() {
 }
 
 #[tokio::test]
-async fn the_image_for_this_machine_is_chosen() {
+async fn image_of_this_platform_is_selected() {
     let (image, foreign) = (TestImage::usual(OCI), TestImage::usual(DOCKER));
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     let entry = |image: &TestImage, architecture: &str| {
         let mut entry = descriptor(&image.manifest, image.media_type);
         entry["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
@@ -437,15 +441,15 @@ async fn the_image_for_this_machine_is_chosen() {
             (OCI.into(), image.manifest.clone()),
         );
     });
-    let (place, recorder) = (Place::new(), Recorder::default());
-    let pulled = pull(&place, &fake, &recorder).await.unwrap();
+    let (node, recorder) = (TestNode::new(), Recorder::default());
+    let pulled = pull(&node, &fake, &recorder).await.unwrap();
     assert_eq!(
         pulled.id,
         format!("{}/app@{}", fake.address, Digest::of(&index))
     );
     assert_eq!(pulled.layers.len(), 3);
-    assert!(!pull(&place, &fake, &recorder).await.unwrap().pulled);
-    // Only for others.
+    assert!(!pull(&node, &fake, &recorder).await.unwrap().pulled);
+    // An index without this platform.
     let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry(&foreign, "s390x")]});
     fake.set(|b| {
         drop(b.manifests.insert(
@@ -453,7 +457,7 @@ async fn the_image_for_this_machine_is_chosen() {
             (OCI_INDEX.into(), index.to_string().into_bytes()),
         ))
     });
-    let error = pull(&Place::new(), &fake, &recorder).await.unwrap_err();
+    let error = pull(&TestNode::new(), &fake, &recorder).await.unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
     assert!(
         error.to_string().contains("no match for platform"),
@@ -462,17 +466,17 @@ async fn the_image_for_this_machine_is_chosen() {
 }
 
 #[tokio::test]
-async fn names_and_images_that_do_not_exist() {
-    let fake = Fake::start().await;
-    let (place, recorder) = (Place::new(), Recorder::default());
-    let error = pull(&place, &fake, &recorder).await.unwrap_err();
+async fn invalid_names_and_missing_images_fail() {
+    let fake = FakeRegistry::start().await;
+    let (node, recorder) = (TestNode::new(), Recorder::default());
+    let error = pull(&node, &fake, &recorder).await.unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
     assert!(error.to_string().ends_with("app:1: not found"), "{error}");
     let get = async |name: &str| {
         let request = request(name, PullPolicy::Always);
         ensure(
-            &place.store,
-            &place.layers,
+            &node.store,
+            &node.layers,
             &request,
             &fake.config(),
             &recorder,
@@ -481,46 +485,46 @@ async fn names_and_images_that_do_not_exist() {
         .unwrap_err()
     };
     assert_eq!(get("Not/A//Name").await.reason(), "InvalidImageName");
-    // Nobody listens there.
+    // No listener on this port.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
     let error = get(&format!("{address}/app")).await;
     assert_eq!(error.reason(), "RegistryUnavailable", "{error}");
-    assert!(place.blobs().is_empty());
+    assert!(node.blobs().is_empty());
 }
 
 #[tokio::test]
-async fn tokens_and_passwords() {
+async fn tokens_and_passwords_authenticate() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     let user = Some(("user".to_owned(), "right".to_owned()));
     let credential = |password: &str| fake.credential(password);
-    let get = async |credentials: Vec<Credential>| {
-        let (place, recorder) = (Place::new(), Recorder::default());
+    let get = async |credentials: Vec<RegistryCredential>| {
+        let (node, recorder) = (TestNode::new(), Recorder::default());
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
         request.credentials = credentials;
         ensure(
-            &place.store,
-            &place.layers,
+            &node.store,
+            &node.layers,
             &request,
             &fake.config(),
             &recorder,
         )
         .await
     };
-    // A token for everybody.
+    // An anonymous token.
     fake.set(|b| b.token = Some(("open".into(), None)));
     get(Vec::new()).await.unwrap();
     assert!(
-        fake.behaviour
+        fake.state
             .lock()
             .unwrap()
             .scopes
             .iter()
             .all(|s| s == "repository:app:pull")
     );
-    // A token for one user; the wrong password is tried, then the right one.
+    // A token for one user: the wrong password is tried, then the right one.
     fake.set(|b| b.token = Some(("closed".into(), user.clone())));
     let error = get(vec![credential("wrong")]).await.unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
@@ -529,7 +533,7 @@ async fn tokens_and_passwords() {
     get(vec![credential("wrong"), credential("right")])
         .await
         .unwrap();
-    // Basic, by each request.
+    // Basic authentication.
     fake.set(|b| {
         b.token = None;
         b.basic = user.clone();
@@ -539,26 +543,26 @@ async fn tokens_and_passwords() {
     get(vec![credential("wrong"), credential("right")])
         .await
         .unwrap();
-    // The first is known, but may not.
+    // The first user is known but forbidden.
     fake.set(|b| b.forbidden = Some(("user".to_owned(), "known".to_owned())));
     assert!(get(vec![credential("known")]).await.is_err());
     get(vec![credential("known"), credential("right")])
         .await
         .unwrap();
-    // For another registry: not used.
+    // A credential of another registry is not used.
     let mut other = credential("right");
     other.pattern = "registry.example".into();
     assert!(get(vec![other]).await.is_err());
-    // From the user's own file.
-    let place = Place::new();
+    // A credential from the user's own file.
+    let node = TestNode::new();
     let auth = base64::engine::general_purpose::STANDARD.encode("user:right");
     let text = format!(r#"{{"auths":{{"{}":{{"auth":"{auth}"}}}}}}"#, fake.address);
-    std::fs::write(place.dir.path().join("config.json"), text).unwrap();
-    let config = fake.config().with_docker_config(place.dir.path());
+    std::fs::write(node.dir.path().join("config.json"), text).unwrap();
+    let config = fake.config().with_docker_config(node.dir.path());
     let request = request(&fake.reference(), PullPolicy::Always);
     ensure(
-        &place.store,
-        &place.layers,
+        &node.store,
+        &node.layers,
         &request,
         &config,
         &Recorder::default(),
@@ -568,16 +572,16 @@ async fn tokens_and_passwords() {
 }
 
 #[tokio::test]
-async fn a_token_that_runs_out_is_renewed() {
+async fn expired_token_is_renewed() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     fake.set(|b| b.token = Some(("first".into(), None)));
-    let place = Place::new();
-    // The token changes as soon as the manifest was fetched.
-    struct Change<'a>(&'a Fake);
-    impl images::Progress for Change<'_> {
-        fn event(&self, event: Event) {
-            if matches!(event, Event::Downloaded { .. }) {
+    let node = TestNode::new();
+    // The token changes after each downloaded blob.
+    struct ChangeToken<'a>(&'a FakeRegistry);
+    impl images::PullProgress for ChangeToken<'_> {
+        fn event(&self, event: PullEvent) {
+            if matches!(event, PullEvent::Downloaded { .. }) {
                 self.0
                     .set(|b| b.token = Some((format!("token {}", b.requests.len()), None)));
             }
@@ -586,46 +590,47 @@ async fn a_token_that_runs_out_is_renewed() {
     let request = request(&fake.reference(), PullPolicy::Always);
     let config = fake.config();
     ensure(
-        &place.store,
-        &place.layers,
+        &node.store,
+        &node.layers,
         &request,
         &config,
-        &Change(&fake),
+        &ChangeToken(&fake),
     )
     .await
     .unwrap();
 }
 
 #[tokio::test]
-async fn broken_connections_are_resumed() {
+async fn lost_connections_are_resumed() {
     let big = layer(&[("big", &pseudo_random(3 << 20))]);
     let image = TestImage::new(&[(big, Packing::Plain)], OCI);
     for ignore_ranges in [false, true] {
-        let fake = Fake::with(&image).await;
+        let fake = FakeRegistry::with_image(&image).await;
         fake.set(|b| {
-            b.breaks = vec![2 << 20, 1 << 20, 0];
+            b.cut_after = vec![2 << 20, 1 << 20, 0];
             b.ignore_ranges = ignore_ranges;
         });
-        let (place, recorder) = (Place::new(), Recorder::default());
-        let pulled = pull(&place, &fake, &recorder).await.unwrap();
+        let (node, recorder) = (TestNode::new(), Recorder::default());
+        let pulled = pull(&node, &fake, &recorder).await.unwrap();
         assert_eq!(
             std::fs::metadata(pulled.layers[0].join("big"))
                 .unwrap()
                 .len(),
             3 << 20
         );
-        let resumed = recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at >= 1 << 20));
+        let resumed =
+            recorder.count(|e| matches!(e, PullEvent::Begin { at, .. } if *at >= 1 << 20));
         assert_eq!(resumed > 0, !ignore_ranges);
         assert!(
             recorder
                 .notes()
                 .iter()
-                .any(|note| note.contains("trying again"))
+                .any(|note| note.contains("retrying"))
         );
     }
 }
 
-/// Bytes that no compression makes smaller.
+/// Incompressible bytes.
 fn pseudo_random(n: usize) -> Vec<u8> {
     let mut state = 1u64;
     let next = move || {
@@ -638,52 +643,52 @@ fn pseudo_random(n: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_pull_that_was_killed_is_resumed_by_the_next() {
+async fn next_pull_resumes_a_killed_one() {
     let big = layer(&[("big", &pseudo_random(3 << 20))]);
-    let fake = Fake::with(&TestImage::new(&[(big, Packing::Plain)], OCI)).await;
+    let fake = FakeRegistry::with_image(&TestImage::new(&[(big, Packing::Plain)], OCI)).await;
     fake.set(|b| b.slow = true);
-    let (place, recorder) = (Place::new(), Recorder::default());
+    let (node, recorder) = (TestNode::new(), Recorder::default());
     let killed = tokio::time::timeout(
         std::time::Duration::from_millis(1200),
-        pull(&place, &fake, &recorder),
+        pull(&node, &fake, &recorder),
     );
     assert!(killed.await.is_err());
-    assert!(place.store.list().unwrap().is_empty());
+    assert!(node.store.list().unwrap().is_empty());
     let recorder = Recorder::default();
-    pull(&place, &fake, &recorder).await.unwrap();
-    assert!(recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at > 0)) > 0);
+    pull(&node, &fake, &recorder).await.unwrap();
+    assert!(recorder.count(|e| matches!(e, PullEvent::Begin { at, .. } if *at > 0)) > 0);
 }
 
 #[tokio::test]
-async fn a_registry_in_trouble_is_asked_again() {
+async fn server_errors_are_retried() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     fake.set(|b| b.statuses = vec![StatusCode::BAD_GATEWAY, StatusCode::TOO_MANY_REQUESTS]);
-    pull(&Place::new(), &fake, &Recorder::default())
+    pull(&TestNode::new(), &fake, &Recorder::default())
         .await
         .unwrap();
     fake.set(|b| b.statuses = vec![StatusCode::SERVICE_UNAVAILABLE; 50]);
-    let error = pull(&Place::new(), &fake, &Recorder::default())
+    let error = pull(&TestNode::new(), &fake, &Recorder::default())
         .await
         .unwrap_err();
     assert_eq!(error.reason(), "RegistryUnavailable");
     assert!(
         error
             .to_string()
-            .ends_with("503 Service Unavailable: in the registry's words"),
+            .ends_with("503 Service Unavailable: message of the registry"),
         "{error}"
     );
     fake.set(|b| b.statuses = vec![StatusCode::IM_A_TEAPOT]);
-    let error = pull(&Place::new(), &fake, &Recorder::default())
+    let error = pull(&TestNode::new(), &fake, &Recorder::default())
         .await
         .unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
 }
 
 #[tokio::test]
-async fn wrong_content_never_gets_into_the_store() {
+async fn wrong_content_is_never_stored() {
     let image = TestImage::usual(OCI);
-    let evil = |fake: &Fake, blob: &[u8], replacement: Vec<u8>| {
+    let evil = |fake: &FakeRegistry, blob: &[u8], replacement: Vec<u8>| {
         fake.set(|b| drop(b.blobs.insert(Digest::of(blob).to_string(), replacement)));
     };
     let layer = &image.layers[2];
@@ -692,28 +697,31 @@ async fn wrong_content_never_gets_into_the_store() {
     let longer = [&layer[..], b"x"].concat();
     let cases: [(Vec<u8>, &str); 3] = [
         (changed, "instead of sha256:"),
-        (longer, "sends more than the manifest says"),
-        (layer[..1000].to_vec(), "sent less than it should have"),
+        (longer, "sent more bytes than the manifest says"),
+        (
+            layer[..1000].to_vec(),
+            "sent fewer bytes than the manifest says",
+        ),
     ];
-    for (replacement, words) in cases {
-        let fake = Fake::with(&image).await;
+    for (replacement, expected_text) in cases {
+        let fake = FakeRegistry::with_image(&image).await;
         evil(&fake, layer, replacement);
-        let place = Place::new();
-        let error = pull(&place, &fake, &Recorder::default()).await.unwrap_err();
+        let node = TestNode::new();
+        let error = pull(&node, &fake, &Recorder::default()).await.unwrap_err();
         assert_eq!(error.reason(), "ErrImagePull");
-        assert!(error.to_string().contains(words), "{error}");
-        let bad = place
+        assert!(error.to_string().contains(expected_text), "{error}");
+        let bad = node
             .store
             .path()
             .join("blobs/sha256")
             .join(Digest::of(layer).hex());
         assert!(!bad.exists());
-        // The registry is mended: the same store goes on.
+        // With a repaired registry the same store works.
         evil(&fake, layer, layer.clone());
-        pull(&place, &fake, &Recorder::default()).await.unwrap();
+        pull(&node, &fake, &Recorder::default()).await.unwrap();
     }
-    // A manifest that isn't the one that was asked for.
-    let fake = Fake::with(&image).await;
+    // A manifest of another digest than requested.
+    let fake = FakeRegistry::with_image(&image).await;
     let asked = Digest::of(b"something else");
     fake.set(|b| {
         drop(
@@ -721,11 +729,11 @@ async fn wrong_content_never_gets_into_the_store() {
                 .insert(format!("app:{asked}"), (OCI.into(), image.manifest.clone())),
         )
     });
-    let place = Place::new();
+    let node = TestNode::new();
     let request = request(&format!("{}/app@{asked}", fake.address), PullPolicy::Always);
     let error = ensure(
-        &place.store,
-        &place.layers,
+        &node.store,
+        &node.layers,
         &request,
         &fake.config(),
         &Recorder::default(),
@@ -735,8 +743,8 @@ async fn wrong_content_never_gets_into_the_store() {
 }
 
 #[tokio::test]
-async fn layers_that_unpack_to_something_else_are_refused() {
-    // The blob is what the manifest says, but not what the configuration says.
+async fn layers_with_wrong_diff_id_are_rejected() {
+    // The blob has the digest of the manifest, but not the diff id of the configuration.
     let mut image = TestImage::usual(OCI);
     let ids = [
         Digest::of(b"other"),
@@ -747,25 +755,25 @@ async fn layers_that_unpack_to_something_else_are_refused() {
     let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
     manifest["config"] = descriptor(&image.config, "");
     image.manifest = manifest.to_string().into_bytes();
-    let fake = Fake::with(&image).await;
-    let error = pull(&Place::new(), &fake, &Recorder::default())
+    let fake = FakeRegistry::with_image(&image).await;
+    let error = pull(&TestNode::new(), &fake, &Recorder::default())
         .await
         .unwrap_err();
     assert!(
         error
             .to_string()
-            .contains("as the image's configuration says"),
+            .contains("but the image's configuration says"),
         "{error}"
     );
 }
 
 #[tokio::test]
-async fn a_blob_that_went_bad_on_disk_is_fetched_again() {
+async fn damaged_blob_is_downloaded_again() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
-    let (place, recorder) = (Place::new(), Recorder::default());
-    pull(&place, &fake, &recorder).await.unwrap();
-    let blob = place
+    let fake = FakeRegistry::with_image(&image).await;
+    let (node, recorder) = (TestNode::new(), Recorder::default());
+    pull(&node, &fake, &recorder).await.unwrap();
+    let blob = node
         .store
         .path()
         .join("blobs/sha256")
@@ -774,8 +782,8 @@ async fn a_blob_that_went_bad_on_disk_is_fetched_again() {
     bytes[2000] ^= 1;
     std::fs::write(&blob, bytes).unwrap();
     let request = request(&fake.reference(), PullPolicy::IfNotPresent);
-    let other = place.other_node("other");
-    ensure(&place.store, &other, &request, &fake.config(), &recorder)
+    let other = node.other_node("other");
+    ensure(&node.store, &other, &request, &fake.config(), &recorder)
         .await
         .unwrap();
     assert_eq!(
@@ -785,12 +793,12 @@ async fn a_blob_that_went_bad_on_disk_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn documents_without_measure_are_refused() {
+async fn oversized_documents_and_images_are_rejected() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     let huge = vec![b' '; 5 << 20];
     fake.set(|b| drop(b.manifests.insert("app:1".into(), (OCI.into(), huge))));
-    let error = pull(&Place::new(), &fake, &Recorder::default())
+    let error = pull(&TestNode::new(), &fake, &Recorder::default())
         .await
         .unwrap_err();
     assert!(error.to_string().contains("too large"), "{error}");
@@ -801,35 +809,35 @@ async fn documents_without_measure_are_refused() {
                     .insert("app:1".into(), (OCI.into(), nonsense.into())),
             )
         });
-        let error = pull(&Place::new(), &fake, &Recorder::default())
+        let error = pull(&TestNode::new(), &fake, &Recorder::default())
             .await
             .unwrap_err();
         assert_eq!(error.reason(), "ErrImagePull", "{nonsense}");
     }
-    // Limits of the unpacked size hold for the whole image.
+    // The size limit applies to the whole image.
     fake.add("app", "1", &image);
-    let mut place = Place::new();
-    place.layers = place.layers.with_limits(images::Limits {
+    let mut node = TestNode::new();
+    node.layers = node.layers.with_limits(images::ImageLimits {
         bytes: 305_000,
         entries: 100,
     });
-    let error = pull(&place, &fake, &Recorder::default()).await.unwrap_err();
-    assert!(error.to_string().contains("allowed"), "{error}");
+    let error = pull(&node, &fake, &Recorder::default()).await.unwrap_err();
+    assert!(error.to_string().contains("limit"), "{error}");
 }
 
 #[tokio::test]
-async fn many_who_want_it_download_it_once() {
+async fn concurrent_pulls_download_once() {
     let image = TestImage::usual(OCI);
-    let fake = Arc::new(Fake::with(&image).await);
+    let fake = Arc::new(FakeRegistry::with_image(&image).await);
     fake.set(|b| b.slow = true);
-    let place = Arc::new(Place::new());
+    let node = Arc::new(TestNode::new());
     let recorder = Arc::new(Recorder::default());
-    let pulls = (0..8).map(|node| {
-        let (place, fake, recorder) = (place.clone(), fake.clone(), recorder.clone());
+    let pulls = (0..8).map(|number| {
+        let (node, fake, recorder) = (node.clone(), fake.clone(), recorder.clone());
         async move {
-            // Each with descriptors of its own, as other processes and nodes have them.
-            let store = images::Store::open(place.store.path()).unwrap();
-            let layers = place.other_node(&format!("node{}", node % 3));
+            // Each with its own descriptors, like other processes and nodes.
+            let store = images::ImageStore::open(node.store.path()).unwrap();
+            let layers = node.other_node(&format!("node{}", number % 3));
             let request = request(&fake.reference(), PullPolicy::IfNotPresent);
             ensure(&store, &layers, &request, &fake.config(), &*recorder)
                 .await
@@ -839,10 +847,10 @@ async fn many_who_want_it_download_it_once() {
     let all = futures::future::join_all(pulls).await;
     assert!(all.iter().all(|image| image.layers.len() == 3));
     assert_eq!(downloads(&recorder), 4, "three layers and a configuration");
-    assert!(recorder.count(|event| matches!(event, Event::Waiting { .. })) > 0);
-    assert!(recorder.count(|event| matches!(event, Event::Unpacked { .. })) >= 9);
+    assert!(recorder.count(|event| matches!(event, PullEvent::Waiting { .. })) > 0);
+    assert!(recorder.count(|event| matches!(event, PullEvent::Unpacked { .. })) >= 9);
     assert_eq!(
-        std::fs::read_dir(place.store.path().join("partial"))
+        std::fs::read_dir(node.store.path().join("partial"))
             .unwrap()
             .count(),
         0
@@ -852,10 +860,13 @@ async fn many_who_want_it_download_it_once() {
 #[tokio::test]
 async fn mirrors_come_first_and_may_fail() {
     let image = TestImage::usual(OCI);
-    let (origin, mirror) = (Fake::with(&image).await, Fake::start().await);
+    let (origin, mirror) = (
+        FakeRegistry::with_image(&image).await,
+        FakeRegistry::start().await,
+    );
     mirror.add("hub/app", "1", &image);
-    let place = Place::new();
-    let toml = place.dir.path().join("registries.toml");
+    let node = TestNode::new();
+    let toml = node.dir.path().join("registries.toml");
     let text = format!(
         "[registry.\"{}\"]\ninsecure = true\nmirrors = [\"http://127.0.0.1:1/nobody\", \"{}/hub\"]\n\
          [registry.\"{}\"]\ninsecure = true\n",
@@ -864,53 +875,53 @@ async fn mirrors_come_first_and_may_fail() {
     std::fs::write(&toml, text).unwrap();
     let config = RegistryConfig::read(&toml).unwrap();
     let recorder = Recorder::default();
-    let get = async |place: &Place| {
+    let get = async |node: &TestNode| {
         let request = request(&origin.reference(), PullPolicy::Always);
-        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+        ensure(&node.store, &node.layers, &request, &config, &recorder).await
     };
-    let pulled = get(&place).await.unwrap();
+    let pulled = get(&node).await.unwrap();
     assert!(pulled.reference.starts_with(&origin.address.to_string()));
     assert_eq!(origin.requests(""), 0);
     assert!(
         recorder
             .notes()
             .iter()
-            .any(|note| note.contains("a mirror can't be used"))
+            .any(|note| note.contains("skipping a mirror"))
     );
-    // The mirror has lost a blob.
+    // The mirror lacks a blob.
     mirror.set(|b| b.blobs.clear());
-    get(&Place::new()).await.unwrap();
+    get(&TestNode::new()).await.unwrap();
     assert!(origin.requests("/blobs/") > 0);
-    // It doesn't know the image at all.
+    // The mirror lacks the image.
     mirror.set(|b| b.manifests.clear());
-    get(&Place::new()).await.unwrap();
-    // Nobody does: the registry's own answer counts.
+    get(&TestNode::new()).await.unwrap();
+    // All lack the image: the registry's own error is reported.
     origin.set(|b| b.manifests.clear());
-    let error = get(&Place::new()).await.unwrap_err();
+    let error = get(&TestNode::new()).await.unwrap_err();
     assert!(error.to_string().contains("not found"), "{error}");
 }
 
 #[tokio::test]
-async fn a_layer_that_appears_twice_is_stacked_once() {
+async fn duplicate_layers_are_stacked_once() {
     let (a, b) = (layer(&[("a", b"x")]), layer(&[("b", b"x")]));
     let layers = [
         (a.clone(), Packing::Gzip),
         (b, Packing::Gzip),
         (a, Packing::Gzip),
     ];
-    let fake = Fake::with(&TestImage::new(&layers, OCI)).await;
-    let place = Place::new();
-    let pulled = pull(&place, &fake, &Recorder::default()).await.unwrap();
+    let fake = FakeRegistry::with_image(&TestImage::new(&layers, OCI)).await;
+    let node = TestNode::new();
+    let pulled = pull(&node, &fake, &Recorder::default()).await.unwrap();
     assert_eq!(pulled.layers.len(), 2);
     assert!(pulled.layers[1].join("a").exists());
 }
 
 #[tokio::test]
-async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
+async fn private_image_needs_the_secret() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
-    let (place, recorder) = (Place::new(), Recorder::default());
+    let (node, recorder) = (TestNode::new(), Recorder::default());
     let pinned = format!("{}/app@{}", fake.address, image.digest());
     let get = async |reference: &str, policy, password: Option<&str>| {
         let mut request = request(reference, policy);
@@ -918,10 +929,10 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .credentials
             .extend(password.map(|password| fake.credential(password)));
         let config = fake.config();
-        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+        ensure(&node.store, &node.layers, &request, &config, &recorder).await
     };
     let app = fake.reference();
-    let asked = || std::mem::take(&mut fake.behaviour.lock().unwrap().requests).len();
+    let asked = || std::mem::take(&mut fake.state.lock().unwrap().requests).len();
     assert!(
         get(&app, PullPolicy::IfNotPresent, Some("right"))
             .await
@@ -929,7 +940,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .pulled
     );
     asked();
-    // Who has it need not ask.
+    // Holders of the secret need no request.
     for reference in [&app, &pinned] {
         for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
             let same = get(reference, policy, Some("right")).await.unwrap();
@@ -937,7 +948,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
         }
     }
     assert_eq!(asked(), 0);
-    // Who hasn't is not let in, and is not told that it is here.
+    // Others are denied, and the image counts as absent.
     for reference in [&app, &pinned] {
         for password in [None, Some("guess")] {
             let refused = get(reference, PullPolicy::Never, password)
@@ -952,7 +963,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             }
         }
     }
-    // One more secret that the registry knows: all of it is downloaded once more, for nothing less shows that it may.
+    // A new secret: only a download of all blobs proves its access.
     let before = downloads(&recorder);
     fake.set(|b| b.basic = Some(("user".to_owned(), "new".to_owned())));
     assert!(
@@ -974,7 +985,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .pulled
     );
     assert_eq!(downloads(&recorder), before + 4);
-    // And what needed none is everybody's.
+    // An image that needed no secret is open to all.
     fake.set(|b| b.basic = None);
     assert!(
         get(&app, PullPolicy::IfNotPresent, None)
@@ -989,7 +1000,7 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
             .pulled
     );
     assert_eq!(downloads(&recorder), before + 8);
-    // Another repository is another question, also for the same image; but its blobs are everybody's by now.
+    // Access is per repository, also for the same image. Its blobs are open to all by now.
     let elsewhere = format!("{}/other@{}", fake.address, image.digest());
     assert!(
         get(&elsewhere, PullPolicy::Never, Some("right"))
@@ -1007,37 +1018,37 @@ async fn an_image_that_needed_a_secret_is_for_those_who_have_it() {
 }
 
 #[tokio::test]
-async fn a_pull_that_ends_halfway_opens_nothing() {
+async fn incomplete_pull_grants_no_access() {
     let image = TestImage::new(&[(layer(&[("a", b"x"), ("b", b"x")]), Packing::Gzip)], OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
-    let (place, recorder) = (Place::new(), Recorder::default());
+    let (node, recorder) = (TestNode::new(), Recorder::default());
     let get = async |layers: &images::Layers, reference: &str, policy, has_secret: bool| {
         let mut request = request(reference, policy);
         request
             .credentials
             .extend(has_secret.then(|| fake.credential("right")));
         let config = fake.config();
-        let got = ensure(&place.store, layers, &request, &config, &recorder).await;
+        let got = ensure(&node.store, layers, &request, &config, &recorder).await;
         got.map_err(|error| error.reason())
     };
-    let (tag, layers) = (fake.reference(), &place.layers);
+    let (tag, layers) = (fake.reference(), &node.layers);
     let pinned = |name: &str| format!("{}/{name}@{}", fake.address, image.digest());
-    // All of it is in the store when unpacking fails.
-    let small = place.other_node("small").with_limits(images::Limits {
+    // Unpacking fails when all blobs are in the store.
+    let small = node.other_node("small").with_limits(images::ImageLimits {
         entries: 1,
         ..Default::default()
     });
     let failed = get(&small, &tag, PullPolicy::IfNotPresent, true).await;
     assert_eq!(failed.unwrap_err(), "ErrImagePull");
-    assert_eq!(place.blobs().len(), 3);
+    assert_eq!(node.blobs().len(), 3);
     for reference in [&tag, &pinned("app"), &pinned("other")] {
         let refused = get(layers, reference, PullPolicy::Never, false).await;
         assert_eq!(refused.unwrap_err(), "ErrImageNeverPull");
         let refused = get(layers, reference, PullPolicy::IfNotPresent, false).await;
         assert_eq!(refused.unwrap_err(), "ErrImagePull");
     }
-    // The next one that has the secret ends it, without a download.
+    // The next pull with the secret completes it without a download.
     let before = downloads(&recorder);
     get(layers, &tag, PullPolicy::IfNotPresent, true)
         .await
@@ -1050,20 +1061,20 @@ async fn a_pull_that_ends_halfway_opens_nothing() {
 }
 
 #[tokio::test]
-async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
+async fn failed_credential_helper_is_reported_on_denial() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     let dir = tempfile::tempdir().unwrap();
     let config = fake.config().with_docker_config(dir.path());
     let get = async |password: Option<&str>| {
-        let (place, recorder) = (Place::new(), Recorder::default());
+        let (node, recorder) = (TestNode::new(), Recorder::default());
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
         request
             .credentials
             .extend(password.map(|password| fake.credential(password)));
-        ensure(&place.store, &place.layers, &request, &config, &recorder).await
+        ensure(&node.store, &node.layers, &request, &config, &recorder).await
     };
-    for (text, words) in [
+    for (text, expected_text) in [
         (
             r#"{"credsStore":"that-is-not-here"}"#,
             "docker-credential-that-is-not-here failed: No such file",
@@ -1071,7 +1082,7 @@ async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
         ("no JSON", "is not in the format of ~/.docker/config.json"),
     ] {
         std::fs::write(dir.path().join("config.json"), text).unwrap();
-        // A token for everybody, then for who has the pod's secret.
+        // An anonymous token, then one that needs the pod's secret.
         fake.set(|b| b.token = Some(("open".into(), None)));
         get(None).await.unwrap();
         let user = Some(("user".to_owned(), "right".to_owned()));
@@ -1080,41 +1091,43 @@ async fn a_broken_credential_helper_is_told_of_only_where_nothing_else_helps() {
         for password in [None, Some("wrong")] {
             let error = get(password).await.unwrap_err();
             assert_eq!(error.reason(), "ErrImagePull");
-            let said = error.to_string();
-            assert!(said.contains("pull access denied"), "{said}");
-            assert!(said.contains(words), "{said}");
+            let message = error.to_string();
+            assert!(message.contains("pull access denied"), "{message}");
+            assert!(message.contains(expected_text), "{message}");
         }
     }
 }
 
 #[tokio::test]
-async fn credentials_go_over_plain_http_only_with_consent() {
+async fn plain_http_gets_credentials_only_if_insecure() {
     let image = TestImage::usual(OCI);
-    let fake = Fake::with(&image).await;
+    let fake = FakeRegistry::with_image(&image).await;
     fake.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
-    let place = Place::new();
+    let node = TestNode::new();
     let auth = base64::engine::general_purpose::STANDARD.encode("user:right");
     let text = format!(r#"{{"auths":{{"{}":{{"auth":"{auth}"}}}}}}"#, fake.address);
-    std::fs::write(place.dir.path().join("config.json"), text).unwrap();
+    std::fs::write(node.dir.path().join("config.json"), text).unwrap();
     let own = fake.address;
-    for (rules, words) in [
+    for (rules, expected_text) in [
         (String::new(), None),
-        // Named as such it is asked, and given nothing.
+        // An explicit http URL is requested, but without credentials.
         (
             format!("[registry.\"{own}\"]\nmirrors = [\"http://{own}\"]\n"),
             Some("`insecure = true`"),
         ),
     ] {
-        let config = read_config(&rules).with_docker_config(place.dir.path());
+        let config = read_config(&rules).with_docker_config(node.dir.path());
         for secrets in [Vec::new(), vec![fake.credential("right")]] {
             let recorder = Recorder::default();
             let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
             request.credentials = secrets;
-            let failed = ensure(&place.store, &place.layers, &request, &config, &recorder).await;
+            let failed = ensure(&node.store, &node.layers, &request, &config, &recorder).await;
             assert!(failed.is_err(), "{rules}");
             let notes = recorder.notes();
             assert!(
-                words.is_none_or(|words| notes.iter().any(|note| note.contains(words))),
+                expected_text.is_none_or(|expected_text| notes
+                    .iter()
+                    .any(|note| note.contains(expected_text))),
                 "{notes:?}"
             );
         }
@@ -1123,8 +1136,8 @@ async fn credentials_go_over_plain_http_only_with_consent() {
     let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
     request.credentials = vec![fake.credential("right")];
     ensure(
-        &place.store,
-        &place.layers,
+        &node.store,
+        &node.layers,
         &request,
         &fake.config(),
         &Recorder::default(),
@@ -1135,65 +1148,68 @@ async fn credentials_go_over_plain_http_only_with_consent() {
 }
 
 #[tokio::test]
-async fn credentials_follow_neither_realms_nor_redirects() {
+async fn credentials_do_not_follow_realms_or_redirects() {
     let image = TestImage::usual(OCI);
-    let (fake, other) = (Fake::with(&image).await, Fake::with(&image).await);
+    let (fake, other) = (
+        FakeRegistry::with_image(&image).await,
+        FakeRegistry::with_image(&image).await,
+    );
     let secrets = [
         fake.credential("right").secret,
-        Secret::IdentityToken("identity".into()),
+        RegistrySecret::IdentityToken("identity".into()),
     ];
-    let get = async |secret: &Secret, config: &RegistryConfig| {
-        let place = Place::new();
+    let get = async |secret: &RegistrySecret, config: &RegistryConfig| {
+        let node = TestNode::new();
         let mut request = request(&fake.reference(), PullPolicy::IfNotPresent);
-        request.credentials = vec![Credential {
+        request.credentials = vec![RegistryCredential {
             pattern: fake.address.to_string(),
             secret: secret.clone(),
         }];
         let recorder = Recorder::default();
-        ensure(&place.store, &place.layers, &request, config, &recorder).await
+        ensure(&node.store, &node.layers, &request, config, &recorder).await
     };
     fake.set(|b| b.token = Some(("t".into(), None)));
     other.set(|b| b.token = Some(("t".into(), None)));
     let there = format!("http://{}/token", other.address);
-    // A token server without TLS that nobody has allowed.
+    // A token server without TLS and without `insecure = true`.
     fake.set(|b| b.realm = Some(there.clone()));
     for secret in &secrets {
         let error = get(secret, &fake.config()).await.unwrap_err().to_string();
-        assert!(error.contains("not secure"), "{error}");
+        assert!(error.contains("insecure token server"), "{error}");
     }
     assert_eq!(other.credentials(), Vec::<String>::new());
     let both = insecure(&[fake.address, other.address]);
     get(&secrets[0], &both).await.unwrap();
     assert_eq!(other.credentials().len(), 1);
-    // One that sends us elsewhere, even where that is allowed.
+    // A token server that redirects, even to an allowed one.
     other.set(|b| b.credentials.clear());
     fake.set(|b| {
         b.realm = None;
-        b.moved_tokens = Some(there);
+        b.redirect_tokens = Some(there);
     });
     for secret in &secrets {
         let error = get(secret, &both).await.unwrap_err().to_string();
         assert!(error.contains("gets no credentials"), "{error}");
     }
     assert_eq!(other.credentials(), Vec::<String>::new());
-    // Blobs may be elsewhere; whoever has them is shown nothing.
+    // Blob requests may be redirected, but without credentials.
     other.set(|b| b.token = None);
     fake.set(|b| {
-        b.moved_tokens = None;
-        b.moved_blobs = Some(format!("http://{}", other.address));
+        b.redirect_tokens = None;
+        b.redirect_blobs = Some(format!("http://{}", other.address));
     });
     get(&secrets[0], &both).await.unwrap();
     assert!(other.requests("/blobs/") > 0);
     assert_eq!(other.credentials(), Vec::<String>::new());
 }
 
-/// A store with an image that was pulled with a secret, and somebody without it, who has a registry of their own and knows
-/// all digests.
+/// A store with an image that was pulled with a secret, and an attacker without the secret, with a registry, and with
+/// knowledge of all digests.
 struct Tenants {
-    place: Place,
+    node: TestNode,
     image: TestImage,
-    private: Fake,
-    hostile: Fake,
+    private: FakeRegistry,
+    hostile: FakeRegistry,
 }
 
 impl Tenants {
@@ -1204,50 +1220,53 @@ impl Tenants {
     }
 
     async fn before_the_pull(image: TestImage) -> Tenants {
-        let (private, hostile) = (Fake::with(&image).await, Fake::start().await);
+        let (private, hostile) = (
+            FakeRegistry::with_image(&image).await,
+            FakeRegistry::start().await,
+        );
         private.set(|b| b.basic = Some(("user".to_owned(), "right".to_owned())));
         Tenants {
-            place: Place::new(),
+            node: TestNode::new(),
             image,
             private,
             hostile,
         }
     }
 
-    async fn pull_private(&self, recorder: &Recorder) -> Result<images::Image, ImageError> {
+    async fn pull_private(&self, recorder: &Recorder) -> Result<images::LocalImage, ImageError> {
         let mut request = request(&self.private.reference(), PullPolicy::IfNotPresent);
         request.credentials = vec![self.private.credential("right")];
-        let (place, config) = (&self.place, self.private.config());
-        ensure(&place.store, &place.layers, &request, &config, recorder).await
+        let (node, config) = (&self.node, self.private.config());
+        ensure(&node.store, &node.layers, &request, &config, recorder).await
     }
 
-    /// What a pod without the secret gets by this name, here or on another node.
-    async fn steal(
+    /// A pull by a pod without the secret, here or on another node.
+    async fn pull_without_secret(
         &self,
         reference: &str,
         policy: PullPolicy,
-    ) -> Result<images::Image, ImageError> {
+    ) -> Result<images::LocalImage, ImageError> {
         let config = insecure(&[self.private.address, self.hostile.address]);
-        let other = self.place.other_node("other");
+        let other = self.node.other_node("other");
         let request = request(reference, policy);
         let get = async |layers| {
             let recorder = Recorder::default();
-            ensure(&self.place.store, layers, &request, &config, &recorder).await
+            ensure(&self.node.store, layers, &request, &config, &recorder).await
         };
-        match get(&self.place.layers).await {
+        match get(&self.node.layers).await {
             Ok(image) => Ok(image),
             Err(_) => get(&other).await,
         }
     }
 
-    /// Nobody gets anything by this name, now or when something of it may have stayed from the first attempt.
-    async fn gets_nothing(&self, reference: &str) {
+    /// Asserts that pulls of this name fail, also after leftovers of a first attempt.
+    async fn assert_no_access(&self, reference: &str) {
         for _ in 0..2 {
             for policy in [PullPolicy::IfNotPresent, PullPolicy::Always] {
-                let stolen = self.steal(reference, policy).await;
+                let stolen = self.pull_without_secret(reference, policy).await;
                 assert_eq!(stolen.unwrap_err().reason(), "ErrImagePull", "{reference}");
             }
-            let stolen = self.steal(reference, PullPolicy::Never).await;
+            let stolen = self.pull_without_secret(reference, PullPolicy::Never).await;
             assert_eq!(stolen.unwrap_err().reason(), "ErrImageNeverPull");
         }
     }
@@ -1257,7 +1276,7 @@ impl Tenants {
         format!("{}/app{mark}{version}", self.hostile.address)
     }
 
-    /// Serves a manifest of the attacker's own, and nothing of what it names; its digest.
+    /// Serves the attacker's manifest without its blobs. Returns its digest.
     fn serve(&self, tag: &str, document: &serde_json::Value, media_type: &str) -> Digest {
         let bytes = document.to_string().into_bytes();
         let digest = Digest::of(&bytes);
@@ -1283,15 +1302,15 @@ fn manifest(config: &[u8], layers: &[&[u8]]) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_registry_that_only_names_digests_opens_nothing() {
+async fn knowing_digests_grants_no_access() {
     let tenants = Tenants::new().await;
     let digest = tenants.image.digest();
-    tenants.hostile.set(|b| b.claims = Some(digest));
+    tenants.hostile.set(|b| b.claimed_digest = Some(digest));
     tenants
-        .gets_nothing(&tenants.hostile_name(&digest.to_string()))
+        .assert_no_access(&tenants.hostile_name(&digest.to_string()))
         .await;
-    tenants.gets_nothing(&tenants.hostile_name("1")).await;
-    // Whoever has access still needs no registry.
+    tenants.assert_no_access(&tenants.hostile_name("1")).await;
+    // The holder of the secret still needs no request.
     tenants.private.set(|b| b.requests.clear());
     let again = tenants.pull_private(&Recorder::default()).await.unwrap();
     assert!(!again.pulled);
@@ -1299,18 +1318,18 @@ async fn a_registry_that_only_names_digests_opens_nothing() {
 }
 
 #[tokio::test]
-async fn manifests_of_others_cannot_name_private_blobs() {
+async fn foreign_manifests_cannot_use_private_blobs() {
     let tenants = Tenants::new().await;
     let image = &tenants.image;
     let layers: Vec<&[u8]> = image.layers.iter().map(|layer| &layer[..]).collect();
     // The private image's own manifest, without blobs.
     let own: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
     let own = tenants.serve("same", &own, OCI);
-    // Another manifest of the same parts.
+    // Another manifest of the same blobs.
     let mut other = manifest(&image.config, &layers);
     other["annotations"] = serde_json::json!({"a": "b"});
     let other = tenants.serve("other", &other, OCI);
-    // A configuration of the attacker's own, and private layers.
+    // The attacker's configuration with private layers.
     let ids: Vec<Digest> =
         serde_json::from_slice::<serde_json::Value>(&image.config).unwrap()["rootfs"]["diff_ids"]
             .as_array()
@@ -1321,7 +1340,7 @@ async fn manifests_of_others_cannot_name_private_blobs() {
     let config = [config(&ids, images::architecture()), b" ".to_vec()].concat();
     tenants.serve_blob(&config);
     let layered = tenants.serve("layers", &manifest(&config, &layers), OCI);
-    // The private configuration, which holds secrets at times, and layers of the attacker's own.
+    // The private configuration, which may contain secrets, with the attacker's layers.
     let harmless: Vec<_> = (0..3)
         .map(|n| layer(&[("file", &[n])]))
         .inspect(|layer| tenants.serve_blob(layer))
@@ -1334,11 +1353,11 @@ async fn manifests_of_others_cannot_name_private_blobs() {
         ("layers", layered),
         ("config", configured),
     ] {
-        tenants.gets_nothing(&tenants.hostile_name(tag)).await;
+        tenants.assert_no_access(&tenants.hostile_name(tag)).await;
         let pinned = tenants.hostile_name(&digest.to_string());
-        tenants.gets_nothing(&pinned).await;
+        tenants.assert_no_access(&pinned).await;
     }
-    // An index that leads to the private manifest, which the attacker's registry has not.
+    // An index of the private manifest, which the attacker's registry lacks.
     let hostile = &tenants.hostile;
     let known = format!("app:{}", image.digest());
     hostile.set(|b| drop(b.manifests.remove(&known)));
@@ -1347,21 +1366,25 @@ async fn manifests_of_others_cannot_name_private_blobs() {
     let index =
         serde_json::json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]});
     let index = tenants.serve("index", &index, OCI_INDEX);
-    tenants.gets_nothing(&tenants.hostile_name("index")).await;
+    tenants
+        .assert_no_access(&tenants.hostile_name("index"))
+        .await;
     let pinned = tenants.hostile_name(&index.to_string());
-    tenants.gets_nothing(&pinned).await;
-    // Whoever has all bytes needs nobody's leave.
+    tenants.assert_no_access(&pinned).await;
+    // A registry that has all blobs may serve them.
     hostile.add("app", "same", image);
     let name = tenants.hostile_name("same");
-    let got = tenants.steal(&name, PullPolicy::IfNotPresent).await;
+    let got = tenants
+        .pull_without_secret(&name, PullPolicy::IfNotPresent)
+        .await;
     assert_eq!(got.unwrap().layers.len(), 3);
-    // Which tells the private registry's name nothing.
+    // That grants no access to the private registry's name.
     let private = tenants.private.reference();
-    tenants.gets_nothing(&private).await;
+    tenants.assert_no_access(&private).await;
 }
 
 #[tokio::test]
-async fn a_private_layer_is_not_found_by_its_diff_id() {
+async fn diff_id_grants_no_access_to_a_layer() {
     let tenants = Tenants::new().await;
     let archive = layer(&[("bin/app", b"one"), ("etc/old", b"x")]);
     assert_eq!(pack(&archive, Packing::Gzip), tenants.image.layers[0]);
@@ -1370,20 +1393,22 @@ async fn a_private_layer_is_not_found_by_its_diff_id() {
     tenants.serve_blob(&config);
     tenants.serve_blob(&decoy);
     let digest = tenants.serve("1", &manifest(&config, &[&decoy]), OCI);
-    tenants.gets_nothing(&tenants.hostile_name("1")).await;
+    tenants.assert_no_access(&tenants.hostile_name("1")).await;
     let pinned = tenants.hostile_name(&digest.to_string());
-    tenants.gets_nothing(&pinned).await;
-    // The same layer, compressed otherwise, is the same layer.
+    tenants.assert_no_access(&pinned).await;
+    // The same layer in another compression is accepted.
     let packed = pack(&archive, Packing::Zstd);
     tenants.serve_blob(&packed);
     tenants.serve("1", &manifest(&config, &[&packed]), OCI);
     let name = tenants.hostile_name("1");
-    let got = tenants.steal(&name, PullPolicy::IfNotPresent).await;
+    let got = tenants
+        .pull_without_secret(&name, PullPolicy::IfNotPresent)
+        .await;
     assert_eq!(got.unwrap().layers.len(), 1);
 }
 
 #[tokio::test]
-async fn downloads_of_others_are_not_resumed() {
+async fn downloads_of_other_requesters_are_not_resumed() {
     let big = layer(&[("big", &pseudo_random(3 << 20))]);
     let image = TestImage::new(&[(big, Packing::Plain)], OCI);
     let tenants = Tenants::before_the_pull(image).await;
@@ -1395,46 +1420,46 @@ async fn downloads_of_others_are_not_resumed() {
         tenants.pull_private(&recorder),
     );
     assert!(killed.await.is_err());
-    let partial = std::fs::read_dir(tenants.place.store.path().join("partial")).unwrap();
+    let partial = std::fs::read_dir(tenants.node.store.path().join("partial")).unwrap();
     let length = |entry: std::fs::DirEntry| entry.metadata().unwrap().len();
     let have = partial.flatten().map(length).max().unwrap();
     assert!(have > 0);
-    // The attacker knows only the rest.
+    // The attacker has only the rest of the layer.
     let mut rest = image.layers[0].clone();
     rest[..usize::try_from(have).unwrap()].fill(0);
     tenants.hostile.add("app", "1", image);
     let digest = Digest::of(&image.layers[0]).to_string();
     tenants.hostile.set(|b| drop(b.blobs.insert(digest, rest)));
-    tenants.gets_nothing(&tenants.hostile_name("1")).await;
-    // Who began it goes on.
+    tenants.assert_no_access(&tenants.hostile_name("1")).await;
+    // The original requester resumes.
     private.set(|b| b.slow = false);
     let recorder = Recorder::default();
     tenants.pull_private(&recorder).await.unwrap();
-    assert!(recorder.count(|e| matches!(e, Event::Begin { at, .. } if *at > 0)) > 0);
+    assert!(recorder.count(|e| matches!(e, PullEvent::Begin { at, .. } if *at > 0)) > 0);
 }
 
 #[tokio::test]
-async fn public_layers_are_downloaded_once_for_all_images() {
+async fn public_layers_are_downloaded_once() {
     let base = layer(&[("base", b"x")]);
     let on_base = |name: &str| {
         let own = layer(&[(name, b"y")]);
         TestImage::new(&[(base.clone(), Packing::Gzip), (own, Packing::Gzip)], OCI)
     };
-    let fake = Fake::with(&on_base("one")).await;
+    let fake = FakeRegistry::with_image(&on_base("one")).await;
     fake.add("other", "1", &on_base("two"));
-    let (place, recorder) = (Place::new(), Recorder::default());
-    pull(&place, &fake, &recorder).await.unwrap();
+    let (node, recorder) = (TestNode::new(), Recorder::default());
+    pull(&node, &fake, &recorder).await.unwrap();
     assert_eq!(downloads(&recorder), 3);
     let other = request(&format!("{}/other:1", fake.address), PullPolicy::Always);
     let config = fake.config();
-    ensure(&place.store, &place.layers, &other, &config, &recorder)
+    ensure(&node.store, &node.layers, &other, &config, &recorder)
         .await
         .unwrap();
     assert_eq!(downloads(&recorder), 5);
 }
 
 #[tokio::test]
-async fn an_archive_brings_all_that_it_names() {
+async fn archives_must_contain_private_blobs() {
     let tenants = Tenants::new().await;
     let archive = tempfile::tempdir().unwrap();
     let blobs = archive.path().join("blobs/sha256");
@@ -1446,17 +1471,16 @@ async fn an_archive_brings_all_that_it_names() {
     };
     write(&tenants.image.manifest);
     let name = "loaded.example/app:1".parse().unwrap();
-    let load =
-        || images::archive::load_directory(&tenants.place.store, archive.path(), Some(&name));
+    let load = || images::archive::load_directory(&tenants.node.store, archive.path(), Some(&name));
     assert!(load().is_err());
     let stolen = tenants
-        .steal("loaded.example/app:1", PullPolicy::Never)
+        .pull_without_secret("loaded.example/app:1", PullPolicy::Never)
         .await;
     assert!(stolen.is_err());
     tenants.image.blobs().for_each(|blob| write(blob));
     load().unwrap();
     let loaded = tenants
-        .steal("loaded.example/app:1", PullPolicy::Never)
+        .pull_without_secret("loaded.example/app:1", PullPolicy::Never)
         .await;
     assert_eq!(loaded.unwrap().layers.len(), 3);
 }

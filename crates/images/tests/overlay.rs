@@ -1,6 +1,6 @@
-//! Unpacked layers, seen through the kernel's own overlayfs, in user namespaces as pods have them.
+//! Mounts unpacked layers with the kernel's overlayfs, in user namespaces like those of pods.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -12,20 +12,20 @@ use std::process::{Command, Stdio};
 
 use common::*;
 use images::archive::load;
-use images::{Digest, Limits, PullPolicy, Quiet, RegistryConfig, ensure};
+use images::{Digest, ImageLimits, NoProgress, PullPolicy, RegistryConfig, ensure};
 use serde_json::json;
 
-/// The ids that the namespaces map.
+/// The namespaces' id mappings.
 const NAMESPACES: [(&str, &str); 2] = [("one id", "0 0 1"), ("a range", "0 0 65536")];
 
 #[test]
-fn whiteouts_and_owners_hold_in_namespaces() {
+fn overlayfs_sees_whiteouts_and_owners() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("only root can map a range without newuidmap: nothing was tested");
         return;
     }
     for (name, map) in NAMESPACES {
-        // Waits for its ids, and becomes root of the namespace by the exec that follows.
+        // The child waits for its id mappings, then becomes root of the namespace by exec.
         let mut child = Command::new("unshare")
             .args([
                 "--user",
@@ -54,16 +54,16 @@ fn whiteouts_and_owners_hold_in_namespaces() {
         fs::write(format!("/proc/{}/gid_map", child.id()), map).unwrap();
         child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
         let output = child.wait_with_output().unwrap();
-        let said =
+        let output_text =
             String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(
-            output.status.success() && said.contains("1 passed"),
-            "{name}: {said}"
+            output.status.success() && output_text.contains("1 passed"),
+            "{name}: {output_text}"
         );
     }
 }
 
-/// What the shell sees of an image's files, by name: content and owner.
+/// An archive of an image with two layers, whiteouts and owners.
 fn image() -> Vec<u8> {
     let bottom = entries(&[
         ("etc/gone", 0, 0o644, b"x"),
@@ -109,19 +109,19 @@ fn entries(files: &[(&str, u64, u32, &[u8])]) -> Vec<u8> {
 }
 
 #[tokio::test]
-#[ignore = "run by whiteouts_and_owners_hold_in_namespaces, in a namespace of its own"]
+#[ignore = "run by overlayfs_sees_whiteouts_and_owners, in a new namespace"]
 async fn inside_a_namespace() {
     let Ok(namespace) = std::env::var("TEST_NAMESPACE") else {
         return;
     };
-    let place = Place::new();
-    load(&place.store, &image()[..], None, Limits::default()).unwrap();
+    let node = TestNode::new();
+    load(&node.store, &image()[..], None, ImageLimits::default()).unwrap();
     let request = request("app:1", PullPolicy::Never);
     let config = RegistryConfig::default();
-    let image = ensure(&place.store, &place.layers, &request, &config, &Quiet)
+    let image = ensure(&node.store, &node.layers, &request, &config, &NoProgress)
         .await
         .unwrap();
-    let merged = place.dir.path().join("merged");
+    let merged = node.dir.path().join("merged");
     fs::create_dir(&merged).unwrap();
     let stack: Vec<_> = image
         .layers
@@ -146,7 +146,7 @@ async fn inside_a_namespace() {
     assert_eq!(su.mode() & 0o7777, 0o4755);
     let owner = if namespace == "a range" { 33 } else { 0 };
     assert_eq!((su.uid(), su.gid()), (owner, owner));
-    // Files without permissions can be read by the namespace's root, as containers expect.
+    // The namespace's root can read files without permissions, as containers expect.
     assert_eq!(fs::read(merged.join("dir/above")).unwrap(), b"x");
     assert!(
         Command::new("umount")
@@ -155,8 +155,8 @@ async fn inside_a_namespace() {
             .unwrap()
             .success()
     );
-    let layers = place.layers.path().to_path_buf();
-    place.layers.clone().remove_all().unwrap();
+    let layers = node.layers.path().to_path_buf();
+    node.layers.clone().remove_all().unwrap();
     assert!(!layers.exists());
 }
 

@@ -1,4 +1,4 @@
-//! What can keep the kubelet's API from being served, and how callers are told of errors.
+//! Errors of [`serve`](crate::serve), and how errors are formatted for clients.
 
 use std::error::Error;
 use std::io;
@@ -6,34 +6,36 @@ use std::io;
 /// Why the kubelet's API could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// A part of the server's identity is not the PEM it should be.
-    #[error("the kubelet API's {what} is not usable PEM")]
+    /// A part of the server's identity is not valid PEM.
+    #[error("cannot parse the {what} of the kubelet API as PEM")]
     Pem {
-        /// Which part: certificate chain, private key or client CA.
+        /// The part: certificate chain, private key or client CA.
         what: &'static str,
-        /// What the parser said.
+        /// The parser's error.
         #[source]
         source: rustls_pki_types::pem::Error,
     },
-    /// A part of the server's identity holds no certificate at all.
-    #[error("the kubelet API's {what} holds no certificate")]
+    /// A part of the server's identity contains no certificate.
+    #[error("no certificate in the {what} of the kubelet API")]
     Empty {
-        /// Which part: certificate chain or client CA.
+        /// The part: certificate chain or client CA.
         what: &'static str,
     },
-    /// The client CA can't be used to verify clients.
-    #[error("the kubelet API's client CA can't verify clients")]
+    /// The client CA cannot be used.
+    #[error("cannot verify clients of the kubelet API with its client CA")]
     ClientCa(#[source] rustls::server::VerifierBuilderError),
-    /// The certificate and key do not make a TLS server.
-    #[error("the kubelet API's certificate and key do not make a TLS server")]
+    /// Certificate and key cannot be used.
+    #[error("cannot use the certificate and key of the kubelet API for TLS")]
     Tls(#[from] rustls::Error),
-    /// The listening socket can't tell its own address, so it is no listening socket.
-    #[error("the kubelet API's listening socket is not usable")]
+    /// The listening socket has no address.
+    #[error("cannot read the address of the kubelet API's listener")]
     Listener(#[source] io::Error),
 }
 
-/// An error with its causes, in one line.
-pub(crate) fn causes(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+/// An error with its sources, in one line.
+pub(crate) fn error_chain(error: &dyn Error) -> String {
+    let sources = std::iter::successors(error.source(), |&source| source.source());
+    sources.fold(error.to_string(), |text, source| {
+        format!("{text}: {source}")
+    })
 }

@@ -1,7 +1,7 @@
-//! Properties that are tried for as long as one likes: `FUZZ_SECONDS=600 cargo nextest run --package kubelet-api fuzz`, or `make fuzz`.
+//! Property tests that can run for a given time: `FUZZ_SECONDS=600 cargo nextest run --package kubelet-api fuzz`, or `make fuzz`.
 //!
-//! Inputs are sessions made of steps that make sense, and now and then of one that doesn't: what a coverage-guided fuzzer would
-//! have to find out about frames and compressed headers is known here. What fails is made as small as possible.
+//! The inputs are sessions of mostly valid steps, with an invalid one now and then. The generators know frames and compressed
+//! headers, which a coverage-guided fuzzer would have to discover. proptest shrinks failing inputs.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,18 @@ use bytes::BytesMut;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 
-use crate::streams::{Event, Protocol};
+use crate::streams::{StreamEvent, StreamProtocol};
 
-/// Tries as many cases as any other property has, and more while there is time.
-pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) -> TestCaseResult) {
+/// Runs the usual number of cases, and repeats that for `FUZZ_SECONDS`.
+pub(crate) fn run_for_fuzz_seconds<S: Strategy>(
+    strategy: &S,
+    check: impl Fn(S::Value) -> TestCaseResult,
+) {
     let seconds = std::env::var("FUZZ_SECONDS").ok();
     let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(0);
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
-        // Seeded by chance each time.
+        // Each runner has a new random seed.
         let mut runner = TestRunner::new(Config {
             failure_persistence: None,
             ..Config::default()
@@ -31,37 +34,37 @@ pub(crate) fn for_a_while<S: Strategy>(strategy: &S, check: impl Fn(S::Value) ->
     }
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
-    /// Data that came in pieces is put together.
-    pub events: Vec<Event>,
+pub(crate) struct FuzzOutcome {
+    /// Consecutive data events of one stream are merged.
+    pub events: Vec<StreamEvent>,
     pub output: Vec<u8>,
     pub failed: bool,
 }
 
-/// A server that is spoken to, in pieces of given sizes, over and over.
-pub(crate) struct Session<'a> {
-    pieces: std::iter::Cycle<std::slice::Iter<'a, usize>>,
+/// Feeds a server with input in chunks of the given sizes, repeated as needed.
+pub(crate) struct FuzzSession<'a> {
+    chunk_sizes: std::iter::Cycle<std::slice::Iter<'a, usize>>,
     input: BytesMut,
-    outcome: Outcome,
+    outcome: FuzzOutcome,
 }
 
-impl<'a> Session<'a> {
-    pub fn in_pieces(pieces: &'a [usize]) -> Self {
+impl<'a> FuzzSession<'a> {
+    pub fn with_chunk_sizes(chunk_sizes: &'a [usize]) -> Self {
         Self {
-            pieces: pieces.iter().cycle(),
+            chunk_sizes: chunk_sizes.iter().cycle(),
             input: BytesMut::new(),
-            outcome: Outcome::default(),
+            outcome: FuzzOutcome::default(),
         }
     }
 
-    /// The client says this. False if the server can't go on.
-    pub fn send(&mut self, server: &mut (impl Protocol + ?Sized), sent: &[u8]) -> bool {
+    /// The client sends this. Returns false if the server has failed.
+    pub fn send(&mut self, server: &mut (impl StreamProtocol + ?Sized), sent: &[u8]) -> bool {
         let mut rest = sent;
         while !rest.is_empty() && !self.outcome.failed {
-            let piece = self.pieces.next().copied().unwrap_or(usize::MAX);
-            let (now, later) = rest.split_at(piece.min(rest.len()));
+            let size = self.chunk_sizes.next().copied().unwrap_or(usize::MAX);
+            let (now, later) = rest.split_at(size.min(rest.len()));
             self.input.extend_from_slice(now);
             rest = later;
             let received = server.receive(&mut self.input, &mut self.outcome.events);
@@ -70,28 +73,28 @@ impl<'a> Session<'a> {
         !self.outcome.failed
     }
 
-    /// The client reads what the server has for it.
-    pub fn read(&mut self, server: &mut (impl Protocol + ?Sized)) {
+    /// The client reads the server's output.
+    pub fn read(&mut self, server: &mut (impl StreamProtocol + ?Sized)) {
         self.outcome.output.extend(server.output().split());
     }
 
-    pub fn end(mut self, server: &mut (impl Protocol + ?Sized)) -> Outcome {
+    pub fn end(mut self, server: &mut (impl StreamProtocol + ?Sized)) -> FuzzOutcome {
         self.read(server);
-        self.outcome.events = put_together(self.outcome.events);
+        self.outcome.events = merge_data(self.outcome.events);
         self.outcome
     }
 }
 
-/// Pieces of data that follow each other are one.
-fn put_together(events: Vec<Event>) -> Vec<Event> {
-    let mut whole: Vec<Event> = Vec::new();
+/// Merges consecutive data events of one stream.
+fn merge_data(events: Vec<StreamEvent>) -> Vec<StreamEvent> {
+    let mut whole: Vec<StreamEvent> = Vec::new();
     for event in events {
         if let (
-            Some(Event::Data {
+            Some(StreamEvent::Data {
                 stream: before,
                 bytes: begun,
             }),
-            Event::Data { stream, bytes },
+            StreamEvent::Data { stream, bytes },
         ) = (whole.last_mut(), &event)
             && before == stream
         {

@@ -1,32 +1,39 @@
-//! The kubelet's HTTPS API: what the API server asks of a node (logs, exec, attach, port-forward, stats).
+//! The kubelet's HTTPS API: the endpoints that the API server and scrapers call on a node (logs, exec, attach, port-forward, stats).
 //!
-//! Responsible for: the listening socket, TLS, who may call, the HTTP side of every endpoint, and the protocols that carry
+//! Responsible for: the listening socket, TLS, authentication and authorization, the HTTP side of every endpoint, and the protocols that carry
 //! streams.
 //!
 //! Deliberately does not know: how a container runs, nor how the node learns of its pods. It asks a [`PodSource`].
 //!
-//! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints). `auth/` and `tls.rs` hold
-//! who is let in, `unauthenticated.rs` how many others may be connected, `peer.rs` how a caller is named, `seam.rs` what is asked of the kubelet. Streams: `remotecommand/` and
-//! `portforward/` are the endpoints, `upgrade.rs` the way out of HTTP, `streams/` what they share, `spdy/` and `websocket/` the
-//! protocols, without IO. Figures: `stats/` and `metrics/`; of the node itself: `about.rs` and `node_logs/`.
+//! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints).
 //!
-//! Invariant: a handler runs only for a caller with a certificate of the client CA and a common name on the allow-list, or
-//! with a token whose owner the API server knows and allows. There is no unauthenticated endpoint, `/healthz` included.
+//! - Access: `auth/`, `tls.rs`, `certificate_name.rs`; `unauthenticated.rs` bounds the connections of unauthenticated clients.
+//! - The interface to the kubelet: `pod_source.rs`, and `stats/` for the node itself.
+//! - Streams: `remotecommand/` and `portforward/` are the endpoints, `upgrade.rs` switches from HTTP to the stream protocol, `streams/` is what
+//!   all stream protocols share, `spdy/` and `websocket/` are the protocols, without IO.
+//! - Metrics: `stats/` and `metrics/`.
+//! - The kubelet itself: `health.rs`, `configz.rs`, `checkpoint.rs`, `node_logs/`.
+//!
+//! Invariant: a handler runs only for a client with a certificate of the client CA and an allowed common name, or
+//! with a token that the API server authenticates and authorizes. There is no unauthenticated endpoint, `/healthz` included.
 
-mod about;
 mod auth;
+mod certificate_name;
+mod checkpoint;
+mod configz;
 mod error;
 #[cfg(test)]
 mod fuzz;
+mod health;
 mod logs;
-mod lookup;
 mod metrics;
 mod node_logs;
-mod peer;
+mod pod_lookup;
+mod pod_source;
 mod portforward;
+mod read_ahead;
 mod remotecommand;
 mod routes;
-mod seam;
 mod server;
 mod spdy;
 pub mod stats;
@@ -37,15 +44,14 @@ mod tls;
 mod unauthenticated;
 mod upgrade;
 mod websocket;
-mod wide;
 
-pub use auth::{Access, Authority, NoJudgement, Question, User};
+pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
+pub use certificate_name::certificate_common_name;
 pub use error::ApiError;
-pub use peer::{Peer, peer_of};
-pub use seam::{
-    AttachOptions, ByteReader, ByteWriter, Connection, Duplex, ExecOptions, Exit, LogBytes,
-    LogOptions, LogStream, NoLogs, NoSession, NoSessionClass, PodSource, Session, Streams,
-    TerminalSize,
+pub use pod_source::{
+    AttachOptions, ByteReader, ByteWriter, ContainerLogStream, ContainerSession, Duplex,
+    ExecOptions, LogError, LogOptions, LogStream, PodSource, PortConnection, RequestedStreams,
+    SessionError, SessionErrorKind, SessionExit, TerminalSize,
 };
 pub use server::serve;
 pub use tls::ServerIdentity;

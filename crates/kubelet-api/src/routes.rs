@@ -1,4 +1,4 @@
-//! The endpoints.
+//! The router.
 
 use std::sync::Arc;
 
@@ -10,45 +10,45 @@ use axum::{Json, Router};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::auth::{Access, guard};
+use crate::auth::{AccessPolicy, authorize_request};
 use crate::logs::container_logs;
+use crate::pod_source::PodSource;
 use crate::portforward::port_forward;
 use crate::remotecommand::{attach, exec, run};
-use crate::seam::PodSource;
-use crate::streams::Limits;
-use crate::upgrade::Upgrades;
-use crate::{about, metrics, node_logs, stats};
+use crate::streams::StreamTimeouts;
+use crate::upgrade::UpgradedConnections;
+use crate::{checkpoint, configz, health, metrics, node_logs, stats};
 
-/// What the endpoints need.
+/// State of the handlers.
 #[derive(Clone)]
-pub(crate) struct Api {
+pub(crate) struct ApiState {
     pub(crate) pods: Arc<dyn PodSource>,
-    pub(crate) limits: Limits,
-    pub(crate) upgrades: Upgrades,
+    pub(crate) timeouts: StreamTimeouts,
+    pub(crate) upgrades: UpgradedConnections,
 }
 
-impl FromRef<Api> for Arc<dyn PodSource> {
-    fn from_ref(api: &Api) -> Self {
+impl FromRef<ApiState> for Arc<dyn PodSource> {
+    fn from_ref(api: &ApiState) -> Self {
         Arc::clone(&api.pods)
     }
 }
 
-/// Every endpoint, behind the guard; the accept loop adds the caller per connection.
-pub(crate) fn router(access: Arc<Access>, api: Api) -> Router {
-    // GET and POST, with and without the pod's uid: whatever a client of any age asks.
+/// All endpoints, behind [`authorize_request`]. The accept loop adds the [`CallerIdentity`](crate::auth::CallerIdentity) of each connection.
+pub(crate) fn router(access: Arc<AccessPolicy>, api: ApiState) -> Router {
+    // Like upstream: GET and POST, with and without the pod's uid.
     let exec = || get(exec).post(exec);
     let attach = || get(attach).post(attach);
     let port_forward = || get(port_forward).post(port_forward);
     Router::new()
-        .route("/healthz", get(healthz))
-        .route("/healthz/{check}", get(about::health_check))
-        .route("/configz", get(about::configz))
+        .route("/healthz", get(health::healthz))
+        .route("/healthz/{check}", get(health::health_check))
+        .route("/configz", get(configz::configz))
         .route(
             "/checkpoint/{namespace}/{pod}/{container}",
-            post(about::checkpoint),
+            post(checkpoint::checkpoint),
         )
         .route("/stats/summary", get(stats::summary))
-        .route("/metrics", get(metrics::own))
+        .route("/metrics", get(metrics::kubelet))
         .route("/metrics/resource", get(metrics::resource))
         .route("/metrics/cadvisor", get(metrics::cadvisor))
         .route("/metrics/probes", get(metrics::probes))
@@ -71,12 +71,8 @@ pub(crate) fn router(access: Arc<Access>, api: Api) -> Router {
         .route("/portForward/{namespace}/{pod}/{uid}", port_forward())
         .fallback(not_found)
         .with_state(api)
-        // After the fallback, so that strangers can't even learn which paths exist.
-        .layer(from_fn_with_state(access, guard))
-}
-
-async fn healthz() -> &'static str {
-    "ok"
+        // Last, so that it covers the fallback too: unauthenticated clients must not learn which paths exist.
+        .layer(from_fn_with_state(access, authorize_request))
 }
 
 async fn list_pods(State(source): State<Arc<dyn PodSource>>) -> Json<Value> {
@@ -84,7 +80,7 @@ async fn list_pods(State(source): State<Arc<dyn PodSource>>) -> Json<Value> {
     list(pods.iter().map(|pod| json!(**pod)).collect())
 }
 
-/// The pods of which something runs, as upstream shows them: who they are, and what runs, nothing else.
+/// Pods with running containers. Like upstream's, the list has only their identities and these containers.
 async fn list_running_pods(State(source): State<Arc<dyn PodSource>>) -> Json<Value> {
     let pods = source.pods();
     list(pods.iter().filter_map(|pod| running(pod)).collect())
@@ -116,7 +112,7 @@ fn running(pod: &Pod) -> Option<Value> {
     )
 }
 
-/// The words of Go's mux, which is what callers of an upstream kubelet get.
+/// The response of Go's mux, which upstream's kubelet uses.
 async fn not_found() -> (StatusCode, &'static str) {
     (StatusCode::NOT_FOUND, "404 page not found\n")
 }

@@ -1,4 +1,4 @@
-//! The accept loop: ours and not a library's, because handlers must know the peer's certificate.
+//! The accept loop. It is our own, because handlers must know the client's certificate.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,50 +15,48 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Caller;
-use crate::peer::peer_of;
-use crate::routes::{Api, router};
-use crate::seam::PodSource;
-use crate::streams::Limits;
+use crate::auth::CallerIdentity;
+use crate::certificate_name::certificate_common_name;
+use crate::pod_source::PodSource;
+use crate::read_ahead::ReadAhead;
+use crate::routes::{ApiState, router};
+use crate::streams::StreamTimeouts;
 use crate::unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
-use crate::upgrade::Upgrades;
-use crate::wide::WideReads;
-use crate::{Access, ApiError, ServerIdentity};
+use crate::upgrade::UpgradedConnections;
+use crate::{AccessPolicy, ApiError, ServerIdentity};
 
-/// How long a client may take to show who it is: by a certificate, or by a token with which it may ask for something.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long requests may go on after shutdown.
+/// Time limit for a client to authenticate: by its certificate, or by a first authorized request with a token.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for requests after shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many connections may be open at once whose client has not: a small part of the descriptors that a process mostly has.
+/// Limit for connections whose client has not authenticated: a small part of the usual limit of file descriptors.
 const MAX_UNAUTHENTICATED: usize = 128;
-/// How much encrypted output may wait for the socket: more than the largest piece of a stream with its headers, which would
-/// be written in two parts otherwise.
-const ENCRYPTED: usize = 128 * 1024;
-/// How long to leave the socket alone when accepting fails, as it does when descriptors run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Size of the TLS output buffer: more than the largest chunk of a stream with its headers, so that one write sends it.
+const TLS_WRITE_BUFFER: usize = 128 * 1024;
+/// Delay after a failed accept, which mostly means that file descriptors ran out.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves the kubelet's API until `shutdown`, to those who have `access`: peers of `client_ca_pem` by their common
-/// names, and owners of tokens if there is an authority to judge them. Streams that are silent for `idle` are cut.
+/// Serves the kubelet's API until `shutdown`, to the clients that `access` admits. Streams without traffic for `idle` are closed.
 ///
-/// One connection's failure is that connection's alone; an `Err` means that nothing could be served at all.
+/// `Err` means that the server could not start. Errors of single connections are only logged.
 pub async fn serve(
     listener: TcpListener,
     identity: ServerIdentity,
-    access: Access,
+    access: AccessPolicy,
     pods: Arc<dyn PodSource>,
     idle: Duration,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
     let access = Arc::new(access);
-    let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config(access.takes_tokens())?));
-    // The key has moved into the TLS configuration: no second copy stays around.
+    let acceptor = TlsAcceptor::from(Arc::new(identity.tls_config(access.accepts_tokens())?));
+    // Drop the second copy of the private key; the TLS configuration has the other.
     drop(identity);
-    let upgrades = Upgrades::new(shutdown.clone());
-    let api = Api {
+    let upgrades = UpgradedConnections::new(shutdown.clone());
+    let api = ApiState {
         pods,
-        limits: Limits {
+        timeouts: StreamTimeouts {
             idle,
-            ..Limits::default()
+            ..StreamTimeouts::default()
         },
         upgrades: upgrades.clone(),
     };
@@ -74,18 +72,18 @@ pub async fn serve(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let connection = Connection {
+                    let connection = ClientConnection {
                         acceptor: acceptor.clone(),
                         access: Arc::clone(&access),
                         router: router.clone(),
-                        known: Arc::default(),
+                        authenticated: Arc::default(),
                         shutdown: shutdown.clone(),
                     };
                     connections.spawn(connection.run(stream, unauthenticated.admit()));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the kubelet API could not accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tracing::warn!(%error, "cannot accept a connection to the kubelet API");
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
         }
@@ -99,39 +97,39 @@ pub async fn serve(
     if drained.await.is_err() {
         tracing::debug!(
             left = connections.len(),
-            "cutting kubelet API connections that did not end"
+            "aborting kubelet API connections after the drain time-out"
         );
         connections.shutdown().await;
     }
     Ok(())
 }
 
-/// One connection, and what it needs of the server.
-struct Connection {
+/// State of one connection.
+struct ClientConnection {
     acceptor: TlsAcceptor,
-    access: Arc<Access>,
+    access: Arc<AccessPolicy>,
     router: Router,
-    /// Told when it is known who the client is.
-    known: Arc<Notify>,
+    /// Notified when the client has authenticated.
+    authenticated: Arc<Notify>,
     shutdown: CancellationToken,
 }
 
-impl Connection {
-    /// Serves an unauthenticated client as long as it has its slot, and an authenticated one for as long as it likes.
+impl ClientConnection {
+    /// Serves the connection. Until the client has authenticated, eviction from its slot or a time-out closes it.
     async fn run(self, stream: TcpStream, slot: UnauthenticatedSlot) {
         let address = stream.peer_addr().ok();
-        let known = Arc::clone(&self.known);
-        let mut served = pin!(self.greet(stream));
-        // Anybody on the network can do this to us, so it is no warning.
+        let authenticated = Arc::clone(&self.authenticated);
+        let mut served = pin!(self.handshake_and_serve(stream));
+        // Debug level: any host on the network can cause this.
         tokio::select! {
             () = &mut served => return,
-            () = known.notified() => {}
+            () = authenticated.notified() => {}
             () = slot.evicted() => {
                 tracing::debug!(?address, "evicted an unauthenticated connection");
                 return;
             }
-            () = tokio::time::sleep(PATIENCE) => {
-                tracing::debug!(?address, "cut a client that did not show who it is in time");
+            () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {
+                tracing::debug!(?address, "client did not authenticate in time");
                 return;
             }
         }
@@ -139,12 +137,12 @@ impl Connection {
         served.await;
     }
 
-    async fn greet(self, stream: TcpStream) {
-        // What is written is whole: nothing is gained by waiting for more, and a key press would wait for an answer.
+    async fn handshake_and_serve(self, stream: TcpStream) {
+        // Nagle's algorithm would only delay interactive sessions: each write is complete.
         let _ = stream.set_nodelay(true);
-        let stream = WideReads::new(stream);
+        let stream = ReadAhead::new(stream);
         let handshake =
-            (self.acceptor).accept_with(stream, |tls| tls.set_buffer_limit(Some(ENCRYPTED)));
+            (self.acceptor).accept_with(stream, |tls| tls.set_buffer_limit(Some(TLS_WRITE_BUFFER)));
         let handshake = tokio::select! {
             () = self.shutdown.cancelled() => return,
             done = handshake => done,
@@ -155,14 +153,18 @@ impl Connection {
         }
     }
 
-    async fn serve(self, stream: TlsStream<WideReads<TcpStream>>) {
+    async fn serve(self, stream: TlsStream<ReadAhead<TcpStream>>) {
         let chain = stream.get_ref().1.peer_certificates();
-        let peer = chain.and_then(|chain| chain.first()).and_then(peer_of);
-        let caller = if peer.is_some_and(|peer| self.access.is_listed(&peer)) {
-            self.known.notify_one();
-            Caller::Listed
+        let common_name = chain
+            .and_then(|chain| chain.first())
+            .and_then(certificate_common_name);
+        let caller = if common_name.is_some_and(|name| self.access.allows_common_name(&name)) {
+            self.authenticated.notify_one();
+            CallerIdentity::AllowedCertificate
         } else {
-            Caller::Stranger(self.known)
+            CallerIdentity::Unverified {
+                authenticated: self.authenticated,
+            }
         };
 
         let router = self.router.layer(Extension(caller));
@@ -178,7 +180,7 @@ impl Connection {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a kubelet API connection ended early");
+            tracing::debug!(%error, "kubelet API connection failed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A pod whose processes are tasks, for tests of what carries their streams.
+//! A fake [`PodSource`] whose processes are tasks, for tests of the stream protocols.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,22 +10,22 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
-use crate::seam::{
-    AttachOptions, Connection, ExecOptions, Exit, LogBytes, LogOptions, NoLogs, NoSession,
-    PodSource, Session,
+use crate::pod_source::{
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    PodSource, PortConnection, SessionError, SessionExit,
 };
 
-/// How much the pipes of these processes hold.
+/// Buffer size of the processes' pipes.
 const PIPE: usize = 4096;
 
-/// One pod, `default/p`, with the container `c` that runs and the container `ended` that does not.
+/// One pod, `default/p`, with the running containers `c` and `terminal` and the terminated container `ended`.
 #[derive(Default)]
 pub(crate) struct TestPods {
-    /// How many sessions and connections there are now.
+    /// The number of open sessions and connections.
     pub(crate) alive: Arc<AtomicUsize>,
 }
 
-/// Counts while it lives.
+/// Increments a counter while it exists.
 struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
@@ -41,26 +41,26 @@ impl Drop for Alive {
     }
 }
 
-/// The process's ends of its streams.
+/// The streams of a process, from its side.
 struct Process {
     stdin: DuplexStream,
     stdout: DuplexStream,
     stderr: DuplexStream,
-    sizes: mpsc::Receiver<crate::seam::TerminalSize>,
+    sizes: mpsc::Receiver<crate::pod_source::TerminalSize>,
 }
 
 impl Process {
-    async fn run(mut self, command: Vec<String>) -> Exit {
-        let words: Vec<_> = command.iter().map(String::as_str).collect();
-        match words[..] {
+    async fn run(mut self, command: Vec<String>) -> SessionExit {
+        let args: Vec<_> = command.iter().map(String::as_str).collect();
+        match args[..] {
             ["cat"] => {
                 let _ = tokio::io::copy(&mut self.stdin, &mut self.stdout).await;
             }
-            ["exit", code] => return Exit::Code(code.parse().unwrap()),
+            ["exit", code] => return SessionExit::Code(code.parse().unwrap()),
             ["both"] => {
                 self.stdout.write_all(b"out").await.unwrap();
                 self.stderr.write_all(b"err").await.unwrap();
-                return Exit::Code(3);
+                return SessionExit::Code(3);
             }
             ["zeros", count] => {
                 let zeros = vec![0; count.parse().unwrap()];
@@ -75,14 +75,14 @@ impl Process {
                 let byte = self.stdin.read_u8().await.unwrap();
                 self.stdout.write_u8(byte).await.unwrap();
             }
-            ["broken"] => return Exit::Failed("the sandbox is gone".to_owned()),
+            ["broken"] => return SessionExit::Failed("the sandbox has exited".to_owned()),
             _ => pending().await,
         }
-        Exit::Code(0)
+        SessionExit::Code(0)
     }
 }
 
-fn session(command: Vec<String>, tty: bool, alive: Alive) -> Session {
+fn session(command: Vec<String>, tty: bool, alive: Alive) -> ContainerSession {
     let (stdin, process_stdin) = duplex(PIPE);
     let (stdout, process_stdout) = duplex(PIPE);
     let (stderr, process_stderr) = duplex(PIPE);
@@ -98,7 +98,7 @@ fn session(command: Vec<String>, tty: bool, alive: Alive) -> Session {
         let _alive = alive;
         running.await.unwrap()
     };
-    Session {
+    ContainerSession {
         stdin: Some(Box::pin(stdin)),
         stdout: Some(Box::pin(stdout)),
         stderr: (!tty).then(|| Box::pin(stderr) as _),
@@ -123,7 +123,11 @@ impl PodSource for TestPods {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         async { Err("this pod writes no logs".into()) }.boxed()
     }
 
@@ -131,10 +135,10 @@ impl PodSource for TestPods {
         &self,
         uid: &str,
         options: ExecOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         assert_eq!(uid, "1234");
         if options.command == ["nonsense"] {
-            return async { Err(NoSession::internal("nonsense: not found")) }.boxed();
+            return async { Err(SessionError::internal("nonsense: not found")) }.boxed();
         }
         let alive = Alive::new(&self.alive);
         async move { Ok(session(options.command, options.streams.tty, alive)) }.boxed()
@@ -144,7 +148,7 @@ impl PodSource for TestPods {
         &self,
         uid: &str,
         options: AttachOptions,
-    ) -> BoxFuture<'static, Result<Session, NoSession>> {
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         assert_eq!(uid, "1234");
         let alive = Alive::new(&self.alive);
         let command = vec!["cat".to_owned()];
@@ -155,12 +159,12 @@ impl PodSource for TestPods {
         &self,
         uid: &str,
         port: u16,
-    ) -> BoxFuture<'static, Result<Connection, NoSession>> {
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
         assert_eq!(uid, "1234");
         let alive = Alive::new(&self.alive);
         async move {
             if port == 9 {
-                return Err(NoSession::internal("connection refused"));
+                return Err(SessionError::internal("connection refused"));
             }
             let (ours, mut theirs) = duplex(PIPE);
             tokio::spawn(async move {
@@ -176,7 +180,7 @@ impl PodSource for TestPods {
                     }
                 }
             });
-            Ok(Box::pin(ours) as Connection)
+            Ok(Box::pin(ours) as PortConnection)
         }
         .boxed()
     }

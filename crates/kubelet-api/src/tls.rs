@@ -1,4 +1,4 @@
-//! The server's identity, and mutual TLS made from it.
+//! The TLS configuration of the server.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::ApiError;
 
-/// The PEM texts that make the kubelet a TLS server; no `Debug`, for the key must never reach a log.
+/// Certificates and key of the server. No `Debug`: the key must never reach a log.
 #[derive(Clone)]
 pub struct ServerIdentity {
-    /// The serving certificate, followed by its intermediates if there are any.
+    /// The serving certificate and its intermediates, PEM.
     pub cert_chain_pem: String,
-    /// The serving certificate's private key.
+    /// The private key of the serving certificate, PEM.
     pub key_pem: String,
-    /// The CA (or several) that signs the certificates of allowed clients.
+    /// The CAs of client certificates, PEM.
     pub client_ca_pem: String,
 }
 
 impl ServerIdentity {
-    /// A TLS configuration that turns away every client with a certificate that is not of `client_ca_pem`, and every
-    /// client with none unless it may show a token instead.
-    pub(crate) fn tls_config(&self, takes_tokens: bool) -> Result<ServerConfig, ApiError> {
-        // The provider is named here and not taken from the process, which may not have chosen one yet.
+    /// Builds the configuration. The handshake fails for clients with a certificate of another CA, and for clients without a
+    /// certificate unless the server accepts tokens.
+    pub(crate) fn tls_config(&self, accepts_tokens: bool) -> Result<ServerConfig, ApiError> {
+        // Name the provider: the process may not have installed a default one.
         let provider = Arc::new(aws_lc_rs::default_provider());
 
         let mut roots = RootCertStore::empty();
@@ -35,7 +35,7 @@ impl ServerIdentity {
         }
         let mut verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        if takes_tokens {
+        if accepts_tokens {
             verifier = verifier.allow_unauthenticated();
         }
         let verifier = verifier.build().map_err(ApiError::ClientCa)?;
@@ -52,7 +52,7 @@ impl ServerIdentity {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)?;
-        // HTTP/1.1 carries the upgrades of exec and port-forward, HTTP/2 everything else that Go's client asks.
+        // Exec, attach and port-forward need HTTP/1.1 for their upgrade. Go's client uses HTTP/2 for the rest.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }

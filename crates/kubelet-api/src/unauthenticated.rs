@@ -1,14 +1,14 @@
-//! Connections whose client has not authenticated yet. Everybody on the network can open them, so there are few.
+//! Limits the connections whose client has not authenticated yet. Any host on the network can open them.
 //!
-//! When there are too many, a new one evicts the oldest. So clients that only hold connections open keep nobody out who
-//! authenticates at once, and cost no more descriptors than the limit.
+//! At the limit a new connection evicts the oldest one. So idle connections do not block a client that authenticates at once, and
+//! take no more file descriptors than the limit.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// All unauthenticated connections of a listener, in the order in which they came.
+/// All unauthenticated connections of a listener, oldest first.
 #[derive(Debug)]
 pub struct UnauthenticatedConnections {
     limit: usize,
@@ -21,7 +21,7 @@ struct Slots {
     taken: BTreeMap<u64, CancellationToken>,
 }
 
-/// An unauthenticated connection's slot. To be dropped when the client has authenticated or is gone.
+/// The slot of an unauthenticated connection. Drop it when the client has authenticated or disconnected.
 #[derive(Debug)]
 pub struct UnauthenticatedSlot {
     number: u64,
@@ -30,13 +30,13 @@ pub struct UnauthenticatedSlot {
 }
 
 impl UnauthenticatedConnections {
-    /// At most `limit` at once.
+    /// Allows `limit` connections at a time.
     pub fn new(limit: usize) -> Arc<Self> {
         let slots = Mutex::default();
         Arc::new(Self { limit, slots })
     }
 
-    /// A slot for a new connection; evicts the oldest if there are too many.
+    /// Takes a slot for a new connection, and evicts the oldest one at the limit.
     pub fn admit(self: &Arc<Self>) -> UnauthenticatedSlot {
         let evicted = CancellationToken::new();
         let mut slots = self.lock();
@@ -56,13 +56,13 @@ impl UnauthenticatedConnections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        // Nothing in here can panic half-way.
+        // Ignore poisoning: no code panics while it holds the lock.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl UnauthenticatedSlot {
-    /// Done when a new connection has evicted this one, which has to be closed then.
+    /// Resolves when a new connection has evicted this one. The caller must then close it.
     pub async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
@@ -85,20 +85,20 @@ mod tests {
     }
 
     #[test]
-    fn a_new_connection_evicts_the_oldest() {
+    fn new_connection_evicts_the_oldest() {
         let connections = UnauthenticatedConnections::new(2);
         let (first, second) = (connections.admit(), connections.admit());
         assert!(!is_evicted(&first) && !is_evicted(&second));
         let third = connections.admit();
         assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&third));
-        // Its slot was taken from it already.
+        // Eviction has already freed its slot.
         drop(first);
         let _fourth = connections.admit();
         assert!(is_evicted(&second) && !is_evicted(&third));
     }
 
     #[test]
-    fn a_dropped_slot_is_free() {
+    fn dropping_a_slot_frees_it() {
         let connections = UnauthenticatedConnections::new(2);
         let (first, second) = (connections.admit(), connections.admit());
         drop(second);

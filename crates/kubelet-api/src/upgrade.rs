@@ -1,4 +1,4 @@
-//! Requests that become something else than HTTP: what is agreed upon before, and the task that serves the rest.
+//! HTTP upgrades: negotiates the protocol, and runs the task that serves the upgraded connection.
 
 use std::future::Future;
 
@@ -10,45 +10,48 @@ use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::websocket::{Accepted, BadHandshake};
+use crate::websocket::{AcceptedUpgrade, HandshakeError};
 
-const PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
-const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
+const PROTOCOL_HEADER: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+const ACCEPTED_PROTOCOLS_HEADER: HeaderName =
+    HeaderName::from_static("x-accepted-stream-protocol-versions");
 /// Upstream's name of the protocol in Upgrade headers.
 const SPDY: &str = "SPDY/3.1";
 
-/// Why a request doesn't become what it wants to be: upstream's status codes and words.
+/// Why an upgrade fails; status codes and messages are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoUpgrade {
+pub(crate) enum UpgradeError {
     #[error("Upgrade request required")]
-    Plain,
+    NotRequested,
     #[error("unable to upgrade: header X-Stream-Protocol-Version does not exist in request")]
-    NoProtocol,
+    MissingProtocol,
     #[error(
         "unable to upgrade: unable to negotiate protocol: client supports [{client}], server accepts [{server}]"
     )]
     Protocol { client: String, server: String },
     #[error("unable to upgrade websocket connection: {0}")]
-    WebSocket(#[from] BadHandshake),
+    WebSocket(#[from] HandshakeError),
     #[error("unable to upgrade: unable to hijack response")]
-    Impossible,
+    NotUpgradable,
 }
 
-impl IntoResponse for NoUpgrade {
+impl IntoResponse for UpgradeError {
     fn into_response(self) -> Response {
         let code = match &self {
-            Self::Plain | Self::NoProtocol => StatusCode::BAD_REQUEST,
-            Self::Protocol { .. } | Self::WebSocket(BadHandshake::Protocol { .. }) => {
+            Self::NotRequested | Self::MissingProtocol => StatusCode::BAD_REQUEST,
+            Self::Protocol { .. } | Self::WebSocket(HandshakeError::Protocol { .. }) => {
                 StatusCode::FORBIDDEN
             }
             Self::WebSocket(_) => StatusCode::BAD_REQUEST,
-            Self::Impossible => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NotUpgradable => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let mut response = (code, format!("{self}\n")).into_response();
         if let Self::Protocol { server, .. } = &self {
             for protocol in server.split(' ') {
                 if let Ok(value) = HeaderValue::try_from(protocol) {
-                    response.headers_mut().append(ACCEPTED, value);
+                    response
+                        .headers_mut()
+                        .append(ACCEPTED_PROTOCOLS_HEADER, value);
                 }
             }
         }
@@ -56,20 +59,20 @@ impl IntoResponse for NoUpgrade {
     }
 }
 
-/// Agrees on what is carried by SPDY: the first of the client's protocols that is among `supported`.
+/// Accepts an upgrade to SPDY with the first of the client's protocols that is in `supported`.
 pub(crate) fn accept_spdy<T: Copy>(
     headers: &HeaderMap,
     supported: &[(&'static str, T)],
-) -> Result<Accepted<T>, NoUpgrade> {
+) -> Result<AcceptedUpgrade<T>, UpgradeError> {
     let holds = |name, part: &str| {
         let mut values = headers.get_all(name).iter();
         let lower = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).to_lowercase();
         values.any(|value| lower(value).contains(part))
     };
     if !holds(header::CONNECTION, "upgrade") || !holds(header::UPGRADE, "spdy/3.1") {
-        return Err(NoUpgrade::Plain);
+        return Err(UpgradeError::NotRequested);
     }
-    let values = headers.get_all(PROTOCOL).iter();
+    let values = headers.get_all(PROTOCOL_HEADER).iter();
     let client: Vec<_> = values
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
@@ -77,12 +80,12 @@ pub(crate) fn accept_spdy<T: Copy>(
         .filter(|protocol| !protocol.is_empty())
         .collect();
     if client.is_empty() {
-        return Err(NoUpgrade::NoProtocol);
+        return Err(UpgradeError::MissingProtocol);
     }
-    let both = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, meaning)) = client.iter().find_map(both) else {
+    let find_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
+    let Some((name, protocol)) = client.iter().find_map(find_supported) else {
         let server: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(NoUpgrade::Protocol {
+        return Err(UpgradeError::Protocol {
             client: client.join(" "),
             server: server.join(" "),
         });
@@ -90,26 +93,26 @@ pub(crate) fn accept_spdy<T: Copy>(
     let mut headers = HeaderMap::new();
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static(SPDY));
-    headers.insert(PROTOCOL, HeaderValue::from_static(name));
-    let meaning = *meaning;
-    Ok(Accepted { meaning, headers })
+    headers.insert(PROTOCOL_HEADER, HeaderValue::from_static(name));
+    let protocol = *protocol;
+    Ok(AcceptedUpgrade { protocol, headers })
 }
 
-/// Where the tasks of upgraded connections live: the server waits for them when it ends.
+/// The tasks of upgraded connections. The server waits for them when it shuts down.
 #[derive(Clone, Debug)]
-pub(crate) struct Upgrades {
+pub(crate) struct UpgradedConnections {
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
 
-impl Upgrades {
+impl UpgradedConnections {
     pub(crate) fn new(shutdown: CancellationToken) -> Self {
         let tasks = TaskTracker::new();
         Self { tasks, shutdown }
     }
 
-    /// Answers with the headers that were agreed upon, and serves the connection from then on.
-    pub(crate) fn switch<F, S>(
+    /// Responds with 101 and these headers, then runs `serve` on the upgraded connection.
+    pub(crate) fn switch_protocols<F, S>(
         &self,
         on_upgrade: OnUpgrade,
         headers: HeaderMap,
@@ -125,13 +128,13 @@ impl Upgrades {
                 match on_upgrade.await {
                     Ok(io) => serve(TokioIo::new(io)).await,
                     Err(error) => {
-                        tracing::debug!(%error, "a connection was gone before its upgrade")
+                        tracing::debug!(%error, "connection closed before its upgrade")
                     }
                 }
             };
             tokio::select! {
                 () = served => {}
-                () = shutdown.cancelled() => tracing::debug!("cutting a stream: the node ends"),
+                () = shutdown.cancelled() => tracing::debug!("closing upgraded connection: the server shuts down"),
             }
         });
         let mut response = Response::new(Body::empty());
@@ -140,7 +143,7 @@ impl Upgrades {
         response
     }
 
-    /// Waits until the last task is gone, after the shutdown.
+    /// Waits for the last task, after the shutdown.
     pub(crate) async fn drained(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -156,7 +159,7 @@ mod tests {
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("SPDY/3.1"));
         for protocol in protocols {
-            headers.append(PROTOCOL, HeaderValue::from_static(protocol));
+            headers.append(PROTOCOL_HEADER, HeaderValue::from_static(protocol));
         }
         headers
     }
@@ -164,34 +167,38 @@ mod tests {
     const SUPPORTED: &[(&str, u8)] = &[("v4.channel.k8s.io", 4), ("channel.k8s.io", 1)];
 
     #[test]
-    fn the_protocol_that_the_client_likes_best_is_taken() {
-        let both = request(&["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"]);
-        let accepted = accept_spdy(&both, SUPPORTED).unwrap();
-        assert_eq!(accepted.meaning, 4);
-        assert_eq!(accepted.headers[PROTOCOL], "v4.channel.k8s.io");
+    fn first_supported_protocol_of_the_client_is_chosen() {
+        let several = request(&["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"]);
+        let accepted = accept_spdy(&several, SUPPORTED).unwrap();
+        assert_eq!(accepted.protocol, 4);
+        assert_eq!(accepted.headers[PROTOCOL_HEADER], "v4.channel.k8s.io");
         let listed = request(&["channel.k8s.io, v4.channel.k8s.io"]);
-        assert_eq!(accept_spdy(&listed, SUPPORTED).unwrap().meaning, 1);
+        assert_eq!(accept_spdy(&listed, SUPPORTED).unwrap().protocol, 1);
     }
 
     #[test]
-    fn what_can_not_be_agreed_upon_is_refused_with_what_could_be() {
-        let refused = accept_spdy(&request(&["v9.channel.k8s.io"]), SUPPORTED).unwrap_err();
+    fn rejection_lists_supported_protocols() {
+        let error = accept_spdy(&request(&["v9.channel.k8s.io"]), SUPPORTED).unwrap_err();
         assert_eq!(
-            refused.to_string(),
+            error.to_string(),
             "unable to upgrade: unable to negotiate protocol: client supports [v9.channel.k8s.io], \
              server accepts [v4.channel.k8s.io channel.k8s.io]"
         );
-        let response = refused.into_response();
+        let response = error.into_response();
         assert_eq!(response.status(), StatusCode::FORBIDDEN);
-        let offered: Vec<_> = response.headers().get_all(ACCEPTED).iter().collect();
+        let offered: Vec<_> = response
+            .headers()
+            .get_all(ACCEPTED_PROTOCOLS_HEADER)
+            .iter()
+            .collect();
         assert_eq!(offered, ["v4.channel.k8s.io", "channel.k8s.io"]);
     }
 
     #[test]
-    fn what_wants_no_upgrade_is_refused() {
-        let refused = |headers: &HeaderMap| accept_spdy(headers, SUPPORTED).unwrap_err();
-        assert_eq!(refused(&HeaderMap::new()), NoUpgrade::Plain);
-        assert_eq!(refused(&request(&[])), NoUpgrade::NoProtocol);
-        assert_eq!(refused(&request(&[" "])), NoUpgrade::NoProtocol);
+    fn request_without_upgrade_headers_is_rejected() {
+        let error = |headers: &HeaderMap| accept_spdy(headers, SUPPORTED).unwrap_err();
+        assert_eq!(error(&HeaderMap::new()), UpgradeError::NotRequested);
+        assert_eq!(error(&request(&[])), UpgradeError::MissingProtocol);
+        assert_eq!(error(&request(&[" "])), UpgradeError::MissingProtocol);
     }
 }

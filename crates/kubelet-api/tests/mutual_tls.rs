@@ -1,6 +1,6 @@
-//! Who gets in, tried over real sockets with certificates made for the purpose.
+//! TLS, access control and container logs, over real sockets with generated certificates.
 
-// Helpers of an integration test are tests too, which clippy.toml can't know.
+// clippy.toml allows unwrap only inside of test functions, not in their helpers.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -15,8 +15,9 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    Access, AttachOptions, Connection, ExecOptions, LogBytes, LogOptions, NoLogs, NoSession,
-    PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, Session, serve,
+    AccessPolicy, AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError,
+    LogOptions, PodSource, PortConnection, STREAM_IDLE_TIMEOUT, ServerIdentity, SessionError,
+    serve,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -50,18 +51,22 @@ impl PodSource for OnePod {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, uid: &str, options: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(
+        &self,
+        uid: &str,
+        options: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         let uid = uid.to_owned();
         async move {
             if options.previous {
-                return Err("asked for a run that never was".into());
+                return Err("no such run".into());
             }
             if options.container == "silent" {
                 let silence = stream::pending::<io::Result<Bytes>>();
                 return Ok(Counted::new(silence.boxed()).boxed());
             }
             if options.timestamps {
-                return Err("the sandbox of pod hello is gone".into());
+                return Err("the sandbox of pod hello has exited".into());
             }
             let lines = [
                 format!("{uid} {}\n", options.container),
@@ -72,31 +77,43 @@ impl PodSource for OnePod {
         .boxed()
     }
 
-    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn exec(
+        &self,
+        _: &str,
+        _: ExecOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         no_streams()
     }
 
-    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn attach(
+        &self,
+        _: &str,
+        _: AttachOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         no_streams()
     }
 
-    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
+    fn port_forward(
+        &self,
+        _: &str,
+        _: u16,
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
         no_streams()
     }
 }
 
-fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, NoSession>> {
-    async { Err(NoSession::internal("this pod only writes")) }.boxed()
+fn no_streams<T: Send + 'static>() -> BoxFuture<'static, Result<T, SessionError>> {
+    async { Err(SessionError::internal("not supported by this pod")) }.boxed()
 }
 
-/// How many logs of the silent container are being followed.
+/// The number of open logs of the container `silent`.
 static FOLLOWED: AtomicUsize = AtomicUsize::new(0);
 
-/// A log that is counted while somebody follows it.
-struct Counted(LogBytes);
+/// A log that increments [`FOLLOWED`] while it exists.
+struct Counted(ContainerLogStream);
 
 impl Counted {
-    fn new(log: LogBytes) -> Self {
+    fn new(log: ContainerLogStream) -> Self {
         FOLLOWED.fetch_add(1, Ordering::SeqCst);
         Self(log)
     }
@@ -116,25 +133,25 @@ impl Drop for Counted {
     }
 }
 
-/// The server of that pod, which the API server alone may ask.
+/// A server with that pod. Only the API server's certificate is allowed.
 struct Kubelet(Server);
 
 impl Kubelet {
     async fn start() -> Self {
-        let access = Access::only([API_SERVER_CLIENT.to_owned()]);
-        Self(Server::of(OnePod, access).await)
+        let access = AccessPolicy::for_common_names([API_SERVER_CLIENT.to_owned()]);
+        Self(Server::start(OnePod, access).await)
     }
 
-    /// One GET over one connection: the whole answer, or how TLS ended.
+    /// One GET over one connection. Returns the whole response, or the error of TLS.
     async fn get(&self, path: &str, client: Option<(String, String)>) -> io::Result<String> {
-        let mut stream = self.ask(path, client).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
+        let mut stream = self.send_get(path, client).await?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await?;
+        Ok(response)
     }
 
-    /// One GET over one connection, whose answer is still to be read.
-    async fn ask(
+    /// Sends one GET over one connection, without reading the response.
+    async fn send_get(
         &self,
         path: &str,
         client: Option<(String, String)>,
@@ -153,52 +170,52 @@ impl Kubelet {
 }
 
 #[tokio::test]
-async fn logs_are_streamed() {
+async fn log_is_streamed() {
     let server = Kubelet::start().await;
-    let answer = server
+    let response = server
         .get_as_api_server("/containerLogs/default/hello/main?follow=true")
         .await;
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(answer.contains("content-type: text/plain"), "{answer}");
-    assert!(answer.contains("1234 main\n"), "{answer}");
-    assert!(answer.contains("a second line\n"), "{answer}");
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    assert!(response.contains("content-type: text/plain"), "{response}");
+    assert!(response.contains("1234 main\n"), "{response}");
+    assert!(response.contains("a second line\n"), "{response}");
 }
 
 #[tokio::test]
-async fn a_silent_log_is_followed_until_nobody_does() {
+async fn disconnect_ends_following_an_idle_log() {
     let server = Kubelet::start().await;
     let client = server.0.ca.client(API_SERVER_CLIENT);
     let path = "/containerLogs/default/hello/silent?follow=true";
-    let mut stream = server.ask(path, Some(client)).await.unwrap();
-    // That there is a log is told before the log says anything.
-    let mut begun = vec![0; 15];
-    stream.read_exact(&mut begun).await.unwrap();
-    assert_eq!(begun, b"HTTP/1.1 200 OK");
+    let mut stream = server.send_get(path, Some(client)).await.unwrap();
+    // The response starts before the log has any data.
+    let mut status_line = vec![0; 15];
+    stream.read_exact(&mut status_line).await.unwrap();
+    assert_eq!(status_line, b"HTTP/1.1 200 OK");
     assert_eq!(FOLLOWED.load(Ordering::SeqCst), 1);
     drop(stream);
-    let forgotten = async {
+    let closed = async {
         while FOLLOWED.load(Ordering::SeqCst) > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), forgotten)
+    tokio::time::timeout(Duration::from_secs(10), closed)
         .await
         .unwrap();
 }
 
 #[tokio::test]
-async fn init_containers_have_logs_too() {
+async fn init_container_has_a_log() {
     let server = Kubelet::start().await;
-    let answer = server
+    let response = server
         .get_as_api_server("/containerLogs/default/hello/first")
         .await;
-    assert!(answer.contains("1234 first\n"), "{answer}");
+    assert!(response.contains("1234 first\n"), "{response}");
 }
 
 #[tokio::test]
-async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
+async fn unavailable_logs_have_upstreams_errors() {
     let server = Kubelet::start().await;
-    for (path, status, words) in [
+    for (path, status, message) in [
         ("default/bye/main", 404, r#"pod "bye" does not exist"#),
         ("other/hello/main", 404, r#"pod "hello" does not exist"#),
         (
@@ -219,7 +236,7 @@ async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
         (
             "default/hello/main?timestamps=true",
             400,
-            "the sandbox of pod hello is gone",
+            "the sandbox of pod hello has exited",
         ),
         (
             "default/hello/main?tailLines=x",
@@ -232,30 +249,30 @@ async fn logs_that_are_not_there_are_refused_in_the_words_of_upstream() {
             r#"{"message": "Invalid request."}"#,
         ),
     ] {
-        let answer = server
+        let response = server
             .get_as_api_server(&format!("/containerLogs/{path}"))
             .await;
         assert!(
-            answer.starts_with(&format!("HTTP/1.1 {status}")),
-            "{path}: {answer}"
+            response.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {response}"
         );
-        assert!(answer.ends_with(words), "{path}: {answer}");
+        assert!(response.ends_with(message), "{path}: {response}");
     }
 }
 
 #[tokio::test]
-async fn running_pods_are_shown_with_what_runs() {
+async fn runningpods_lists_only_running_containers() {
     let kubelet = Kubelet::start().await;
     for path in ["/runningpods/", "/runningpods"] {
-        let answer = kubelet.get_as_api_server(path).await;
-        assert!(answer.contains(r#""uid":"1234""#), "{path}: {answer}");
-        assert!(answer.contains(r#""name":"main""#), "{path}: {answer}");
-        assert!(!answer.contains(r#""name":"late""#), "{path}: {answer}");
+        let response = kubelet.get_as_api_server(path).await;
+        assert!(response.contains(r#""uid":"1234""#), "{path}: {response}");
+        assert!(response.contains(r#""name":"main""#), "{path}: {response}");
+        assert!(!response.contains(r#""name":"late""#), "{path}: {response}");
     }
 }
 
 #[tokio::test]
-async fn the_api_server_is_served() {
+async fn api_server_is_served() {
     let server = Kubelet::start().await;
     let health = server.get_as_api_server("/healthz").await;
     assert!(health.starts_with("HTTP/1.1 200 OK\r\n"), "{health}");
@@ -273,31 +290,31 @@ async fn the_api_server_is_served() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_name_counts_for_nothing() {
+async fn certificate_with_another_name_is_rejected() {
     let server = Kubelet::start().await;
     for path in ["/healthz", "/pods", "/nowhere"] {
-        let answer = server
+        let response = server
             .get(path, Some(server.0.ca.client("system:node:node2")))
             .await
             .unwrap();
-        assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+        assert!(response.starts_with("HTTP/1.1 401"), "{response}");
     }
 }
 
 #[tokio::test]
-async fn nobody_without_a_certificate_of_the_ca_gets_through_tls() {
+async fn tls_rejects_clients_without_certificate_of_the_ca() {
     let server = Kubelet::start().await;
     assert!(server.get("/healthz", None).await.is_err());
-    // The right name, signed by somebody else.
-    let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
-    assert!(server.get("/healthz", Some(stranger)).await.is_err());
+    // The right name, signed by another CA.
+    let other_client = Ca::new("another CA").client(API_SERVER_CLIENT);
+    assert!(server.get("/healthz", Some(other_client)).await.is_err());
 }
 
 #[tokio::test]
-async fn garbage_and_silence_disturb_nobody() {
+async fn garbage_and_idle_connections_do_not_block_others() {
     let server = Kubelet::start().await;
-    let mut noise = TcpStream::connect(server.0.address).await.unwrap();
-    noise
+    let mut garbage = TcpStream::connect(server.0.address).await.unwrap();
+    garbage
         .write_all(b"GET / HTTP/1.0\r\n\r\n\0\xff\xfe")
         .await
         .unwrap();
@@ -306,14 +323,15 @@ async fn garbage_and_silence_disturb_nobody() {
     let health = server.get_as_api_server("/healthz").await;
     assert!(health.starts_with("HTTP/1.1 200"), "{health}");
 
-    // And the noisy one is told no, and not kept.
-    let mut answer = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(5), noise.read_to_end(&mut answer)).await;
+    // The connection with garbage is closed.
+    let mut response = Vec::new();
+    let ended =
+        tokio::time::timeout(Duration::from_secs(5), garbage.read_to_end(&mut response)).await;
     assert!(ended.is_ok());
 }
 
 #[tokio::test]
-async fn shutdown_ends_with_silent_connections_open() {
+async fn shutdown_does_not_wait_for_idle_connections() {
     let server = Kubelet::start().await;
     let _silent = TcpStream::connect(server.0.address).await.unwrap();
     server.get_as_api_server("/healthz").await;
@@ -325,17 +343,17 @@ async fn shutdown_ends_with_silent_connections_open() {
 }
 
 #[tokio::test]
-async fn a_broken_identity_is_named() {
+async fn invalid_identity_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let identity = ServerIdentity {
         cert_chain_pem: String::new(),
         key_pem: String::new(),
         client_ca_pem: "not PEM".to_owned(),
     };
-    let refused = serve(
+    let error = serve(
         listener,
         identity,
-        Access::only([]),
+        AccessPolicy::for_common_names([]),
         Arc::new(OnePod),
         STREAM_IDLE_TIMEOUT,
         CancellationToken::new(),
@@ -343,7 +361,7 @@ async fn a_broken_identity_is_named() {
     .await
     .unwrap_err();
     assert_eq!(
-        refused.to_string(),
-        "the kubelet API's client CA holds no certificate"
+        error.to_string(),
+        "no certificate in the client CA of the kubelet API"
     );
 }

@@ -1,6 +1,6 @@
-//! exec, attach and port-forward over real sockets: HTTP, TLS, the upgrade, and who may have it.
+//! Exec, attach and port-forward over real sockets: TLS, HTTP, the upgrade, and access control.
 
-// Helpers of an integration test are tests too, which clippy.toml can't know.
+// clippy.toml allows unwrap only inside of test functions, not in their helpers.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,8 +12,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
-    Access, AttachOptions, Authority, Connection, ExecOptions, Exit, LogBytes, LogOptions,
-    NoJudgement, NoLogs, NoSession, PodSource, Question, Session, User,
+    AccessPolicy, AccessRequest, AttachOptions, AuthenticatedUser, ContainerLogStream,
+    ContainerSession, DelegatedAuth, DelegatedAuthError, ExecOptions, LogError, LogOptions,
+    PodSource, PortConnection, SessionError, SessionExit,
 };
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, duplex};
@@ -41,20 +42,28 @@ impl PodSource for Echo {
         vec![Arc::new(serde_json::from_value(pod).unwrap())]
     }
 
-    fn logs(&self, _: &str, _: LogOptions) -> BoxFuture<'static, Result<LogBytes, NoLogs>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
         async { Err("no logs here".into()) }.boxed()
     }
 
-    fn exec(&self, _: &str, _: ExecOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
+    fn exec(
+        &self,
+        _: &str,
+        _: ExecOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         async {
             let (stdin, mut input) = duplex(4096);
             let (stdout, mut output) = duplex(4096);
             let exit = async move {
                 tokio::io::copy(&mut input, &mut output).await.unwrap();
                 drop(output);
-                Exit::Code(0)
+                SessionExit::Code(0)
             };
-            Ok(Session {
+            Ok(ContainerSession {
                 stdin: Some(Box::pin(stdin)),
                 stdout: Some(Box::pin(stdout)),
                 stderr: None,
@@ -65,49 +74,64 @@ impl PodSource for Echo {
         .boxed()
     }
 
-    fn attach(&self, _: &str, _: AttachOptions) -> BoxFuture<'static, Result<Session, NoSession>> {
-        async { Err(NoSession::internal("nobody to attach to")) }.boxed()
+    fn attach(
+        &self,
+        _: &str,
+        _: AttachOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
+        async { Err(SessionError::internal("nothing to attach to")) }.boxed()
     }
 
-    fn port_forward(&self, _: &str, _: u16) -> BoxFuture<'static, Result<Connection, NoSession>> {
-        async { Err(NoSession::internal("connection refused")) }.boxed()
+    fn port_forward(
+        &self,
+        _: &str,
+        _: u16,
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
+        async { Err(SessionError::internal("connection refused")) }.boxed()
     }
 }
 
-/// Knows the token `reader`, whose owner may read the node's health and nothing else, and `admin`, whose owner may do anything.
+/// Authenticates the token `reader`, which may only read the node's health, and `admin`, which may do anything.
 struct Rbac;
 
-impl Authority for Rbac {
-    fn authenticate(&self, token: &str) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
+impl DelegatedAuth for Rbac {
+    fn authenticate(
+        &self,
+        token: &str,
+    ) -> BoxFuture<'static, Result<Option<AuthenticatedUser>, DelegatedAuthError>> {
         let name = match token {
             "reader" => Some("system:serviceaccount:monitoring:reader"),
             "admin" => Some("system:admin"),
             _ => None,
         };
-        let user = name.map(|name| User {
+        let user = name.map(|name| AuthenticatedUser {
             name: name.to_owned(),
-            ..User::default()
+            ..AuthenticatedUser::default()
         });
         async { Ok(user) }.boxed()
     }
 
-    fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
-        let allowed = question.verb == "get" && question.subresource == "healthz"
-            || question.user.name == "system:admin";
+    fn authorize(
+        &self,
+        request: &AccessRequest,
+    ) -> BoxFuture<'static, Result<bool, DelegatedAuthError>> {
+        let allowed = request.verb == "get" && request.subresource == "healthz"
+            || request.user.name == "system:admin";
         async move { Ok(allowed) }.boxed()
     }
 }
 
-/// The server of that pod, which the API server may ask, and whom [`Rbac`] admits.
+/// A server with that pod, for the API server's certificate and the tokens of [`Rbac`].
 struct Kubelet(Server);
 
 impl Kubelet {
     async fn start() -> Self {
-        let access = Access::only([API_SERVER_CLIENT.to_owned()]).or_as_judged_by(Arc::new(Rbac));
-        Self(Server::of(Echo, access).await)
+        let access = AccessPolicy::for_common_names([API_SERVER_CLIENT.to_owned()])
+            .with_delegated_auth(Arc::new(Rbac));
+        Self(Server::start(Echo, access).await)
     }
 
-    /// Sends a request with these headers as the API server, and reads the head of the answer.
+    /// Sends a request as the API server, and reads the head of the response.
     async fn upgrade(
         &self,
         method: &str,
@@ -119,7 +143,7 @@ impl Kubelet {
         head(stream, method, path, headers).await
     }
 
-    /// The same with a token instead of a certificate.
+    /// Sends a GET with a token, and reads the head of the response.
     async fn get_with_token(&self, path: &str, token: &str) -> String {
         let stream = self.0.connect(None).await.unwrap();
         let headers = format!("Authorization: Bearer {token}\r\n");
@@ -153,7 +177,7 @@ const SPDY: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
 const ECHO: &str = "/exec/default/hello/main?command=cat&input=1&output=1";
 
 #[tokio::test]
-async fn a_websocket_carries_a_session() {
+async fn websocket_session_works() {
     let server = Kubelet::start().await;
     let headers = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n");
     let (head, mut stream) = server.upgrade("GET", ECHO, &headers).await;
@@ -169,8 +193,8 @@ async fn a_websocket_carries_a_session() {
     // "hello" on channel 0 and the end of channel 0, masked with zeros.
     stream.write_all(b"\x82\x86\0\0\0\0\0hello").await.unwrap();
     stream.write_all(b"\x82\x82\0\0\0\0\xff\0").await.unwrap();
-    let mut answer = Vec::new();
-    timeout(Duration::from_secs(10), stream.read_to_end(&mut answer))
+    let mut response = Vec::new();
+    timeout(Duration::from_secs(10), stream.read_to_end(&mut response))
         .await
         .unwrap()
         .unwrap();
@@ -182,13 +206,13 @@ async fn a_websocket_carries_a_session() {
         b"\x88\x02\x03\xe8",
     ];
     assert_eq!(
-        String::from_utf8_lossy(&answer),
+        String::from_utf8_lossy(&response),
         String::from_utf8_lossy(&expected.concat())
     );
 }
 
 #[tokio::test]
-async fn spdy_is_agreed_upon() {
+async fn spdy_upgrade_works() {
     let server = Kubelet::start().await;
     let headers = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
     for path in [
@@ -225,12 +249,12 @@ async fn spdy_is_agreed_upon() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_is_refused_before_the_upgrade() {
+async fn invalid_requests_are_rejected_before_the_upgrade() {
     let server = Kubelet::start().await;
     let v4 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io\r\n");
     let v9 = format!("{SPDY}X-Stream-Protocol-Version: v9.channel.k8s.io\r\n");
     let w9 = format!("{WEBSOCKET}Sec-WebSocket-Protocol: v9.channel.k8s.io\r\n");
-    for (method, path, headers, code, words) in [
+    for (method, path, headers, code, message) in [
         (
             "POST",
             "/exec/default/hello/main?command=cat",
@@ -316,38 +340,38 @@ async fn what_can_not_be_is_refused_before_the_upgrade() {
             head.starts_with(&format!("http/1.1 {code}")),
             "{path}: {head}"
         );
-        let mut body = vec![0; words.len()];
+        let mut body = vec![0; message.len()];
         stream.read_exact(&mut body).await.unwrap();
         let body = String::from_utf8(body).unwrap();
-        if !words.starts_with("requested") {
-            assert_eq!(body, words);
+        if !message.starts_with("requested") {
+            assert_eq!(body, message);
         }
     }
 }
 
 #[tokio::test]
-async fn tokens_are_judged() {
+async fn tokens_are_authorized() {
     let server = Kubelet::start().await;
-    let answer = server.get_with_token("/healthz", "reader").await;
-    assert!(answer.starts_with("http/1.1 200"), "{answer}");
-    let answer = server.get_with_token("/pods", "reader").await;
-    assert!(answer.starts_with("http/1.1 403"), "{answer}");
-    let answer = server.get_with_token(ECHO, "reader").await;
-    assert!(answer.starts_with("http/1.1 403"), "{answer}");
-    let answer = server.get_with_token("/healthz", "stranger").await;
-    assert!(answer.starts_with("http/1.1 401"), "{answer}");
-    // A certificate of somebody else's is worse than none.
-    let stranger = Ca::new("another CA").client(API_SERVER_CLIENT);
-    let stream = server.0.connect(Some(stranger)).await;
-    let refused = match stream {
+    let response = server.get_with_token("/healthz", "reader").await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
+    let response = server.get_with_token("/pods", "reader").await;
+    assert!(response.starts_with("http/1.1 403"), "{response}");
+    let response = server.get_with_token(ECHO, "reader").await;
+    assert!(response.starts_with("http/1.1 403"), "{response}");
+    let response = server.get_with_token("/healthz", "invalid").await;
+    assert!(response.starts_with("http/1.1 401"), "{response}");
+    // TLS rejects a certificate of another CA, although no certificate is allowed.
+    let other_client = Ca::new("another CA").client(API_SERVER_CLIENT);
+    let stream = server.0.connect(Some(other_client)).await;
+    let rejected = match stream {
         Err(_) => true,
         Ok(mut stream) => stream.read_u8().await.is_err(),
     };
-    assert!(refused);
+    assert!(rejected);
 }
 
 #[tokio::test]
-async fn the_end_of_the_server_is_the_end_of_sessions() {
+async fn shutdown_ends_sessions() {
     let server = Kubelet::start().await;
     let (head, mut stream) = server.upgrade("GET", ECHO, WEBSOCKET).await;
     assert!(head.starts_with("http/1.1 101"), "{head}");
@@ -363,21 +387,21 @@ async fn the_end_of_the_server_is_the_end_of_sessions() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
+async fn unauthenticated_connections_do_not_block_others() {
     let server = Kubelet::start().await;
     let headers = format!(
         "{WEBSOCKET}Sec-WebSocket-Protocol: v5.channel.k8s.io\r\nAuthorization: Bearer admin\r\n"
     );
     let stream = server.0.connect(None).await.unwrap();
-    let (answer, mut session) = head(stream, "GET", ECHO, &headers).await;
-    assert!(answer.starts_with("http/1.1 101"), "{answer}");
+    let (response, mut session) = head(stream, "GET", ECHO, &headers).await;
+    assert!(response.starts_with("http/1.1 101"), "{response}");
 
-    // Those who stop before the handshake, after it, amid a request, and after having heard that they may not.
-    let mut crowd = Vec::new();
+    // Clients that stop before the handshake, after it, within a request, and after a 401.
+    let mut clients = Vec::new();
     for number in 0..300 {
         if number % 4 == 0 {
             let silent = TcpStream::connect(server.0.address).await.unwrap();
-            crowd.push(Box::new(silent) as Box<dyn AsyncRead + Unpin>);
+            clients.push(Box::new(silent) as Box<dyn AsyncRead + Unpin>);
             continue;
         }
         let mut stream = server.0.connect(None).await.unwrap();
@@ -385,27 +409,27 @@ async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
             1 => {}
             2 => stream.write_all(b"GET /pods HTTP/1.1\r\nX").await.unwrap(),
             _ => {
-                let (answer, same) = head(stream, "GET", "/pods", "").await;
-                assert!(answer.starts_with("http/1.1 401"), "{answer}");
+                let (response, same) = head(stream, "GET", "/pods", "").await;
+                assert!(response.starts_with("http/1.1 401"), "{response}");
                 stream = same;
             }
         }
-        crowd.push(Box::new(stream));
+        clients.push(Box::new(stream));
     }
-    let (answer, _) = server.upgrade("GET", "/healthz", "").await;
-    assert!(answer.starts_with("http/1.1 200"), "{answer}");
-    let answer = server.get_with_token("/healthz", "reader").await;
-    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    let (response, _) = server.upgrade("GET", "/healthz", "").await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
+    let response = server.get_with_token("/healthz", "reader").await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
 
-    // They cost no more than their room, while who was let in stays, however long ago.
-    let mut heard = Vec::new();
-    for first in &mut crowd[..150] {
-        let gone = first.read_to_end(&mut heard);
-        let _ = timeout(Duration::from_secs(5), gone).await.unwrap();
+    // The oldest of them are evicted; the authenticated session stays open.
+    let mut received = Vec::new();
+    for first in &mut clients[..150] {
+        let closed = first.read_to_end(&mut received);
+        let _ = timeout(Duration::from_secs(5), closed).await.unwrap();
     }
-    for last in &mut crowd[200..] {
-        let gone = last.read_to_end(&mut heard).now_or_never();
-        assert!(gone.is_none());
+    for last in &mut clients[200..] {
+        let closed = last.read_to_end(&mut received).now_or_never();
+        assert!(closed.is_none());
     }
     session.write_all(b"\x82\x86\0\0\0\0\0hello").await.unwrap();
     session.flush().await.unwrap();
@@ -418,33 +442,39 @@ async fn a_crowd_of_strangers_keeps_out_nobody_who_shows_who_it_is() {
 }
 
 #[tokio::test]
-async fn strangers_have_little_time() {
+async fn unauthenticated_clients_time_out() {
     let server = Kubelet::start().await;
     let headers = "Authorization: Bearer reader\r\n";
     let stream = server.0.connect(None).await.unwrap();
-    let (answer, mut known) = head(stream, "GET", "/healthz", headers).await;
-    assert!(answer.starts_with("http/1.1 200"), "{answer}");
-    assert_eq!(known.read_u16().await.unwrap().to_be_bytes(), *b"ok");
+    let (response, mut authenticated) = head(stream, "GET", "/healthz", headers).await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
+    assert_eq!(
+        authenticated.read_u16().await.unwrap().to_be_bytes(),
+        *b"ok"
+    );
 
     let mut before = TcpStream::connect(server.0.address).await.unwrap();
     let mut after = server.0.connect(None).await.unwrap();
     let stream = server.0.connect(None).await.unwrap();
-    let (answer, mut refused) = head(stream, "GET", "/healthz", "").await;
-    assert!(answer.starts_with("http/1.1 401"), "{answer}");
+    let (response, mut rejected) = head(stream, "GET", "/healthz", "").await;
+    assert!(response.starts_with("http/1.1 401"), "{response}");
     tokio::time::pause();
     let mut rest = Vec::new();
-    for stranger in [
+    for unauthenticated in [
         &mut before as &mut (dyn AsyncRead + Unpin),
         &mut after,
-        &mut refused,
+        &mut rejected,
     ] {
-        let gone = timeout(Duration::from_secs(11), stranger.read_to_end(&mut rest));
-        let _ = gone.await.unwrap();
+        let closed = timeout(
+            Duration::from_secs(11),
+            unauthenticated.read_to_end(&mut rest),
+        );
+        let _ = closed.await.unwrap();
     }
     assert_eq!(rest, b"Unauthorized");
-    // Who is known takes its time.
-    assert!(known.read_u8().now_or_never().is_none());
+    // The time-out does not apply to the authenticated client.
+    assert!(authenticated.read_u8().now_or_never().is_none());
     tokio::time::resume();
-    let (answer, _) = head(known, "GET", "/healthz", headers).await;
-    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    let (response, _) = head(authenticated, "GET", "/healthz", headers).await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
 }

@@ -1,55 +1,57 @@
-//! How long to wait before asking again.
+//! Delays between retries.
 
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
 
-/// Waits that double from `FIRST` to `last`; what comes back after an outage should be noticed within seconds.
+/// Delays that double from `FIRST_DELAY` to `max`. Maxima are small, so that the kubelet notices within seconds that an outage is over.
 #[derive(Debug)]
-pub(crate) struct Doubling {
+pub(crate) struct ExponentialBackoff {
     next: Duration,
-    last: Duration,
+    max: Duration,
 }
 
-const FIRST: Duration = Duration::from_millis(100);
+const FIRST_DELAY: Duration = Duration::from_millis(100);
 
-impl Doubling {
-    /// Waits that grow up to `last`.
-    pub(crate) fn up_to(last: Duration) -> Self {
-        Self { next: FIRST, last }
+impl ExponentialBackoff {
+    pub(crate) fn up_to(max: Duration) -> Self {
+        Self {
+            next: FIRST_DELAY,
+            max,
+        }
     }
 
-    /// The wait before the next attempt.
-    pub(crate) fn wait(&mut self) -> Duration {
-        let wait = self.next;
-        self.next = (wait * 2).min(self.last);
-        wait
+    /// The delay before the next attempt.
+    pub(crate) fn next_delay(&mut self) -> Duration {
+        let delay = self.next;
+        self.next = (delay * 2).min(self.max);
+        delay
     }
 
-    /// Starts over, after a success.
-    pub(crate) fn restart(&mut self) {
-        self.next = FIRST;
+    /// Starts again with the first delay, after a success.
+    pub(crate) fn reset(&mut self) {
+        self.next = FIRST_DELAY;
     }
 }
 
-impl Iterator for Doubling {
+impl Iterator for ExponentialBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        Some(self.wait())
+        Some(self.next_delay())
     }
 }
 
-impl Backoff for Doubling {
+impl Backoff for ExponentialBackoff {
     fn reset(&mut self) {
-        self.restart();
+        self.next = FIRST_DELAY;
     }
 }
 
-/// The wait before the next attempt to reach an API server that is being started, `elapsed` after the first one.
+/// The delay before the next attempt to reach an API server that is starting, `elapsed` after the first attempt.
 ///
-/// A small part of what has passed: doubling would make a node that waited 1 s for the control plane up to 1 s late.
-pub(crate) fn startup_wait(elapsed: Duration) -> Duration {
+/// It is a small fraction of `elapsed`: doubling would make a node that waited 1 s for the control plane up to 1 s late.
+pub(crate) fn startup_retry_delay(elapsed: Duration) -> Duration {
     (elapsed / 50).clamp(Duration::from_millis(20), Duration::from_secs(1))
 }
 
@@ -58,22 +60,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubling_stops_growing_and_starts_over() {
-        let mut waits = Doubling::up_to(Duration::from_millis(300));
-        let first: Vec<_> = waits
+    fn delays_double_up_to_maximum_and_reset() {
+        let mut delays = ExponentialBackoff::up_to(Duration::from_millis(300));
+        let first: Vec<_> = delays
             .by_ref()
             .take(4)
-            .map(|wait| wait.as_millis())
+            .map(|delay| delay.as_millis())
             .collect();
         assert_eq!(first, [100, 200, 300, 300]);
-        waits.reset();
-        assert_eq!(waits.wait().as_millis(), 100);
+        delays.reset();
+        assert_eq!(delays.next_delay().as_millis(), 100);
     }
 
     #[test]
-    fn startup_waits_are_short_first_and_bounded() {
-        let waits = [0, 100, 1_000, 5_000, 60_000]
-            .map(|ms| startup_wait(Duration::from_millis(ms)).as_millis());
-        assert_eq!(waits, [20, 20, 20, 100, 1_000]);
+    fn startup_retry_delays_grow_and_are_bounded() {
+        let delays = [0, 100, 1_000, 5_000, 60_000]
+            .map(|ms| startup_retry_delay(Duration::from_millis(ms)).as_millis());
+        assert_eq!(delays, [20, 20, 20, 100, 1_000]);
     }
 }

@@ -1,36 +1,36 @@
-//! What can end the kubelet for good.
+//! Fatal errors of the kubelet.
 
-use crate::api::CallError;
+use crate::api_call::ApiCallError;
 
-/// Why this machine can't be a node of the cluster.
+/// Why the kubelet cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// The API server answers, and its answer is no.
+    /// The API server does not allow the registration.
     #[error(
-        "the API server refuses to register node {node:?}; check that the agent's certificate is for system:node:{node} in group system:nodes"
+        "cannot register node {node:?}: not allowed (hint: the agent's certificate must be for system:node:{node} in group system:nodes)"
     )]
-    Refused {
+    RegistrationForbidden {
         /// The node's name.
         node: String,
-        /// The API server's words.
+        /// The API server's response.
         #[source]
-        source: CallError,
+        source: ApiCallError,
     },
-    /// The API server finds the Node object itself wrong.
-    #[error("the API server finds the Node object of {node:?} invalid")]
-    Invalid {
+    /// The API server rejects the Node object.
+    #[error("cannot register node {node:?}: the Node object is not valid")]
+    InvalidNode {
         /// The node's name.
         node: String,
-        /// The API server's words.
+        /// The API server's response.
         #[source]
-        source: CallError,
+        source: ApiCallError,
     },
-    /// The socket of the node's sandboxes can't be opened.
-    #[error("cannot open the socket at {path:?}, where pods report")]
+    /// The kubelet cannot listen for sandboxes.
+    #[error("cannot listen on the sandbox socket {path:?}")]
     Socket {
-        /// The socket.
+        /// The socket's path.
         path: std::path::PathBuf,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },

@@ -1,7 +1,7 @@
-//! Events about pods, in the form of upstream's kubelet, so that `kubectl describe` shows them as usual.
+//! Records Events about pods, in the form of upstream's kubelet, so that `kubectl describe` shows them as usual.
 //!
-//! What repeats is counted in one Event instead of filling the API server, and a pod that says too much is not heard
-//! for a while: both as upstream's recorder does it.
+//! As in upstream's event correlator, repeated events increase the count of one Event, similar events are aggregated, and
+//! a rate limit per pod filters spam.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,46 +12,55 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use sandbox::protocol::PodEvent;
+use pod_protocol::PodEvent;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::api::{CallError, call};
+use crate::api_call::{ApiCallError, call};
 
-/// How many may wait to be written; what comes while the API server is away beyond that is lost.
-const QUEUE: usize = 1000;
-/// The longest name that an object may have.
-const MAX_NAME: usize = 253;
-/// How many different things are remembered as said.
-const REMEMBERED: usize = 4096;
-/// So many things that differ in their words only, within that time, become one.
-const SIMILAR: usize = 10;
-const SIMILAR_WITHIN: Duration = Duration::from_secs(600);
-/// A pod may say this much at once …
-const BURST: f64 = 25.0;
-/// … and then one more thing in this time.
-const REFILL: Duration = Duration::from_secs(300);
+/// Events that wait to be written. Further ones are dropped while the API server is unreachable.
+const QUEUE_LENGTH: usize = 1000;
+/// Maximum length of an object's name.
+const MAX_NAME_LENGTH: usize = 253;
+/// Maximum number of different events in the correlator's cache.
+const MAX_CACHED_EVENTS: usize = 4096;
+/// Events that differ only in their message are aggregated if more than this many come within [`SIMILAR_WINDOW`].
+const MAX_SIMILAR: usize = 10;
+const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
+/// The spam filter's token bucket, one per pod: its size …
+const SPAM_BURST: f64 = 25.0;
+/// … and the time in which one token is added.
+const SPAM_REFILL_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Takes Events, and never makes anybody wait.
+/// Queues Events for writing. Never blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct Recorder(mpsc::Sender<(Arc<Pod>, PodEvent)>);
+pub(crate) struct EventRecorder(mpsc::Sender<(Arc<Pod>, PodEvent)>);
 
-impl Recorder {
-    /// A recorder, and the work of writing what it takes.
+impl EventRecorder {
+    /// A recorder, and the task that writes its Events.
     pub(crate) fn new(client: Client, node: String) -> (Self, impl Future<Output = ()>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
         (Self(sender), write_all(client, node, receiver))
     }
 
-    /// Says something about a pod.
+    /// Records an event of a pod's sandbox.
     pub(crate) fn record(&self, pod: &Arc<Pod>, event: PodEvent) {
         if self.0.try_send((Arc::clone(pod), event)).is_err() {
-            tracing::debug!("too many events: one is lost");
+            tracing::debug!("event queue is full: dropping an event");
         }
     }
 
-    /// Says something about a pod as the kubelet itself.
-    pub(crate) fn say(&self, pod: &Arc<Pod>, warning: bool, reason: &str, message: &str) {
+    /// Records an event of type `Normal`.
+    pub(crate) fn normal(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
+        self.record_own(pod, false, reason, message);
+    }
+
+    /// Records an event of type `Warning`.
+    pub(crate) fn warning(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
+        self.record_own(pod, true, reason, message);
+    }
+
+    fn record_own(&self, pod: &Arc<Pod>, warning: bool, reason: &str, message: &str) {
         let event = PodEvent {
             serial: 0,
             at: Timestamp::now(),
@@ -65,22 +74,22 @@ impl Recorder {
 }
 
 async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc<Pod>, PodEvent)>) {
-    let mut said = Said::default();
+    let mut correlator = EventCorrelator::default();
     while let Some((pod, mut event)) = events.recv().await {
-        said.combine(&pod, &mut event, Instant::now());
+        correlator.aggregate(&pod, &mut event, Instant::now());
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), namespace);
         let new = pod_event(&pod, &node, &event);
-        let written = match said.about(&pod, &event, &new, Instant::now()) {
-            Saying::Silence => continue,
-            Saying::New => call(api.create(&PostParams::default(), &new)).await,
-            Saying::Again { name, count } => {
+        let written = match correlator.correlate(&pod, &event, &new, Instant::now()) {
+            EventAction::Drop => continue,
+            EventAction::Create => call(api.create(&PostParams::default(), &new)).await,
+            EventAction::Patch { name, count } => {
                 let patch = json!({ "count": count, "lastTimestamp": Time(event.at) });
                 let patch = Patch::Strategic(patch);
                 match call(api.patch(&name, &PatchParams::default(), &patch)).await {
-                    // It has been there for long enough, or was never written: said anew, as upstream does.
-                    Err(CallError::Answer { code: 404, .. }) => {
-                        said.rename(&name, &new);
+                    // The Event has expired, or was never written: create it again, as upstream does.
+                    Err(ApiCallError::Status { code: 404, .. }) => {
+                        correlator.rename(&name, &new);
                         let new = Event {
                             count: Some(count),
                             ..new
@@ -91,108 +100,109 @@ async fn write_all(client: Client, node: String, mut events: mpsc::Receiver<(Arc
                 }
             }
         };
-        // The status says it all; an event that gets lost is not worth another attempt.
+        // Not retried: the pod's status has the same information.
         if let Err(error) = written {
             tracing::debug!(
                 reason = event.reason,
                 error = &error as &dyn std::error::Error,
-                "could not record an event"
+                "cannot record event"
             );
         }
     }
 }
 
-/// What has been said of whom.
+/// Decides how an event is written, from the events before it.
 #[derive(Default)]
-struct Said {
-    /// By pod and what was said: the Event's name, and how often.
-    counts: HashMap<What, (String, i32)>,
-    /// By pod and what was said but for the words: which words, since when.
-    similar: HashMap<What, (HashSet<String>, Instant)>,
-    /// By pod: what it may still say, as of when.
-    budgets: HashMap<String, (f64, Instant)>,
+struct EventCorrelator {
+    /// The name and count of each Event.
+    counts: HashMap<EventKey, (String, i32)>,
+    /// By key without message: the messages since a time.
+    similar: HashMap<EventKey, (HashSet<String>, Instant)>,
+    /// By pod: the tokens that were left at a time.
+    tokens: HashMap<String, (f64, Instant)>,
 }
 
-/// A pod, and all of an event that makes it the same as another: warning or not, reason, message, container.
-type What = (String, bool, String, String, Option<String>);
+/// Identifies equal events: pod, warning or not, reason, message, field path.
+type EventKey = (String, bool, String, String, Option<String>);
 
-fn what(pod: &Pod, event: &PodEvent, words: String) -> What {
+fn event_key(pod: &Pod, event: &PodEvent, message: String) -> EventKey {
     (
         pod.metadata.uid.clone().unwrap_or_default(),
         event.warning,
         event.reason.clone(),
-        words,
+        message,
         event.field_path.clone(),
     )
 }
 
-/// How to say something.
+/// What to do with an event.
 #[derive(Debug, PartialEq)]
-enum Saying {
-    /// Not at all.
-    Silence,
-    /// As a new Event.
-    New,
-    /// As one more of an Event that is there.
-    Again { name: String, count: i32 },
+enum EventAction {
+    Drop,
+    Create,
+    /// Increase the count of an existing Event.
+    Patch {
+        name: String,
+        count: i32,
+    },
 }
 
-impl Said {
-    /// Gives an event that comes in ever new words the same words each time, so that it is counted.
-    fn combine(&mut self, pod: &Pod, event: &mut PodEvent, now: Instant) {
-        let kind = what(pod, event, String::new());
-        let (words, since) = self
+impl EventCorrelator {
+    /// Marks an event as one of many similar ones, so that they are counted in one Event.
+    fn aggregate(&mut self, pod: &Pod, event: &mut PodEvent, now: Instant) {
+        let key = event_key(pod, event, String::new());
+        let (messages, since) = self
             .similar
-            .entry(kind)
+            .entry(key)
             .or_insert_with(|| (HashSet::new(), now));
-        if now.duration_since(*since) > SIMILAR_WITHIN {
-            (*words, *since) = (HashSet::new(), now);
+        if now.duration_since(*since) > SIMILAR_WINDOW {
+            (*messages, *since) = (HashSet::new(), now);
         }
-        if words.len() < SIMILAR {
-            words.insert(event.message.clone());
-        } else if !words.contains(&event.message) {
+        if messages.len() < MAX_SIMILAR {
+            messages.insert(event.message.clone());
+        } else if !messages.contains(&event.message) {
             event.message = format!("(combined from similar events): {}", event.message);
         }
     }
 
-    fn about(&mut self, pod: &Pod, event: &PodEvent, new: &Event, now: Instant) -> Saying {
+    fn correlate(&mut self, pod: &Pod, event: &PodEvent, new: &Event, now: Instant) -> EventAction {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let (left, since) = self.budgets.get(&uid).copied().unwrap_or((BURST, now));
-        let earned = now.duration_since(since).as_secs_f64() / REFILL.as_secs_f64();
-        let left = (left + earned).min(BURST);
+        let (left, since) = self.tokens.get(&uid).copied().unwrap_or((SPAM_BURST, now));
+        let earned = now.duration_since(since).as_secs_f64() / SPAM_REFILL_INTERVAL.as_secs_f64();
+        let left = (left + earned).min(SPAM_BURST);
         if left < 1.0 {
-            self.budgets.insert(uid, (left, now));
-            return Saying::Silence;
+            self.tokens.insert(uid, (left, now));
+            return EventAction::Drop;
         }
-        self.budgets.insert(uid, (left - 1.0, now));
+        self.tokens.insert(uid, (left - 1.0, now));
 
-        // What was combined is counted as one, and keeps the words of the first.
-        let combined = event.message.starts_with("(combined from");
-        let words = if combined {
+        // Aggregated events are counted in one Event, which keeps the first message.
+        let aggregated = event.message.starts_with("(combined from");
+        let message = if aggregated {
             "(combined)"
         } else {
             &event.message
         };
-        let what = what(pod, event, words.to_owned());
-        if let Some((name, count)) = self.counts.get_mut(&what) {
+        let key = event_key(pod, event, message.to_owned());
+        if let Some((name, count)) = self.counts.get_mut(&key) {
             *count += 1;
-            return Saying::Again {
+            return EventAction::Patch {
                 name: name.clone(),
                 count: *count,
             };
         }
-        // To forget all is crude, but rare, and costs no more than a second Event of the same kind.
-        if self.counts.len() >= REMEMBERED {
+        // Clearing all is rare, and only causes duplicate Events.
+        if self.counts.len() >= MAX_CACHED_EVENTS {
             self.counts.clear();
             self.similar.clear();
-            self.budgets.clear();
+            self.tokens.clear();
         }
         let name = new.metadata.name.clone().unwrap_or_default();
-        self.counts.insert(what, (name, 1));
-        Saying::New
+        self.counts.insert(key, (name, 1));
+        EventAction::Create
     }
 
-    /// What was said in the Event of this name is said in another from now on.
+    /// Replaces the name of an Event.
     fn rename(&mut self, name: &str, new: &Event) {
         let mut all = self.counts.values_mut();
         if let (Some((own, _)), Some(new)) = (all.find(|(own, _)| own == name), &new.metadata.name)
@@ -236,12 +246,12 @@ fn pod_event(pod: &Pod, node: &str, event: &PodEvent) -> Event {
     }
 }
 
-/// The object's name and the time, as upstream has it: in the order of their names events are in that of their times, and
-/// a kubelet that hears of one a second time, after its own death, doesn't record it again.
+/// The object's name and the time, as in upstream. So names are sorted by time, and a restarted kubelet does not record an
+/// event of a sandbox twice.
 fn event_name(object: &str, at: Timestamp) -> String {
     let time = format!("{:x}", at.as_nanosecond());
-    let room = MAX_NAME.saturating_sub(time.len() + 1);
-    let short = object.get(..room).unwrap_or(object);
+    let max = MAX_NAME_LENGTH.saturating_sub(time.len() + 1);
+    let short = object.get(..max).unwrap_or(object);
     format!("{}.{time}", short.trim_end_matches(['-', '.']))
 }
 
@@ -279,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_about_a_pod() {
+    fn warning_event_of_a_pod() {
         let event = PodEvent {
             at: Timestamp::from_second(1_800_000_000).unwrap(),
             ..event("Reason", "why")
@@ -288,40 +298,40 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_counted() {
-        let (mut said, now) = (Said::default(), Instant::now());
-        let mut say = |words, nanos| {
+    fn repeated_event_is_counted() {
+        let (mut correlator, now) = (EventCorrelator::default(), Instant::now());
+        let mut correlate = |message, nanos| {
             let event = PodEvent {
                 serial: 9,
                 at: Timestamp::from_nanosecond(nanos).unwrap(),
-                ..event("BackOff", words)
+                ..event("BackOff", message)
             };
-            said.about(&pod(), &event, &pod_event(&pod(), "n", &event), now)
+            correlator.correlate(&pod(), &event, &pod_event(&pod(), "n", &event), now)
         };
-        assert_eq!(say("a", 1), Saying::New);
-        assert_eq!(say("b", 2), Saying::New);
-        let again = Saying::Again {
+        assert_eq!(correlate("a", 1), EventAction::Create);
+        assert_eq!(correlate("b", 2), EventAction::Create);
+        let patch = EventAction::Patch {
             name: "hello.1".to_owned(),
             count: 2,
         };
-        assert_eq!(say("a", 3), again);
+        assert_eq!(correlate("a", 3), patch);
     }
 
-    /// An API server with nothing but Events, whose names and counts it tells.
+    /// A fake API server that stores Events by name, with their count.
     fn api_server() -> (Client, Arc<Mutex<BTreeMap<String, Value>>>) {
         let events: Arc<Mutex<BTreeMap<String, Value>>> = Arc::default();
-        let kept = Arc::clone(&events);
+        let stored = Arc::clone(&events);
         let service = service_fn(move |request: Request<Body>| {
-            let kept = Arc::clone(&kept);
+            let stored = Arc::clone(&stored);
             async move {
                 let (parts, body) = request.into_parts();
                 let body: Value = serde_json::from_slice(&body.collect().await?.to_bytes())?;
-                let mut kept = kept.lock().unwrap();
-                let named = parts.uri.path().rsplit('/').next().unwrap_or_default();
-                let (code, answer) = match (parts.method, kept.get_mut(named)) {
+                let mut stored = stored.lock().unwrap();
+                let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
+                let (code, response) = match (parts.method, stored.get_mut(name)) {
                     (Method::POST, _) => {
                         let name = body["metadata"]["name"].as_str().unwrap_or_default();
-                        kept.insert(name.to_owned(), body["count"].clone());
+                        stored.insert(name.to_owned(), body["count"].clone());
                         (201, body)
                     }
                     (_, Some(count)) => {
@@ -333,22 +343,22 @@ mod tests {
                         json!({ "status": "Failure", "code": 404, "message": "" }),
                     ),
                 };
-                let answer = Response::builder()
+                let response = Response::builder()
                     .status(code)
-                    .body(Full::new(Bytes::from(answer.to_string())))?;
-                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
+                    .body(Full::new(Bytes::from(response.to_string())))?;
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(response)
             }
         });
         (Client::new(service, "default"), events)
     }
 
     #[tokio::test]
-    async fn what_is_said_of_an_event_that_is_gone_is_said_anew() {
+    async fn expired_event_is_created_again() {
         let (client, events) = api_server();
-        let (recorder, recording) = Recorder::new(client, "n".to_owned());
+        let (recorder, recording) = EventRecorder::new(client, "n".to_owned());
         let recording = tokio::spawn(recording);
         let pod = Arc::new(pod());
-        let say = |nanos| {
+        let record = |nanos| {
             let at = Timestamp::from_nanosecond(nanos).unwrap();
             recorder.record(
                 &pod,
@@ -358,22 +368,22 @@ mod tests {
                 },
             );
         };
-        say(1);
-        say(2);
+        record(1);
+        record(2);
         while events.lock().unwrap().get("hello.1") != Some(&json!(2)) {
             tokio::task::yield_now().await;
         }
         events.lock().unwrap().clear();
-        say(3);
-        say(4);
+        record(3);
+        record(4);
         drop(recorder);
         recording.await.unwrap();
-        let left = events.lock().unwrap().clone();
-        assert_eq!(left, [("hello.3".to_owned(), json!(4))].into());
+        let stored = events.lock().unwrap().clone();
+        assert_eq!(stored, [("hello.3".to_owned(), json!(4))].into());
     }
 
     #[test]
-    fn names_are_in_the_order_of_times_and_never_too_long() {
+    fn names_sort_by_time_and_have_bounded_length() {
         let name =
             |object: &str, second| event_name(object, Timestamp::from_second(second).unwrap());
         assert!(name("a", 1_800_000_000) < name("a", 1_800_000_001));
@@ -385,37 +395,44 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_ever_new_words_is_combined() {
-        let (mut said, now) = (Said::default(), Instant::now());
-        let mut say = |number: usize| {
+    fn similar_events_are_aggregated() {
+        let (mut correlator, now) = (EventCorrelator::default(), Instant::now());
+        let mut correlate = |number: usize| {
             let mut event = event("Unhealthy", &number.to_string());
-            said.combine(&pod(), &mut event, now);
+            correlator.aggregate(&pod(), &mut event, now);
             let new = pod_event(&pod(), "n", &event);
-            (event.message.clone(), said.about(&pod(), &event, &new, now))
+            let action = correlator.correlate(&pod(), &event, &new, now);
+            (event.message.clone(), action)
         };
         for number in 0..10 {
-            assert_eq!(say(number), (number.to_string(), Saying::New));
+            assert_eq!(correlate(number), (number.to_string(), EventAction::Create));
         }
-        let (message, saying) = say(10);
+        let (message, action) = correlate(10);
         assert_eq!(message, "(combined from similar events): 10");
-        assert_eq!(saying, Saying::New);
-        assert!(matches!(say(11).1, Saying::Again { count: 2, .. }));
-        // What was said before is still counted as itself.
-        assert_eq!(say(3).0, "3");
+        assert_eq!(action, EventAction::Create);
+        assert!(matches!(
+            correlate(11).1,
+            EventAction::Patch { count: 2, .. }
+        ));
+        // A message that is already known is not aggregated.
+        assert_eq!(correlate(3).0, "3");
     }
 
     #[test]
-    fn a_pod_that_says_too_much_is_not_heard_for_a_while() {
-        let (mut said, start) = (Said::default(), Instant::now());
-        let mut say = |number: usize, now| {
+    fn spam_of_a_pod_is_dropped() {
+        let (mut correlator, start) = (EventCorrelator::default(), Instant::now());
+        let mut correlate = |number: usize, now| {
             let event = event("Noise", &number.to_string());
             let new = pod_event(&pod(), "n", &event);
-            said.about(&pod(), &event, &new, now)
+            correlator.correlate(&pod(), &event, &new, now)
         };
         for number in 0..25 {
-            assert_eq!(say(number, start), Saying::New);
+            assert_eq!(correlate(number, start), EventAction::Create);
         }
-        assert_eq!(say(25, start), Saying::Silence);
-        assert_eq!(say(26, start + REFILL), Saying::New);
+        assert_eq!(correlate(25, start), EventAction::Drop);
+        assert_eq!(
+            correlate(26, start + SPAM_REFILL_INTERVAL),
+            EventAction::Create
+        );
     }
 }

@@ -1,37 +1,43 @@
-//! The kubelet: this machine as a Node of the cluster, and the pods bound to it.
+//! The kubelet: registers this machine as a Node and runs the pods bound to it.
 //!
-//! Responsible for: the Node object and its conditions, the node's lease, and the pods bound here: each is admitted,
-//! given to a sandbox of its own, and its status is kept true until nothing of it is left.
+//! Responsible for: the Node object and its conditions, the node's lease, and the pods bound to the node. The kubelet admits
+//! a pod, starts a sandbox for it, writes its status to the API server, and deletes the pod object when the pod has ended.
 //!
-//! Deliberately does not know: Slurm (its facts arrive as plain numbers and labels in [`NodeConfig`]), how a sandbox is
-//! started ([`Launcher`]) or runs containers (`sandbox`, of which only the protocol is used here), nor how the HTTPS
-//! API is served (that is `kubelet-api`, which asks [`KnownPods`]).
+//! Deliberately does not know: Slurm (its facts are plain numbers and labels in [`NodeConfig`]), how a sandbox is
+//! started ([`Launcher`]) or runs containers (crate `sandbox`; only `pod-protocol` is used here), nor how the HTTPS
+//! API is served (crate `kubelet-api`, which reads [`PodManager`]).
 //!
-//! Start reading at [`run`], then `node.rs` (what a Node looks like), `status.rs` (how it stays true) and `pods/`.
+//! Where things happen:
 //!
-//! Everything here is done as `system:node:NAME` of group `system:nodes`, within what upstream's Node authorizer and
-//! NodeRestriction allow such a user. The one thing they don't is removing the own Node: see `farewell.rs`.
+//! ```text
+//!   registering the Node, heartbeats     node/
+//!   receiving pods                       pods/sync_loop/
+//!   admitting a pod                      pods/admission/
+//!   config maps, secrets, volumes        resolve/
+//!   starting a pod                       pods/worker/start.rs
+//!   a pod's status                       pods/status/, pods/status_manager.rs
+//!   ending a pod                         pods/worker/terminate.rs, pods/eviction/
+//!   exec, attach, port-forward, logs     pods/pod_manager.rs, pods/streaming.rs
+//!   statistics                           stats/
+//! ```
+//!
+//! Containers are started, probed and logged by the pod's sandbox (crate `sandbox`). Start reading at [`run`].
+//!
+//! All requests are sent as user `system:node:NAME` of group `system:nodes`. Upstream's Node authorizer and NodeRestriction
+//! allow all of them but one: deleting the node's own Node, see `node/deregister.rs`.
 
-mod advertised;
-mod api;
-mod authority;
+mod api_call;
 mod backoff;
-mod conditions;
 mod config;
 mod error;
 mod events;
-mod farewell;
-mod image_list;
-mod lease;
 mod local_volumes;
-mod measure;
+mod mutex;
 mod node;
 mod pods;
-mod pressure;
-mod register;
 mod resolve;
-mod status;
-mod system;
+mod stats;
+mod webhook_auth;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,88 +47,89 @@ use kube::Client;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-pub use api::CallError;
-pub use authority::ApiAuthority;
-pub use config::{Capacity, Members, NodeConfig};
+pub use api_call::ApiCallError;
+pub use config::{NodeCapacity, NodeConfig, NodeProcesses};
 pub use error::KubeletError;
-pub use node::node_object;
+pub use node::{Pressures, SystemInfo, node_object};
 pub use pods::{
-    Handle, KnownPods, LAUNCHER_ANNOTATION, Launch, LaunchError, Launcher, Needs, NodeKey, OwnLog,
-    Process, Way,
+    AgentLog, LAUNCHER_ANNOTATION, LaunchError, LaunchRequest, Launcher, LauncherKind,
+    NetworkStateSender, NodeKey, PodManager, PodResources, SandboxHandle, SandboxProcess,
 };
-pub use pressure::Pressures;
-pub use system::SystemFacts;
+pub use webhook_auth::WebhookAuth;
 
-use self::pods::Pods;
+use self::node::{deregister, images, lease, register, status};
+use self::pods::PodSubsystem;
 
-/// Is this node until `shutdown`: registers it, says so through `registered`, keeps it true, looks after its pods, and
-/// takes it away again.
+/// Runs the kubelet until `shutdown`: registers the Node, signals `registered`, runs the pods, and deletes the Node.
 ///
-/// `launcher` starts the sandboxes of pods. `pods` is filled with the pods bound here, for the kubelet's HTTPS API to
-/// show. `shutdown` says how long pods have to end; what is left of them then is left to whoever ends the node.
-/// An `Err` means that the cluster will never take this node; losing the API server for a while is no error.
-/// When this is dropped, pods go on: their sandboxes wait for the next kubelet.
+/// `launcher` starts sandboxes. `network` gets the desired state of the node's network. `pod_manager` gets the pods bound to this node, for the kubelet's HTTPS API.
+/// `shutdown` returns the time in which pods have to end; the caller kills pods that remain.
+/// An `Err` means that registration failed for good. An unreachable API server is no error: requests are retried.
+/// When the future is dropped, pods go on: their sandboxes wait for the next kubelet.
 pub async fn run(
     client: Client,
     config: NodeConfig,
     launcher: Arc<dyn Launcher>,
-    pods: Arc<KnownPods>,
+    network: NetworkStateSender,
+    pod_manager: Arc<PodManager>,
     registered: oneshot::Sender<()>,
     shutdown: impl Future<Output = Duration>,
 ) -> Result<(), KubeletError> {
     tokio::pin!(shutdown);
-    let facts = SystemFacts::read();
+    let system = SystemInfo::read();
     let desired = || {
         node_object(
             &config,
-            &facts,
+            &system,
             Pressures::read(&config.scratch_dir),
             Timestamp::now(),
         )
     };
-    pods.measure_with(Arc::new(measure::Meter::new(&config, &facts, &pods)));
-    let (show_node, node_shown) = watch::channel(None);
-    let pods = Pods {
+    let stats = stats::StatsProvider::new(&config, &system, &pod_manager);
+    pod_manager.set_node_source(Arc::new(stats));
+    let (node_sender, node_receiver) = watch::channel(None);
+    let pods = PodSubsystem {
         client: client.clone(),
         config: config.clone(),
         launcher: Arc::clone(&launcher),
-        known: pods,
-        node: node_shown,
+        pod_manager,
+        node: node_receiver,
+        network,
     };
-    // Before all else: sandboxes that outlived an earlier agent are waiting for it.
+    // First of all: sandboxes that outlived an earlier agent try to connect to this socket.
     let listener = pods.listen()?;
 
     let node = tokio::select! {
         registered = register::register(&client, desired) => registered?,
         _ = &mut shutdown => return Ok(()),
     };
-    // Nobody may be waiting any more; the node is registered all the same.
+    // An error means that the receiver was dropped; the node is registered nevertheless.
     let _ = registered.send(());
     tracing::info!(node = config.name, "node registered");
 
-    // `status` watches the Node and tells `lease` which one to own: none while somebody has deleted it.
-    let (present, presence) = watch::channel(node.metadata.uid.clone());
-    show_node.send_replace(Some(Arc::new(node)));
-    let (lister, node_listed) = (launcher, pods.node.clone());
-    let duties = async {
+    // `status` watches the Node and publishes its uid, which `lease` needs; `None` while the Node is deleted.
+    let (uid_sender, uid) = watch::channel(node.metadata.uid.clone());
+    node_sender.send_replace(Some(Arc::new(node)));
+    let node = pods.node.clone();
+    let node_tasks = async {
         tokio::join!(
-            status::keep_true(&client, &config, present, show_node),
-            lease::keep_renewed(&client, &config.name, presence.clone()),
-            image_list::keep_listed(&client, &config.name, lister, node_listed),
+            status::sync_node_status(&client, &config, uid_sender, node_sender),
+            lease::keep_renewed(&client, &config.name, uid.clone()),
+            images::sync_images(&client, &config.name, launcher, node),
         )
     };
-    let end = async {
-        // Counted from the moment of the word, so asked for first.
+    let deadline = async {
+        // The grace period starts when `shutdown` returns, so await it before reading the clock.
         let grace = shutdown.await;
         Instant::now() + grace
     };
-    // Dropped where they stand: each request is whole in itself, and the end of a job does not wait.
+    // The other tasks are dropped at once: each of their requests is complete in itself.
     tokio::select! {
-        () = pods.run(listener, end) => {}
-        _ = duties => {}
+        () = pods.run(listener, deadline) => {}
+        _ = node_tasks => {}
     }
 
-    let uid = presence.borrow().clone();
-    farewell::leave(&client, &config.name, uid).await;
+    let uid = uid.borrow().clone();
+    deregister::deregister(&client, &config.name, uid).await;
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! `local` persistent volumes: directories on this node's disk, which nobody but this node can remove.
+//! `local` persistent volumes: directories on this node's disk, which only this node can remove.
 //!
-//! The provisioner, beside the control plane, lists those that are to go in an annotation of the Node; a name that is
-//! off the list again is gone.
+//! The provisioner runs beside the control plane. It lists the volumes to delete in an annotation of the Node; the kubelet
+//! removes a name from the list once the directory is deleted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,20 +12,19 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
-use volumes::provisioner::{REMOVE, removals};
+use volumes::provisioner::{REMOVE_VOLUMES_ANNOTATION, requested_removals};
 
-use crate::api::call;
+use crate::api_call::call;
 use crate::pods::Launcher;
 
-/// When to try again what has failed.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Where a node keeps them, in its own directory.
+/// The directory of local volumes, in the node's own directory.
 pub(crate) fn directory(node_dir: &Path) -> PathBuf {
     node_dir.join("local")
 }
 
-/// Removes what the Node's annotation lists, for ever.
+/// Removes the volumes that the Node's annotation lists. Never returns.
 pub(crate) async fn remove_listed(
     client: Client,
     node_dir: PathBuf,
@@ -36,24 +35,27 @@ pub(crate) async fn remove_listed(
     let directory = directory(&node_dir);
     loop {
         let current = node.borrow_and_update().clone();
-        let listed = current.as_deref().map(removals).unwrap_or_default();
-        let mut left = Vec::new();
+        let listed = current
+            .as_deref()
+            .map(requested_removals)
+            .unwrap_or_default();
+        let mut failed = Vec::new();
         for name in &listed {
             let path = directory.join(name);
             if path.exists()
                 && let Err(error) = launcher.remove(path.clone()).await
             {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a local volume");
-                left.push(name.as_str());
+                tracing::warn!(path = %path.display(), %error, "cannot remove local volume");
+                failed.push(name.as_str());
             }
         }
-        let mut all_well = left.is_empty();
-        if let Some(current) = current.filter(|_| left.len() < listed.len()) {
-            let value = (!left.is_empty()).then(|| left.join(","));
-            // The version makes sure that no name is lost that was added meanwhile.
+        let mut done = failed.is_empty();
+        if let Some(current) = current.filter(|_| failed.len() < listed.len()) {
+            let value = (!failed.is_empty()).then(|| failed.join(","));
+            // With the resourceVersion the patch fails if a name was added meanwhile.
             let patch = json!({ "metadata": {
                 "resourceVersion": current.metadata.resource_version,
-                "annotations": { REMOVE: value },
+                "annotations": { REMOVE_VOLUMES_ANNOTATION: value },
             }});
             let name = current.metadata.name.as_deref().unwrap_or_default();
             let parameters = PatchParams::default();
@@ -61,20 +63,20 @@ pub(crate) async fn remove_listed(
             if let Err(error) = patched {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
-                    "telling of removed volumes"
+                    "cannot update the annotation that lists volumes to remove"
                 );
-                all_well = false;
+                done = false;
             }
         }
         let retry = async {
-            match all_well {
+            match done {
                 true => std::future::pending().await,
-                false => tokio::time::sleep(RETRY).await,
+                false => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         };
         tokio::select! {
             changed = node.changed() => if changed.is_err() {
-                // The node is leaving, and all its directory with it.
+                // The kubelet is ending, and the node's directory is removed as a whole.
                 return std::future::pending().await;
             },
             () = retry => {}

@@ -4,8 +4,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
-/// The addresses under which other hosts may reach this one: those of interfaces that are up, without
-/// loopback and link-local ones; IPv4 first, in the kernel's order.
+/// The addresses at which other hosts may reach this one: those of interfaces that are up, except loopback and link-local ones.
+/// IPv4 comes first, then the order of the kernel.
 pub fn host_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: `list` is a valid place for the head of the list, which is freed below.
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_link_local_are_no_way_to_reach_a_host() {
+    fn loopback_and_link_local_addresses_are_excluded() {
         for local in ["127.0.0.1", "169.254.3.4", "::1", "fe80::1"] {
             assert!(
                 !is_reachable_from_elsewhere(local.parse().unwrap()),

@@ -1,4 +1,4 @@
-//! Who a process is, and what it may do.
+//! User and group ids, capabilities and privileges of a process.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use rustix::fs::{Gid, Uid};
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// All capabilities that this kernel knows.
+/// All capabilities that the kernel knows.
 pub fn all_capabilities() -> CapabilitySet {
     CapabilitySet::all()
         .iter()
@@ -16,15 +16,15 @@ pub fn all_capabilities() -> CapabilitySet {
         .collect()
 }
 
-/// Takes all but `kept` from what this process and its descendants can ever have.
-pub fn bound_capabilities(kept: CapabilitySet) -> io::Result<()> {
+/// Removes all capabilities but `kept` from the bounding set of this process and its descendants.
+pub fn limit_bounding_set(kept: CapabilitySet) -> io::Result<()> {
     for capability in all_capabilities().difference(kept).iter() {
         rustix::thread::remove_capability_from_bounding_set(capability)?;
     }
     Ok(())
 }
 
-/// Becomes another user with other groups. Capabilities that root had are kept until [`limit_capabilities`].
+/// Changes the user, group and supplementary groups. Root's capabilities are kept until [`limit_capabilities`].
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     rustix::thread::set_keep_capabilities(true)?;
     let groups: Vec<Gid> = groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
@@ -33,15 +33,15 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     let uid = Uid::from_raw(uid);
     rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-    // Leaving root has put them out of effect.
+    // The change of the uid has cleared the effective set.
     let mut sets = rustix::thread::capabilities(None)?;
     sets.effective = sets.permitted;
     rustix::thread::set_capabilities(None, sets)?;
     Ok(())
 }
 
-/// Has these capabilities from now on: a process of root has them all in effect, another has none but may get them by a
-/// program that carries them.
+/// Limits the capabilities to `kept`. A root process has all of them in effect. Another process has none, but can gain them by
+/// executing a file with capabilities.
 pub fn limit_capabilities(kept: CapabilitySet, root: bool) -> io::Result<()> {
     let held = if root { kept } else { CapabilitySet::empty() };
     let sets = CapabilitySets {
@@ -53,18 +53,18 @@ pub fn limit_capabilities(kept: CapabilitySet, root: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// From now on no program gives this process more rights than it has.
-pub fn no_new_privileges() -> io::Result<()> {
+/// Sets no_new_privs: from now on, exec grants no privileges (setuid bits, file capabilities).
+pub fn set_no_new_privs() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     Ok(())
 }
 
-/// Nobody looks into this process, or acts as it, who has not the right to look into all processes where it was started as a
-/// program: not those who have that right in a user namespace that it has entered since. The same holds for its children, and
-/// for each until it becomes another program.
-pub fn hide() -> io::Result<()> {
-    // rustix reads what the kernel has told about itself once, at the first need; before Linux 6.4 that is from a file below
-    // /proc, which is closed to processes that hide.
+/// Makes this process non-dumpable. Tracing it, or accessing it through `/proc`, then needs CAP_SYS_PTRACE in the user namespace
+/// of its last exec; the capability in a user namespace that it has entered since does not suffice. Forked children inherit this;
+/// exec resets it.
+pub fn set_non_dumpable() -> io::Result<()> {
+    // rustix caches parameters of the kernel on first use. Before Linux 6.4 it reads them from a file in /proc, which a
+    // non-dumpable process cannot open.
     let _ = (
         rustix::param::page_size(),
         rustix::param::clock_ticks_per_second(),
@@ -73,15 +73,16 @@ pub fn hide() -> io::Result<()> {
     Ok(())
 }
 
-/// Does something as a process that isn't hidden, and hides: those who are may not write to their own files below `/proc`.
-pub fn unhidden<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+/// Runs `work` while the process is dumpable, then makes it non-dumpable again: a non-dumpable process cannot write to its own
+/// files in `/proc`.
+pub fn while_dumpable<T>(work: impl FnOnce() -> T) -> io::Result<T> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     let done = work();
-    hide()?;
+    set_non_dumpable()?;
     Ok(done)
 }
 
-/// Whether this is a capability's name, such as `NET_ADMIN`.
+/// Whether `name` is the name of a capability, such as `NET_ADMIN`.
 pub fn is_capability(name: &str) -> bool {
     CapabilitySet::from_name(name).is_some()
 }
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
     use crate::testing::in_a_child;
 
-    /// Root of a user namespace, with all its rights, looks at its parent, who is that too.
+    /// Whether root of a user namespace, with all capabilities, can access its parent process, which is root there too.
     fn root_sees_parent() -> bool {
         let pid = rustix::process::getpid().as_raw_nonzero();
         in_a_child(|| {
@@ -117,20 +118,20 @@ mod tests {
     }
 
     #[test]
-    fn who_hides_is_seen_by_nobody_of_its_user_namespace() {
+    fn non_dumpable_process_is_not_accessible_to_root() {
         let as_expected = in_a_child(|| {
             crate::namespace::enter_as_root(UnshareFlags::empty()).unwrap();
             let seen_before = root_sees_parent();
-            hide().unwrap();
+            set_non_dumpable().unwrap();
             let hidden = !root_sees_parent();
-            // Children, too.
+            // Forked children are non-dumpable too.
             let hidden_child = in_a_child(|| !root_sees_parent());
-            let unhidden = unhidden(|| {
+            let seen_while_dumpable = while_dumpable(|| {
                 let is_written = std::fs::write("/proc/self/oom_score_adj", "1000").is_ok();
                 root_sees_parent() && is_written
             });
-            let unhidden = unhidden.unwrap();
-            seen_before && hidden && hidden_child && unhidden && !root_sees_parent()
+            let seen_while_dumpable = seen_while_dumpable.unwrap();
+            seen_before && hidden && hidden_child && seen_while_dumpable && !root_sees_parent()
         });
         assert!(as_expected);
     }

@@ -1,47 +1,48 @@
-//! How many descriptors a process may have, and which it takes along into another program.
+//! The limit on open file descriptors, and which of them survive an exec.
 //!
-//! The limit that jobs come with is often a small one, for programs that use `select`. Ours carry the streams and connections of
-//! others, and take all that they may have. What they start for others shall not see that: hence [`put_limit_back`].
+//! Jobs often start with a low soft limit, for programs that use `select`. Our processes serve many streams and connections, so
+//! they raise it to the hard limit. Programs that they start for others get the original limit back ([`restore_limit`]).
 
 use std::io;
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the limit was before it was raised. A process that is forked knows it too.
-static USUAL: OnceLock<u64> = OnceLock::new();
+/// The soft limit before it was raised. Forked processes inherit this value.
+static ORIGINAL_SOFT_LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// Raises the limit to what is allowed. `usual` is what [`put_limit_back`] brings back; without it, the limit of now. Returns it,
-/// for those whom we start and who find the limit raised.
-pub fn raise_limit(usual: Option<u64>) -> io::Result<u64> {
+/// Raises the soft limit to the hard limit. [`restore_limit`] restores `original` or, without it, the current limit. Returns the
+/// value to restore, to be passed to child processes, which inherit the raised limit.
+pub fn raise_limit(original: Option<u64>) -> io::Result<u64> {
     let now = getrlimit(Resource::Nofile);
-    let usual = *USUAL.get_or_init(|| usual.or(now.current).unwrap_or(u64::MAX));
+    let original =
+        *ORIGINAL_SOFT_LIMIT.get_or_init(|| original.or(now.current).unwrap_or(u64::MAX));
     let raised = Rlimit {
         current: now.maximum,
         ..now
     };
     setrlimit(Resource::Nofile, raised)?;
-    Ok(usual)
+    Ok(original)
 }
 
-/// Brings the limit back, for a process that is about to become another program.
-pub fn put_limit_back() -> io::Result<()> {
-    let Some(&usual) = USUAL.get() else {
+/// Restores the limit. Call it before exec.
+pub fn restore_limit() -> io::Result<()> {
+    let Some(&original) = ORIGINAL_SOFT_LIMIT.get() else {
         return Ok(());
     };
     let now = getrlimit(Resource::Nofile);
-    let usual = Rlimit {
-        current: Some(now.maximum.map_or(usual, |most| usual.min(most))),
+    let original = Rlimit {
+        current: Some(now.maximum.map_or(original, |most| original.min(most))),
         ..now
     };
-    setrlimit(Resource::Nofile, usual)?;
+    setrlimit(Resource::Nofile, original)?;
     Ok(())
 }
 
-/// Has all descriptors but the standard streams closed when this process becomes another program. All of ours are made so; this
-/// is for one that was forgotten, or inherited from whoever started us. Kernels before 5.11 can't.
+/// Marks all descriptors but the standard streams close-on-exec. All of ours are already; this covers forgotten ones, and those
+/// inherited from our parent. Fails on kernels before 5.11.
 pub fn close_all_on_exec() -> io::Result<()> {
-    // SAFETY: the call is given three numbers, and only marks descriptors, which stay open.
+    // SAFETY: the call takes three integers, and only sets a flag on descriptors, which stay open.
     let done = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -61,10 +62,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_program_inherits_a_forgotten_descriptor() {
+    fn inherited_descriptors_are_closed_on_exec() {
         use std::os::fd::AsRawFd;
         use std::os::unix::process::CommandExt;
-        let has = |number: i32, close: bool| {
+        let is_inherited = |number: i32, close: bool| {
             let mut command = std::process::Command::new("test");
             command.args(["-e", &format!("/proc/self/fd/{number}")]);
             let mark = move || if close { close_all_on_exec() } else { Ok(()) };
@@ -74,16 +75,16 @@ mod tests {
         };
         let file = std::fs::File::open("/").unwrap();
         rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
-        assert!(has(file.as_raw_fd(), false));
-        assert!(!has(file.as_raw_fd(), true));
+        assert!(is_inherited(file.as_raw_fd(), false));
+        assert!(!is_inherited(file.as_raw_fd(), true));
     }
 
-    /// The limit is the whole process's; each test is a process of its own.
+    /// The limit applies to the whole process, but nextest runs each test in its own process.
     #[test]
-    fn what_was_raised_is_put_back() {
+    fn raised_limit_is_restored() {
         let soft = || getrlimit(Resource::Nofile).current;
         let hard = getrlimit(Resource::Nofile).maximum;
-        put_limit_back().unwrap();
+        restore_limit().unwrap();
         let low = Rlimit {
             current: Some(100),
             maximum: hard,
@@ -92,14 +93,14 @@ mod tests {
         assert_eq!(raise_limit(None).unwrap(), 100);
         assert_eq!(soft(), hard);
         assert_eq!(raise_limit(None).unwrap(), 100);
-        put_limit_back().unwrap();
+        restore_limit().unwrap();
         assert_eq!(soft(), Some(100));
     }
 
     #[test]
-    fn whoever_raised_it_before_says_what_it_was() {
+    fn given_limit_is_restored() {
         assert_eq!(raise_limit(Some(200)).unwrap(), 200);
-        put_limit_back().unwrap();
+        restore_limit().unwrap();
         assert_eq!(getrlimit(Resource::Nofile).current, Some(200));
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel reads of a program's file: its segments, and the interpreter that it names.
+//! Reads the parts of an ELF file that the kernel uses: its segments and its interpreter.
 
 use std::fs::File;
 use std::io;
@@ -6,17 +6,17 @@ use std::os::unix::fs::FileExt;
 
 const LOAD: u32 = 1;
 const INTERPRETER: u32 = 3;
-/// The kernel reads no longer name, and no more segments.
+/// The kernel's limits.
 const MAX_NAME: u64 = 4096;
 const MAX_SEGMENTS: u16 = 512;
 
-/// Where a field is, in programs of 64 bits and of 32.
+/// Offsets of fields in 64-bit and 32-bit files.
 struct Layout {
     /// `e_phoff`, `e_phentsize` and `e_phnum` of the header.
     header: (usize, usize, usize),
     /// `p_offset` and `p_filesz` of a segment, whose `p_type` comes first.
     segment: (usize, usize),
-    /// The width of an offset.
+    /// Whether offsets are 64-bit.
     wide: bool,
 }
 
@@ -37,7 +37,8 @@ struct Segment {
     length: u64,
 }
 
-/// How much of a program's file is loaded; what follows, such as debug information, no process needs. `None` for other files.
+/// The length of the part of the file that is loaded. The rest, such as debug information, is not needed to run it. `None` if
+/// the file is not an ELF file.
 pub fn loaded_length(file: &File) -> io::Result<Option<u64>> {
     let segments = segments(file)?;
     let loaded = segments.iter().filter(|segment| segment.kind == LOAD);
@@ -45,7 +46,7 @@ pub fn loaded_length(file: &File) -> io::Result<Option<u64>> {
     Ok(ends.max())
 }
 
-/// The interpreter, usually the dynamic linker, that a program names.
+/// The interpreter of a program, usually the dynamic linker.
 pub fn interpreter(file: &File) -> io::Result<Option<Vec<u8>>> {
     let segments = segments(file)?;
     let Some(found) = segments.iter().find(|found| found.kind == INTERPRETER) else {
@@ -92,7 +93,7 @@ fn segments(file: &File) -> io::Result<Vec<Segment>> {
     Ok(segments)
 }
 
-/// A number of the machine's byte order: the kernel runs no programs of another.
+/// Reads a number in little-endian byte order, which x86 programs have.
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     let mut wide = [0; 8];
     wide[..width].copy_from_slice(&bytes[at..at + width]);
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_names_its_interpreter_and_what_is_loaded() {
+    fn interpreter_and_loaded_length_are_found() {
         let shell = File::open("/bin/sh").unwrap();
         let name = interpreter(&shell).unwrap().unwrap();
         assert!(name.starts_with(b"/lib"), "{name:?}");
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_have_neither() {
+    fn invalid_files_have_neither() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         for content in [&b"#!/bin/sh\n"[..], b"", b"\x7fELF\x02", &[0xff; 80]] {
@@ -122,7 +123,7 @@ mod tests {
             assert_eq!(interpreter(&file).unwrap(), None);
             assert_eq!(loaded_length(&file).unwrap(), None);
         }
-        // A table that lies beyond every file.
+        // The program header table is beyond the end of the file.
         let mut lying = b"\x7fELF\x02".to_vec();
         lying.resize(64, 0xff);
         std::fs::write(&path, lying).unwrap();

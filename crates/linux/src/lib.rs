@@ -1,26 +1,31 @@
-//! Thin, safe, documented wrappers over what Linux offers an ordinary user: namespaces, mounts,
-//! processes that die together, signals, network addresses, and probes that find out which of these
-//! this machine grants.
+//! Thin, safe, documented wrappers over the Linux features that an unprivileged user can use: namespaces, mounts, process trees,
+//! signals, network addresses, and probes that find out which of these features this machine permits.
 //!
-//! This is the only crate that may hold `unsafe`. It knows nothing of Kubernetes, Slurm or Coracle:
-//! everything here could be used by any other program.
+//! This is the only crate that may contain `unsafe`. It does not depend on Kubernetes, Slurm or Coracle, so any other program
+//! could use it.
 //!
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 
 pub mod address;
+pub mod async_fd;
 pub mod cgroup;
+pub mod clone;
+pub mod container_processes;
 pub mod credentials;
 pub mod descriptors;
 pub mod elf;
-pub mod fresh;
+pub mod file_id;
 pub mod keyring;
-pub mod kin;
+pub mod layer_merge;
+pub mod monotonic;
 pub mod mount;
-pub mod mounted;
+pub mod mount_target;
+pub mod mount_tree;
+pub mod mountinfo;
 pub mod namespace;
 mod netlink;
+pub mod nftables;
 pub mod packet;
-pub mod place;
 pub mod probe;
 pub mod process;
 pub mod process_limit;
@@ -28,12 +33,12 @@ pub mod remove;
 pub mod route;
 pub mod sealed;
 pub mod seccomp;
+pub mod setns;
 pub mod signal;
-pub mod stack;
 pub mod subpath;
 #[cfg(test)]
 mod testing;
 pub mod tmpfs;
-pub mod tree;
+pub mod tun;
 pub mod usage;
 pub mod walk;

@@ -1,10 +1,10 @@
-//! Messages with file descriptors, between two processes of ours.
+//! Messages with file descriptors between two processes of this program.
 //!
-//! A message is one packet: a number, a text, its descriptors beside it. Text that is long travels in memory of its own, as the
-//! first descriptor, because the kernel bounds the size of packets.
+//! A message is one [`Packet`]: a number, a text and file descriptors. A long text is sent as a memfd in the first descriptor,
+//! because the kernel limits the size of packets.
 //!
-//! The kernel drops descriptors for which the receiver has no room, in silence. So the number and a short text arrive
-//! whatever happens, and a message says whether it is whole: to lack descriptors costs one request, not the line.
+//! The kernel silently drops descriptors that exceed the receiver's limit. The number and a short text still arrive, and
+//! [`Packet::is_complete`] is false. So a lack of descriptors fails one request, not the connection.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -17,32 +17,33 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
-/// So many descriptors may come with one message, a long text's not counted.
+/// The maximum number of descriptors per message, without the memfd of a long text.
 pub const MAX_DESCRIPTORS: usize = 8;
-/// No message of ours is longer. (The kernel starts no program with more than 6 MiB of arguments and environment.)
+/// The maximum length of a text. (The kernel limits the arguments and environment of a program to 6 MiB.)
 pub const MAX_TEXT: usize = 16 << 20;
-/// What is not longer travels in the packet itself.
-const SHORT: usize = 32 << 10;
-/// Where a packet's text is: in it, or in memory.
+/// Texts up to this length are sent in the packet itself.
+const MAX_INLINE_TEXT: usize = 32 << 10;
+/// The location of the text: in the packet itself, or in a memfd.
 const IN_PACKET: u8 = b'.';
-const IN_MEMORY: u8 = b'm';
-/// The place of the text, and the number.
-const HEAD: usize = 1 + size_of::<u64>();
+const IN_MEMFD: u8 = b'm';
+/// The length of the header: the location of the text, and the number.
+const HEADER_LEN: usize = 1 + size_of::<u64>();
 
-/// A message that has arrived.
+/// A received message.
 #[derive(Debug)]
-pub struct Message {
-    /// What its sender calls it.
+pub struct Packet {
+    /// The number that the sender chose.
     pub number: u64,
-    /// Empty if it was long and got lost.
+    /// Empty if it was long and its memfd was dropped.
     pub text: Vec<u8>,
-    /// None if one of them got lost.
+    /// Empty if one of them was dropped.
     pub descriptors: Vec<OwnedFd>,
-    /// There was a free descriptor for everything in it.
-    pub is_whole: bool,
+    /// False if the kernel dropped descriptors of this message.
+    pub is_complete: bool,
 }
 
-/// Two connected ends. Packets keep their boundaries, and the end of one side is seen by the other.
+/// Two connected sockets (SOCK_SEQPACKET): they preserve packet boundaries, and reading from one returns the end of the stream
+/// after the other is closed.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -59,11 +60,11 @@ pub fn send(
     text: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let is_short = text.len() <= SHORT;
-    let memory = (!is_short).then(|| in_memory(text)).transpose()?;
-    let (place, inline) = match memory {
+    let is_short = text.len() <= MAX_INLINE_TEXT;
+    let memory = (!is_short).then(|| memory_file(text)).transpose()?;
+    let (location, inline) = match memory {
         None => (IN_PACKET, text),
-        Some(_) => (IN_MEMORY, &[][..]),
+        Some(_) => (IN_MEMFD, &[][..]),
     };
     let mut all: Vec<BorrowedFd<'_>> = memory.iter().map(AsFd::as_fd).collect();
     all.extend_from_slice(descriptors);
@@ -72,19 +73,20 @@ pub fn send(
     if !all.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&all)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    let mut head = vec![place];
-    head.extend(number.to_le_bytes());
-    let parts = [IoSlice::new(&head), IoSlice::new(inline)];
+    let mut header = vec![location];
+    header.extend(number.to_le_bytes());
+    let parts = [IoSlice::new(&header), IoSlice::new(inline)];
     let flags = SendFlags::NOSIGNAL;
     retry(|| rustix::net::sendmsg(&socket, &parts, &mut control, flags))?;
     Ok(())
 }
 
-fn in_memory(text: &[u8]) -> io::Result<File> {
+/// Writes a text of at most [`MAX_TEXT`] bytes to a memfd.
+pub fn memory_file(text: &[u8]) -> io::Result<File> {
     if text.len() > MAX_TEXT {
         let length = text.len();
         return Err(io::Error::other(format!(
-            "a message of {length} bytes is too long, {MAX_TEXT} is the most"
+            "a message of {length} bytes is too long (the maximum is {MAX_TEXT})"
         )));
     }
     let mut memory = File::from(rustix::fs::memfd_create("message", MemfdFlags::CLOEXEC)?);
@@ -92,45 +94,52 @@ fn in_memory(text: &[u8]) -> io::Result<File> {
     Ok(memory)
 }
 
-/// Receives one message; `None` at the other side's end.
-pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
+/// Receives one message; `None` if the other side has closed.
+pub fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut packet = vec![0; HEAD + SHORT];
-    let got = retry(|| {
+    let mut packet = vec![0; HEADER_LEN + MAX_INLINE_TEXT];
+    let received = retry(|| {
         let mut into = [IoSliceMut::new(&mut packet)];
         rustix::net::recvmsg(&socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
-    if got.bytes == 0 {
+    if received.bytes == 0 {
         return Ok(None);
     }
-    packet.truncate(got.bytes);
+    packet.truncate(received.bytes);
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
             descriptors.extend(received);
         }
     }
-    let is_whole = !got.flags.contains(ReturnFlags::CTRUNC);
-    if !is_whole {
+    let is_complete = !received.flags.contains(ReturnFlags::CTRUNC);
+    if !is_complete {
         descriptors.clear();
     }
-    let odd = || io::Error::other("a message that is none of ours");
-    let (head, text) = packet.split_at_checked(HEAD).ok_or_else(odd)?;
-    let (place, number) = head.split_first().ok_or_else(odd)?;
-    let number = u64::from_le_bytes(number.try_into().map_err(|_| odd())?);
+    let malformed = || io::Error::other("malformed packet");
+    let (header, text) = packet.split_at_checked(HEADER_LEN).ok_or_else(malformed)?;
+    let (location, number) = header.split_first().ok_or_else(malformed)?;
+    let number = u64::from_le_bytes(number.try_into().map_err(|_| malformed())?);
     let mut text = text.to_vec();
-    if *place == IN_MEMORY && is_whole {
-        let mut memory = File::from(descriptors.drain(..1).next().ok_or_else(odd)?);
-        memory.rewind()?;
-        memory.take(MAX_TEXT as u64).read_to_end(&mut text)?;
+    if *location == IN_MEMFD && is_complete {
+        let memory = descriptors.drain(..1).next().ok_or_else(malformed)?;
+        text = read_memory_file(memory.into())?;
     }
-    Ok(Some(Message {
+    Ok(Some(Packet {
         number,
         text,
         descriptors,
-        is_whole,
+        is_complete,
     }))
+}
+
+/// Reads a [`memory_file`] from its beginning.
+pub fn read_memory_file(mut memory: File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    memory.rewind()?;
+    memory.take(MAX_TEXT as u64).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
@@ -150,47 +159,50 @@ mod tests {
 
     #[test]
     fn text_and_descriptors_arrive_together() {
-        let (here, there) = pair().unwrap();
+        let (sender, receiver) = pair().unwrap();
         let (read, write) = rustix::pipe::pipe().unwrap();
         let long = vec![b'x'; 1 << 20];
-        send(&here, 1, &long, &[write.as_fd()]).unwrap();
-        send(&here, 2, b"second", &[]).unwrap();
-        send(&here, 3, &[b'x'; SHORT], &[write.as_fd()]).unwrap();
-        drop((here, write));
-        let first = receive(&there).unwrap().unwrap();
-        assert_eq!((first.number, first.is_whole), (1, true));
+        send(&sender, 1, &long, &[write.as_fd()]).unwrap();
+        send(&sender, 2, b"second", &[]).unwrap();
+        send(&sender, 3, &[b'x'; MAX_INLINE_TEXT], &[write.as_fd()]).unwrap();
+        drop((sender, write));
+        let first = receive(&receiver).unwrap().unwrap();
+        assert_eq!((first.number, first.is_complete), (1, true));
         assert_eq!(first.text, long);
         rustix::io::write(&first.descriptors[0], b"through").unwrap();
         let mut buffer = [0; 16];
         assert_eq!(rustix::io::read(&read, &mut buffer).unwrap(), 7);
-        assert_eq!(receive(&there).unwrap().unwrap().text, b"second");
-        let third = receive(&there).unwrap().unwrap();
-        assert_eq!((third.text.len(), third.descriptors.len()), (SHORT, 1));
-        assert!(receive(&there).unwrap().is_none());
+        assert_eq!(receive(&receiver).unwrap().unwrap().text, b"second");
+        let third = receive(&receiver).unwrap().unwrap();
+        assert_eq!(
+            (third.text.len(), third.descriptors.len()),
+            (MAX_INLINE_TEXT, 1)
+        );
+        assert!(receive(&receiver).unwrap().is_none());
     }
 
     #[test]
-    fn what_is_too_long_is_not_sent() {
-        let (here, there) = pair().unwrap();
-        let error = send(&here, 1, &vec![0; MAX_TEXT + 1], &[]).unwrap_err();
+    fn text_above_the_maximum_is_rejected() {
+        let (sender, receiver) = pair().unwrap();
+        let error = send(&sender, 1, &vec![0; MAX_TEXT + 1], &[]).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
-        send(&here, 2, &vec![0; MAX_TEXT], &[]).unwrap();
-        let message = receive(&there).unwrap().unwrap();
+        send(&sender, 2, &vec![0; MAX_TEXT], &[]).unwrap();
+        let message = receive(&receiver).unwrap().unwrap();
         assert_eq!((message.number, message.text.len()), (2, MAX_TEXT));
     }
 
-    /// The limit is the whole process's; each test is a process of its own.
+    /// RLIMIT_NOFILE applies to the whole process, but nextest runs each test in its own process.
     #[test]
-    fn without_free_descriptors_the_line_goes_on() {
-        let (here, there) = pair().unwrap();
-        let long = vec![b'x'; SHORT + 1];
-        send(&here, 1, &long, &[here.as_fd()]).unwrap();
-        send(&here, 2, b"short", &[here.as_fd(), here.as_fd()]).unwrap();
-        send(&here, 3, b"no descriptors", &[]).unwrap();
-        send(&here, 4, &long, &[here.as_fd()]).unwrap();
+    fn connection_survives_dropped_descriptors() {
+        let (sender, receiver) = pair().unwrap();
+        let long = vec![b'x'; MAX_INLINE_TEXT + 1];
+        send(&sender, 1, &long, &[sender.as_fd()]).unwrap();
+        send(&sender, 2, b"short", &[sender.as_fd(), sender.as_fd()]).unwrap();
+        send(&sender, 3, b"no descriptors", &[]).unwrap();
+        send(&sender, 4, &long, &[sender.as_fd()]).unwrap();
         let usual = getrlimit(Resource::Nofile);
-        let next = rustix::io::dup(&here).unwrap();
-        let room_for = |count: u64| {
+        let next = rustix::io::dup(&sender).unwrap();
+        let allow_descriptors = |count: u64| {
             let used = std::os::fd::AsRawFd::as_raw_fd(&next).cast_unsigned();
             let limit = Rlimit {
                 current: Some(u64::from(used) + 1 + count),
@@ -198,21 +210,21 @@ mod tests {
             };
             setrlimit(Resource::Nofile, limit).unwrap();
         };
-        let said = |message: Message| {
+        let fields = |message: Packet| {
             let text = String::from_utf8(message.text).unwrap();
             let count = message.descriptors.len();
-            (message.number, message.is_whole, text, count)
+            (message.number, message.is_complete, text, count)
         };
-        room_for(0);
-        let received = || said(receive(&there).unwrap().unwrap());
+        allow_descriptors(0);
+        let received = || fields(receive(&receiver).unwrap().unwrap());
         assert_eq!(received(), (1, false, String::new(), 0));
-        room_for(1);
+        allow_descriptors(1);
         assert_eq!(received(), (2, false, "short".to_owned(), 0));
-        room_for(0);
+        allow_descriptors(0);
         assert_eq!(received(), (3, true, "no descriptors".to_owned(), 0));
-        room_for(2);
-        let (number, whole, text, count) = received();
-        assert_eq!((number, whole, count), (4, true, 1));
+        allow_descriptors(2);
+        let (number, is_complete, text, count) = received();
+        assert_eq!((number, is_complete, count), (4, true, 1));
         assert_eq!(text.len(), long.len());
     }
 }

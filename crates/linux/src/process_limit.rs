@@ -1,9 +1,9 @@
-//! How many processes a user may have, threads counted.
+//! The limit on the number of a user's processes (RLIMIT_NPROC), which counts threads.
 //!
-//! The kernel compares RLIMIT_NPROC with the number of threads that a user has on the whole machine. Since Linux 5.14 a user
-//! namespace also keeps the limit of the process that made it: a fork inside fails if all of that user's threads, inside and
-//! outside, are more than that, whatever limit the forking process has. So a lower limit for the namespace reserves processes for
-//! the outside.
+//! The kernel compares RLIMIT_NPROC with the number of threads that the user has on the whole machine. Since Linux 5.14 a user
+//! namespace also keeps the limit of the process that created it: a fork inside fails if the user's threads, inside and outside,
+//! exceed that limit, whatever limit the forking process has. So a lower limit for the namespace reserves processes for use
+//! outside of it.
 
 use std::fs::File;
 use std::io;
@@ -12,17 +12,17 @@ use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::namespace::identity;
+use crate::file_id::FileId;
 
-/// What programs of others get. A process that is forked knows it too.
-static OF_PROGRAMS: OnceLock<u64> = OnceLock::new();
+/// The limit for programs that we start for others. Forked processes inherit it.
+static PROGRAM_LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// The limit of this process; `None` if it has none.
+/// The limit of this process; `None` if unlimited.
 pub fn current() -> Option<u64> {
     getrlimit(Resource::Nproc).current
 }
 
-/// Lowers the limit of this process for good. One that is lower already stays.
+/// Lowers the soft and hard limits of this process. A lower limit stays.
 pub fn lower(limit: u64) -> io::Result<()> {
     let now = getrlimit(Resource::Nproc);
     let least = |old: Option<u64>| Some(old.map_or(limit, |old| old.min(limit)));
@@ -34,30 +34,31 @@ pub fn lower(limit: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Chooses what [`lower_for_program`] sets, in this process and in those that it forks.
-pub fn choose_for_programs(limit: u64) {
-    let _ = OF_PROGRAMS.set(limit);
+/// Sets the limit that [`lower_for_program`] applies, in this process and in processes that it forks.
+pub fn set_for_programs(limit: u64) {
+    let _ = PROGRAM_LIMIT.set(limit);
 }
 
-/// Lowers the limit as was chosen, for a process that is about to become another program.
+/// Applies the limit of [`set_for_programs`]. Call it before exec.
 pub fn lower_for_program() -> io::Result<()> {
-    OF_PROGRAMS.get().map_or(Ok(()), |limit| lower(*limit))
+    PROGRAM_LIMIT.get().map_or(Ok(()), |limit| lower(*limit))
 }
 
-/// How many threads of this user are neither in the user namespace `inside` nor in one below it. Processes that
-/// [hide](crate::credentials::hide) count as outside, or not at all where `/proc` does not show them (`hidepid`).
+/// How many threads of this user are in neither the user namespace `inside` nor its descendants.
+/// [Non-dumpable](crate::credentials::set_non_dumpable) processes count as outside. They do not count at all if `/proc` does
+/// not show them (`hidepid`).
 pub fn threads_outside(inside: impl AsFd) -> io::Result<u64> {
-    let inside = identity(&inside)?;
+    let inside = FileId::of(&inside)?;
     let user = rustix::process::getuid().as_raw();
     let threads = |process: i32| {
         let status = std::fs::read(format!("/proc/{process}/status")).ok()?;
         let threads = threads_of(&String::from_utf8_lossy(&status), user)?;
         (!is_within(process, inside)).then_some(threads)
     };
-    Ok(crate::process::all()?.filter_map(threads).sum())
+    Ok(crate::process::visible_pids()?.filter_map(threads).sum())
 }
 
-/// The number of threads in the text of `/proc/PID/status`, if it is a process of this user.
+/// The number of threads in the text of `/proc/PID/status`, if the process belongs to this user.
 fn threads_of(status: &str, user: u32) -> Option<u64> {
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -67,16 +68,16 @@ fn threads_of(status: &str, user: u32) -> Option<u64> {
     field("Threads:")
 }
 
-/// Whether the user namespace of a process is this one or below it; not if it can't be seen.
-fn is_within(process: i32, ancestor: (u64, u64)) -> bool {
+/// Whether the user namespace of a process is this one or a descendant of it; false if it is not accessible.
+fn is_within(process: i32, ancestor: FileId) -> bool {
     let mut namespace = File::open(format!("/proc/{process}/ns/user"))
         .ok()
         .map(OwnedFd::from);
     while let Some(current) = namespace {
-        if identity(&current).is_ok_and(|found| found == ancestor) {
+        if FileId::of(&current).is_ok_and(|found| found == ancestor) {
             return true;
         }
-        namespace = crate::fresh::parent_namespace(&current).ok();
+        namespace = crate::namespace::parent_namespace(&current).ok();
     }
     false
 }
@@ -89,7 +90,7 @@ mod tests {
     use crate::testing::in_a_child;
 
     #[test]
-    fn threads_are_counted_for_their_user() {
+    fn threads_of_other_users_are_not_counted() {
         let status = "Name:\tx\nUid:\t7\t8\t9\t9\nThreads:\t12\n";
         assert_eq!(threads_of(status, 7), Some(12));
         assert_eq!(threads_of(status, 8), None);
@@ -97,44 +98,44 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_below_count_as_inside() {
+    fn nested_namespaces_count_as_inside() {
         assert!(in_a_child(|| {
-            let (here, there) = crate::packet::pair().unwrap();
-            let said = |socket: &OwnedFd| crate::packet::receive(socket).unwrap().is_some();
-            let say = |socket: &OwnedFd| crate::packet::send(socket, 0, b".", &[]).unwrap();
+            let (parent_socket, child_socket) = crate::packet::pair().unwrap();
+            let wait = |socket: &OwnedFd| crate::packet::receive(socket).unwrap().is_some();
+            let notify = |socket: &OwnedFd| crate::packet::send(socket, 0, b".", &[]).unwrap();
             let child = match crate::process::fork().unwrap() {
-                crate::process::Fork::Parent(child) => child.as_raw_nonzero().get(),
-                crate::process::Fork::Child => {
-                    drop(here);
+                crate::process::ForkResult::Parent(child) => child.as_raw_nonzero().get(),
+                crate::process::ForkResult::Child => {
+                    drop(parent_socket);
                     crate::namespace::enter_as_root(UnshareFlags::empty()).unwrap();
-                    say(&there);
-                    said(&there);
-                    crate::namespace::rename_only_id(5, 5).unwrap();
-                    say(&there);
-                    said(&there);
+                    notify(&child_socket);
+                    wait(&child_socket);
+                    crate::namespace::enter_as_user(5, 5).unwrap();
+                    notify(&child_socket);
+                    wait(&child_socket);
                     std::process::exit(0)
                 }
             };
-            drop(there);
-            said(&here);
-            let middle = crate::fresh::namespace_of(child, "user").unwrap();
-            say(&here);
-            said(&here);
-            let within = |namespace: &OwnedFd| is_within(child, identity(namespace).unwrap());
-            let own = |name: &str| crate::fresh::namespace_of(child, name).unwrap();
+            drop(child_socket);
+            wait(&parent_socket);
+            let middle = crate::namespace::open_namespace(child, "user").unwrap();
+            notify(&parent_socket);
+            wait(&parent_socket);
+            let within = |namespace: &OwnedFd| is_within(child, FileId::of(namespace).unwrap());
+            let own = |name: &str| crate::namespace::open_namespace(child, name).unwrap();
             let ours: OwnedFd = File::open("/proc/self/ns/user").unwrap().into();
-            let right = identity(&middle).unwrap() != identity(own("user")).unwrap()
+            let as_expected = FileId::of(&middle).unwrap() != FileId::of(own("user")).unwrap()
                 && [&middle, &own("user"), &ours].into_iter().all(within)
                 && !within(&own("net"));
-            drop(here);
+            drop(parent_socket);
             rustix::process::wait(rustix::process::WaitOptions::empty()).unwrap();
-            right
+            as_expected
         }));
     }
 
-    /// Root is never refused, so this becomes another user first.
+    /// The limit does not apply to root, so the test becomes another user first.
     #[test]
-    fn the_limit_of_a_namespaces_maker_bounds_all_in_it() {
+    fn namespace_keeps_the_limit_of_its_creator() {
         const USER: u32 = 54_321;
         assert!(in_a_child(|| {
             if rustix::process::getuid().is_root() {
@@ -146,10 +147,12 @@ mod tests {
                 .unwrap();
             }
             let user = rustix::process::getuid();
-            let used = crate::process::all().unwrap().filter_map(|process| {
-                let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-                threads_of(&status, user.as_raw())
-            });
+            let used = crate::process::visible_pids()
+                .unwrap()
+                .filter_map(|process| {
+                    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+                    threads_of(&status, user.as_raw())
+                });
             let used: u64 = used.sum();
             let before = getrlimit(Resource::Nproc);
             let lowered = Rlimit {
@@ -158,11 +161,11 @@ mod tests {
             };
             setrlimit(Resource::Nproc, lowered).unwrap();
             crate::namespace::unshare(UnshareFlags::NEWUSER).unwrap();
-            // Its own limit is what it was, that of the namespace is not.
+            // Raise the limit of the process again; the namespace keeps the lower one.
             setrlimit(Resource::Nproc, before).unwrap();
             match crate::process::fork() {
-                Ok(crate::process::Fork::Child) => std::process::exit(0),
-                Ok(crate::process::Fork::Parent(_)) => false,
+                Ok(crate::process::ForkResult::Child) => std::process::exit(0),
+                Ok(crate::process::ForkResult::Parent(_)) => false,
                 Err(error) => error.raw_os_error() == Some(libc::EAGAIN),
             }
         }));

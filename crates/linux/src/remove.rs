@@ -1,8 +1,8 @@
-//! Removing trees that somebody else made, an image or a container: no symlink is followed, no mount is entered, no depth is
-//! too deep, and directories without permissions are no obstacle to their owner.
+//! Removes directory trees made by an image or a container. It follows no symlink, enters no mount, and handles any depth and
+//! directories without permissions.
 //!
-//! `std::fs::remove_dir_all` holds a descriptor, and a part of the stack, for every level: a thousand nested directories are
-//! enough for it to fail, or to end the process.
+//! `std::fs::remove_dir_all` uses a descriptor and a stack frame for every level: a thousand nested directories make it fail or
+//! crash the process.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -15,13 +15,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// One descriptor is open for each level; what lies deeper is moved up first.
-const DEEPEST: usize = 64;
+/// One descriptor is open per level. Deeper directories are first moved into the directory that holds the tree.
+const MAX_DEPTH: usize = 64;
 
-/// Removes what is at `path`, whatever it is. It is no error if nothing is. The path up to its last name is trusted.
+/// Removes the file or directory tree at `path`. A missing path is not an error. The path up to its last component is trusted.
 pub fn tree(path: &Path) -> io::Result<()> {
     let Some(name) = path.file_name() else {
-        let message = format!("{} has no name to be removed by", path.display());
+        let message = format!("{} has no file name", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     };
     let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
@@ -33,9 +33,9 @@ pub fn tree(path: &Path) -> io::Result<()> {
     tree_in(dir.as_fd(), &CString::new(name.as_bytes())?)
 }
 
-/// Removes `name` in `dir`, whatever it is. It is no error if it isn't there.
+/// Removes the file or directory tree `name` in `dir`. A missing entry is not an error.
 ///
-/// What something is mounted on is left alone, with all that is mounted there; everything else goes, and the error says so.
+/// Mount points stay, with everything mounted there. Everything else is removed, and the error reports the mount point.
 pub fn tree_in(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let mut removal = Removal {
         top: dir,
@@ -50,7 +50,7 @@ pub fn tree_in(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         None => Ok(()),
         Some(name) => {
             let name = name.to_string_lossy();
-            let message = format!("{name} was left, because something is mounted on it");
+            let message = format!("{name} is a mount point and was not removed");
             Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
         }
     }
@@ -58,35 +58,35 @@ pub fn tree_in(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
 
 struct Removal<'a> {
     top: BorrowedFd<'a>,
-    /// Names in `top` of what was too deep.
+    /// Names in `top` of directories that were too deep.
     moved: Vec<CString>,
-    /// The name of a mount point that was found.
+    /// The name of the first mount point that was found.
     mounted: Option<CString>,
 }
 
 impl Removal<'_> {
-    /// Says whether it is gone.
+    /// Returns whether the entry was removed.
     fn remove(&mut self, dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> io::Result<bool> {
         match unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(true),
-            Err(Errno::BUSY) => return Ok(self.leave(name)),
+            Err(Errno::BUSY) => return Ok(self.record_mount_point(name)),
             Err(Errno::ISDIR | Errno::PERM | Errno::ACCESS) => {}
             Err(error) => return Err(error.into()),
         }
         if unlinkat(dir, name, AtFlags::REMOVEDIR).is_ok() {
             return Ok(true);
         }
-        match allow(dir, name) {
-            Err(Errno::XDEV) => return Ok(self.leave(name)),
-            allowed => allowed?,
+        match grant_owner_permissions(dir, name) {
+            Err(Errno::XDEV) => return Ok(self.record_mount_point(name)),
+            granted => granted?,
         }
-        if depth >= DEEPEST {
+        if depth >= MAX_DEPTH {
             let to = CString::new(format!(".gone-{:016x}", random()?))?;
             renameat(dir, name, self.top, &to)?;
             self.moved.push(to);
             return Ok(true);
         }
-        // Some file systems lose their place when a directory changes while it is listed.
+        // Some file systems skip entries when a directory changes during the listing.
         for _ in 0..16 {
             let inner = open(dir, name)?;
             let mut is_empty = true;
@@ -102,34 +102,34 @@ impl Removal<'_> {
             }
             match unlinkat(dir, name, AtFlags::REMOVEDIR) {
                 Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-                Err(Errno::BUSY) => return Ok(self.leave(name)),
+                Err(Errno::BUSY) => return Ok(self.record_mount_point(name)),
                 done => return Ok(done.map(|()| true)?),
             }
         }
         Err(Errno::NOTEMPTY.into())
     }
 
-    fn leave(&mut self, name: &CStr) -> bool {
+    fn record_mount_point(&mut self, name: &CStr) -> bool {
         self.mounted.get_or_insert_with(|| name.to_owned());
         false
     }
 }
 
-/// Opens a directory to empty it.
+/// Opens a directory for listing.
 fn open(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
-/// Gives its owner all rights on a directory: to empty it, and to move it, which changes its `..`.
-fn allow(dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+/// Gives the owner all permissions on a directory. They are needed to empty it, and to move it, which changes its `..`.
+fn grant_owner_permissions(dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Not a mount point, also of the same device: neither the listing nor the change of mode may reach what is mounted there.
+    // NO_XDEV rejects mount points, also bind mounts of the same device: the chmod and the listing must not reach mounted trees.
     let path = openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)?;
     let mode = rustix::fs::fstat(&path)?.st_mode;
     if FileType::from_raw_mode(mode) == FileType::Directory && mode & 0o700 != 0o700 {
         let wanted = Mode::from_raw_mode((mode & 0o7777) | 0o700);
-        // The descriptor can't be changed itself, but what it stands for can, and nothing else.
+        // fchmod rejects O_PATH descriptors; the /proc path refers to the same inode.
         use std::os::fd::AsRawFd;
         let _ = rustix::fs::chmod(format!("/proc/self/fd/{}", path.as_raw_fd()), wanted);
     }
@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Directories within each other, beyond what any path can name.
+    /// Creates nested directories, deeper than any path can express.
     fn nested(top: &Path, levels: usize) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mut at = openat(CWD, top, flags, Mode::empty()).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn no_depth_is_too_deep() {
+    fn deeply_nested_trees_are_removed() {
         let home = tempfile::tempdir().unwrap();
         let top = home.path().join("top");
         std::fs::create_dir(&top).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_not_followed_and_permissions_are_no_obstacle() {
+    fn links_stay_unfollowed_and_permissions_are_overridden() {
         let home = tempfile::tempdir().unwrap();
         let (top, kept) = (home.path().join("top"), home.path().join("kept"));
         std::fs::create_dir_all(top.join("locked/below")).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_or_nothing_may_be_there() {
+    fn files_links_and_missing_paths_are_accepted() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("file");
         std::fs::write(&file, "").unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_left_alone_and_the_rest_goes() {
+    fn mount_points_stay_and_the_rest_is_removed() {
         let done = crate::testing::in_a_child(|| {
             crate::namespace::enter_as_root(rustix::thread::UnshareFlags::NEWNS).unwrap();
             let home = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ mod tests {
                 std::fs::write(at(file), "kept").unwrap();
             }
             std::fs::set_permissions(at("outside"), PermissionsExt::from_mode(0o500)).unwrap();
-            // On the same device, which only the number of the mount tells.
+            // A bind mount of the same device: only the mount id differs.
             crate::mount::bind(&at("outside"), &at("tree/a/bound")).unwrap();
             crate::mount::bind(&at("outside/file"), &at("tree/bound-file")).unwrap();
             crate::mount::tmpfs(&at("tree/memory"), 1 << 20).unwrap();
@@ -236,8 +236,8 @@ mod tests {
                 .mode();
             assert_eq!(mode & 0o777, 0o500);
 
-            for place in ["tree/a/bound", "tree/bound-file", "tree/memory"] {
-                crate::mount::detach(&at(place)).unwrap();
+            for mount_point in ["tree/a/bound", "tree/bound-file", "tree/memory"] {
+                crate::mount::detach(&at(mount_point)).unwrap();
             }
             tree(&at("tree")).unwrap();
             !at("tree").exists() && kept("outside/file")
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_is_a_mount_is_left_alone() {
+    fn tree_that_is_a_mount_point_stays() {
         let done = crate::testing::in_a_child(|| {
             crate::namespace::enter_as_root(rustix::thread::UnshareFlags::NEWNS).unwrap();
             let home = tempfile::tempdir().unwrap();

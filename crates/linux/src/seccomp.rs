@@ -1,6 +1,6 @@
-//! Filters on system calls: what a container may not ask of the kernel, and what it is told to have happened.
+//! Seccomp filters, which deny system calls of a container, or pretend that they succeeded.
 //!
-//! They hold for programs of 32 bits as for those of 64.
+//! The filters apply to 32-bit and 64-bit programs alike.
 
 mod calls;
 mod program;
@@ -10,30 +10,31 @@ use std::io;
 use rustix::thread::CapabilitySet;
 
 use self::calls::{
-    CLONE, CLONE3, KEYS, MKNOD, MKNODAT, PERSONALITY, PRETENDED, REFUSED, REFUSED_I386, SOCKET,
+    CLONE, CLONE3, DENIED_CALLS, DENIED_I386, FAKEROOT_CALLS, KEYRING_CALLS, MKNOD, MKNODAT,
+    PERSONALITY, SOCKET,
 };
-use self::program::{Answer, Rule, When, program};
+use self::program::{Condition, FilterAction, FilterRule, program};
 
-const NO: Answer = Answer::Error(libc::EPERM);
-const UNKNOWN: Answer = Answer::Error(libc::ENOSYS);
-const DONE: Answer = Answer::Error(0);
+const DENY: FilterAction = FilterAction::Error(libc::EPERM);
+const PRETEND_UNKNOWN: FilterAction = FilterAction::Error(libc::ENOSYS);
+const PRETEND_SUCCESS: FilterAction = FilterAction::Error(0);
 
-/// Personalities that change nothing dangerous: Linux, its 32-bit form, with and without UNAME26, and "which one is it?".
+/// Personalities without security impact: Linux, its 32-bit form, with and without UNAME26, and the query of the current one.
 const HARMLESS_PERSONALITIES: &[u32] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// Installs the profile that pods know as `RuntimeDefault`, as it is for those who may have these capabilities.
+/// Installs the `RuntimeDefault` profile for a container with these capabilities.
 pub fn install_default(capabilities: CapabilitySet) -> io::Result<()> {
     install(&default_rules(capabilities))
 }
 
-fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = REFUSED
+fn default_rules(capabilities: CapabilitySet) -> Vec<FilterRule> {
+    let mut rules: Vec<FilterRule> = DENIED_CALLS
         .iter()
         .filter(|(unlocking, _)| !unlocking.intersects(capabilities))
         .flat_map(|(_, calls)| *calls)
-        .chain(KEYS)
-        .chain([&REFUSED_I386])
-        .map(|call| Rule(*call, When::Always, NO))
+        .chain(KEYRING_CALLS)
+        .chain([&DENIED_I386])
+        .map(|call| FilterRule(*call, Condition::Always, DENY))
         .collect();
     if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
         let namespaces = libc::CLONE_NEWNS
@@ -43,57 +44,69 @@ fn default_rules(capabilities: CapabilitySet) -> Vec<Rule> {
             | libc::CLONE_NEWUSER
             | libc::CLONE_NEWPID
             | libc::CLONE_NEWNET;
-        rules.push(Rule(CLONE, When::AnyBit(0, namespaces as u32), NO));
-        // Its flags are in memory, where a filter can't look; the C library then falls back to clone.
-        rules.push(Rule(CLONE3, When::Always, UNKNOWN));
+        rules.push(FilterRule(
+            CLONE,
+            Condition::AnyBit(0, namespaces as u32),
+            DENY,
+        ));
+        // The flags of clone3 are in memory, which a filter cannot read. On ENOSYS the C library falls back to clone.
+        rules.push(FilterRule(CLONE3, Condition::Always, PRETEND_UNKNOWN));
     }
-    rules.push(Rule(
+    rules.push(FilterRule(
         PERSONALITY,
-        When::NotIn(0, HARMLESS_PERSONALITIES),
-        NO,
+        Condition::NotIn(0, HARMLESS_PERSONALITIES),
+        DENY,
     ));
-    // AF_VSOCK talks past every network namespace.
+    // AF_VSOCK is not separated by network namespaces.
     let vsock = libc::AF_VSOCK as u32;
-    rules.push(Rule(SOCKET, When::Equals(0, u32::MAX, vsock), NO));
+    rules.push(FilterRule(
+        SOCKET,
+        Condition::Equals(0, u32::MAX, vsock),
+        DENY,
+    ));
     rules
 }
 
-/// Lets the kernel seem to have no keyrings: for containers without [`install_default`], which refuses them too.
+/// Makes the kernel appear to have no keyrings, for containers without [`install_default`], which rejects the keyring calls too.
 ///
-/// A user's keys are the same in all their user namespaces, so that container root could link the keyring of the user's job by its
-/// number, and read what is in it; and all containers would share one user keyring. Runtimes nested in a container, which give each
-/// of theirs a session keyring, go on without one where there are none.
-pub fn install_keyless() -> io::Result<()> {
-    let rules: Vec<Rule> = KEYS
+/// A user's keys are the same in all of their user namespaces. Container root could link the keyring of the user's job by its id
+/// and read the keys, and all containers would share one user keyring. Runtimes nested in a container, which create a session
+/// keyring per container, continue without one after ENOSYS.
+pub fn install_without_keyrings() -> io::Result<()> {
+    let rules: Vec<FilterRule> = KEYRING_CALLS
         .iter()
-        .map(|call| Rule(*call, When::Always, UNKNOWN))
+        .map(|call| FilterRule(*call, Condition::Always, PRETEND_UNKNOWN))
         .collect();
     install(&rules)
 }
 
-/// Lets changes of owners, users and groups, and device files, succeed without effect: for a container that has one id
-/// but believes in many.
-pub fn install_pretence() -> io::Result<()> {
-    let mut rules: Vec<Rule> = PRETENDED
+/// Makes chown, setuid, setgid and the creation of device files succeed without effect, like fakeroot: for a container that has
+/// only one id but expects many.
+pub fn install_fakeroot() -> io::Result<()> {
+    let mut rules: Vec<FilterRule> = FAKEROOT_CALLS
         .iter()
-        .map(|call| Rule(*call, When::Always, DONE))
+        .map(|call| FilterRule(*call, Condition::Always, PRETEND_SUCCESS))
         .collect();
     for (call, argument) in [(MKNOD, 1), (MKNODAT, 2)] {
         for kind in [libc::S_IFCHR, libc::S_IFBLK] {
-            rules.push(Rule(call, When::Equals(argument, libc::S_IFMT, kind), DONE));
+            rules.push(FilterRule(
+                call,
+                Condition::Equals(argument, libc::S_IFMT, kind),
+                PRETEND_SUCCESS,
+            ));
         }
     }
     install(&rules)
 }
 
-fn install(rules: &[Rule]) -> io::Result<()> {
+fn install(rules: &[FilterRule]) -> io::Result<()> {
     let mut code = program(rules);
     let program = libc::sock_fprog {
         len: code.len() as u16,
         filter: code.as_mut_ptr(),
     };
-    // Kernels before 5.16 slow down all of a filtered program's loads, in fear of what it may learn about itself; runtimes
-    // of containers forgo that.
+    // Kernels before 5.16 disable speculative store bypass for filtered programs, which slows down their loads. Like other
+    // container runtimes, opt out.
     let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: the program points to its instructions, which outlive the call; the kernel copies and checks them.
     let done = unsafe {
@@ -116,27 +129,27 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Filters can't be taken off, so each is tried in a thread of its own, which ends with it.
+    /// A filter cannot be removed, so each test installs it in a new thread.
     fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(work).join().unwrap()
     }
 
-    /// A call as a program of 32 bits makes it: the answer, or an error as a negative number. `None` on a kernel that
-    /// runs no such programs.
-    fn call_of_32_bits(number: u32, arguments: [u32; 3]) -> Option<i32> {
-        // What such programs are given is settled there.
+    /// Makes a system call of the 32-bit ABI. Returns its result, or the negative errno; `None` on a kernel without 32-bit
+    /// support.
+    fn i386_call(number: u32, arguments: [u32; 3]) -> Option<i32> {
+        // This file exists only on kernels with 32-bit support.
         std::fs::metadata("/proc/sys/abi/vsyscall32").ok()?;
         let [first, second, third] = arguments.map(u64::from);
-        let answer: u64;
-        // SAFETY: the calls that tests make read and write no memory; the first argument's register, which the compiler keeps for
-        // itself, is put back, and those that old kernels clear are told.
+        let result: u64;
+        // SAFETY: the calls that the tests make read and write no memory. The register of the first argument, which the compiler
+        // reserves, is restored, and the registers that old kernels clear are declared.
         unsafe {
             std::arch::asm!(
                 "xchg rbx, {first}",
                 "int 0x80",
                 "xchg rbx, {first}",
                 first = inout(reg) first => _,
-                inlateout("rax") u64::from(number) => answer,
+                inlateout("rax") u64::from(number) => result,
                 in("rcx") second,
                 in("rdx") third,
                 out("r8") _,
@@ -145,26 +158,26 @@ mod tests {
                 out("r11") _,
             );
         }
-        Some(answer as u32 as i32)
+        Some(result as u32 as i32)
     }
 
     #[test]
-    fn the_default_profile_refuses_namespaces_and_lets_programs_run() {
+    fn default_profile_rejects_namespaces_and_runs_programs() {
         in_a_thread(|| {
-            crate::credentials::no_new_privileges().unwrap();
+            crate::credentials::set_no_new_privs().unwrap();
             install_default(CapabilitySet::empty()).unwrap();
             assert!(Command::new("true").status().unwrap().success());
-            let refused = rustix::system::sethostname(b"x").unwrap_err();
-            assert_eq!(refused, rustix::io::Errno::PERM);
+            let denied = rustix::system::sethostname(b"x").unwrap_err();
+            assert_eq!(denied, rustix::io::Errno::PERM);
             let unshared = Command::new("unshare").args(["-r", "true"]).status();
             assert!(!unshared.unwrap().success());
         });
     }
 
-    /// What a call that can't succeed is answered, with this filter's capabilities.
-    fn answer(capabilities: CapabilitySet, call: fn() -> libc::c_long) -> Option<i32> {
+    /// The errno of a failing call under the default filter for these capabilities.
+    fn errno_of(capabilities: CapabilitySet, call: fn() -> libc::c_long) -> Option<i32> {
         in_a_thread(move || {
-            crate::credentials::no_new_privileges().unwrap();
+            crate::credentials::set_no_new_privs().unwrap();
             install_default(capabilities).unwrap();
             assert_eq!(call(), -1);
             io::Error::last_os_error().raw_os_error()
@@ -172,35 +185,35 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_unlock_the_calls_that_are_theirs() {
-        // SAFETY: the kernel is given no memory, and knows neither this descriptor nor this clock.
+    fn capabilities_unlock_their_calls() {
+        // SAFETY: the kernel gets no memory, and neither this descriptor nor this clock exists.
         let enter = || unsafe { libc::syscall(libc::SYS_setns, -1, 0) };
         // SAFETY: as above.
         let set_time = || unsafe { libc::syscall(libc::SYS_clock_settime, 4711, 0) };
         // SAFETY: as above.
         let fork = || unsafe { libc::syscall(libc::SYS_clone3, 0, 0) };
         let (admin, time) = (CapabilitySet::SYS_ADMIN, CapabilitySet::SYS_TIME);
-        let no = Some(libc::EPERM);
-        assert_eq!(answer(CapabilitySet::empty(), enter), no);
-        assert_eq!(answer(time, enter), no);
-        assert_eq!(answer(admin, enter), Some(libc::EBADF));
-        assert_eq!(answer(admin, set_time), no);
-        assert_eq!(answer(time, set_time), Some(libc::EINVAL));
-        assert_eq!(answer(time, fork), Some(libc::ENOSYS));
-        assert_eq!(answer(admin, fork), Some(libc::EINVAL));
-        let refused = |capabilities| default_rules(capabilities).len();
-        // Some of what is refused is refused to everybody.
-        assert!(refused(CapabilitySet::all()) > 10);
-        assert!(refused(CapabilitySet::BPF) < refused(CapabilitySet::CHOWN));
+        let denied = Some(libc::EPERM);
+        assert_eq!(errno_of(CapabilitySet::empty(), enter), denied);
+        assert_eq!(errno_of(time, enter), denied);
+        assert_eq!(errno_of(admin, enter), Some(libc::EBADF));
+        assert_eq!(errno_of(admin, set_time), denied);
+        assert_eq!(errno_of(time, set_time), Some(libc::EINVAL));
+        assert_eq!(errno_of(time, fork), Some(libc::ENOSYS));
+        assert_eq!(errno_of(admin, fork), Some(libc::EINVAL));
+        let rule_count = |capabilities| default_rules(capabilities).len();
+        // Some calls are rejected whatever the capabilities are.
+        assert!(rule_count(CapabilitySet::all()) > 10);
+        assert!(rule_count(CapabilitySet::BPF) < rule_count(CapabilitySet::CHOWN));
     }
 
     #[test]
-    fn what_one_id_cannot_do_is_pretended() {
+    fn fakeroot_filter_pretends_success() {
         in_a_thread(|| {
             let file = tempfile::NamedTempFile::new().unwrap();
             let path = file.path().to_owned();
-            crate::credentials::no_new_privileges().unwrap();
-            install_pretence().unwrap();
+            crate::credentials::set_no_new_privs().unwrap();
+            install_fakeroot().unwrap();
             std::os::unix::fs::chown(&path, Some(4711), Some(4711)).unwrap();
             let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&path).unwrap());
             assert_eq!(owner, rustix::process::geteuid().as_raw());
@@ -213,19 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn no_profile_lets_keyrings_be_used() {
-        // SAFETY: keyctl(KEYCTL_GET_KEYRING_ID, the session's) is given numbers only.
+    fn all_profiles_reject_keyrings() {
+        // SAFETY: keyctl(KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING) takes integers only.
         let keyctl = || unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 1) };
-        assert_eq!(answer(CapabilitySet::all(), keyctl), Some(libc::EPERM));
+        assert_eq!(errno_of(CapabilitySet::all(), keyctl), Some(libc::EPERM));
         in_a_thread(move || {
-            crate::credentials::no_new_privileges().unwrap();
-            install_keyless().unwrap();
+            crate::credentials::set_no_new_privs().unwrap();
+            install_without_keyrings().unwrap();
             assert_eq!(keyctl(), -1);
-            let refused = io::Error::last_os_error().raw_os_error();
-            assert_eq!(refused, Some(libc::ENOSYS));
+            let errno = io::Error::last_os_error().raw_os_error();
+            assert_eq!(errno, Some(libc::ENOSYS));
             for number in [ADD_KEY_I386, REQUEST_KEY_I386, KEYCTL_I386] {
-                let refused = call_of_32_bits(number, [0; 3]);
-                assert!(refused.is_none_or(|refused| refused == -libc::ENOSYS));
+                let result = i386_call(number, [0; 3]);
+                assert!(result.is_none_or(|result| result == -libc::ENOSYS));
             }
             assert!(Command::new("true").status().unwrap().success());
         });
@@ -244,11 +257,11 @@ mod tests {
     const SOCKET_I386: u32 = 359;
 
     #[test]
-    fn programs_of_32_bits_have_the_same_profile() {
+    fn default_profile_applies_to_32_bit_programs() {
         in_a_thread(|| {
-            crate::credentials::no_new_privileges().unwrap();
+            crate::credentials::set_no_new_privs().unwrap();
             install_default(CapabilitySet::empty()).unwrap();
-            let Some(pid) = call_of_32_bits(GETPID, [0; 3]) else {
+            let Some(pid) = i386_call(GETPID, [0; 3]) else {
                 return;
             };
             assert_eq!(pid, std::process::id() as i32);
@@ -258,31 +271,31 @@ mod tests {
                 (CLONE_I386, [libc::CLONE_NEWUSER as u32, 0, 0]),
                 (SOCKET_I386, [vsock, 1, 0]),
             ] {
-                let refused = call_of_32_bits(number, arguments);
-                assert_eq!(refused, Some(-libc::EPERM), "{number}");
+                let result = i386_call(number, arguments);
+                assert_eq!(result, Some(-libc::EPERM), "{number}");
             }
         });
     }
 
     #[test]
-    fn programs_of_32_bits_pretend_the_same() {
+    fn fakeroot_filter_applies_to_32_bit_programs() {
         in_a_thread(|| {
-            crate::credentials::no_new_privileges().unwrap();
-            install_pretence().unwrap();
-            if call_of_32_bits(GETPID, [0; 3]).is_none() {
+            crate::credentials::set_no_new_privs().unwrap();
+            install_fakeroot().unwrap();
+            if i386_call(GETPID, [0; 3]).is_none() {
                 return;
             }
-            // There is no file at the address 0, so that nothing but a filter lets these succeed.
+            // The path is a null pointer, so these calls succeed only because of the filter.
             for (number, arguments) in [
                 (CHOWN32, [0, 5, 5]),
                 (SETUID, [4711, 0, 0]),
                 (SETRESUID32, [4711, 4711, 4711]),
                 (MKNOD_I386, [0, libc::S_IFCHR | 0o600, 0x103]),
             ] {
-                assert_eq!(call_of_32_bits(number, arguments), Some(0), "{number}");
+                assert_eq!(i386_call(number, arguments), Some(0), "{number}");
             }
             let pipe = [0, libc::S_IFIFO | 0o600, 0];
-            assert_eq!(call_of_32_bits(MKNOD_I386, pipe), Some(-libc::EFAULT));
+            assert_eq!(i386_call(MKNOD_I386, pipe), Some(-libc::EFAULT));
         });
     }
 }

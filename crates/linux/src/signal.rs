@@ -1,4 +1,4 @@
-//! Waiting for signals in a process without threads or an event loop.
+//! Signal handling for a process without threads or an event loop.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,65 +7,66 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-/// A signal that was taken, and where it came from.
+/// A received signal and its origin.
 #[derive(Debug, Clone, Copy)]
-pub struct Taken {
+pub struct ReceivedSignal {
     /// Which signal.
     pub signal: Signal,
-    /// The kernel sent it (a key on the terminal, a child's end), so our whole process group has it already.
+    /// The kernel sent it (a key on the terminal, a child's exit), so our whole process group has received it.
     pub from_kernel: bool,
 }
 
-/// A set of signals that are held back from their usual effect until [`Held::wait`] takes them.
+/// A set of blocked signals, which [`BlockedSignals::wait`] receives.
 #[derive(Debug)]
-pub struct Held {
+pub struct BlockedSignals {
     set: libc::sigset_t,
-    before: libc::sigset_t,
+    previous_mask: libc::sigset_t,
 }
 
-impl Held {
-    /// Holds back `signals` in the calling thread and in what it forks.
+impl BlockedSignals {
+    /// Blocks `signals` in the calling thread; forked processes inherit that.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut previous_mask = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigemptyset` initialises the set before it is used, `sigaddset` gets valid signal
-        // numbers, and `pthread_sigmask` fills `before` when it succeeds.
+        // numbers, and `pthread_sigmask` fills `previous_mask` when it succeeds.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in signals {
                 libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
             }
-            let error = libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+            let error =
+                libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), previous_mask.as_mut_ptr());
             if error != 0 {
                 return Err(io::Error::from_raw_os_error(error));
             }
             Ok(Self {
                 set: set.assume_init(),
-                before: before.assume_init(),
+                previous_mask: previous_mask.assume_init(),
             })
         }
     }
 
-    /// Waits for the next of the signals.
-    pub fn wait(&self) -> io::Result<Taken> {
+    /// Waits for the next of the signals, without a time-out.
+    pub fn wait(&self) -> io::Result<ReceivedSignal> {
         loop {
-            if let Some(taken) = self.wait_for(Duration::from_secs(3600))? {
-                return Ok(taken);
+            if let Some(received) = self.wait_timeout(Duration::from_secs(3600))? {
+                return Ok(received);
             }
         }
     }
 
-    /// The same for at most this long; `None` if there was none.
-    pub fn wait_for(&self, patience: Duration) -> io::Result<Option<Taken>> {
-        let patience = libc::timespec {
-            tv_sec: patience.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_nsec: patience.subsec_nanos().into(),
+    /// Like [`BlockedSignals::wait`], with a time-out; `None` if it expires.
+    pub fn wait_timeout(&self, timeout: Duration) -> io::Result<Option<ReceivedSignal>> {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
         loop {
             let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
             // SAFETY: all pointers are valid for the call; `info` is filled on success.
             let raw =
-                unsafe { libc::sigtimedwait(&self.set, info.as_mut_ptr(), &raw const patience) };
+                unsafe { libc::sigtimedwait(&self.set, info.as_mut_ptr(), &raw const timeout) };
             if raw == -1 {
                 let error = io::Error::last_os_error();
                 match error.kind() {
@@ -79,18 +80,19 @@ impl Held {
             let Some(signal) = Signal::from_named_raw(raw) else {
                 continue;
             };
-            return Ok(Some(Taken {
+            return Ok(Some(ReceivedSignal {
                 signal,
                 from_kernel: code > 0,
             }));
         }
     }
 
-    /// Gives the signals back their usual effect.
-    pub fn release(self) -> io::Result<()> {
-        // SAFETY: `before` was filled by `pthread_sigmask` in `new`.
-        let error =
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    /// Restores the previous signal mask.
+    pub fn restore_mask(self) -> io::Result<()> {
+        // SAFETY: `previous_mask` was filled by `pthread_sigmask` in `new`.
+        let error = unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.previous_mask, std::ptr::null_mut())
+        };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
@@ -98,50 +100,49 @@ impl Held {
     }
 }
 
-/// A descriptor that becomes readable when a child ends, for a process that waits for other things too. SIGCHLD has no other
-/// effect from then on.
+/// A descriptor that becomes readable when a child exits, for a process that polls other descriptors too. SIGCHLD stays blocked.
 #[derive(Debug)]
-pub struct ChildEnds(OwnedFd);
+pub struct ChildExitFd(OwnedFd);
 
-impl ChildEnds {
-    /// Starts to listen.
-    pub fn listen() -> io::Result<Self> {
-        let held = Held::new(&[Signal::CHILD])?;
-        // SAFETY: the set was filled by `Held::new`; the kernel copies it.
+impl ChildExitFd {
+    /// Blocks SIGCHLD and opens a signalfd for it.
+    pub fn open() -> io::Result<Self> {
+        let blocked = BlockedSignals::new(&[Signal::CHILD])?;
+        // SAFETY: the set was filled by `BlockedSignals::new`; the kernel copies it.
         let fd = unsafe {
             libc::signalfd(
                 -1,
-                &raw const held.set,
+                &raw const blocked.set,
                 libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
             )
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Takes note, so that it becomes readable only at the next end.
-    pub fn take_note(&self) {
-        // As many as are queued; one read per signal, and there is at most one pending.
+    /// Reads the pending signal, so that the descriptor becomes readable only at the next exit.
+    pub fn clear(&self) {
+        // Standard signals are not queued: at most one SIGCHLD is pending.
         let _ = rustix::io::read(&self.0, &mut [0u8; 1024]);
     }
 }
 
-impl AsFd for ChildEnds {
+impl AsFd for ChildExitFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// The first and the last real-time signal, as containers know them: C libraries keep some before these for themselves, not
-/// all of them the same.
+/// The first and the last real-time signal for programs in containers. C libraries reserve a few lower ones, glibc and musl
+/// different numbers of them.
 const RTMIN: i32 = 34;
 const RTMAX: i32 = 64;
 
-/// The number of a signal by its name, with `SIG` or without, such as `SIGTERM` or `RTMIN+3`; a number is taken as it is.
-pub fn by_name(name: &str) -> Option<i32> {
+/// The number of a signal by its name, with or without `SIG`, such as `SIGTERM` or `RTMIN+3`. A decimal number is returned as is.
+pub fn number_by_name(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=RTMAX).contains(&number).then_some(number);
     }
@@ -192,8 +193,8 @@ pub fn by_name(name: &str) -> Option<i32> {
     Some(named.as_raw())
 }
 
-/// Holds no signal back any more: for a process that is about to become another program, which would inherit that.
-pub fn hear_all() -> io::Result<()> {
+/// Unblocks all signals. Call it before exec, because programs inherit the signal mask.
+pub fn unblock_all() -> io::Result<()> {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` initialises the set; the other pointer may be null.
     let error = unsafe {
@@ -206,11 +207,11 @@ pub fn hear_all() -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a signal, real-time ones too, to a process that was opened.
-pub fn send(process: impl AsFd, signal: i32) -> io::Result<()> {
+/// Sends a signal, which may be a real-time signal, to the process of a pidfd.
+pub fn send_to_pidfd(process: impl AsFd, signal: i32) -> io::Result<()> {
     let process = std::os::fd::AsRawFd::as_raw_fd(&process.as_fd());
     let nothing = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: a system call on a descriptor that is open during it; without a siginfo the kernel makes its own.
+    // SAFETY: the descriptor is open during the call; without a siginfo the kernel fills in its own.
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, nothing, 0) };
     if done == 0 {
         Ok(())
@@ -224,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_by_their_names() {
+    fn signals_are_found_by_name() {
         for (name, number) in [
             ("SIGTERM", Some(15)),
             ("TERM", Some(15)),
@@ -247,7 +248,7 @@ mod tests {
             ("SIGWHAT", None),
             ("", None),
         ] {
-            assert_eq!(by_name(name), number, "{name}");
+            assert_eq!(number_by_name(name), number, "{name}");
         }
     }
 }

@@ -1,8 +1,7 @@
-//! A place below a directory, found without trusting what others put there.
+//! Opens a path below a directory whose content is not trusted.
 //!
-//! Somebody who may write there can swap a directory for a symbolic link at any moment. So the kernel does the finding,
-//! told never to leave the directory (`RESOLVE_BENEATH`), and what was found is held as a descriptor: mount that, and never
-//! the path.
+//! A container that can write there can replace a directory by a symbolic link at any time. So the kernel resolves the path and
+//! never leaves the directory (`RESOLVE_BENEATH`), and the result is a descriptor. Mount that descriptor, never the path.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,38 +10,38 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// The kernel asks to be asked again if the tree moves under it.
+/// Attempts for openat2, which returns EAGAIN if directories are renamed meanwhile.
 const ATTEMPTS: usize = 64;
 
-/// Why a subPath can't be had, in upstream's words as far as they are told to users.
+/// Why a subPath cannot be opened, with upstream's messages where users see them.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
-    /// It starts at the root.
+    /// It is absolute.
     #[error("error SubPath `{0}` must not be an absolute path")]
     Absolute(String),
-    /// It goes up.
+    /// It contains `..`.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
     /// A symbolic link in it leads out of the volume.
     #[error("subPath {0:?} is not within its volume")]
     Outside(String),
-    /// There is nothing, and nothing may be made.
+    /// It does not exist, and must not be created.
     #[error("subPath {0:?} does not exist in its volume")]
     Missing(String),
-    /// The kernel refused.
+    /// The kernel reports an error.
     #[error("can't open subPath {path:?} of its volume")]
     Io {
         /// The subPath.
         path: String,
-        /// Why not.
+        /// The error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Opens `subpath` in the volume at `root`, as `O_PATH`; directories that are missing are made if `create` says so.
+/// Opens `subpath` in the volume at `root` as `O_PATH`; with `create`, missing directories are created.
 ///
-/// New directories get the volume's own permission bits, as upstream gives them.
+/// New directories get the permission bits of the volume's root, as upstream's do.
 pub fn open(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPathError> {
     if subpath.starts_with('/') {
         return Err(SubPathError::Absolute(subpath.to_owned()));
@@ -50,7 +49,7 @@ pub fn open(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPath
     if subpath.split('/').any(|part| part == "..") {
         return Err(SubPathError::Backsteps(subpath.to_owned()));
     }
-    let told = |error: Errno| match error {
+    let to_error = |error: Errno| match error {
         Errno::XDEV | Errno::LOOP => SubPathError::Outside(subpath.to_owned()),
         Errno::NOENT => SubPathError::Missing(subpath.to_owned()),
         error => SubPathError::Io {
@@ -58,9 +57,9 @@ pub fn open(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPath
             source: error.into(),
         },
     };
-    // The volume's root was made, or checked, by the node: that path is trusted.
+    // The node has created or checked the root of the volume, so that path is trusted.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(CWD, root, flags, Mode::empty()).map_err(told)?;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty()).map_err(to_error)?;
     let parts: Vec<_> = subpath
         .split('/')
         .filter(|part| !part.is_empty() && *part != ".")
@@ -70,12 +69,12 @@ pub fn open(root: &Path, subpath: &str, create: bool) -> Result<OwnedFd, SubPath
         return Ok(root);
     }
     match beneath(&root, &path) {
-        Err(Errno::NOENT) if create => make(&root, &path).map_err(told),
-        opened => opened.map_err(told),
+        Err(Errno::NOENT) if create => create_missing(&root, &path).map_err(to_error),
+        opened => opened.map_err(to_error),
     }
 }
 
-/// Opens a path that must not leave `root`, by whatever links.
+/// Opens a path that must not leave `root` through any link.
 fn beneath(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -88,8 +87,8 @@ fn beneath(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
 }
 
-/// Makes what is missing of a path, one directory at a time, each in a parent that is held and lies in the volume.
-fn make(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
+/// Creates the missing directories of a path one by one, each in an open parent within the volume.
+fn create_missing(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
     let mode = rustix::fs::fstat(root)?.st_mode & 0o7777;
     let mut parent = root.try_clone().map_err(errno)?;
     let mut end = 0;
@@ -103,13 +102,13 @@ fn make(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
             Err(Errno::NOENT) => match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
                 Ok(()) => {
                     let made = beneath(root, &path[..end])?;
-                    // Whatever the umask is. A setgid parent has handed its group down already. fchmod refuses O_PATH
-                    // descriptors; the way through /proc is bound to the same file.
+                    // Override the umask. A setgid parent has already passed on its group. fchmod rejects O_PATH descriptors; the
+                    // /proc path refers to the same inode.
                     let this = format!("/proc/self/fd/{}", made.as_raw_fd());
                     rustix::fs::chmod(this.as_str(), Mode::from_raw_mode(mode))?;
                     made
                 }
-                // Somebody was quicker; or it is a link to nowhere, which is then not found again.
+                // Another process was faster, or it is a dangling link, for which `beneath` fails again.
                 Err(Errno::EXIST) => beneath(root, &path[..end])?,
                 Err(error) => return Err(error),
             },
@@ -132,19 +131,19 @@ mod tests {
 
     use super::*;
 
-    fn place(fd: &OwnedFd) -> std::path::PathBuf {
+    fn path_of(fd: &OwnedFd) -> std::path::PathBuf {
         fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap()
     }
 
     #[test]
-    fn places_in_the_volume_are_found_or_made() {
+    fn paths_in_the_volume_are_opened_or_created() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         fs::set_permissions(&root, fs::Permissions::from_mode(0o2775)).unwrap();
         fs::create_dir(root.join("real")).unwrap();
         fs::write(root.join("real/file"), "x").unwrap();
         symlink("real", root.join("link")).unwrap();
-        let at = |path: &str| place(&open(&root, path, true).unwrap());
+        let at = |path: &str| path_of(&open(&root, path, true).unwrap());
         assert_eq!(at(""), root);
         assert_eq!(at("./real//file"), root.join("real/file"));
         assert_eq!(at("link/file"), root.join("real/file"));
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out_of_the_volume() {
+    fn paths_out_of_the_volume_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("volume");
         fs::create_dir(&root).unwrap();
@@ -172,7 +171,7 @@ mod tests {
         symlink("../secret/new", root.join("dangling")).unwrap();
         symlink("/proc/self/root", root.join("magic")).unwrap();
         symlink("loop", root.join("loop")).unwrap();
-        let mut words = Vec::new();
+        let mut lines = Vec::new();
         for path in [
             "up",
             "up/x",
@@ -187,15 +186,15 @@ mod tests {
             "a/../../secret",
         ] {
             let error = open(&root, path, true).unwrap_err();
-            words.push(format!("{path}: {error}"));
+            lines.push(format!("{path}: {error}"));
         }
-        insta::assert_snapshot!(words.join("\n"));
+        insta::assert_snapshot!(lines.join("\n"));
         assert_eq!(fs::read_dir(dir.path().join("secret")).unwrap().count(), 0);
     }
 
-    /// A container that swaps a directory for a link as fast as it can never gets anything outside opened or made.
+    /// A container that repeatedly swaps a directory for a link never gets a path outside opened or created.
     #[test]
-    fn races_are_lost_by_the_attacker() {
+    fn swapping_links_never_leads_outside() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
         let root = base.join("volume");
@@ -218,7 +217,7 @@ mod tests {
             });
             for turn in 0..3000 {
                 if let Ok(fd) = open(&root, &format!("real/d{}", turn % 7), true) {
-                    assert!(place(&fd).starts_with(&root), "{:?}", place(&fd));
+                    assert!(path_of(&fd).starts_with(&root), "{:?}", path_of(&fd));
                 }
             }
             done.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! For tests of what only a process with a single thread may do.
+//! Helpers for tests that need a single-threaded process.
 
 use std::io::{self, Read, Write};
 
@@ -6,36 +6,35 @@ use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, Pid, WaitOptions};
 use rustix::thread::{CapabilitySet, UnshareFlags};
 
-use crate::process::Fork;
+use crate::process::ForkResult;
 
-/// The id of an ordinary user, which need not exist on the machine.
-const ORDINARY: u32 = 54_322;
+/// An unprivileged user id, which need not exist in the passwd database.
+const UNPRIVILEGED_USER: u32 = 54_322;
 
-/// Forks, and says what the child's work came to.
+/// Runs `work` in a forked child and returns its result.
 pub fn in_a_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child has one thread. It calls the kernel and the allocator, which is prepared for a fork, and ends without
-    // unwinding into what is its parent's.
+    // SAFETY: the child has one thread. It calls the kernel and the allocator, which is prepared for a fork, and exits without
+    // unwinding into frames of its parent.
     match unsafe { libc::fork() } {
         -1 => panic!("{}", io::Error::last_os_error()),
         0 => {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: this ends the process, and nothing else.
+            // SAFETY: this only ends the process.
             unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) }
         }
         pid => {
-            let ended = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
-            ended.unwrap().unwrap().1.exit_status() == Some(0)
+            let status = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
+            status.unwrap().unwrap().1.exit_status() == Some(0)
         }
     }
 }
 
-/// Like [`in_a_child`], but the child is root and the first process of namespaces of its own, and its `/proc` does not show
-/// processes that hide.
+/// Like [`in_a_child`], but the child is root and pid 1 in new namespaces, and its `/proc` does not show non-dumpable processes.
 pub fn in_a_child_with_hidepid(work: impl FnOnce() -> bool) -> bool {
     in_a_child(|| {
         if rustix::process::getuid().is_root() {
-            // Members of root's group are shown everything.
-            crate::credentials::become_user(ORDINARY, ORDINARY, &[]).unwrap();
+            // Members of group 0 see all processes despite hidepid.
+            crate::credentials::become_user(UNPRIVILEGED_USER, UNPRIVILEGED_USER, &[]).unwrap();
             crate::credentials::limit_capabilities(CapabilitySet::empty(), false).unwrap();
             rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
         }
@@ -48,20 +47,20 @@ pub fn in_a_child_with_hidepid(work: impl FnOnce() -> bool) -> bool {
     })
 }
 
-/// Forks a child that hides, does `work`, and waits until it is killed. Returns its number when it has done that. The caller must
+/// Forks a non-dumpable child that runs `work` and then waits to be killed. Returns its pid after `work` is done. The caller must
 /// have a single thread.
 pub fn hidden_child(work: impl FnOnce()) -> i32 {
-    let (mut told, mut tell) = io::pipe().unwrap();
+    let (mut ready_rx, mut ready_tx) = io::pipe().unwrap();
     match crate::process::fork().unwrap() {
-        Fork::Parent(child) => {
-            drop(tell);
-            told.read_exact(&mut [0]).unwrap();
+        ForkResult::Parent(child) => {
+            drop(ready_tx);
+            ready_rx.read_exact(&mut [0]).unwrap();
             child.as_raw_nonzero().get()
         }
-        Fork::Child => {
-            crate::credentials::hide().unwrap();
+        ForkResult::Child => {
+            crate::credentials::set_non_dumpable().unwrap();
             work();
-            tell.write_all(b".").unwrap();
+            ready_tx.write_all(b".").unwrap();
             loop {
                 std::thread::park();
             }

@@ -1,4 +1,4 @@
-//! File systems in memory, for volumes: mounted, asked for, and taken away again.
+//! tmpfs file systems for volumes.
 
 use std::ffi::CString;
 use std::io;
@@ -7,9 +7,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// Mounts a new, empty file system in memory on `target`, whose root has the permission bits `mode`.
+/// Mounts an empty tmpfs on `target`, whose root directory has the permission bits `mode`.
 ///
-/// Without `max_bytes` the kernel's own limit holds, half of the machine's memory.
+/// Without `max_bytes` the kernel's default limit applies: half of the machine's memory.
 pub fn mount(target: &Path, max_bytes: Option<u64>, mode: u32) -> io::Result<()> {
     let size = max_bytes.map_or_else(String::new, |bytes| format!(",size={bytes}"));
     let options = CString::new(format!("mode={mode:04o}{size}"))?;
@@ -29,7 +29,7 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     Ok(status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// Takes away what is mounted at `target`, even if somebody still uses it: they keep it, nobody else finds it.
+/// Lazily unmounts `target`: processes that use it keep access, others no longer see it.
 pub fn unmount(target: &Path) -> io::Result<()> {
     rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
     Ok(())

@@ -1,8 +1,8 @@
-//! What processes use, by what `/proc` tells everybody: for where no control group counts it.
+//! Resource usage of processes from `/proc`, for hosts where no cgroup accounts for it.
 //!
-//! A [`Table`] is one look at all processes. Who belongs together is found by descent; what one of them has used is in its
-//! [`Sample`], and that of the children that it has waited for with it. Where `/proc` is mounted with `hidepid`, processes that
-//! [hide](crate::credentials::hide) are in no table.
+//! A [`ProcessTable`] is a snapshot of all processes. Processes of one tree are found by descent. The [`ProcessSample`] of a
+//! process contains its own usage and that of the children that it has waited for. If `/proc` is mounted with `hidepid`,
+//! a table lacks [non-dumpable](crate::credentials::set_non_dumpable) processes.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -10,79 +10,78 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-/// Beyond this, adding up shares of pages takes the kernel too long, and holds the process up.
-const LARGEST_SHARED_OUT: u64 = 1 << 30;
+/// For larger processes the kernel takes too long to compute the proportional set size, and stalls the process meanwhile.
+const MAX_PSS_RESIDENT: u64 = 1 << 30;
 
-/// One process at one moment.
+/// A snapshot of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
-    /// Who started it, or who has inherited it.
+pub struct ProcessSample {
+    /// The pid of its parent or reaper.
     pub parent: i32,
-    /// Of processors, by itself and by children that it has waited for.
+    /// CPU time of the process and of the children that it has waited for.
     pub cpu: Duration,
-    /// Of processors, by itself alone.
+    /// CPU time of the process alone.
     pub own_cpu: Duration,
-    /// Page faults of itself and of such children, and those that had to read.
+    /// Minor and major page faults of the process and of the children that it has waited for.
     pub page_faults: (u64, u64),
-    /// Bytes that are in memory, shared ones in full.
+    /// Resident bytes; shared pages count in full.
     pub resident: u64,
-    /// Bytes of addresses.
-    pub addresses: u64,
-    /// Ticks of the clock between the start of the machine and its own. With its number, this names it for ever.
+    /// Bytes of virtual memory.
+    pub virtual_bytes: u64,
+    /// Start time in clock ticks since boot. Together with the pid it identifies the process uniquely.
     pub started: u64,
 }
 
-/// All processes that can be seen, by number.
+/// All visible processes by pid.
 #[derive(Clone, Debug, Default)]
-pub struct Table(HashMap<i32, Sample>);
+pub struct ProcessTable(HashMap<i32, ProcessSample>);
 
-impl Table {
-    /// Looks at all of them. Those that end meanwhile are left out.
+impl ProcessTable {
+    /// Reads all visible processes. Processes that exit meanwhile are left out.
     pub fn read() -> io::Result<Self> {
         let mut found = HashMap::new();
         for entry in std::fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let pid = name.to_str().and_then(|name| name.parse().ok());
-            if let Some((pid, sample)) = pid.and_then(|pid| Some((pid, Sample::of(pid)?))) {
+            if let Some((pid, sample)) = pid.and_then(|pid| Some((pid, ProcessSample::of(pid)?))) {
                 found.insert(pid, sample);
             }
         }
         Ok(Self(found))
     }
 
-    /// Looks at `root` and all that descends from it, and at no other process. `None` if the kernel doesn't tell of children, or doesn't
-    /// show `root`.
-    pub fn below(root: i32) -> Option<Self> {
-        Sample::of(root)?;
+    /// Reads only `root` and its descendants. `None` if the kernel lists no children, or does not show `root`.
+    pub fn read_subtree(root: i32) -> Option<Self> {
+        ProcessSample::of(root)?;
         let mut found = HashMap::new();
         let mut next = vec![root];
         while let Some(pid) = next.pop() {
-            let Some(sample) = Sample::of(pid) else {
+            let Some(sample) = ProcessSample::of(pid) else {
                 continue;
             };
             found.insert(pid, sample);
             match crate::process::children(pid) {
                 Ok(children) => next.extend(children),
-                // A process that has ended meanwhile has none.
-                Err(_) if Sample::of(pid).is_none() => {}
+                // The process has exited.
+                Err(_) if ProcessSample::of(pid).is_none() => {}
                 Err(_) => return None,
             }
         }
         Some(Self(found))
     }
 
-    /// One of them.
-    pub fn get(&self, pid: i32) -> Option<&Sample> {
+    /// The sample of one process.
+    pub fn get(&self, pid: i32) -> Option<&ProcessSample> {
         self.0.get(&pid)
     }
 
-    /// Their numbers.
+    /// The pids of all processes in the table.
     pub fn pids(&self) -> impl Iterator<Item = i32> {
         self.0.keys().copied()
     }
 
-    /// Those of `roots` that are there, and all that descend from one of them, whether or not that can be seen.
-    pub fn tree(&self, roots: impl IntoIterator<Item = i32>) -> HashSet<i32> {
+    /// All processes of the table that are in `roots` or descend from them. The roots themselves need not be visible.
+    pub fn subtree(&self, roots: impl IntoIterator<Item = i32>) -> HashSet<i32> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for (&pid, sample) in &self.0 {
             children.entry(sample.parent).or_default().push(pid);
@@ -98,7 +97,7 @@ impl Table {
         found
     }
 
-    /// What these of them have used of processors together.
+    /// The total CPU time of these processes.
     pub fn cpu<'a>(&self, pids: impl IntoIterator<Item = &'a i32>) -> Duration {
         pids.into_iter()
             .filter_map(|pid| self.0.get(pid))
@@ -107,21 +106,21 @@ impl Table {
     }
 }
 
-impl Sample {
-    /// Looks at one process; `None` if there is none, or it can't be seen.
+impl ProcessSample {
+    /// Reads one process; `None` if it does not exist or is not visible.
     pub fn of(pid: i32) -> Option<Self> {
         let stat = crate::process::stat_of(pid).ok()?;
-        Self::parse(&stat, rustix::param::clock_ticks_per_second(), page())
+        Self::parse(&stat, rustix::param::clock_ticks_per_second(), page_size())
     }
 
-    /// The text of `/proc/PID/stat`. The command's name stands in parentheses and may itself hold parentheses and
-    /// spaces, so that fields are counted from the last one.
-    fn parse(stat: &str, ticks_per_second: u64, page: u64) -> Option<Self> {
+    /// Parses the text of `/proc/PID/stat`. The command name is in parentheses and may itself contain parentheses and spaces, so
+    /// the fields are counted from the last parenthesis.
+    fn parse(stat: &str, ticks_per_second: u64, page_size: u64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The first field after the name is the third of proc(5).
+        // The first field after the name is field 3 of proc(5).
         let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
-        // Children's times are signed in the kernel's own text, and never negative.
+        // The kernel prints the children's times as signed numbers, but they are never negative.
         let time = |fields: &[usize]| {
             let ticks: u64 = fields.iter().filter_map(|field| number(*field)).sum();
             Duration::from_nanos(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)))
@@ -131,35 +130,35 @@ impl Sample {
             cpu: time(&[14, 15, 16, 17]),
             own_cpu: time(&[14, 15]),
             page_faults: (number(10)? + number(11)?, number(12)? + number(13)?),
-            addresses: number(23)?,
-            resident: number(24)?.saturating_mul(page),
+            virtual_bytes: number(23)?,
+            resident: number(24)?.saturating_mul(page_size),
             started: number(22)?,
         })
     }
 }
 
-/// Memory of a process, each page that it shares with others counted in part.
+/// Memory of a process; a page shared by several processes counts proportionally (PSS).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct ProcessMemory {
     /// All bytes.
     pub all: u64,
-    /// Those that belong to no file.
+    /// Bytes that are not backed by a file.
     pub anonymous: u64,
-    /// Bytes that were put out to swap; `None` if the kernel doesn't tell.
+    /// Bytes in swap; `None` if the kernel does not report them.
     pub swap: Option<u64>,
 }
 
-impl Memory {
-    /// Of a process that `sample` shows. Pages count in full where their shares can't be told: in processes that are very
-    /// large, or not ours. Of our own that [hide](crate::credentials::hide) only the anonymous ones count: their program is shared by
-    /// all of them.
-    pub fn of(pid: i32, sample: &Sample) -> Self {
-        // Names of programs and of mapped files are no text that one could rely on.
+impl ProcessMemory {
+    /// Memory of the process in `sample`. Shared pages count in full where PSS is not available: for very large processes and for
+    /// those of other users. Of our own [non-dumpable](crate::credentials::set_non_dumpable) processes only anonymous pages count,
+    /// because they all share one executable.
+    pub fn of(pid: i32, sample: &ProcessSample) -> Self {
+        // Names of programs and of mapped files may not be valid UTF-8.
         let file = |name: &str| {
             let bytes = std::fs::read(format!("/proc/{pid}/{name}")).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
-        if sample.resident <= LARGEST_SHARED_OUT
+        if sample.resident <= MAX_PSS_RESIDENT
             && let Some(text) = file("smaps_rollup")
             && let Some(all) = kilobytes(&text, "Pss:")
         {
@@ -177,7 +176,7 @@ impl Memory {
         let all = kilobytes(&status, "VmRSS:").unwrap_or(sample.resident);
         let anonymous = kilobytes(&status, "RssAnon:").unwrap_or(0);
         let swap = kilobytes(&status, "VmSwap:");
-        let all = if is_hidden(pid) { anonymous } else { all };
+        let all = if is_non_dumpable(pid) { anonymous } else { all };
         Self {
             all,
             anonymous,
@@ -186,26 +185,26 @@ impl Memory {
     }
 }
 
-/// Whether a process of this user can't be looked into.
-fn is_hidden(pid: i32) -> bool {
+/// Whether a process of this user is non-dumpable.
+fn is_non_dumpable(pid: i32) -> bool {
     let user = rustix::process::geteuid().as_raw();
     let is_ours = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == user);
     let refused = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     is_ours && std::fs::read_link(format!("/proc/{pid}/cwd")).is_err_and(refused)
 }
 
-/// Bytes that a process, and children that it has waited for, had read from disks and written to them. What was found in memory
-/// or stays there, as all on a tmpfs does, is none of it.
+/// Bytes that a process, and the children that it has waited for, read from and wrote to disks. Accesses to the page cache or to
+/// a tmpfs do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskBytes {
     /// From disks.
     pub read: u64,
-    /// To disks, sooner or later.
+    /// To disks, including pages that are not written back yet.
     pub written: u64,
 }
 
 impl DiskBytes {
-    /// Of a process; `None` if it can't be told, because it is somebody else's or the kernel doesn't count.
+    /// Of a process; `None` if it belongs to another user, or if the kernel does not account for it.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
     }
@@ -222,8 +221,8 @@ impl DiskBytes {
     }
 }
 
-/// The number of the process that a descriptor of a process stands for; `None` when it has ended.
-pub fn pid_of(process: impl AsFd) -> Option<i32> {
+/// The pid of the process of a pidfd; `None` if it has exited.
+pub fn pid_of_pidfd(process: impl AsFd) -> Option<i32> {
     let path = format!("/proc/self/fdinfo/{}", process.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).ok()?;
     let pid: i32 = text
@@ -235,57 +234,57 @@ pub fn pid_of(process: impl AsFd) -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
-/// When the machine was started, in seconds since 1970.
+/// Boot time in seconds since the epoch.
 pub fn boot_time() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("btime "))?;
     line.trim().parse().ok()
 }
 
-/// What went through an interface of a network.
+/// Traffic counters of a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Interface {
+pub struct InterfaceTraffic {
     /// Its name.
     pub name: String,
-    /// What came in.
-    pub received: Traffic,
-    /// What went out.
-    pub sent: Traffic,
+    /// Incoming traffic.
+    pub received: TrafficCounters,
+    /// Outgoing traffic.
+    pub sent: TrafficCounters,
 }
 
-/// Counters of one direction.
+/// Counters for one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct TrafficCounters {
     /// Bytes.
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
-    /// Packets that were wrong.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets that there was no room for.
+    /// Packets dropped for lack of buffers.
     pub dropped: u64,
 }
 
-/// The interfaces of the network that a process is in; none if it has ended.
-pub fn interfaces(pid: i32) -> Vec<Interface> {
+/// The interfaces of the network namespace of a process; empty if it has exited.
+pub fn interfaces(pid: i32) -> Vec<InterfaceTraffic> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap_or_default();
     parse_interfaces(&text)
 }
 
-fn parse_interfaces(text: &str) -> Vec<Interface> {
+fn parse_interfaces(text: &str) -> Vec<InterfaceTraffic> {
     let parse = |line: &str| {
         let (name, rest) = line.split_once(':')?;
         let numbers: Vec<u64> = rest
             .split_whitespace()
             .map(|number| number.parse().ok())
             .collect::<Option<_>>()?;
-        let traffic = |numbers: &[u64]| Traffic {
+        let traffic = |numbers: &[u64]| TrafficCounters {
             bytes: numbers[0],
             packets: numbers[1],
             errors: numbers[2],
             dropped: numbers[3],
         };
-        (numbers.len() >= 12).then(|| Interface {
+        (numbers.len() >= 12).then(|| InterfaceTraffic {
             name: name.trim().to_owned(),
             received: traffic(&numbers),
             sent: traffic(&numbers[8..]),
@@ -301,7 +300,7 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     Some(number.saturating_mul(1024))
 }
 
-fn page() -> u64 {
+fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
@@ -313,27 +312,27 @@ mod tests {
     use crate::testing::{hidden_child, in_a_child_with_hidepid};
 
     #[test]
-    fn fields_are_found_behind_an_awkward_name() {
+    fn fields_are_parsed_after_parentheses_in_names() {
         let stat = "12 (a) b (c) S 7 12 12 0 -1 4194560 10 20 3 4 100 50 30 20 20 0 1 0 900 8192000 25 18446744073709551615 1 1";
-        let sample = Sample::parse(stat, 100, 4096).unwrap();
+        let sample = ProcessSample::parse(stat, 100, 4096).unwrap();
         assert_eq!(
             sample,
-            Sample {
+            ProcessSample {
                 parent: 7,
                 cpu: Duration::from_secs(2),
                 own_cpu: Duration::from_millis(1500),
                 page_faults: (30, 7),
                 resident: 25 * 4096,
-                addresses: 8_192_000,
+                virtual_bytes: 8_192_000,
                 started: 900,
             }
         );
-        assert_eq!(Sample::parse("12 (a", 100, 4096), None);
-        assert_eq!(Sample::parse("12 (a) S 7", 100, 4096), None);
+        assert_eq!(ProcessSample::parse("12 (a", 100, 4096), None);
+        assert_eq!(ProcessSample::parse("12 (a) S 7", 100, 4096), None);
     }
 
     #[test]
-    fn this_process_uses_memory_and_its_children_are_found() {
+    fn memory_and_descendants_are_found() {
         let mut child = Command::new("sh")
             .args(["-c", "sleep 60 & wait"])
             .stdout(Stdio::null())
@@ -343,14 +342,14 @@ mod tests {
         let mut below = HashSet::new();
         let end = std::time::Instant::now() + Duration::from_secs(5);
         while below.len() < 2 && std::time::Instant::now() < end {
-            let table = Table::read().unwrap();
-            below = table.tree([pid]);
-            if let Some(own) = Table::below(pid) {
+            let table = ProcessTable::read().unwrap();
+            below = table.subtree([pid]);
+            if let Some(own) = ProcessTable::read_subtree(pid) {
                 assert!(own.get(pid).is_some());
             }
         }
-        let ours = Sample::of(std::process::id() as i32).unwrap();
-        let memory = Memory::of(std::process::id() as i32, &ours);
+        let ours = ProcessSample::of(std::process::id() as i32).unwrap();
+        let memory = ProcessMemory::of(std::process::id() as i32, &ours);
         for pid in &below {
             let pid = rustix::process::Pid::from_raw(*pid).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -362,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn what_descends_from_a_process_that_is_not_shown_is_found() {
+    fn descendants_of_an_invisible_process_are_found() {
         assert!(in_a_child_with_hidepid(|| {
             let hidden = hidden_child(|| drop(Command::new("sleep").arg("60").spawn().unwrap()));
-            assert!(Table::below(hidden).is_none());
-            let below = || Table::read().unwrap().tree([hidden]);
-            // Until it is another program, the child of the hidden process hides too.
+            assert!(ProcessTable::read_subtree(hidden).is_none());
+            let below = || ProcessTable::read().unwrap().subtree([hidden]);
+            // Until it calls exec, the child of the non-dumpable process is non-dumpable too.
             let end = std::time::Instant::now() + Duration::from_secs(5);
             while below().is_empty() && std::time::Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(2));
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_disks_are_not_those_of_calls() {
+    fn only_disk_bytes_are_counted() {
         let text = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n";
         let bytes = DiskBytes {
             read: 4096,
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_interfaces_are_read() {
+    fn interface_counters_are_parsed() {
         let text = "Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:    1000      10    0    0    0     0          0         0     1000      10    0    0    0     0       0          0

@@ -1,7 +1,7 @@
-//! Walking a directory that a container may be changing: never through a symbolic link, never onto another mount.
+//! Walks a directory tree that a container may be changing. The walk follows no symbolic link and enters no other mount.
 //!
-//! Every entry is opened relative to the descriptor of its directory (`O_NOFOLLOW`, `RESOLVE_NO_XDEV`), so that renaming or
-//! replacing a directory meanwhile leads the walk nowhere else. The number of descriptors is bounded, the depth is not.
+//! Every entry is opened relative to the descriptor of its directory (`O_NOFOLLOW`, `RESOLVE_NO_XDEV`), so a rename or
+//! replacement of a directory cannot redirect the walk. The number of open descriptors is bounded; the depth is not.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,59 +11,61 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// Down to this depth every directory stays open. Below it only the deepest one is, and the walk returns by `..`.
+use crate::file_id::FileId;
+
+/// Down to this depth every directory stays open. Below it only the deepest one is open, and the walk returns through `..`.
 const OPEN_LEVELS: usize = 64;
 
-/// What happens at an entry that can't be opened.
+/// How to handle an entry that cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// The walk goes on without it.
+    /// Continue without it.
     Skip,
-    /// The walk ends with the error.
+    /// Return the error.
     Fail,
 }
 
-/// How much of the tree was visited.
+/// Whether the walk visited the whole tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum WalkOutcome {
     /// All of it.
-    Whole,
-    /// It has more entries than the limit, and the walk stopped there.
-    TooMany,
+    Complete,
+    /// The tree has more entries than the limit, at which the walk stopped.
+    LimitReached,
     /// Directories were moved during the walk, and some were missed.
     Changed,
 }
 
-/// Calls `visit` for everything below `root`, and for `root` itself last; each directory after what is in it. Directories are
-/// open for reading, everything else as `O_PATH`.
+/// Calls `visit` for everything below `root`, then for `root` itself; each directory comes after its content. Directories are
+/// passed open for reading, other files as `O_PATH`.
 ///
-/// Visits at most `most` entries. Entries that vanish meanwhile, and mount points, are passed over.
+/// Visits at most `max_entries` entries. Mount points, and entries that vanish meanwhile, are skipped.
 pub fn walk(
     root: &Path,
-    most: u64,
+    max_entries: u64,
     unreadable: Unreadable,
     visit: &mut dyn FnMut(BorrowedFd<'_>, &Stat) -> io::Result<()>,
-) -> io::Result<Extent> {
+) -> io::Result<WalkOutcome> {
     let flags = path_only() | OFlags::DIRECTORY;
     let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
     let status = rustix::fs::fstat(&root)?;
     let mut current = Level::open(root.as_fd(), status)?;
     let mut parents: Vec<Parent> = Vec::new();
-    let mut extent = Extent::Whole;
+    let mut outcome = WalkOutcome::Complete;
     let mut seen: u64 = 1;
     loop {
         let Some(entry) = current.entries.read() else {
             visit(current.entries.fd()?, &current.status)?;
             let Some(parent) = parents.pop() else {
-                return Ok(extent);
+                return Ok(outcome);
             };
             current = match parent.reopen(&current) {
                 Ok(parent) => parent,
                 Err(_) => {
-                    extent = Extent::Changed;
+                    outcome = WalkOutcome::Changed;
                     match nearest_open(&mut parents) {
                         Some(level) => level,
-                        None => return Ok(extent),
+                        None => return Ok(outcome),
                     }
                 }
             };
@@ -74,15 +76,15 @@ pub fn walk(
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let (file, status) = match look(current.entries.fd()?, name) {
-            // Vanished, or something is mounted there.
+        let (file, status) = match open_entry(current.entries.fd()?, name) {
+            // The entry has vanished, or is a mount point.
             Err(Errno::NOENT | Errno::XDEV) => continue,
             Err(_) if unreadable == Unreadable::Skip => continue,
             found => found?,
         };
         seen += 1;
-        if seen > most {
-            return Ok(Extent::TooMany);
+        if seen > max_entries {
+            return Ok(WalkOutcome::LimitReached);
         }
         if FileType::from_raw_mode(status.st_mode) != FileType::Directory {
             visit(file.as_fd(), &status)?;
@@ -112,10 +114,10 @@ impl Level {
     }
 }
 
-/// A directory above it.
+/// An ancestor of the directory that is being listed.
 enum Parent {
     Open(Level),
-    /// Which one it is, and where its listing goes on.
+    /// Its identity, and the position at which its listing continues.
     Closed(Stat, i64),
 }
 
@@ -128,7 +130,7 @@ impl Parent {
         }
     }
 
-    /// The same directory, to be listed further. `below` is the one in it that was listed last; it may have been moved.
+    /// Reopens the directory to continue its listing. `below` is the child that was listed last; it may have been moved.
     fn reopen(self, below: &Level) -> Result<Level, Errno> {
         let (status, next) = match self {
             Self::Open(level) => return Ok(level),
@@ -136,7 +138,7 @@ impl Parent {
         };
         let dir = open_to_list(below.entries.fd()?, c"..")?;
         let found = rustix::fs::fstat(&dir)?;
-        if (found.st_dev, found.st_ino) != (status.st_dev, status.st_ino) {
+        if FileId::from(&found) != FileId::from(&status) {
             return Err(Errno::STALE);
         }
         let mut entries = Dir::new(dir)?;
@@ -157,7 +159,7 @@ fn open_to_list(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
-fn look(dir: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Errno> {
+fn open_entry(dir: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Errno> {
     let resolve = ResolveFlags::NO_XDEV;
     let file = rustix::fs::openat2(dir, name, path_only(), Mode::empty(), resolve)?;
     let status = rustix::fs::fstat(&file)?;
@@ -178,20 +180,20 @@ mod tests {
 
     use super::*;
 
-    /// How many bytes regular files have, and how far the walk came.
-    fn bytes(root: &Path, most: u64) -> (i64, Extent) {
+    /// The total size of regular files, and the outcome of the walk.
+    fn bytes(root: &Path, max_entries: u64) -> (i64, WalkOutcome) {
         let mut sum = 0;
-        let extent = walk(root, most, Unreadable::Skip, &mut |_, status| {
+        let outcome = walk(root, max_entries, Unreadable::Skip, &mut |_, status| {
             if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile {
                 sum += status.st_size;
             }
             Ok(())
         });
-        (sum, extent.unwrap())
+        (sum, outcome.unwrap())
     }
 
     #[test]
-    fn depth_hides_no_file() {
+    fn files_at_any_depth_are_visited() {
         let home = tempfile::tempdir().unwrap();
         let mut at = rustix::fs::openat(CWD, home.path(), path_only(), Mode::empty()).unwrap();
         let create = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -206,8 +208,11 @@ mod tests {
             }
             at = rustix::fs::openat(&at, c"d", path_only(), Mode::empty()).unwrap();
         }
-        assert_eq!(bytes(home.path(), u64::MAX), (30_000, Extent::Whole));
-        assert_eq!(bytes(home.path(), 100).1, Extent::TooMany);
+        assert_eq!(
+            bytes(home.path(), u64::MAX),
+            (30_000, WalkOutcome::Complete)
+        );
+        assert_eq!(bytes(home.path(), 100).1, WalkOutcome::LimitReached);
         crate::remove::tree(&home.path().join("d")).unwrap();
     }
 
@@ -224,24 +229,24 @@ mod tests {
             }
             let root = home.path().join("root");
             symlink("../outside", root.join("link")).unwrap();
-            // On the same device, which only the number of the mount tells.
+            // A bind mount of the same device: only the mount id differs.
             crate::mount::bind(&home.path().join("outside"), &root.join("bound")).unwrap();
             let file = home.path().join("outside/file");
             crate::mount::bind(&file, &root.join("bound-file")).unwrap();
             crate::mount::tmpfs(&root.join("memory"), 1 << 20).unwrap();
             fs::write(root.join("memory/file"), "12345").unwrap();
             let found = bytes(&root, u64::MAX);
-            for place in ["bound", "bound-file", "memory"] {
-                crate::mount::detach(&root.join(place)).unwrap();
+            for mount_point in ["bound", "bound-file", "memory"] {
+                crate::mount::detach(&root.join(mount_point)).unwrap();
             }
-            found == (5, Extent::Whole)
+            found == (5, WalkOutcome::Complete)
         });
         assert!(seen);
     }
 
-    /// A container that swaps a directory for a link as fast as it can never gets the outside counted.
+    /// A container that repeatedly swaps a directory for a link never gets files outside counted.
     #[test]
-    fn races_are_lost_by_the_attacker() {
+    fn swapping_links_never_leads_outside() {
         let home = tempfile::tempdir().unwrap();
         let root = home.path().join("root");
         fs::create_dir_all(root.join("real")).unwrap();

@@ -1,4 +1,4 @@
-//! What the API server is told about the group.
+//! Discovery documents of the group, for the API server.
 
 use axum::Json;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub(crate) async fn resources() -> Json<Value> {
     }))
 }
 
-/// `GET /openapi/v2`: the API server asks for it again and again where there is none.
+/// `GET /openapi/v2`: without it the API server would retry for ever.
 pub(crate) async fn openapi_v2() -> Json<Value> {
     Json(json!({
         "swagger": "2.0",

@@ -1,27 +1,27 @@
-//! `metrics.k8s.io`: what nodes and pods use, for `kubectl top` and HorizontalPodAutoscalers.
+//! `metrics.k8s.io`: the resource usage of nodes and pods, for `kubectl top` and HorizontalPodAutoscalers.
 //!
-//! An aggregated API of our own, served by the cluster's leader. Upstream's metrics-server would do the same as a pod, but needs an
-//! image, a node to run on and half a minute before it has anything to tell. This one asks the kubelets for `/stats/summary` when
-//! somebody asks it, and is idle otherwise.
+//! This is an aggregated API, served by the cluster's leader. Upstream's metrics-server would do the same as a pod, but needs an
+//! image, a node to run on and half a minute before it has data. This one reads `/stats/summary` of the kubelets only when a request
+//! arrives, and is idle otherwise.
 //!
-//! Responsible for: the resources `nodes` and `pods` of the group, their discovery, and rates from counters.
+//! Responsible for: the resources `nodes` and `pods` of the group, their discovery, and CPU rates from counters.
 //!
-//! Deliberately does not know: how anything is measured, who may ask (the API server has decided that before it passes a request on, and
-//! nobody else gets in), nor how the API server finds it.
+//! Deliberately does not know: how usage is measured, authorization (the API server checks it before it forwards a request, and the
+//! listener admits no other client), nor how the API server finds this listener.
 //!
-//! Start reading at [`serve`], then `usage.rs` (when kubelets are asked) and `rates.rs` (pure).
+//! Start reading at [`serve`], then `usage_cache.rs` (when kubelets are queried) and `rates.rs` (pure).
 
-mod answers;
+mod cluster_source;
 mod discovery;
-mod kubelets;
+mod handlers;
 mod rates;
 mod server;
-mod usage;
+mod usage_cache;
 
-pub use kubelets::Kubelets;
-pub use server::{Identity, ServeError, serve};
+pub use cluster_source::Kubelets;
+pub use server::{MetricsServeError, MetricsServerIdentity, serve};
 
-/// The group.
+/// The API group.
 pub const GROUP: &str = "metrics.k8s.io";
-/// Its one version.
+/// The only version of the group.
 pub const VERSION: &str = "v1beta1";

@@ -1,93 +1,92 @@
-//! From two looks at what was used ever, what is used now.
+//! Computes current usage from two samples of cumulative counters.
 
 use std::collections::HashMap;
 
 use k8s_openapi::jiff::Timestamp;
-use kubelet_api::stats::summary::{ContainerStats, Figures, Summary};
+use kubelet_api::stats::summary::{ContainerStats, StatsSummary, UsageStats};
 
-/// A rate over less is noise.
-const LEAST_SECONDS: f64 = 1.0;
+/// Shortest window for a rate, in seconds. Shorter ones are too inaccurate.
+const MIN_WINDOW: f64 = 1.0;
 
-/// All nodes at one moment.
+/// The stats summaries of all nodes at one time, by node name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot(HashMap<String, Summary>);
+pub(crate) struct CounterSample(HashMap<String, StatsSummary>);
 
-/// What something uses.
+/// The usage of a node or container.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Usage {
-    /// Billionths of a processor.
+pub(crate) struct ResourceUsage {
+    /// CPU usage, in billionths of a core.
     pub nano_cores: u64,
-    /// Bytes.
+    /// Working set, in bytes.
     pub memory: u64,
-    /// When.
+    /// End of the window.
     pub at: Timestamp,
-    /// Over how many seconds.
+    /// Length of the window, in seconds.
     pub window: f64,
 }
 
-/// What a pod uses.
+/// The usage of a pod's containers, by name.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PodUsage {
-    pub name: String,
-    pub namespace: String,
+pub(crate) struct PodMetrics {
     pub uid: String,
-    pub containers: Vec<(String, Usage)>,
+    pub containers: Vec<(String, ResourceUsage)>,
 }
 
-/// What everything uses, by two looks.
+/// The usage of all nodes, by name, and of all pods.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Now {
-    pub nodes: HashMap<String, Usage>,
-    pub pods: Vec<PodUsage>,
+pub(crate) struct ClusterUsage {
+    pub nodes: HashMap<String, ResourceUsage>,
+    pub pods: Vec<PodMetrics>,
 }
 
-impl Snapshot {
-    pub(crate) fn of(summaries: impl IntoIterator<Item = Summary>) -> Self {
-        let by_name = |summary: Summary| (summary.node.node_name.clone(), summary);
+impl CounterSample {
+    pub(crate) fn new(summaries: impl IntoIterator<Item = StatsSummary>) -> Self {
+        let by_name = |summary: StatsSummary| (summary.node.node_name.clone(), summary);
         Self(summaries.into_iter().map(by_name).collect())
     }
 
-    /// What is used between an earlier look and this one. What began in between counts from its beginning; what can't be told yet is left
-    /// out, a pod as a whole.
-    pub(crate) fn since(&self, earlier: &Self) -> Now {
-        let mut now = Now::default();
+    /// The usage between an earlier sample and this one. A container that started in between counts from its start. If the
+    /// window of one container is too short, its whole pod is left out.
+    pub(crate) fn usage_since(&self, earlier: &Self) -> ClusterUsage {
+        let mut cluster = ClusterUsage::default();
         for (name, summary) in &self.0 {
             let before = earlier.0.get(name);
             let node = &summary.node;
-            let usage = rate(&node.figures, before.map(|before| &before.node.figures));
-            now.nodes.extend(usage.map(|usage| (name.clone(), usage)));
+            let usage = rate(&node.usage, before.map(|before| &before.node.usage));
+            cluster
+                .nodes
+                .extend(usage.map(|usage| (name.clone(), usage)));
 
             let mut containers_before = HashMap::new();
             for pod in before.iter().flat_map(|before| &before.pods) {
                 for container in &pod.containers {
                     let key = (pod.pod_ref.uid.as_str(), container.name.as_str());
-                    containers_before.insert(key, &container.figures);
+                    containers_before.insert(key, &container.usage);
                 }
             }
             for pod in &summary.pods {
                 let uid = pod.pod_ref.uid.as_str();
-                let of = |container: &ContainerStats| {
+                let container_usage = |container: &ContainerStats| {
                     let before = containers_before.get(&(uid, container.name.as_str()));
-                    let usage = rate(&container.figures, before.copied());
+                    let usage = rate(&container.usage, before.copied());
                     usage.map(|usage| (container.name.clone(), usage))
                 };
-                let containers: Option<Vec<_>> = pod.containers.iter().map(of).collect();
+                let containers: Option<Vec<_>> =
+                    pod.containers.iter().map(container_usage).collect();
                 let containers = containers.filter(|containers| !containers.is_empty());
-                now.pods.extend(containers.map(|containers| PodUsage {
-                    name: pod.pod_ref.name.clone(),
-                    namespace: pod.pod_ref.namespace.clone(),
+                cluster.pods.extend(containers.map(|containers| PodMetrics {
                     uid: uid.to_owned(),
                     containers,
                 }));
             }
         }
-        now
+        cluster
     }
 }
 
-fn rate(now: &Figures, before: Option<&Figures>) -> Option<Usage> {
+fn rate(now: &UsageStats, before: Option<&UsageStats>) -> Option<ResourceUsage> {
     let (cpu, memory, started) = (now.cpu?, now.memory?, now.start_time);
-    // One that was started again has begun anew.
+    // A restarted container has new counters.
     let before = before.filter(|before| before.start_time == started);
     let (from, used) = match before.and_then(|before| before.cpu) {
         Some(before) => (before.time, before.usage_core_nano_seconds),
@@ -95,7 +94,7 @@ fn rate(now: &Figures, before: Option<&Figures>) -> Option<Usage> {
     };
     let window = cpu.time.duration_since(from).as_secs_f64();
     let used = cpu.usage_core_nano_seconds.saturating_sub(used);
-    (window >= LEAST_SECONDS).then(|| Usage {
+    (window >= MIN_WINDOW).then(|| ResourceUsage {
         nano_cores: (used as f64 / window) as u64,
         memory: memory.working_set_bytes,
         at: cpu.time,
@@ -113,8 +112,8 @@ pub(crate) mod tests {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
-    /// A node that began at 0, with one pod whose container began at `started`.
-    pub(crate) fn look(second: i64, node_cpu: u64, started: i64, pod_cpu: u64) -> Snapshot {
+    /// A node that started at 0, with one pod whose container started at `started`.
+    pub(crate) fn sample(second: i64, node_cpu: u64, started: i64, pod_cpu: u64) -> CounterSample {
         let cpu = |ns: u64| json!({"time": at(second), "usageCoreNanoSeconds": ns});
         let memory = json!({"time": at(second), "usageBytes": 4096, "workingSetBytes": 2048, "rssBytes": 1024,
             "pageFaults": 0, "majorPageFaults": 0});
@@ -126,14 +125,18 @@ pub(crate) mod tests {
                 "containers": [{"name": "main", "startTime": at(started), "cpu": cpu(pod_cpu), "memory": memory}],
             }],
         });
-        Snapshot::of([serde_json::from_value(summary).unwrap()])
+        CounterSample::new([serde_json::from_value(summary).unwrap()])
     }
 
     #[test]
-    fn rates_come_from_two_looks() {
+    fn rates_come_from_two_samples() {
         const SECOND: u64 = 1_000_000_000;
-        let now =
-            look(30, 60 * SECOND, 5, 20 * SECOND).since(&look(20, 40 * SECOND, 5, 15 * SECOND));
+        let now = sample(30, 60 * SECOND, 5, 20 * SECOND).usage_since(&sample(
+            20,
+            40 * SECOND,
+            5,
+            15 * SECOND,
+        ));
         let node = now.nodes["node1"];
         assert_eq!((node.nano_cores, node.memory), (2 * SECOND, 2048));
         let (name, main) = &now.pods[0].containers[0];
@@ -142,13 +145,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_began_in_between_counts_from_its_beginning() {
+    fn restarted_containers_count_from_their_start() {
         const SECOND: u64 = 1_000_000_000;
-        let started_again = look(30, 0, 28, SECOND).since(&look(20, 0, 5, 15 * SECOND));
-        assert_eq!(started_again.pods[0].containers[0].1.nano_cores, SECOND / 2);
-        let new = look(30, 0, 28, SECOND).since(&Snapshot::default());
+        let restarted = sample(30, 0, 28, SECOND).usage_since(&sample(20, 0, 5, 15 * SECOND));
+        assert_eq!(restarted.pods[0].containers[0].1.nano_cores, SECOND / 2);
+        let new = sample(30, 0, 28, SECOND).usage_since(&CounterSample::default());
         assert_eq!(new.pods[0].containers[0].1.nano_cores, SECOND / 2);
-        let too_new = look(30, 0, 30, SECOND).since(&Snapshot::default());
+        let too_new = sample(30, 0, 30, SECOND).usage_since(&CounterSample::default());
         assert_eq!(too_new.pods, []);
     }
 }

@@ -1,4 +1,4 @@
-//! The accept loop: HTTPS for the API server's aggregator, and nobody else.
+//! The accept loop: HTTPS for the API server's aggregator only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,57 +15,57 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::answers::router;
-use crate::kubelets::Kubelets;
-use crate::usage::Usages;
+use crate::cluster_source::Kubelets;
+use crate::handlers::router;
+use crate::usage_cache::UsageCache;
 
-/// How long a client may take to authenticate.
+/// Time limit for the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many connections may be open at once whose client has not authenticated.
+/// Limit for connections whose client has not authenticated.
 const MAX_UNAUTHENTICATED: usize = 512;
-/// After a failed accept, which is for want of descriptors.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, which mostly means that file descriptors ran out.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why the API can't be served.
+/// Why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A part of the identity is no PEM.
-    #[error("the metrics API's {what} is not usable PEM")]
+pub enum MetricsServeError {
+    /// A part of the identity is not valid PEM.
+    #[error("cannot parse the {what} of the metrics API as PEM")]
     Pem {
-        /// Which part.
+        /// The part.
         what: &'static str,
-        /// What the parser said.
+        /// The parser's error.
         #[source]
         source: rustls_pki_types::pem::Error,
     },
-    /// The authority of clients can't be used.
-    #[error("the metrics API's client CA can't verify clients")]
+    /// The client CA cannot be used.
+    #[error("cannot verify clients of the metrics API with its client CA")]
     ClientCa(#[source] rustls::server::VerifierBuilderError),
-    /// Certificate and key don't make a server.
-    #[error("the metrics API's certificate and key do not make a TLS server")]
+    /// Certificate and key cannot be used.
+    #[error("cannot use the certificate and key of the metrics API for TLS")]
     Tls(#[from] rustls::Error),
 }
 
-/// Who the server is, and whom it lets in; no `Debug`, for the key must never reach a log.
+/// The server's certificate and the client that it admits. No `Debug`: the key must never reach a log.
 #[derive(Clone)]
-pub struct Identity {
-    /// Its certificate, PEM.
+pub struct MetricsServerIdentity {
+    /// The serving certificate, PEM.
     pub cert_pem: String,
-    /// The key to it, PEM.
+    /// The private key, PEM.
     pub key_pem: String,
-    /// Signs the certificate with which the API server's aggregator comes, PEM.
+    /// The CA of the aggregator's client certificate, PEM.
     pub client_ca_pem: String,
-    /// The name in that certificate.
+    /// The common name of that certificate.
     pub client_name: String,
 }
 
-/// Serves until the task is dropped.
+/// Serves until the future is dropped.
 pub async fn serve(
     listener: TcpListener,
-    identity: Identity,
+    identity: MetricsServerIdentity,
     kubelets: Kubelets,
-) -> Result<(), ServeError> {
-    let router = router(Arc::new(Usages::new(kubelets)));
+) -> Result<(), MetricsServeError> {
+    let router = router(Arc::new(UsageCache::new(kubelets)));
     let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
     serve_router(
         listener,
@@ -79,11 +79,11 @@ pub async fn serve(
 
 async fn serve_router(
     listener: TcpListener,
-    identity: Identity,
+    identity: MetricsServerIdentity,
     router: Router,
     unauthenticated: Arc<UnauthenticatedConnections>,
     handshake_timeout: Duration,
-) -> Result<(), ServeError> {
+) -> Result<(), MetricsServeError> {
     let acceptor = TlsAcceptor::from(Arc::new(identity.tls()?));
     let client_name: Arc<str> = identity.client_name.as_str().into();
     drop(identity);
@@ -91,8 +91,8 @@ async fn serve_router(
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "the metrics API could not accept a connection");
-                tokio::time::sleep(BREATH).await;
+                tracing::warn!(%error, "cannot accept a connection to the metrics API");
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 continue;
             }
         };
@@ -108,28 +108,28 @@ async fn serve_router(
                 }
             };
             match handshake {
-                Ok(Ok(stream)) => connected(stream, router, &client_name, slot).await,
-                // Anybody on the network can do this to us, so it is no warning.
+                Ok(Ok(stream)) => serve_connection(stream, router, &client_name, slot).await,
+                // Debug level: any host on the network can cause this.
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-                Err(_) => tracing::debug!("TLS handshake took too long"),
+                Err(_) => tracing::debug!("TLS handshake timed out"),
             }
         });
     }
 }
 
-async fn connected(
+async fn serve_connection(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
     router: Router,
     client_name: &str,
     slot: UnauthenticatedSlot,
 ) {
     let chain = stream.get_ref().1.peer_certificates();
-    let peer = chain
+    let common_name = chain
         .and_then(|chain| chain.first())
-        .and_then(kubelet_api::peer_of);
-    // Being signed is not enough: the authority may sign others one day.
-    if peer.is_none_or(|peer| peer.common_name != client_name) {
-        tracing::warn!("refused a caller of the metrics API");
+        .and_then(kubelet_api::certificate_common_name);
+    // Check the name too: the CA may sign other clients one day.
+    if common_name.is_none_or(|name| name != client_name) {
+        tracing::warn!("rejected a client of the metrics API: unexpected certificate name");
         return;
     }
     drop(slot);
@@ -137,13 +137,13 @@ async fn connected(
     let service = TowerToHyperService::new(router);
     let served = server.serve_connection(TokioIo::new(stream), service).await;
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection to the metrics API ended early");
+        tracing::debug!(%error, "connection to the metrics API failed");
     }
 }
 
-impl Identity {
-    fn tls(&self) -> Result<ServerConfig, ServeError> {
-        let pem = |what| move |source| ServeError::Pem { what, source };
+impl MetricsServerIdentity {
+    fn tls(&self) -> Result<ServerConfig, MetricsServeError> {
+        let pem = |what| move |source| MetricsServeError::Pem { what, source };
         let certificate =
             |what, text: &str| CertificateDer::from_pem_slice(text.as_bytes()).map_err(pem(what));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -152,7 +152,7 @@ impl Identity {
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
                 .build()
-                .map_err(ServeError::ClientCa)?;
+                .map_err(MetricsServeError::ClientCa)?;
         let key = PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -180,7 +180,7 @@ mod tests {
 
     const CLIENT: &str = "front-proxy-client";
 
-    /// A certificate of `issuer` and its key, PEM.
+    /// A certificate signed by `issuer`, and its key, PEM.
     fn issued(
         issuer: &CertifiedIssuer<'_, KeyPair>,
         name: &str,
@@ -219,11 +219,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn held_connections_do_not_keep_the_api_server_out() {
+    async fn idle_connections_do_not_block_the_api_server() {
         let ca = authority();
         let (cert_pem, key_pem) = issued(&ca, "server", ExtendedKeyUsagePurpose::ServerAuth);
         let client = issued(&ca, CLIENT, ExtendedKeyUsagePurpose::ClientAuth);
-        let identity = Identity {
+        let identity = MetricsServerIdentity {
             cert_pem,
             key_pem,
             client_ca_pem: ca.pem(),
@@ -233,35 +233,35 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/healthz", get(|| async { "ok" }));
         let unauthenticated = UnauthenticatedConnections::new(2);
-        // Nothing but eviction makes room.
+        // So long that only eviction frees slots.
         let hour = Duration::from_secs(3600);
         let serving = serve_router(listener, identity, router, unauthenticated, hour);
         let serving = tokio::spawn(serving);
-        let mut held = Vec::new();
+        let mut idle = Vec::new();
         for _ in 0..4 {
-            held.push(TcpStream::connect(address).await.unwrap());
+            idle.push(TcpStream::connect(address).await.unwrap());
         }
         let connector = client_tls(&ca.pem(), &client);
-        let ask = async {
+        let requests = async {
             let stream = TcpStream::connect(address).await.unwrap();
             let name = "localhost".try_into().unwrap();
             let mut stream = connector.connect(name, stream).await.unwrap();
-            // Being connected is no slot: the second request comes when many others have come.
+            // An authenticated connection needs no slot: the second request succeeds after many other connections.
             for _ in 0..2 {
                 let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
                 stream.write_all(request).await.unwrap();
-                let mut answer = [0; 1024];
-                let n = stream.read(&mut answer).await.unwrap();
-                assert!(answer[..n].starts_with(b"HTTP/1.1 200"));
+                let mut response = [0; 1024];
+                let n = stream.read(&mut response).await.unwrap();
+                assert!(response[..n].starts_with(b"HTTP/1.1 200"));
                 for _ in 0..4 {
-                    held.push(TcpStream::connect(address).await.unwrap());
+                    idle.push(TcpStream::connect(address).await.unwrap());
                 }
-                // As soon as the oldest is closed, the new ones have been accepted.
-                let oldest = held.len() - 3;
-                assert_eq!(held[oldest].read(&mut [0]).await.unwrap(), 0);
+                // When the server has evicted the oldest, it has accepted the new ones.
+                let oldest = idle.len() - 3;
+                assert_eq!(idle[oldest].read(&mut [0]).await.unwrap(), 0);
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), ask)
+        tokio::time::timeout(Duration::from_secs(60), requests)
             .await
             .unwrap();
         serving.abort();

@@ -1,8 +1,8 @@
-//! The API server's way into the cluster: an HTTP CONNECT proxy on a Unix socket.
+//! The API server's egress proxy: an HTTP CONNECT proxy on a Unix socket.
 //!
-//! kube-apiserver sends through it everything that is meant for nodes, pods and services (its "egress
-//! selector"). Today the proxy connects to nodes over the host's network; pods and services will be
-//! reached through the hub of this node. Who may connect is decided by the socket's directory.
+//! kube-apiserver connects through it to nodes, pods and services (its "egress selector"). The proxy connects to nodes over
+//! the host's network; pods and services will be reached through this node's hub. The permissions of the socket's
+//! directory control access.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,21 +13,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 
-/// A request line with its headers is never longer than this.
+/// Maximum length of the request line and headers.
 const MAX_REQUEST: usize = 8 * 1024;
-/// How much is read at once in each direction.
-const PIECE: usize = 64 * 1024;
-/// How long a client may take for its request, and we to connect.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Buffer size for each direction of a tunnel.
+const BUFFER_SIZE: usize = 64 * 1024;
+/// Timeout for a client's request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the connection to the target.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A proxy that listens, but doesn't serve yet.
+/// A listening proxy; [`serve`](Self::serve) handles its connections.
 #[derive(Debug)]
 pub struct EgressProxy {
     listener: UnixListener,
 }
 
 impl EgressProxy {
-    /// Listens on the new socket `path`.
+    /// Creates the socket `path` and listens on it.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         Ok(Self { listener })
@@ -45,8 +47,8 @@ impl EgressProxy {
                     });
                 }
                 Err(error) => {
-                    // Out of descriptors, most likely: those in use will end.
-                    tracing::warn!(%error, "egress proxy cannot accept");
+                    // Mostly EMFILE, which is transient.
+                    tracing::warn!(%error, "egress proxy failed to accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -55,32 +57,32 @@ impl EgressProxy {
 }
 
 async fn tunnel(mut client: UnixStream) -> io::Result<()> {
-    let (target, early) = match timeout(PATIENCE, read_request(&mut client)).await {
+    let (target, body) = match timeout(REQUEST_TIMEOUT, read_request(&mut client)).await {
         Ok(Ok(request)) => request,
-        Ok(Err(problem)) => return refuse(&mut client, "400 Bad Request", &problem).await,
-        Err(_) => return refuse(&mut client, "408 Request Timeout", "no request").await,
+        Ok(Err(problem)) => return respond_error(&mut client, "400 Bad Request", &problem).await,
+        Err(_) => return respond_error(&mut client, "408 Request Timeout", "no request").await,
     };
-    let mut server = match timeout(PATIENCE, TcpStream::connect(target)).await {
+    let mut server = match timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await {
         Ok(Ok(server)) => server,
         Ok(Err(error)) => {
             let problem = format!("cannot connect to {target}: {error}");
-            return refuse(&mut client, "502 Bad Gateway", &problem).await;
+            return respond_error(&mut client, "502 Bad Gateway", &problem).await;
         }
         Err(_) => {
-            let problem = format!("{target} does not answer");
-            return refuse(&mut client, "504 Gateway Timeout", &problem).await;
+            let problem = format!("connection to {target} timed out");
+            return respond_error(&mut client, "504 Gateway Timeout", &problem).await;
         }
     };
     server.set_nodelay(true)?;
     client
         .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
         .await?;
-    server.write_all(&early).await?;
-    copy_bidirectional_with_sizes(&mut client, &mut server, PIECE, PIECE).await?;
+    server.write_all(&body).await?;
+    copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER_SIZE, BUFFER_SIZE).await?;
     Ok(())
 }
 
-/// Reads up to the end of the headers; returns the target and what the client sent after them.
+/// Reads up to the end of the headers. Returns the target and the bytes after the headers.
 async fn read_request(client: &mut UnixStream) -> Result<(SocketAddr, Vec<u8>), String> {
     let mut received = Vec::new();
     loop {
@@ -94,8 +96,8 @@ async fn read_request(client: &mut UnixStream) -> Result<(SocketAddr, Vec<u8>), 
         }
         received.extend_from_slice(&chunk[..count]);
         if let Some(end) = find_end_of_headers(&received) {
-            let early = received.split_off(end);
-            return Ok((parse_connect(&received)?, early));
+            let body = received.split_off(end);
+            return Ok((parse_connect(&received)?, body));
         }
         if received.len() > MAX_REQUEST {
             return Err("the request is too long".to_owned());
@@ -110,25 +112,25 @@ fn find_end_of_headers(bytes: &[u8]) -> Option<usize> {
         .map(|at| at + 4)
 }
 
-/// The target in `CONNECT host:port HTTP/1.1`. Only addresses: the API server knows nodes by them.
+/// Parses the target of `CONNECT host:port HTTP/1.1`. The host must be an IP address, as the API server sends it for nodes.
 fn parse_connect(request: &[u8]) -> Result<SocketAddr, String> {
     let line = request
         .split(|byte| *byte == b'\r')
         .next()
         .unwrap_or_default();
-    let line = std::str::from_utf8(line).map_err(|_| "the request is no text".to_owned())?;
+    let line = std::str::from_utf8(line).map_err(|_| "the request is not UTF-8".to_owned())?;
     match line.split(' ').collect::<Vec<_>>().as_slice() {
         ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => target
             .parse()
             .map_err(|_| format!("{target:?} is not an address and a port")),
-        _ => Err("only CONNECT is served here".to_owned()),
+        _ => Err("only CONNECT is supported".to_owned()),
     }
 }
 
-async fn refuse(client: &mut UnixStream, status: &str, problem: &str) -> io::Result<()> {
+async fn respond_error(client: &mut UnixStream, status: &str, problem: &str) -> io::Result<()> {
     let length = problem.len();
-    let reply = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{problem}");
-    client.write_all(reply.as_bytes()).await
+    let response = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{problem}");
+    client.write_all(response.as_bytes()).await
 }
 
 #[cfg(test)]
@@ -144,48 +146,51 @@ mod tests {
         (dir, path)
     }
 
-    async fn ask(path: &Path, request: &[u8]) -> String {
+    async fn request(path: &Path, request: &[u8]) -> String {
         let mut client = UnixStream::connect(path).await.unwrap();
         client.write_all(request).await.unwrap();
         client.shutdown().await.unwrap();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     #[tokio::test]
-    async fn bytes_pass_both_ways_also_early_ones() {
+    async fn tunnel_forwards_bytes_sent_with_the_request() {
         let (_dir, path) = proxy().await;
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = server.local_addr().unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = server.accept().await.unwrap();
-            let mut heard = [0; 5];
-            stream.read_exact(&mut heard).await.unwrap();
-            stream.write_all(b"you said ").await.unwrap();
-            stream.write_all(&heard).await.unwrap();
+            let mut received = [0; 5];
+            stream.read_exact(&mut received).await.unwrap();
+            stream.write_all(b"echo: ").await.unwrap();
+            stream.write_all(&received).await.unwrap();
         });
-        let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nhello");
-        let answer = ask(&path, request.as_bytes()).await;
+        let text = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nhello");
+        let response = request(&path, text.as_bytes()).await;
         assert_eq!(
-            answer,
-            "HTTP/1.1 200 Connection established\r\n\r\nyou said hello"
+            response,
+            "HTTP/1.1 200 Connection established\r\n\r\necho: hello"
         );
     }
 
     #[tokio::test]
-    async fn what_is_no_request_gets_a_clear_refusal() {
+    async fn invalid_requests_get_an_error_response() {
         let (_dir, path) = proxy().await;
-        for (request, words) in [
+        for (text, expected) in [
             (&b"GET / HTTP/1.1\r\n\r\n"[..], "only CONNECT"),
             (b"CONNECT nowhere:x HTTP/1.1\r\n\r\n", "not an address"),
             (b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n", "cannot connect"),
-            (b"\xff\xfe\r\n\r\n", "no text"),
+            (b"\xff\xfe\r\n\r\n", "not UTF-8"),
             (b"CONNECT", "incomplete"),
             (&[b'x'; MAX_REQUEST + 1], "too long"),
         ] {
-            let answer = ask(&path, request).await;
-            assert!(answer.contains(words), "{answer:?} should say {words:?}");
+            let response = request(&path, text).await;
+            assert!(
+                response.contains(expected),
+                "{response:?} lacks {expected:?}"
+            );
         }
     }
 }

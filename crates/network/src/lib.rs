@@ -1,7 +1,7 @@
-//! The network of the cluster: the [`hub`] of a node, at which its pods meet, and the way in, by which the API server
-//! reaches kubelets ([`egress`]). Links between nodes, services and names follow; see docs/architecture.md.
+//! The cluster's network: the [`hub`] of a node, which connects its pods, and the [`egress`] proxy, through which the API
+//! server reaches kubelets. Links between nodes, services and DNS are not implemented yet; see docs/architecture.md.
 //!
-//! This crate knows nothing of the kubelet, of Slurm or of the API server's objects: it moves bytes.
+//! This crate knows nothing of the kubelet, Slurm or objects of the API server.
 
 pub mod egress;
 pub mod hub;

@@ -1,20 +1,20 @@
-//! A quantity as an exact number.
+//! Quantities as exact numbers.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The finest part that upstream keeps.
+/// Upstream's precision: nano-units per unit.
 const NANO: i128 = 1_000_000_000;
-/// The most that upstream lets a number with a binary suffix be.
-const MOST_BINARY: i128 = i64::MAX as i128 * NANO;
+/// Upstream's maximum for numbers with a binary suffix.
+const MAX_BINARY: i128 = i64::MAX as i128 * NANO;
 
-/// A number with nine decimals. It is exact up to 10²⁹, and what is beyond is held at the end of that range.
+/// A fixed-point number with nine decimals. Saturates beyond about 10²⁹.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Amount {
     nano: i128,
 }
 
 impl Amount {
-    /// Reads all that upstream does, and nothing else. Parts finer than nano are rounded away from zero.
+    /// Accepts exactly what upstream's parser accepts. Fractions smaller than a nano-unit are rounded away from zero.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return None;
@@ -26,7 +26,7 @@ impl Amount {
         let (whole, rest) = digits(rest);
         let (fraction, suffix) = rest.strip_prefix('.').map_or(("", rest), digits);
         let scale = Scale::of(suffix)?;
-        // The least significant digit first. No digits at all are zero, to upstream too.
+        // Least significant digit first. A text without digits is zero, as upstream parses it.
         let mut number: Vec<u8> = whole
             .bytes()
             .chain(fraction.bytes())
@@ -40,16 +40,16 @@ impl Amount {
             .ten
             .saturating_add(9)
             .saturating_sub_unsigned(fraction.len() as u64);
-        let mut nano = shifted(&number, power);
+        let mut nano = scaled(&number, power);
         if scale.kibi > 0 {
-            nano = nano.min(MOST_BINARY);
+            nano = nano.min(MAX_BINARY);
         }
         Some(Self {
             nano: if negative { -nano } else { nano },
         })
     }
 
-    /// The same for a quantity of the API.
+    /// Parses a quantity of the API.
     pub fn of(quantity: &Quantity) -> Option<Self> {
         Self::parse(&quantity.0)
     }
@@ -64,19 +64,19 @@ impl Amount {
         clamp(divide_up(self.nano, NANO / 1000))
     }
 
-    /// The nearest number that is no longer exact.
+    /// The nearest floating-point number.
     pub fn to_f64(self) -> f64 {
-        // Both parts by themselves, because nano of a large number are more than fit.
+        // Convert both parts separately: the mantissa of an f64 is too small for a large number of nano-units.
         (self.nano / NANO) as f64 + (self.nano % NANO) as f64 / NANO as f64
     }
 
-    /// Nothing at all.
+    /// Whether the amount is exactly zero.
     pub fn is_zero(self) -> bool {
         self.nano == 0
     }
 }
 
-/// What a suffix multiplies by: 1024 so many times, and ten so many times.
+/// The factor of a suffix: 1024^`kibi` × 10^`ten`.
 struct Scale {
     kibi: u32,
     ten: i64,
@@ -108,7 +108,7 @@ impl Scale {
     }
 }
 
-/// The digits that a text begins with, and the rest.
+/// Splits off the leading digits.
 fn digits(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !c.is_ascii_digit());
     text.split_at(end.unwrap_or(text.len()))
@@ -127,10 +127,10 @@ fn multiply(number: &mut Vec<u8>, factor: u32) {
     }
 }
 
-/// `number` × 10^`power`, rounded up; the greatest there is if that is not enough.
-fn shifted(number: &[u8], power: i64) -> i128 {
-    let lost = usize::try_from(power.saturating_neg()).unwrap_or(0);
-    let (lost, kept) = number.split_at(lost.min(number.len()));
+/// `number` × 10^`power`, rounded up and saturating.
+fn scaled(number: &[u8], power: i64) -> i128 {
+    let dropped = usize::try_from(power.saturating_neg()).unwrap_or(0);
+    let (dropped, kept) = number.split_at(dropped.min(number.len()));
     let kept = kept.iter().rev().try_fold(0_i128, |sum, &digit| {
         sum.checked_mul(10)?.checked_add(digit.into())
     });
@@ -142,8 +142,8 @@ fn shifted(number: &[u8], power: i64) -> i128 {
         (Some(kept), Err(_)) if power < 0 => kept,
         _ => i128::MAX,
     };
-    let more = lost.iter().any(|&digit| digit != 0);
-    kept.saturating_add(more.into())
+    let round_up = dropped.iter().any(|&digit| digit != 0);
+    kept.saturating_add(round_up.into())
 }
 
 /// Rounds away from zero.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_read_as_upstream_does() {
+    fn parses_what_upstream_parses() {
         for (text, expected) in [
             ("0", 0),
             ("1500m", 2),
@@ -192,7 +192,7 @@ mod tests {
             ("000000000000000000000000000000000000000000000001", 1),
             ("1.00000000000000000000000000000000000000000000", 1),
             ("0.00000000000000000000000000000000000000001e41", 1),
-            // No digits are zero.
+            // Texts without digits are zero.
             ("+", 0),
             (".", 0),
             ("e3", 0),
@@ -200,7 +200,7 @@ mod tests {
         ] {
             assert_eq!(value(text), Some(expected), "{text}");
         }
-        for wrong in [
+        for invalid in [
             "",
             "x",
             "1x",
@@ -226,12 +226,12 @@ mod tests {
             "1e３",
             "1e9223372036854775808",
         ] {
-            assert_eq!(value(wrong), None, "{wrong}");
+            assert_eq!(value(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn parts_are_rounded_away_from_zero() {
+    fn fractions_are_rounded_away_from_zero() {
         let milli = |text| Amount::parse(text).map(Amount::milli_value);
         assert_eq!(milli("250m"), Some(250));
         assert_eq!(milli("1u"), Some(1));
@@ -239,12 +239,12 @@ mod tests {
         assert_eq!(Amount::parse("1e-200"), Amount::parse("1n"));
         assert_eq!(Amount::parse("1e-9223372036854775808"), Amount::parse("1n"));
         assert_eq!(Amount::parse("0.0009765625Ki"), Amount::parse("1"));
-        // A digit that is beyond nano before the suffix multiplies it.
+        // Smaller than a nano-unit only before the suffix is applied.
         assert_eq!(Amount::parse("0.000000000001Gi"), Amount::parse("1073742n"));
     }
 
     #[test]
-    fn what_is_too_much_is_the_most_there_is() {
+    fn large_numbers_saturate() {
         for text in ["100Ei", "1e19", "1e200", "1e9223372036854775807"] {
             assert_eq!(value(text), Some(i64::MAX), "{text}");
         }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn as_an_inexact_number() {
+    fn converts_to_f64() {
         for (text, expected) in [
             ("250m", 0.25),
             ("-1.5", -1.5),
@@ -275,19 +275,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in ".{0,40}") {
+        fn arbitrary_text_never_panics(text in ".{0,40}") {
             let _ = Amount::parse(&text)
                 .map(|amount| (amount.value(), amount.milli_value(), amount.to_f64()));
         }
 
         #[test]
-        fn no_number_panics(text in "[-+]?[0-9]{0,60}[.]?[0-9]{0,60}([numkMGTPE]|[KMGTPE]i|e-?[0-9]{1,22})?") {
+        fn number_like_text_never_panics(text in "[-+]?[0-9]{0,60}[.]?[0-9]{0,60}([numkMGTPE]|[KMGTPE]i|e-?[0-9]{1,22})?") {
             let _ = Amount::parse(&text)
                 .map(|amount| (amount.value(), amount.milli_value(), amount.to_f64()));
         }
 
         #[test]
-        fn a_sign_changes_nothing_but_the_sign(text in "[0-9]{1,17}[.]?[0-9]{0,12}[numkMGT]?") {
+        fn sign_does_not_change_the_magnitude(text in "[0-9]{1,17}[.]?[0-9]{0,12}[numkMGT]?") {
             let (plus, minus) = (Amount::parse(&text).unwrap(), Amount::parse(&format!("-{text}")).unwrap());
             prop_assert_eq!(plus.nano, -minus.nano);
             prop_assert_eq!(Amount::parse(&format!("+{text}")), Some(plus));
@@ -304,7 +304,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_are_exact(whole in 0..1_u64 << 40, nano in 0..1_000_000_000_u32) {
+        fn fractions_are_exact(whole in 0..1_u64 << 40, nano in 0..1_000_000_000_u32) {
             let amount = Amount::parse(&format!("{whole}.{nano:09}")).unwrap();
             prop_assert_eq!(amount.nano, i128::from(whole) * NANO + i128::from(nano));
             let kibi = Amount::parse(&format!("{whole}.{nano:09}Ki")).unwrap();

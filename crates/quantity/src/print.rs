@@ -1,4 +1,4 @@
-//! Quantities in the form that Kubernetes itself prints, so that what we write compares equal to what we read.
+//! Prints quantities in upstream's canonical form, so that written and read objects compare equal.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -32,7 +32,7 @@ mod tests {
     use crate::Amount;
 
     #[test]
-    fn bytes_are_canonical() {
+    fn binary_form_is_canonical() {
         let printed = [
             0,
             1,
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_canonical() {
+    fn decimal_form_is_canonical() {
         assert_eq!(
             [0, 8, 110, 1000, 1024, 2_000_000].map(|n| decimal(n).0),
             ["0", "8", "110", "1k", "1024", "2M"]
@@ -71,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read(number in 0..i64::MAX, zeros in 0_u32..63) {
+        fn printed_quantities_parse_back(number in 0..i64::MAX, zeros in 0_u32..63) {
             let number = number >> zeros << zeros;
             for printed in [binary(number.unsigned_abs()), decimal(number.unsigned_abs())] {
                 prop_assert_eq!(Amount::of(&printed).map(Amount::value), Some(number), "{:?}", printed);

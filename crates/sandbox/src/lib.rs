@@ -1,23 +1,31 @@
-//! One pod on one machine: its namespaces, containers, logs, probes and restarts.
+//! One pod on one machine, in two parts:
 //!
-//! Responsible for: the life of a pod from the bundle that its kubelet sends ([`protocol`]) to the end of its last
-//! container. A sandbox lives on when its kubelet dies, and tells the next one where it stands.
+//! - **The pod's lifecycle**, the part of upstream's kubelet that concerns one pod: the order of containers, restarts,
+//!   back-off, hooks and statuses ([`lifecycle`]), and probes ([`probe`]).
+//! - **The container runtime**, the part of a CRI and OCI runtime: the pod sandbox, containers, cgroups and mounts
+//!   ([`runtime`]); pid 1 of the pod, which forks containers ([`inner`]); logs ([`logs`]); exec and attach sessions
+//!   ([`streams`]); resource usage ([`usage`]).
 //!
-//! Deliberately does not know: the API server, nor how images are pulled, volumes filled or addresses given. Those
-//! are asked for through [`seams`], and the binary wires them.
+//! [`container_runtime`] is the interface between them. The pod does not depend on its kubelet: it goes on when the
+//! kubelet dies, and reports its complete state to the next one.
 //!
-//! Start reading at [`protocol`] and [`seams`].
+//! Deliberately does not know: the API server, nor how images are pulled, volumes filled or addresses assigned. The
+//! runtime uses these as [`node_services`], which the binary implements. The kubelet's messages are in [`pod_protocol`].
+//!
+//! Start reading at [`container_runtime`], then `lifecycle/plan.rs` and `runtime/mod.rs`.
 
-pub mod checkpoint;
-pub mod connection;
-mod id;
-pub mod inner;
-pub mod life;
-pub mod logs;
+// The pod's lifecycle.
+pub mod lifecycle;
 pub mod probe;
-pub mod protocol;
+
+// The interfaces below it and below the runtime.
+mod container_id;
+pub mod container_runtime;
+pub mod node_services;
+
+// The container runtime.
+pub mod inner;
+pub mod logs;
 pub mod runtime;
-pub mod seams;
 pub mod streams;
-mod terminal;
 pub mod usage;

@@ -1,9 +1,10 @@
-//! The inner process and the kernel. This program is the sandbox, and, in another process, the container's program.
+//! Tests of the inner process against the kernel. This program acts as the sandbox and, in another process, as the container's
+//! program.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test that can't go on has failed, and harnesses tell what they have"
+    reason = "a panic fails the test, and the harness prints its list of tests"
 )]
 
 use std::io::ErrorKind;
@@ -12,42 +13,41 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use linux::fresh::{Forked, Fresh};
-use linux::namespace::Ids;
+use linux::clone::{CloneResult, NewNamespaces};
+use linux::namespace::MappedIds;
 use linux::packet;
 use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use sandbox::inner::message::{
-    Access, ContainerPlan, MountPlan, MountSource, News, ProcessPlan, Processes, Propagation,
-    Request, RootKind, RootPlan, Seccomp, UserPlan,
+    ContainerPlan, InnerEvent, InnerRequest, MountAccess, MountPlan, MountPropagation, MountSource,
+    PidNamespace, ProcessPlan, RootfsKind, RootfsPlan, SeccompProfile, UserPlan,
 };
 
-/// In a container's environment: its user.
+/// Environment variable of the container: its expected uid.
 const UID: &str = "CORACLE_TEST_UID";
-const SCORE: i32 = 321;
-/// How many files a container's processes may open.
-const OPEN_FILES: u64 = 222;
-/// An argument of a container that only waits.
+const OOM_SCORE_ADJ: i32 = 321;
+/// RLIMIT_NOFILE of the container.
+const NOFILE_LIMIT: u64 = 222;
+/// Argument that makes the container only sleep.
 const WAIT: &str = "wait";
-/// How a shell tells of a process that was killed.
-const KILLED: i32 = 128 + 9;
+const SIGKILL_EXIT_CODE: i32 = 128 + 9;
 
 fn main() {
-    let asked: Vec<String> = std::env::args().collect();
-    let asked = |word: &str| asked.iter().any(|argument| argument == word);
+    let args: Vec<String> = std::env::args().collect();
+    let has_arg = |name: &str| args.iter().any(|argument| argument == name);
     match std::env::var(UID) {
-        Ok(_) if asked(WAIT) => std::thread::sleep(Duration::from_secs(600)),
-        Ok(uid) => look_around(&uid),
-        // What harnesses are asked before.
-        Err(_) if asked("--list") && asked("--ignored") => {}
-        Err(_) if asked("--list") => {
-            println!("containers_do_not_look_into_the_inner_process: test")
+        Ok(_) if has_arg(WAIT) => std::thread::sleep(Duration::from_secs(600)),
+        Ok(uid) => run_container_checks(&uid),
+        // nextest lists the tests first.
+        Err(_) if has_arg("--list") && has_arg("--ignored") => {}
+        Err(_) if has_arg("--list") => {
+            println!("container_cannot_inspect_inner_process: test")
         }
-        Err(_) => be_sandbox(),
+        Err(_) => run_sandbox(),
     }
 }
 
-fn be_sandbox() {
+fn run_sandbox() {
     let ids = linux::namespace::enter_as_root(UnshareFlags::NEWNS).unwrap();
     let home = tempfile::tempdir().unwrap();
     let outside = home.path().join("outside");
@@ -58,22 +58,25 @@ fn be_sandbox() {
     let through_us = format!("/proc/1/root{}", outside.display());
     symlink(through_us, image.join("out")).unwrap();
     symlink("/out/file", image.join("through")).unwrap();
-    // Another file, for the one that we run from is refused.
+    // A copy, because the inner process denies the file that it runs from.
     std::fs::copy(std::env::current_exe().unwrap(), home.path().join("check")).unwrap();
-    linux::descriptors::raise_limit(Some(OPEN_FILES)).unwrap();
+    linux::descriptors::raise_limit(Some(NOFILE_LIMIT)).unwrap();
     let mut inner = Inner::start(home.path(), ids);
 
-    inner.ask(b"nonsense", &[]);
-    let (failed, _) = inner.end();
-    assert!(failed.contains("what the sandbox asks for"), "{failed}");
-    for starting in [true, false] {
-        assert_eq!(inner.run_and_kill(starting).1, Some(KILLED));
+    inner.send(b"nonsense", &[]);
+    let (failed, _) = inner.wait_end();
+    assert!(failed.contains("parse the sandbox's request"), "{failed}");
+    for while_starting in [true, false] {
+        assert_eq!(
+            inner.run_and_kill(while_starting).1,
+            Some(SIGKILL_EXIT_CODE)
+        );
     }
 
     let (failed, _) = inner.run(0, "/out/new", "/check");
     assert!(failed.contains("chdir to cwd (/out/new)"), "{failed}");
     let (failed, _) = inner.run(0, "", "/through");
-    assert!(failed.contains("mounting /through"), "{failed}");
+    assert!(failed.contains("cannot mount /through"), "{failed}");
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
 
     for uid in [0, 1000] {
@@ -84,26 +87,26 @@ fn be_sandbox() {
 
 struct Inner<'a> {
     socket: OwnedFd,
-    last: u64,
+    last_serial: u64,
     home: &'a Path,
-    ids: Ids,
+    ids: MappedIds,
 }
 
 impl<'a> Inner<'a> {
-    fn start(home: &'a Path, ids: Ids) -> Self {
+    fn start(home: &'a Path, ids: MappedIds) -> Self {
         let (socket, theirs) = packet::pair().unwrap();
-        let fresh = Fresh {
+        let namespaces = NewNamespaces {
             pid: true,
             ..Default::default()
         };
-        match linux::fresh::fork_into(fresh).unwrap() {
-            Forked::Parent(..) => Self {
+        match linux::clone::fork_into(namespaces).unwrap() {
+            CloneResult::Parent(..) => Self {
                 socket,
-                last: 0,
+                last_serial: 0,
                 home,
                 ids,
             },
-            Forked::Child => {
+            CloneResult::Child => {
                 drop(socket);
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
                 let served = sandbox::inner::run(theirs);
@@ -112,49 +115,49 @@ impl<'a> Inner<'a> {
         }
     }
 
-    /// Runs a container that shares our processes, with this program at `program`: why it can't, and how it ended.
+    /// Runs a container in our pid namespace, with this program at `program`; returns its start error and exit code.
     fn run(&mut self, uid: u32, cwd: &str, program: &str) -> (String, Option<i32>) {
-        self.begin(self.plan(uid, cwd, program));
-        self.end()
+        self.start_container(self.plan(uid, cwd, program));
+        self.wait_end()
     }
 
-    /// Runs one that would wait, and has it killed when it runs, or before.
-    fn run_and_kill(&mut self, starting: bool) -> (String, Option<i32>) {
+    /// Starts a container that only sleeps, and kills it while it starts or while it runs.
+    fn run_and_kill(&mut self, while_starting: bool) -> (String, Option<i32>) {
         let mut plan = self.plan(0, "", "/check");
         plan.process.args.push(WAIT.to_owned());
-        self.begin(plan);
-        let process = self.last;
-        if !starting {
-            assert!(matches!(self.hear(), News::Runs(_)));
+        self.start_container(plan);
+        let process = self.last_serial;
+        if !while_starting {
+            assert!(matches!(self.receive(), InnerEvent::ContainerStarted(_)));
         }
-        let kill = serde_json::to_vec(&Request::Kill { process }).unwrap();
+        let kill = serde_json::to_vec(&InnerRequest::Kill { process }).unwrap();
         packet::send(&self.socket, 0, &kill, &[]).unwrap();
-        self.end()
+        self.wait_end()
     }
 
-    fn begin(&mut self, plan: ContainerPlan) {
-        let text = serde_json::to_vec(&Request::Start(Box::new(plan))).unwrap();
-        let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-        self.ask(&text, &[input.as_fd(), output.as_fd(), errors.as_fd()]);
+    fn start_container(&mut self, plan: ContainerPlan) {
+        let text = serde_json::to_vec(&InnerRequest::StartContainer(Box::new(plan))).unwrap();
+        let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+        self.send(&text, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]);
     }
 
-    fn ask(&mut self, text: &[u8], beside: &[BorrowedFd<'_>]) {
-        self.last += 1;
-        packet::send(&self.socket, self.last, text, beside).unwrap();
+    fn send(&mut self, text: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        self.last_serial += 1;
+        packet::send(&self.socket, self.last_serial, text, descriptors).unwrap();
     }
 
-    fn hear(&self) -> News {
-        let answer = packet::receive(&self.socket).unwrap().unwrap();
-        assert_eq!(answer.number, self.last);
-        serde_json::from_slice(&answer.text).unwrap()
+    fn receive(&self) -> InnerEvent {
+        let event = packet::receive(&self.socket).unwrap().unwrap();
+        assert_eq!(event.number, self.last_serial);
+        serde_json::from_slice(&event.text).unwrap()
     }
 
-    fn end(&self) -> (String, Option<i32>) {
+    fn wait_end(&self) -> (String, Option<i32>) {
         loop {
-            match self.hear() {
-                News::Failed { message, .. } => return (message, None),
-                News::Exited { code, .. } => return (String::new(), Some(code)),
-                News::Done | News::Runs(_) => {}
+            match self.receive() {
+                InnerEvent::Failed(error) => return (error.message, None),
+                InnerEvent::Exited(exit) => return (String::new(), Some(exit.code)),
+                InnerEvent::Done | InnerEvent::ContainerStarted(_) => {}
             }
         }
     }
@@ -165,10 +168,10 @@ impl<'a> Inner<'a> {
             sub_path: None,
         };
         ContainerPlan {
-            root: RootPlan {
+            root: RootfsPlan {
                 layers: Vec::new(),
                 upper: self.home.join("upper"),
-                kind: RootKind::At(self.home.join("image")),
+                kind: RootfsKind::Mounted(self.home.join("image")),
                 read_only: false,
             },
             mounts: vec![
@@ -176,23 +179,23 @@ impl<'a> Inner<'a> {
                 mount(MountSource::Tmpfs(Vec::new()), "/var/run"),
                 mount(check, program),
             ],
-            image_volumes: Vec::new(),
+            declared_volumes: Vec::new(),
             links: Vec::new(),
-            masked: Vec::new(),
-            read_only_paths: Vec::new(),
-            processes: Processes::Inner,
+            masked_paths: Vec::new(),
+            readonly_paths: Vec::new(),
+            pid_namespace: PidNamespace::Inner,
             process: ProcessPlan {
                 args: vec![program.to_owned()],
                 env: vec![(UID.to_owned(), uid.to_string())],
                 cwd: cwd.into(),
                 user: UserPlan {
                     uid: Some(uid),
-                    one_id: self.ids == Ids::One,
+                    single_id: self.ids == MappedIds::One,
                     ..Default::default()
                 },
                 capabilities: vec!["ALL".to_owned()],
-                seccomp: Seccomp::RuntimeDefault,
-                oom_score_adj: SCORE,
+                seccomp: SeccompProfile::RuntimeDefault,
+                oom_score_adj: OOM_SCORE_ADJ,
                 ..Default::default()
             },
         }
@@ -203,19 +206,19 @@ fn mount(source: MountSource, target: &str) -> MountPlan {
     MountPlan {
         source,
         target: target.into(),
-        access: Access::Write,
-        propagation: Propagation::None,
+        access: MountAccess::ReadWrite,
+        propagation: MountPropagation::None,
     }
 }
 
-/// In the container, whose root may look into all processes that it sees, by its capabilities.
-fn look_around(uid: &str) {
+/// Runs in the container, whose root has all capabilities over the processes that it sees.
+fn run_container_checks(uid: &str) {
     assert_eq!(rustix::process::getuid().as_raw().to_string(), uid);
     assert_eq!(std::env::current_dir().unwrap(), Path::new("/made/here"));
     let score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
-    assert_eq!(score.trim(), SCORE.to_string());
+    assert_eq!(score.trim(), OOM_SCORE_ADJ.to_string());
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    assert_eq!(limit.current, Some(OPEN_FILES));
+    assert_eq!(limit.current, Some(NOFILE_LIMIT));
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(mounts.contains(" /run tmpfs "), "{mounts}");
 

@@ -1,53 +1,45 @@
-//! Where are we: inside which job, in which step, on which node? Read from the environment alone.
+//! The job, step and node that this process runs in, from its environment alone.
 
 use crate::error::SlurmError;
 use crate::hostlist;
 
-/// Where in the job this process runs.
+/// The location of a process in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum JobLocation {
     /// A task of an `srun` step, on a compute node.
     Task {
-        /// Its number among the step's tasks; 0 is the first.
+        /// The task's rank in the step (`SLURM_PROCID`).
         procid: u32,
-        /// Its number among the tasks of its node.
-        localid: Option<u32>,
-        /// How many tasks the step has.
+        /// The number of tasks in the step.
         tasks: Option<u32>,
     },
-    /// A batch script, or `salloc`'s shell where the site starts it on the first node: one process, on a compute node,
-    /// which no other process of the job duplicates.
+    /// A batch script, or `salloc`'s shell if the site starts it on the first node: exactly one process of the job,
+    /// on a compute node.
     Batch,
-    /// The job exists, but we are not on one of its nodes (`salloc`'s shell on a login node, or a shell
-    /// that was given `SLURM_JOB_ID` by hand).
-    AllocatedElsewhere,
+    /// On a host that is not a node of the job (`salloc`'s shell on a login node, or a shell in which the user set
+    /// `SLURM_JOB_ID`).
+    OffNode,
 }
 
 /// The job that this process runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
-    /// The job.
+    /// The job id.
     pub job_id: u32,
-    /// The step that we are a task of; `None` outside of `srun`.
+    /// The step that this process is a task of; `None` outside of `srun`.
     pub step_id: Option<u32>,
-    /// Where in the job we are.
-    pub place: Place,
-    /// The job's nodes, in Slurm's order; the first one leads.
+    /// The location of this process in the job.
+    pub location: JobLocation,
+    /// The job's nodes, in Slurm's order. The leader runs on the first.
     pub nodes: Vec<String>,
-    /// The node we are on, by Slurm's name for it.
-    pub this_node: Option<String>,
-    /// The nodes of our step, which may be fewer than the job's.
-    pub step_nodes: Vec<String>,
     /// The name of the Slurm cluster.
     pub cluster: Option<String>,
     /// The job's partition.
     pub partition: Option<String>,
-    /// When Slurm will end the job, in seconds since 1970. Older versions do not say; [`crate::JobDetail`] does.
-    pub end_time: Option<u64>,
 }
 
-/// The step ids from here on are special (batch script, external step, interactive step). Slurm prints some of them as
-/// negative numbers and some as large ones, depending on the version.
+/// Step ids from here on are reserved: batch script, external step, interactive step. Depending on the version, Slurm prints them as
+/// negative or as large numbers.
 const FIRST_SPECIAL_STEP: i64 = 0xffff_fff0;
 
 impl Allocation {
@@ -56,7 +48,7 @@ impl Allocation {
         Self::from_env(|name| std::env::var(name).ok())
     }
 
-    /// As [`Allocation::from_process_env`], with the environment given as a look-up.
+    /// As [`Allocation::from_process_env`], with a function that looks up variables.
     pub fn from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, SlurmError> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let Some((name, job_id)) = first(&text, &["SLURM_JOB_ID", "SLURM_JOBID"]) else {
@@ -66,49 +58,37 @@ impl Allocation {
             .parse()
             .ok()
             .filter(|&id| id > 0)
-            .ok_or_else(|| bad(name, &job_id, "it is no job id"))?;
+            .ok_or_else(|| bad_environment(name, &job_id, "not a job id"))?;
 
         let nodes = node_list(&text, &["SLURM_JOB_NODELIST", "SLURM_NODELIST"])?;
-        let step_nodes = node_list(&text, &["SLURM_STEP_NODELIST"])?;
         let number = |name: &'static str| text(name).and_then(|value| value.parse::<u32>().ok());
         let step_id = first(&text, &["SLURM_STEP_ID", "SLURM_STEPID"])
             .and_then(|(_, value)| value.parse::<i64>().ok())
             .filter(|id| (0..FIRST_SPECIAL_STEP).contains(id))
             .and_then(|id| u32::try_from(id).ok());
-        let this_node = text("SLURMD_NODENAME");
+        let on_node = text("SLURMD_NODENAME").is_some();
 
-        let place = match (&this_node, step_id, number("SLURM_PROCID")) {
-            (None, ..) => Place::AllocatedElsewhere,
-            // A batch script has SLURM_PROCID=0 as well, so the step is what tells.
-            (Some(_), Some(_), Some(procid)) => Place::Task {
+        let location = match (on_node, step_id, number("SLURM_PROCID")) {
+            (false, ..) => JobLocation::OffNode,
+            // A batch script has SLURM_PROCID=0 too; only the step id distinguishes it from a task.
+            (true, Some(_), Some(procid)) => JobLocation::Task {
                 procid,
-                localid: number("SLURM_LOCALID"),
                 tasks: number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NTASKS")),
             },
-            (Some(_), ..) => Place::Batch,
+            (true, ..) => JobLocation::Batch,
         };
         Ok(Some(Self {
             job_id,
             step_id,
-            place,
+            location,
             nodes,
-            this_node,
-            step_nodes,
             cluster: text("SLURM_CLUSTER_NAME"),
             partition: text("SLURM_JOB_PARTITION"),
-            end_time: text("SLURM_JOB_END_TIME")
-                .and_then(|value| value.parse().ok())
-                .filter(|&time| time > 0),
         }))
-    }
-
-    /// Whether we are on the job's first node.
-    pub fn on_first_node(&self) -> bool {
-        self.this_node.is_some() && self.this_node.as_ref() == self.nodes.first()
     }
 }
 
-/// The first of several names that is set: newer ones first.
+/// The first variable that is set, with its name. Callers list newer names first.
 fn first(
     text: &impl Fn(&str) -> Option<String>,
     names: &[&'static str],
@@ -122,13 +102,13 @@ fn node_list(
 ) -> Result<Vec<String>, SlurmError> {
     match first(text, names) {
         Some((name, list)) => {
-            hostlist::expand(&list).map_err(|error| bad(name, &list, error.problem))
+            hostlist::expand(&list).map_err(|error| bad_environment(name, &list, error.problem))
         }
         None => Ok(Vec::new()),
     }
 }
 
-fn bad(variable: &'static str, value: &str, problem: &str) -> SlurmError {
+fn bad_environment(variable: &'static str, value: &str, problem: &str) -> SlurmError {
     SlurmError::BadEnvironment {
         variable,
         value: value.chars().take(80).collect(),
@@ -140,7 +120,7 @@ fn bad(variable: &'static str, value: &str, problem: &str) -> SlurmError {
 mod tests {
     use super::*;
 
-    /// Environments captured in the lab (22.05.8), by the way the process was started.
+    /// Parses environments captured in the lab (22.05.8), one for each way to start a process.
     fn read(env: &str) -> Result<Option<Allocation>, SlurmError> {
         let value = |name: &str| {
             env.lines().find_map(|line| {
@@ -156,55 +136,48 @@ mod tests {
     }
 
     #[test]
-    fn a_task_of_srun() {
+    fn srun_task_environment() {
         insta::assert_debug_snapshot!(
             read(include_str!("../fixtures/env-srun-22.05.txt")).unwrap()
         );
     }
 
     #[test]
-    fn a_batch_script_has_a_procid_too() {
+    fn batch_script_with_procid_is_not_a_task() {
         let batch = read(include_str!("../fixtures/env-sbatch-22.05.txt"))
             .unwrap()
             .unwrap();
         assert_eq!(
-            (batch.place, batch.step_id, batch.nodes.len()),
-            (Place::Batch, None, 2)
+            (batch.location, batch.step_id, batch.nodes.len()),
+            (JobLocation::Batch, None, 2)
         );
     }
 
     #[test]
-    fn salloc_on_the_login_node() {
+    fn salloc_shell_on_login_node_is_off_node() {
         let salloc = read(include_str!("../fixtures/env-salloc-22.05.txt"))
             .unwrap()
             .unwrap();
-        assert_eq!(
-            (&salloc.place, salloc.on_first_node()),
-            (&Place::AllocatedElsewhere, false)
-        );
+        assert_eq!(salloc.location, JobLocation::OffNode);
     }
 
     #[test]
-    fn an_interactive_step_is_one_process() {
+    fn interactive_step_counts_as_batch() {
         for step in ["-6", "4294967290", "4294967291"] {
             let env = format!(
                 "SLURM_JOB_ID=7\nSLURM_STEP_ID={step}\nSLURM_PROCID=0\nSLURMD_NODENAME=n1\nSLURM_JOB_NODELIST=n[1-2]"
             );
             let shell = read(&env).unwrap().unwrap();
-            assert_eq!(
-                (&shell.place, shell.on_first_node()),
-                (&Place::Batch, true),
-                "{step}"
-            );
+            assert_eq!(shell.location, JobLocation::Batch, "{step}");
         }
     }
 
     #[test]
-    fn nonsense_is_named_and_nothing_is_nothing() {
+    fn invalid_variables_are_named_in_the_error() {
         assert_eq!(read("HOME=/root\nSLURM_JOB_ID=").unwrap(), None);
         insta::assert_snapshot!(read("SLURM_JOB_ID=seven").unwrap_err(),
-            @r#"the environment variable SLURM_JOB_ID makes no sense ("seven"): it is no job id"#);
+            @r#"cannot use the environment variable SLURM_JOB_ID="seven": not a job id"#);
         insta::assert_snapshot!(read("SLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[1-999999999]").unwrap_err(),
-            @r#"the environment variable SLURM_JOB_NODELIST makes no sense ("n[1-999999999]"): it stands for too many nodes"#);
+            @r#"cannot use the environment variable SLURM_JOB_NODELIST="n[1-999999999]": too many nodes"#);
     }
 }

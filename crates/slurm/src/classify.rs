@@ -1,14 +1,14 @@
-//! From what a Slurm command wrote to stderr to an error with a name.
+//! Maps the stderr of a Slurm command to a [`SlurmError`].
 //!
-//! Exit codes do not help: nearly every failure of `srun` is 1, and a task's own exit code looks the same. The words below
+//! Exit codes do not help: nearly every failure of `srun` is 1, and a task's own exit code looks the same. The messages below
 //! are from Slurm's `slurm_errno.c` and have not changed since 22.05.
 
 use std::process::ExitStatus;
 
-use crate::error::{SlurmError, clean_words};
+use crate::error::{SlurmError, sanitize};
 
-/// What each kind of failure says, most specific first.
-const DOWN: &[&str] = &[
+/// Substrings of the messages of each kind of failure, in lower case.
+const CONTROLLER_DOWN: &[&str] = &[
     "unable to contact slurm controller",
     "connection refused",
     "controller is down",
@@ -16,12 +16,12 @@ const DOWN: &[&str] = &[
     "socket timed out on send/recv",
     "unable to contact primary controller",
 ];
-const UNCONFIGURED: &[&str] = &[
+const NOT_CONFIGURED: &[&str] = &[
     "could not establish a configuration source",
     "failed to fetch config",
     "unable to process configuration file",
     "unable to open configuration file",
-    // With no slurm.conf where SLURM_CONF says, the commands look for it again and again for a minute.
+    // Without the file that SLURM_CONF names, the commands retry for a minute.
     "s_p_parse_file: cannot stat file",
 ];
 const AUTHENTICATION: &[&str] = &[
@@ -30,7 +30,7 @@ const AUTHENTICATION: &[&str] = &[
     "invalid auth",
     "zero bytes were transmitted",
 ];
-const GONE: &[&str] = &[
+const JOB_GONE: &[&str] = &[
     "invalid job id specified",
     "job/step already completing or completed",
     "job has expired",
@@ -38,7 +38,7 @@ const GONE: &[&str] = &[
     "no allocation found",
     "access/permission denied for job",
 ];
-const NO_PROGRAM: &[&str] = &[
+const PROGRAM_NOT_FOUND: &[&str] = &[
     "no such file or directory",
     "command not found",
     "permission denied",
@@ -59,46 +59,46 @@ const REFUSED: &[&str] = &[
     "fatal:",
 ];
 
-/// Names the failure of a Slurm command from its stderr. `status` is `None` while it is not known.
+/// Classifies the failure of a Slurm command by its stderr. `status` is `None` if the command still runs.
 ///
-/// A task's own stderr comes through `srun` too, so only lines that a Slurm command itself wrote are looked at (they start with its
-/// name); all other text is repeated only when there is nothing better.
+/// `srun` also forwards the stderr of its tasks, so only lines that start with the name of a Slurm program count. If there are none,
+/// the error quotes the whole stderr.
 pub fn classify(command: &str, status: Option<ExitStatus>, stderr: &str) -> SlurmError {
-    let own: Vec<&str> = stderr.lines().filter(|line| is_slurms(line)).collect();
-    let text = if own.is_empty() {
+    let from_slurm: Vec<&str> = stderr.lines().filter(|line| is_from_slurm(line)).collect();
+    let text = if from_slurm.is_empty() {
         stderr.to_owned()
     } else {
-        own.join("\n")
+        from_slurm.join("\n")
     };
     let lower = text.to_ascii_lowercase();
-    let says = |needles: &[&str]| needles.iter().any(|needle| lower.contains(needle));
-    let words = clean_words(&strip_prefixes(&text));
+    let contains_any = |needles: &[&str]| needles.iter().any(|needle| lower.contains(needle));
+    let message = sanitize(&strip_prefixes(&text));
 
-    if says(UNCONFIGURED) {
-        SlurmError::NotConfigured { words }
+    if contains_any(NOT_CONFIGURED) {
+        SlurmError::NotConfigured { message }
     } else if let Some(node) = node_down(&text) {
-        SlurmError::NodeDown { node, words }
-    } else if says(DOWN) {
-        SlurmError::ControllerDown { words }
-    } else if says(AUTHENTICATION) {
-        SlurmError::Authentication { words }
-    } else if says(GONE) {
-        SlurmError::JobGone { words }
-    } else if says(NO_PROGRAM) && lower.contains("execve") {
-        SlurmError::ProgramNotFound { words }
-    } else if says(REFUSED) {
-        SlurmError::Refused { words }
+        SlurmError::NodeDown { node, message }
+    } else if contains_any(CONTROLLER_DOWN) {
+        SlurmError::ControllerDown { message }
+    } else if contains_any(AUTHENTICATION) {
+        SlurmError::Authentication { message }
+    } else if contains_any(JOB_GONE) {
+        SlurmError::JobGone { message }
+    } else if contains_any(PROGRAM_NOT_FOUND) && lower.contains("execve") {
+        SlurmError::ProgramNotFound { message }
+    } else if contains_any(REFUSED) {
+        SlurmError::Refused { message }
     } else {
         let status = status.map_or_else(|| "still running".to_owned(), |status| status.to_string());
         SlurmError::Failed {
             command: command.to_owned(),
             status,
-            words,
+            message,
         }
     }
 }
 
-/// The node that srun could not start its task on: the controller is well, and says which.
+/// The node on which srun failed to start its task.
 ///
 /// `srun: error: Task launch for StepId=1.2 failed on node node2: Communication connection failure`
 fn node_down(text: &str) -> Option<String> {
@@ -108,29 +108,31 @@ fn node_down(text: &str) -> Option<String> {
     Some(node.to_owned())
 }
 
-/// The node that says in this line that it can't find the program of a step.
+/// The node whose slurmstepd reports in this line that it cannot execute the step's program.
 ///
 /// `slurmstepd-node2: error: execve(): /home/u/coracle: No such file or directory`
 pub fn node_without_program(line: &str) -> Option<&str> {
     let (node, rest) = line.strip_prefix("slurmstepd-")?.split_once(": ")?;
     let lower = rest.to_ascii_lowercase();
-    let says = NO_PROGRAM.iter().any(|needle| lower.contains(needle));
-    (says && lower.contains("execve")).then_some(node)
+    let not_found = PROGRAM_NOT_FOUND
+        .iter()
+        .any(|needle| lower.contains(needle));
+    (not_found && lower.contains("execve")).then_some(node)
 }
 
-/// What `srun` says, before it ends with 0, of a step of which it lost a node.
+/// The message of `srun` about a node failure. `srun` then exits with code 0.
 ///
 /// `srun: error: Node failure on node1`
-pub fn lost_node(stderr: &str) -> Option<String> {
-    let own = stderr.lines().filter(|line| line.starts_with("srun: "));
-    let line = own
+pub fn node_failure_message(stderr: &str) -> Option<String> {
+    let from_srun = stderr.lines().filter(|line| line.starts_with("srun: "));
+    let line = from_srun
         .into_iter()
         .find(|line| line.contains(": Node failure on "))?;
-    Some(clean_words(&strip_prefixes(line)))
+    Some(sanitize(&strip_prefixes(line)))
 }
 
-/// Lines of Slurm's own: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
-fn is_slurms(line: &str) -> bool {
+/// Whether a Slurm program wrote this line: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
+fn is_from_slurm(line: &str) -> bool {
     const SOURCES: &[&str] = &[
         "srun: ",
         "sbatch: ",
@@ -144,29 +146,29 @@ fn is_slurms(line: &str) -> bool {
         "slurm_load_",
         "slurm_",
     ];
-    // Labelled output (--label) puts the task's number first.
+    // With --label the task's rank comes first.
     let line = line
         .trim_start_matches(|c: char| c.is_ascii_digit())
         .trim_start_matches(": ");
     SOURCES.iter().any(|source| line.starts_with(source)) && !is_noise(line)
 }
 
-/// Lines that Slurm's commands write, even with `--quiet`, while all is well. Whoever passes their stderr on leaves these out.
+/// Whether this is a line that Slurm's commands write without an error, even with `--quiet`. Callers that forward stderr drop it.
 pub fn is_noise(line: &str) -> bool {
     const NOISE: &[&str] = &[
-        // Said to --cpu-bind=none where there is nothing to bind with.
+        // With --cpu-bind=none, if the site has no task plugin that binds CPUs.
         "cluster configuration lacks support for cpu binding",
         "queued and waiting for resources",
         "has been allocated resources",
         "Force Terminated StepId=",
-        // Said where its child was killed so that it doesn't end the step with srun.
+        // After its shepherd process was killed, which is done so that the step outlives srun.
         "write(shepherd): ",
     ];
     let line = line.strip_prefix("srun: ").unwrap_or(line);
     NOISE.iter().any(|noise| line.contains(noise))
 }
 
-/// `srun: error: Unable to …` → `Unable to …`: the user knows that it was srun.
+/// `srun: error: Unable to …` → `Unable to …`
 fn strip_prefixes(text: &str) -> String {
     let strip = |line: &str| {
         let mut line = line.trim();
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_does_not_see_the_program_is_named() {
+    fn finds_node_that_cannot_execute_the_program() {
         let line = "slurmstepd-node2: error: execve(): /u/coracle: No such file or directory";
         assert_eq!(node_without_program(line), Some("node2"));
         for other in [
@@ -204,18 +206,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_node_is_named() {
-        let said = "coracle: ready\nsrun: error: Node failure on node1\nsrun: Job step aborted: Waiting up to 17 seconds for job step to finish.\n";
-        assert_eq!(lost_node(said).as_deref(), Some("Node failure on node1"));
-        assert_eq!(lost_node("my tool: Node failure on node1"), None);
+    fn finds_node_failure_in_stderr() {
+        let stderr = "coracle: ready\nsrun: error: Node failure on node1\nsrun: Job step aborted: Waiting up to 17 seconds for job step to finish.\n";
         assert_eq!(
-            lost_node("srun: error: node1: task 0: Exited with exit code 1"),
+            node_failure_message(stderr).as_deref(),
+            Some("Node failure on node1")
+        );
+        assert_eq!(node_failure_message("my tool: Node failure on node1"), None);
+        assert_eq!(
+            node_failure_message("srun: error: node1: task 0: Exited with exit code 1"),
             None
         );
     }
 
     #[test]
-    fn names_what_slurm_says() {
+    fn stderr_maps_to_error_variants() {
         let cases = [
             "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)",
             "srun: error: invalid partition specified: nope\nsrun: error: Unable to allocate resources: Invalid partition name specified",
@@ -231,10 +236,10 @@ mod tests {
             "my program: invalid partition, says the task\nsrun: error: node1: task 0: Exited with exit code 3",
             "",
         ];
-        let named: Vec<String> = cases
+        let errors: Vec<String> = cases
             .iter()
             .map(|text| format!("{:?}", classify("srun", None, text)))
             .collect();
-        insta::assert_snapshot!(named.join("\n"));
+        insta::assert_snapshot!(errors.join("\n"));
     }
 }

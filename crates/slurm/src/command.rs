@@ -1,4 +1,4 @@
-//! Finding Slurm's commands and asking them questions.
+//! Locates Slurm's commands and runs those that query it.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -8,17 +8,17 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use crate::classify::classify;
-use crate::error::{SlurmError, clean_words};
-use crate::{JobDetail, Partition, Version, parse_job_detail, parse_partitions};
+use crate::error::{SlurmError, sanitize};
+use crate::{JobDetail, Partition, SlurmVersion, parse_job_detail, parse_partitions};
 
-/// How long a question to Slurm may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Most that we read of an answer. A job on ten thousand nodes takes about one megabyte.
-const MAX_ANSWER: u64 = 8 << 20;
-/// Most that we read of complaints.
-const MAX_COMPLAINT: u64 = 64 << 10;
+/// How long a command may run.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit for stdout, in bytes. A job on ten thousand nodes takes about one megabyte.
+const MAX_STDOUT: u64 = 8 << 20;
+/// Limit for stderr, in bytes. The rest is discarded.
+const MAX_STDERR: u64 = 64 << 10;
 
-/// The commands of the Slurm that is installed here.
+/// The paths of Slurm's commands on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slurm {
     /// Starts jobs and steps.
@@ -29,35 +29,33 @@ pub struct Slurm {
     pub squeue: PathBuf,
     /// Lists partitions and nodes.
     pub sinfo: PathBuf,
-    /// Submits batch jobs.
-    pub sbatch: PathBuf,
-    /// Ends and signals jobs.
+    /// Cancels and signals jobs and steps.
     pub scancel: PathBuf,
 }
 
-/// What a command answered.
-struct Answer {
+/// The result of a command.
+struct CommandOutput {
     status: ExitStatus,
     stdout: String,
     stderr: String,
 }
 
-/// The file that `PATH` (given as its value) would run for a command; nothing is executed.
+/// The file that a shell would execute for a command, given the value of `PATH`.
 pub fn on_path(name: &str, path: &std::ffi::OsStr) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
-    let runnable = |file: &PathBuf| {
+    let is_executable = |file: &PathBuf| {
         file.metadata()
             .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
     };
-    // Relative entries are skipped: what they name depends on where we happen to be.
+    // Skip relative entries: they depend on the working directory.
     std::env::split_paths(path)
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(name))
-        .find(runnable)
+        .find(is_executable)
 }
 
 impl Slurm {
-    /// Locates the commands on `PATH`. Nothing is executed.
+    /// Locates the commands on `PATH` without running them.
     pub fn find() -> Result<Self, SlurmError> {
         Self::find_on(&std::env::var_os("PATH").unwrap_or_default())
     }
@@ -76,7 +74,6 @@ impl Slurm {
             scontrol: locate("scontrol"),
             squeue: locate("squeue"),
             sinfo: locate("sinfo"),
-            sbatch: locate("sbatch"),
             scancel: locate("scancel"),
         };
         if missing.is_empty() {
@@ -86,62 +83,59 @@ impl Slurm {
         }
     }
 
-    /// The version of the commands. (They need their configuration even for this.)
-    pub async fn version(&self) -> Result<Version, SlurmError> {
-        let answer = ask(&self.srun, &["--version"]).await?.success(&self.srun)?;
-        Version::parse(&answer).ok_or_else(|| {
-            unreadable(
-                &self.srun,
-                format!("no version in {:?}", clean_words(&answer)),
-            )
+    /// The version of the commands. They need their configuration even for this.
+    pub async fn version(&self) -> Result<SlurmVersion, SlurmError> {
+        let stdout = run(&self.srun, &["--version"]).await?.success(&self.srun)?;
+        SlurmVersion::parse(&stdout).ok_or_else(|| {
+            unexpected_output(&self.srun, format!("no version in {:?}", sanitize(&stdout)))
         })
     }
 
-    /// Whether a controller answers; `Err(ControllerDown)` when none does. Fast: one round trip.
+    /// Checks that a controller answers; `Err(ControllerDown)` if none does. Takes one round trip.
     pub async fn ping(&self) -> Result<(), SlurmError> {
-        let answer = ask(&self.scontrol, &["ping"]).await?;
-        if answer.status.success() {
+        let output = run(&self.scontrol, &["ping"]).await?;
+        if output.status.success() {
             return Ok(());
         }
-        // A controller that is down is reported on stdout ("Slurmctld(primary) at login is DOWN").
-        let words = format!("{}\n{}", answer.stdout, answer.stderr);
-        Err(match classify("scontrol", Some(answer.status), &words) {
+        // scontrol reports a controller that is down on stdout ("Slurmctld(primary) at login is DOWN").
+        let text = format!("{}\n{}", output.stdout, output.stderr);
+        Err(match classify("scontrol", Some(output.status), &text) {
             SlurmError::Failed { .. } | SlurmError::Refused { .. } => SlurmError::ControllerDown {
-                words: clean_words(&words),
+                message: sanitize(&text),
             },
             other => other,
         })
     }
 
-    /// What Slurm gave to a job, node by node.
+    /// The resources that Slurm allocated to a job on each of its nodes.
     pub async fn job_detail(&self, job_id: u32) -> Result<JobDetail, SlurmError> {
         let id = job_id.to_string();
-        let answer = ask(&self.scontrol, &["show", "job", "-d", &id])
+        let stdout = run(&self.scontrol, &["show", "job", "-d", &id])
             .await?
             .success(&self.scontrol)?;
-        let detail =
-            parse_job_detail(&answer).map_err(|problem| unreadable(&self.scontrol, problem))?;
+        let detail = parse_job_detail(&stdout)
+            .map_err(|problem| unexpected_output(&self.scontrol, problem))?;
         if detail.job_id != job_id {
-            return Err(unreadable(
+            return Err(unexpected_output(
                 &self.scontrol,
-                format!("asked for job {job_id}, got job {}", detail.job_id),
+                format!("requested job {job_id}, got job {}", detail.job_id),
             ));
         }
         Ok(detail)
     }
 
-    /// How long Slurm waits between its first signal to a job that ends and the last (KillWait).
+    /// How long Slurm waits between SIGTERM and SIGKILL when it ends a job (`KillWait`).
     pub async fn kill_wait(&self) -> Result<Option<Duration>, SlurmError> {
-        let answer = ask(&self.scontrol, &["show", "config"])
+        let stdout = run(&self.scontrol, &["show", "config"])
             .await?
             .success(&self.scontrol)?;
-        Ok(parse_kill_wait(&answer))
+        Ok(parse_kill_wait(&stdout))
     }
 
-    /// Sends a signal to every task of a step. A step that is over is no error.
+    /// Sends a signal to every task of a step. Succeeds if the step has already ended.
     pub async fn signal_step(&self, job: u32, step: u32, signal: &str) -> Result<(), SlurmError> {
         let signal = format!("--signal={signal}");
-        ask(
+        run(
             &self.scancel,
             &["--quiet", &signal, &format!("{job}.{step}")],
         )
@@ -151,18 +145,18 @@ impl Slurm {
 
     /// Our own running jobs that have a step of this name.
     pub async fn jobs_with_step(&self, name: &str) -> Result<Vec<u32>, SlurmError> {
-        let answer = ask(&self.squeue, crate::steps::ARGS)
+        let stdout = run(&self.squeue, crate::step_list::SQUEUE_ARGS)
             .await?
             .success(&self.squeue)?;
-        Ok(crate::steps::jobs_with_step(&answer, name))
+        Ok(crate::step_list::jobs_with_step(&stdout, name))
     }
 
-    /// The partitions that we may see.
+    /// The partitions that are visible to this user.
     pub async fn partitions(&self) -> Result<Vec<Partition>, SlurmError> {
-        let answer = ask(&self.sinfo, crate::partitions::ARGS)
+        let stdout = run(&self.sinfo, crate::partitions::SINFO_ARGS)
             .await?
             .success(&self.sinfo)?;
-        Ok(parse_partitions(&answer))
+        Ok(parse_partitions(&stdout))
     }
 }
 
@@ -175,7 +169,7 @@ fn parse_kill_wait(config: &str) -> Option<Duration> {
     })
 }
 
-impl Answer {
+impl CommandOutput {
     fn success(self, program: &Path) -> Result<String, SlurmError> {
         if self.status.success() {
             Ok(self.stdout)
@@ -192,16 +186,16 @@ fn name_of(program: &Path) -> String {
     )
 }
 
-fn unreadable(program: &Path, problem: impl Into<String>) -> SlurmError {
-    SlurmError::Unreadable {
+fn unexpected_output(program: &Path, problem: impl Into<String>) -> SlurmError {
+    SlurmError::UnexpectedOutput {
         command: name_of(program),
         problem: problem.into(),
     }
 }
 
-/// Runs one command to its end: no shell, no standard input, in the C locale, bounded in time and in size.
-async fn ask(program: &Path, args: &[&str]) -> Result<Answer, SlurmError> {
-    let start = |source| SlurmError::Start {
+/// Runs one command to its end: without a shell or standard input, in the C locale, with limits on time and output size.
+async fn run(program: &Path, args: &[&str]) -> Result<CommandOutput, SlurmError> {
+    let cannot_start = |source| SlurmError::Start {
         command: program.display().to_string(),
         source,
     };
@@ -212,48 +206,48 @@ async fn ask(program: &Path, args: &[&str]) -> Result<Answer, SlurmError> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    // Times as seconds since 1970: Slurm prints local time with no zone otherwise.
+    // Without this format Slurm prints local time without a zone.
     command.env("LC_ALL", "C").env("SLURM_TIME_FORMAT", "%s");
     for (name, _) in std::env::vars_os() {
         if changes_output(&name.to_string_lossy()) {
             command.env_remove(name);
         }
     }
-    let mut child = command.spawn().map_err(start)?;
+    let mut child = command.spawn().map_err(cannot_start)?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let work = async {
         tokio::try_join!(
-            read_bounded(out, MAX_ANSWER, &mut stdout),
-            read_bounded(err, MAX_COMPLAINT, &mut stderr)
+            read_bounded(out, MAX_STDOUT, &mut stdout),
+            read_bounded(err, MAX_STDERR, &mut stderr)
         )?;
         child.wait().await
     };
-    let ended = tokio::time::timeout(PATIENCE, work).await;
+    let finished = tokio::time::timeout(COMMAND_TIMEOUT, work).await;
     let stderr = String::from_utf8_lossy(&stderr).into_owned();
-    let Ok(status) = ended else {
-        // A command that keeps trying has often said why.
+    let Ok(status) = finished else {
+        // A command that retries may have printed the reason.
         return Err(match classify(&name_of(program), None, &stderr) {
             SlurmError::Failed { .. } => SlurmError::Timeout {
                 command: name_of(program),
-                seconds: PATIENCE.as_secs(),
+                seconds: COMMAND_TIMEOUT.as_secs(),
             },
             known => known,
         });
     };
-    let status = status.map_err(start)?;
-    tracing::debug!(command = %program.display(), ?args, %status, "asked Slurm");
-    if stdout.len() as u64 >= MAX_ANSWER {
-        return Err(unreadable(program, "it is too long"));
+    let status = status.map_err(cannot_start)?;
+    tracing::debug!(command = %program.display(), ?args, %status, "ran Slurm command");
+    if stdout.len() as u64 >= MAX_STDOUT {
+        return Err(unexpected_output(program, "it is too long"));
     }
-    Ok(Answer {
+    Ok(CommandOutput {
         status,
         stdout: String::from_utf8_lossy(&stdout).into_owned(),
         stderr,
     })
 }
 
-/// Variables with which users choose formats, filters or other clusters for these commands.
+/// Whether a variable selects a format, a filter or another cluster for these commands.
 fn changes_output(name: &str) -> bool {
     ["SQUEUE_", "SINFO_", "SCONTROL_"]
         .iter()
@@ -264,7 +258,7 @@ fn changes_output(name: &str) -> bool {
         )
 }
 
-/// Reads up to `limit` bytes and throws the rest away, so that the command is never blocked by a full pipe.
+/// Reads up to `limit` bytes and discards the rest, so that the command never blocks on a full pipe.
 async fn read_bounded(
     source: Option<impl AsyncRead + Unpin>,
     limit: u64,
@@ -291,34 +285,34 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_end_is_found_in_the_configuration() {
+    fn kill_wait_is_parsed_from_configuration() {
         let config = "KeepAliveTime           = SYSTEM_DEFAULT\nKillOnBadExit           = 0\nKillWait                = 15 sec\n";
         assert_eq!(parse_kill_wait(config), Some(Duration::from_secs(15)));
-        for odd in [
+        for invalid in [
             "",
             "KillWait",
             "KillWait = ",
             "KillWait = soon",
             "xKillWait = 3 sec",
         ] {
-            assert_eq!(parse_kill_wait(odd), None, "{odd}");
+            assert_eq!(parse_kill_wait(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn missing_commands_are_named() {
+    fn error_lists_missing_commands() {
         let dir = tempfile::tempdir().unwrap();
         script(dir.path(), "srun", "exit 0");
         std::fs::write(dir.path().join("sinfo"), "not executable").unwrap();
         let error = Slurm::find_on(dir.path().as_os_str()).unwrap_err();
-        insta::assert_snapshot!(error, @"Slurm is not installed on this host: scontrol, squeue, sinfo, sbatch, scancel not found on PATH");
+        insta::assert_snapshot!(error, @"Slurm is not installed on this host: scontrol, squeue, sinfo, scancel not found on PATH");
         assert!(error.hint().is_some());
     }
 
     #[tokio::test]
-    async fn answers_are_bounded_and_complaints_understood() {
+    async fn output_is_bounded_and_failures_are_classified() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["squeue", "sinfo", "sbatch", "scancel"] {
+        for name in ["squeue", "sinfo", "scancel"] {
             script(dir.path(), name, "exit 0");
         }
         script(dir.path(), "srun", "yes x | head -c 20000000");
@@ -330,7 +324,7 @@ mod tests {
         let slurm = Slurm::find_on(dir.path().as_os_str()).unwrap();
         assert!(matches!(
             slurm.version().await,
-            Err(SlurmError::Unreadable { .. })
+            Err(SlurmError::UnexpectedOutput { .. })
         ));
         assert!(matches!(
             slurm.job_detail(1).await,

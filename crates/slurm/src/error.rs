@@ -1,107 +1,107 @@
-//! What can go wrong when talking to Slurm, and what the user can do about it.
+//! Errors of this crate, with hints for the user.
 
 use crate::hostlist::HostlistError;
 
-/// Longest piece of Slurm's own words that we repeat.
-const MAX_WORDS: usize = 2_000;
+/// Longest message of Slurm that an error quotes, in bytes.
+const MAX_MESSAGE: usize = 2_000;
 
-/// An error of this crate. [`SlurmError::hint`] says what to do next.
+/// An error of this crate. [`SlurmError::hint`] suggests the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlurmError {
-    /// Commands that we need are not on `PATH`.
+    /// Required commands are not on `PATH`.
     #[error("Slurm is not installed on this host: {} not found on PATH", .missing.join(", "))]
     NotInstalled {
         /// The commands that were not found.
         missing: Vec<&'static str>,
     },
-    /// The commands are there, but have no configuration (`slurm.conf`).
-    #[error("Slurm has no configuration on this host: {words}")]
+    /// The commands exist but find no configuration (`slurm.conf`).
+    #[error("Slurm has no configuration on this host: {message}")]
     NotConfigured {
-        /// What the command said.
-        words: String,
+        /// The command's message.
+        message: String,
     },
     /// `slurmctld` does not answer.
-    #[error("Slurm's controller does not answer: {words}")]
+    #[error("Slurm's controller does not answer: {message}")]
     ControllerDown {
-        /// What the command said.
-        words: String,
+        /// The command's message.
+        message: String,
     },
-    /// Slurm does not believe who we are (munge or its successor).
-    #[error("Slurm could not authenticate us: {words}")]
+    /// Authentication failed (munge or its successor).
+    #[error("cannot authenticate to Slurm: {message}")]
     Authentication {
-        /// What the command said.
-        words: String,
+        /// The command's message.
+        message: String,
     },
-    /// Slurm understood the request and said no: unknown option, invalid partition, limits, no such node.
-    #[error("Slurm refused: {words}")]
+    /// Slurm rejected the request: unknown option, invalid partition, limits, no such node.
+    #[error("Slurm refused: {message}")]
     Refused {
-        /// Slurm's own words.
-        words: String,
+        /// Slurm's message.
+        message: String,
     },
-    /// The job that we were told to use has ended or never existed.
-    #[error("the Slurm job is gone: {words}")]
+    /// The requested job has ended or never existed.
+    #[error("the Slurm job has ended or does not exist: {message}")]
     JobGone {
-        /// What the command said.
-        words: String,
+        /// The command's message.
+        message: String,
     },
-    /// The program that srun was to start does not exist on the node, or cannot be executed there.
-    #[error("the program is not visible on the compute node: {words}")]
+    /// The node cannot find or execute the program of the step.
+    #[error("the program is not visible on the compute node: {message}")]
     ProgramNotFound {
-        /// What srun said.
-        words: String,
+        /// srun's message.
+        message: String,
     },
-    /// A node of the job can't be reached.
-    #[error("Slurm cannot reach node {node}: {words}")]
+    /// Slurm cannot reach a node of the job.
+    #[error("Slurm cannot reach node {node}: {message}")]
     NodeDown {
         /// The node.
         node: String,
-        /// What srun said.
-        words: String,
+        /// srun's message.
+        message: String,
     },
-    /// A command took longer than we wait for it.
+    /// A command exceeded its time limit.
     #[error("{command} did not answer within {seconds} s")]
     Timeout {
         /// The command, without its arguments.
         command: String,
-        /// How long we waited.
+        /// The time limit.
         seconds: u64,
     },
-    /// A command could not be started at all.
+    /// A command could not be started.
     #[error("cannot start {command}")]
     Start {
         /// The command's path.
         command: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A command failed in a way that we have no better name for.
-    #[error("{command} failed ({status}): {words}")]
+    /// A command failed for a reason that none of the other variants describes.
+    #[error("{command} failed ({status}): {message}")]
     Failed {
         /// The command, without its arguments.
         command: String,
         /// Its exit status.
         status: String,
-        /// What it said.
-        words: String,
+        /// Its message.
+        message: String,
     },
-    /// A command answered with something that we cannot read.
-    #[error("cannot understand the answer of {command}: {problem}")]
-    Unreadable {
+    /// The parser does not accept the output of a command.
+    #[error("cannot parse the output of {command}: {problem}")]
+    UnexpectedOutput {
         /// The command, without its arguments.
         command: String,
-        /// What is wrong with it.
+        /// Why the parser does not accept it.
         problem: String,
     },
-    /// A variable of the job's environment is not what Slurm would write.
-    #[error("the environment variable {variable} makes no sense ({value:?}): {problem}")]
+    /// A variable of the job's environment has a value that Slurm would not set.
+    #[error("cannot use the environment variable {variable}={value:?}: {problem}")]
     BadEnvironment {
         /// The variable's name.
         variable: &'static str,
-        /// Its value, cut if long.
+        /// Its value, truncated.
         value: String,
-        /// What is wrong with it.
+        /// Why it is not usable.
         problem: String,
     },
     /// A list of nodes cannot be expanded.
@@ -110,11 +110,11 @@ pub enum SlurmError {
 }
 
 impl SlurmError {
-    /// What the user can do next, as one sentence without a leading `hint:`; `None` where Slurm's words say it all.
+    /// What the user can do next, as one sentence without a leading `hint:`; `None` if Slurm's message is enough.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NodeDown { .. } => {
-                "`scontrol show node` tells what Slurm knows of it; leave it out with --exclude"
+                "`scontrol show node` shows its state; leave it out with --exclude"
             }
             Self::NotInstalled { .. } => {
                 "run this on a login or compute node of the cluster, or load its module first (often `module load slurm`)"
@@ -128,7 +128,7 @@ impl SlurmError {
             Self::Authentication { .. } => {
                 "munge may be down on this host or its clock may be off: `munge -n | unmunge` shows which"
             }
-            Self::Refused { words } => return refusal_hint(words),
+            Self::Refused { message } => return hint_for_refusal(message),
             Self::JobGone { .. } => {
                 "this shell still has the variables of a job that ended: leave it, or `unset SLURM_JOB_ID`"
             }
@@ -140,23 +140,18 @@ impl SlurmError {
             }
             Self::Start { .. }
             | Self::Failed { .. }
-            | Self::Unreadable { .. }
+            | Self::UnexpectedOutput { .. }
             | Self::BadNodeList(_) => return None,
         })
     }
-
-    /// Whether trying the same again later can help without anything else changing.
-    pub fn is_transient(&self) -> bool {
-        matches!(self, Self::ControllerDown { .. } | Self::Timeout { .. })
-    }
 }
 
-/// Slurm says what it refused, but not where to look up what it would accept.
-fn refusal_hint(words: &str) -> Option<&'static str> {
-    let has = |needle: &str| words.to_ascii_lowercase().contains(needle);
+/// The command that lists the valid values. Slurm's message does not name it.
+fn hint_for_refusal(message: &str) -> Option<&'static str> {
+    let has = |needle: &str| message.to_ascii_lowercase().contains(needle);
     if has("requested nodes are busy") {
         Some(
-            "other steps of the job hold it (`squeue -s` lists them); one that is started with `srun --overlap` holds nothing",
+            "other steps of the job hold the resources (`squeue -s` lists them); a step started with `srun --overlap` holds none",
         )
     } else if has("partition") {
         Some("`sinfo -s` lists the partitions")
@@ -173,8 +168,8 @@ fn refusal_hint(words: &str) -> Option<&'static str> {
     }
 }
 
-/// Makes Slurm's text fit to be shown: no control characters (they could rewrite the terminal), bounded, no empty lines.
-pub(crate) fn clean_words(text: &str) -> String {
+/// Makes Slurm's text safe to print: one bounded line without control characters, which could manipulate the terminal.
+pub(crate) fn sanitize(text: &str) -> String {
     let mut clean = String::new();
     for line in text.lines() {
         let line: String = line
@@ -189,8 +184,8 @@ pub(crate) fn clean_words(text: &str) -> String {
             clean.push_str("; ");
         }
         clean.push_str(line);
-        if clean.len() > MAX_WORDS {
-            let mut cut = MAX_WORDS;
+        if clean.len() > MAX_MESSAGE {
+            let mut cut = MAX_MESSAGE;
             while !clean.is_char_boundary(cut) {
                 cut -= 1;
             }
@@ -200,7 +195,7 @@ pub(crate) fn clean_words(text: &str) -> String {
         }
     }
     if clean.is_empty() {
-        "it said nothing".to_owned()
+        "no output".to_owned()
     } else {
         clean
     }
@@ -211,20 +206,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_made_harmless() {
+    fn control_characters_are_removed() {
         assert_eq!(
-            clean_words("srun: error: a\u{1b}[2Jb\n\n  srun: c \n"),
+            sanitize("srun: error: a\u{1b}[2Jb\n\n  srun: c \n"),
             "srun: error: a [2Jb; srun: c"
         );
-        assert_eq!(clean_words("\n"), "it said nothing");
-        assert!(clean_words(&"é".repeat(100_000)).len() < MAX_WORDS + 8);
+        assert_eq!(sanitize("\n"), "no output");
+        assert!(sanitize(&"é".repeat(100_000)).len() < MAX_MESSAGE + 8);
     }
 
     #[test]
-    fn a_refusal_points_to_the_right_command() {
-        let refused = |words: &str| {
+    fn refusal_hint_names_the_listing_command() {
+        let refused = |message: &str| {
             SlurmError::Refused {
-                words: words.into(),
+                message: message.into(),
             }
             .hint()
         };

@@ -1,24 +1,24 @@
 //! Slurm's host lists: `node[1-3,7],gpu-a[01-02]` ⇄ names.
 //!
-//! Slurm's order is kept (task numbers follow it) and nothing is sorted or removed. Everything is bounded: a list of a few
-//! bytes can stand for a billion names.
+//! Expansion keeps Slurm's order, which task ranks follow. The number of names is limited: a list of a few bytes can expand to a
+//! billion names.
 
 use std::fmt::Write as _;
 
-/// More nodes than any machine has; a list that stands for more is refused.
+/// More nodes than any cluster has. Longer lists are rejected.
 pub const MAX_NODES: usize = 100_000;
-/// Longest list that we look at.
+/// Longest list, in bytes.
 const MAX_LENGTH: usize = 4 << 20;
 /// Longest host name that Linux allows, with room for a domain.
 const MAX_NAME: usize = 255;
 
 /// Why a host list cannot be expanded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the node list {list:?} cannot be read: {problem}")]
+#[error("cannot expand the node list {list:?}: {problem}")]
 pub struct HostlistError {
-    /// The list, cut if long.
+    /// The list, truncated.
     pub list: String,
-    /// What is wrong with it.
+    /// Why it cannot be expanded.
     pub problem: &'static str,
 }
 
@@ -29,105 +29,110 @@ pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
         problem,
     };
     if list.len() > MAX_LENGTH {
-        return Err(fail("it is too long"));
+        return Err(fail("too long"));
     }
     let mut names = Vec::new();
-    for word in split_outside_brackets(list).map_err(fail)? {
-        expand_word(word, &mut names).map_err(fail)?;
+    for entry in split_outside_brackets(list).map_err(fail)? {
+        expand_entry(entry, &mut names).map_err(fail)?;
     }
     Ok(names)
 }
 
 /// Splits at commas that are not inside brackets.
 fn split_outside_brackets(list: &str) -> Result<Vec<&str>, &'static str> {
-    let (mut words, mut start, mut inside) = (Vec::new(), 0, false);
+    let (mut entries, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
         match byte {
-            b'[' if inside => return Err("it has nested brackets"),
+            b'[' if inside => return Err("nested brackets"),
             b'[' => inside = true,
-            b']' if !inside => return Err("it has a closing bracket too many"),
+            b']' if !inside => return Err("unmatched closing bracket"),
             b']' => inside = false,
             b',' if !inside => {
-                words.push(&list[start..at]);
+                entries.push(&list[start..at]);
                 start = at + 1;
             }
             _ => {}
         }
     }
     if inside {
-        return Err("it has an open bracket");
+        return Err("unclosed bracket");
     }
-    words.push(&list[start..]);
-    // An empty list, and the trailing comma that some site scripts leave, stand for nothing.
-    words.retain(|word| !word.is_empty());
-    Ok(words)
+    entries.push(&list[start..]);
+    // Ignore empty entries: an empty list, or the trailing comma that some site scripts leave.
+    entries.retain(|entry| !entry.is_empty());
+    Ok(entries)
 }
 
-fn expand_word(word: &str, names: &mut Vec<String>) -> Result<(), &'static str> {
-    let room = MAX_NODES - names.len();
-    let mut heads = vec![String::new()];
-    let mut rest = word;
+fn expand_entry(entry: &str, names: &mut Vec<String>) -> Result<(), &'static str> {
+    let capacity = MAX_NODES - names.len();
+    let mut prefixes = vec![String::new()];
+    let mut rest = entry;
     while let Some((literal, tail)) = rest.split_once('[') {
-        let (ranges, tail) = tail.split_once(']').ok_or("it has an open bracket")?;
+        let (ranges, tail) = tail.split_once(']').ok_or("unclosed bracket")?;
         check_literal(literal)?;
-        let suffixes = expand_ranges(ranges, room)?;
-        if heads.len().saturating_mul(suffixes.len()) > room {
-            return Err("it stands for too many nodes");
+        let suffixes = expand_ranges(ranges, capacity)?;
+        if prefixes.len().saturating_mul(suffixes.len()) > capacity {
+            return Err("too many nodes");
         }
-        heads = heads
+        prefixes = prefixes
             .iter()
-            .flat_map(|head| suffixes.iter().map(move |s| format!("{head}{literal}{s}")))
+            .flat_map(|prefix| {
+                suffixes
+                    .iter()
+                    .map(move |s| format!("{prefix}{literal}{s}"))
+            })
             .collect();
         rest = tail;
     }
     check_literal(rest)?;
-    if heads.len() > room {
-        return Err("it stands for too many nodes");
+    if prefixes.len() > capacity {
+        return Err("too many nodes");
     }
-    for mut name in heads {
+    for mut name in prefixes {
         name.push_str(rest);
         if name.is_empty() || name.len() > MAX_NAME {
-            return Err("it has a name of impossible length");
+            return Err("empty or too long name");
         }
         names.push(name);
     }
     Ok(())
 }
 
-/// Names end up as arguments and in host files, so only what a host name may hold is let through.
+/// Rejects characters that no host name has, because names become arguments and lines of host files.
 fn check_literal(text: &str) -> Result<(), &'static str> {
-    let fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
-    if text.bytes().all(fine) {
+    let is_allowed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    if text.bytes().all(is_allowed) {
         Ok(())
     } else {
-        Err("it has a character that no host name has")
+        Err("invalid character in a name")
     }
 }
 
-/// `1-3,07,12` → `["1", "2", "3", "07", "12"]`; the width of the lower bound is kept, as Slurm does.
-fn expand_ranges(ranges: &str, room: usize) -> Result<Vec<String>, &'static str> {
+/// `1-3,07,12` → `["1", "2", "3", "07", "12"]`; pads to the width of the lower bound, as Slurm does.
+fn expand_ranges(ranges: &str, capacity: usize) -> Result<Vec<String>, &'static str> {
     let number = |text: &str| -> Result<u64, &'static str> {
         if text.is_empty() || text.len() > 18 || !text.bytes().all(|b| b.is_ascii_digit()) {
-            return Err("it has a range that is no number");
+            return Err("invalid number in a range");
         }
-        text.parse().map_err(|_| "it has a range that is no number")
+        text.parse().map_err(|_| "invalid number in a range")
     };
     let mut suffixes = Vec::new();
     for range in ranges.split(',') {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
         let (first, last, width) = (number(low)?, number(high)?, low.len());
         if first > last {
-            return Err("it has a range that runs backwards");
+            return Err("range with descending bounds");
         }
-        if last - first >= (room.saturating_sub(suffixes.len())) as u64 {
-            return Err("it stands for too many nodes");
+        if last - first >= (capacity.saturating_sub(suffixes.len())) as u64 {
+            return Err("too many nodes");
         }
         suffixes.extend((first..=last).map(|n| format!("{n:0width$}")));
     }
     Ok(suffixes)
 }
 
-/// The reverse: runs of consecutive numbers are folded, so that thousands of nodes fit on one command line.
+/// The inverse of [`expand`]: folds consecutive numbers, so that thousands of nodes fit on one command line.
 /// `expand(&compress(names)) == names` for any names that `expand` can return.
 pub fn compress(names: &[String]) -> String {
     let mut out = String::new();
@@ -155,7 +160,7 @@ pub fn compress(names: &[String]) -> String {
     out
 }
 
-/// Splits a name before its trailing digits; digits too long for a number count as none.
+/// Splits a name before its trailing digits. More digits than fit into a number count as none.
 fn split_number(name: &str) -> (&str, &str) {
     let at = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     if name.len() - at > 18 {
@@ -165,13 +170,13 @@ fn split_number(name: &str) -> (&str, &str) {
     }
 }
 
-/// Whether `b` is the number after `a` and a range from `a`'s width would print it the same way.
+/// Whether `b` is the number after `a`, and a range padded to the width of `a` prints it the same way.
 fn follows(a: &str, b: &str) -> bool {
     let (Ok(x), Ok(y)) = (a.parse::<u64>(), b.parse::<u64>()) else {
         return false;
     };
     let width = a.len();
-    // A change of width (9 → 10, or 99 → 100) starts a new range unless neither is padded: keep it simple and start one.
+    // A change of width (9 → 10) always starts a new range. Unpadded numbers would not need it, but this is simpler.
     x + 1 == y && b.len() == width
 }
 
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_the_absurd() {
+    fn rejects_malformed_and_huge_lists() {
         let lists = [
             "n[1-999999999]",
             "n[1-999999999999999999]",
@@ -226,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn folds_runs() {
+    fn folds_consecutive_numbers() {
         let names = |list: &str| expand(list).unwrap();
         assert_eq!(
             compress(&names("node1,node2,node3,node7")),
@@ -239,17 +244,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_handled(list in ".{0,60}") {
+        fn arbitrary_text_never_panics(list in ".{0,60}") {
             if let Ok(names) = expand(&list) { prop_assert!(names.len() <= MAX_NODES); }
         }
 
         #[test]
-        fn text_that_looks_like_a_list_is_handled(list in "[an0-9\\[\\],-]{0,40}") {
+        fn list_like_text_never_panics(list in "[an0-9\\[\\],-]{0,40}") {
             if let Ok(names) = expand(&list) { prop_assert!(names.len() <= MAX_NODES); }
         }
 
         #[test]
-        fn compressing_loses_nothing(names in proptest::collection::vec("[a-c]{1,2}[0-9]{0,3}", 0..40)) {
+        fn expand_inverts_compress(names in proptest::collection::vec("[a-c]{1,2}[0-9]{0,3}", 0..40)) {
             prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
         }
     }

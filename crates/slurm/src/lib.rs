@@ -1,41 +1,42 @@
-//! The only code that runs Slurm's commands and reads what they print.
+//! The only code that runs Slurm's commands and parses their output.
 //!
-//! It is responsible for the differences between Slurm 22.05 and the newest release, for the environment that Slurm gives
-//! to jobs, and for turning Slurm's complaints into errors that say what to do next. It deliberately knows nothing of
-//! Kubernetes, of containers, or of what is started through it.
+//! Responsible for: the differences between Slurm 22.05 and the newest release, the environment that Slurm gives
+//! to jobs, and turning Slurm's messages into errors with a hint. It deliberately knows nothing of
+//! Kubernetes, of containers, or of the programs that it starts.
 //!
-//! Slurm's output is not trusted: job names, comments and reasons are free text of users and administrators, so every
-//! parser here is a pure, bounded function that ignores what it does not understand and never panics.
+//! Slurm's output is not trusted: job names, comments and reasons are free text of users and administrators. So every
+//! parser here is a pure, bounded function that ignores unknown fields and never panics.
 //!
-//! Start reading at [`Allocation`] (where are we?), then [`AgentStep`] (one process on every node of a running job),
-//! [`ShareStep`] (one process with a share of a running job), [`Submission`] (a new job) and [`Slurm`] (the questions we ask: version, ping, job details, partitions).
+//! Start reading at [`Allocation`] (the job of this process), then [`AgentStep`] (one process on every node of a running job),
+//! [`ExactStep`] (one process with resources of its own in a running job), [`Submission`] (a new job) and [`Slurm`] (queries: version, ping, job
+//! details, partitions).
 
+mod agent_step;
 mod allocation;
 mod classify;
 mod command;
 mod error;
-mod footprint;
+mod exact_step;
 pub mod hostlist;
 mod invocation;
-mod job;
-pub mod options;
+mod job_detail;
 mod partitions;
-mod share;
-mod step;
-mod steps;
+mod process_markers;
+pub mod srun_options;
+mod step_list;
 mod submission;
 mod version;
 
-pub use allocation::{Allocation, Place};
-pub use classify::{classify, is_noise, lost_node, node_without_program};
+pub use agent_step::AgentStep;
+pub use allocation::{Allocation, JobLocation};
+pub use classify::{classify, is_noise, node_failure_message, node_without_program};
 pub use command::{Slurm, on_path};
 pub use error::SlurmError;
-pub use footprint::Footprint;
+pub use exact_step::ExactStep;
 pub use hostlist::HostlistError;
-pub use invocation::{Invocation, is_kept_in_steps};
-pub use job::{Gres, JobDetail, NodeShare, parse_gres, parse_job_detail};
-pub use partitions::{Partition, parse_partitions};
-pub use share::ShareStep;
-pub use step::AgentStep;
+pub use invocation::{Invocation, is_inherited_by_steps};
+pub use job_detail::{Gres, JobDetail, NodeShare, parse_gres, parse_job_detail};
+pub use partitions::{Partition, PartitionState, parse_partitions};
+pub use process_markers::JobProcessMarkers;
 pub use submission::Submission;
-pub use version::Version;
+pub use version::SlurmVersion;

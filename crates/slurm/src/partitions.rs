@@ -1,39 +1,64 @@
-//! The partitions, from `sinfo`.
+//! Partitions, from `sinfo`.
 
-/// What we ask for: one line per partition, fields between bars. `%P` carries a star on the default partition.
-pub(crate) const ARGS: &[&str] = &["--noheader", "--summarize", "--format=%P|%a|%l|%F"];
+use std::fmt;
+
+/// One line per partition, fields separated by bars. `%P` marks the default partition with a star.
+pub(crate) const SINFO_ARGS: &[&str] = &["--noheader", "--summarize", "--format=%P|%a|%F"];
 
 /// A partition as an ordinary user sees it.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// Its name.
     pub name: String,
-    /// Whether jobs go there when none is asked for.
+    /// Whether Slurm uses it for jobs that name no partition.
     pub default: bool,
-    /// `up`, `down`, `drain` or `inactive`.
-    pub state: String,
-    /// Longest time that a job may ask for, in Slurm's words (`1-00:00:00`, `infinite`).
-    pub time_limit: String,
-    /// Nodes that run jobs.
-    pub nodes_allocated: u32,
+    /// Whether it accepts and starts jobs.
+    pub state: PartitionState,
     /// Nodes that could run jobs now.
     pub nodes_idle: u32,
-    /// All nodes, also those that are down.
+    /// All nodes, including those that are down.
     pub nodes_total: u32,
 }
 
-/// Reads the answer to [`ARGS`]; lines that look otherwise are skipped.
+/// The state of a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PartitionState {
+    /// Accepts and starts jobs.
+    Up,
+    /// Any other state, as `sinfo` prints it: `down`, `drain`, `inact`.
+    NotUp(String),
+}
+
+impl From<&str> for PartitionState {
+    fn from(text: &str) -> Self {
+        match text {
+            "up" => Self::Up,
+            other => Self::NotUp(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for PartitionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up",
+            Self::NotUp(state) => state,
+        })
+    }
+}
+
+/// Parses the output of `sinfo` with [`SINFO_ARGS`]; skips lines of another form.
 pub fn parse_partitions(text: &str) -> Vec<Partition> {
     text.lines().filter_map(parse_line).collect()
 }
 
 fn parse_line(line: &str) -> Option<Partition> {
     let fields: Vec<&str> = line.trim().split('|').collect();
-    let [name, state, time_limit, nodes] = fields[..] else {
+    let [name, state, nodes] = fields[..] else {
         return None;
     };
-    let counts: Vec<u32> = nodes.split('/').map(count).collect::<Option<_>>()?;
-    let [allocated, idle, _other, total] = counts[..] else {
+    let counts: Vec<u32> = nodes.split('/').map(parse_count).collect::<Option<_>>()?;
+    let [_allocated, idle, _other, total] = counts[..] else {
         return None;
     };
     let (name, default) = name
@@ -45,16 +70,14 @@ fn parse_line(line: &str) -> Option<Partition> {
     Some(Partition {
         name: name.to_owned(),
         default,
-        state: state.to_owned(),
-        time_limit: time_limit.to_owned(),
-        nodes_allocated: allocated,
+        state: state.into(),
         nodes_idle: idle,
         nodes_total: total,
     })
 }
 
-/// Large counts are abbreviated by sinfo: `12K`.
-fn count(text: &str) -> Option<u32> {
+/// `sinfo` abbreviates large counts: `12K`.
+fn parse_count(text: &str) -> Option<u32> {
     match text.strip_suffix('K') {
         Some(thousands) => Some((thousands.parse::<f32>().ok()? * 1024.0) as u32),
         None => text.parse().ok(),
@@ -66,25 +89,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_sinfo() {
-        let text = "main*|up|infinite|1/1/0/2\nlong|down|7-00:00:00|0/12K/0/12K\nslurm_load_partitions: something\n|up|1|0/0/0/0\n";
-        insta::assert_debug_snapshot!(parse_partitions(text).iter().map(|p| (&p.name, p.default, &p.state, p.nodes_idle, p.nodes_total)).collect::<Vec<_>>(), @r#"
-        [
-            (
-                "main",
-                true,
-                "up",
-                1,
-                2,
-            ),
-            (
-                "long",
-                false,
-                "down",
-                12288,
-                12288,
-            ),
-        ]
-        "#);
+    fn parses_sinfo_output() {
+        let text = "main*|up|1/1/0/2\nlong|down|0/12K/0/12K\nslurm_load_partitions: something\n|up|0/0/0/0\n";
+        let partition = |name: &str, default, state, nodes_idle, nodes_total| Partition {
+            name: name.to_owned(),
+            default,
+            state,
+            nodes_idle,
+            nodes_total,
+        };
+        let down = PartitionState::NotUp("down".to_owned());
+        assert_eq!(
+            parse_partitions(text),
+            [
+                partition("main", true, PartitionState::Up, 1, 2),
+                partition("long", false, down, 12288, 12288),
+            ]
+        );
     }
 }

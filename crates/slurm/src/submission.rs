@@ -1,4 +1,4 @@
-//! A new job from outside of any: `srun` with the user's own options.
+//! A new job, by `srun` with the user's options.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,25 +9,25 @@ use crate::invocation::{Invocation, removed_for_steps};
 /// A program to run in a new job, one task per node unless the user's options say otherwise.
 #[derive(Debug, Clone)]
 pub struct Submission<'a> {
-    /// The user's Slurm options, verbatim (`-N4`, `--partition=main`, …). They come after ours and win.
+    /// The user's Slurm options, verbatim (`-N4`, `--partition=main`, …). They come last and so override ours.
     pub options: &'a [String],
-    /// A running job to use instead of a new one, and the node of it to go to.
+    /// Use this running job instead of a new one, on this node.
     pub within: Option<(u32, &'a str)>,
     /// The program, as an absolute path.
     pub program: &'a Path,
     /// Its arguments.
     pub args: &'a [String],
-    /// Give the program a terminal: the one that we have.
+    /// Connect the program to our terminal.
     pub terminal: bool,
     /// The job's name unless the user gives one.
     pub name: &'a str,
 }
 
 impl Submission<'_> {
-    /// The `srun` command line; `env` are the names of our own environment.
+    /// The `srun` command line; `env` are the names of the variables in our environment.
     ///
-    /// For a new job the environment is left alone: `SLURM_PARTITION` and the like are the user's wishes. Inside a job they
-    /// are the outer step's.
+    /// A new job inherits the whole environment, since the user sets `SLURM_PARTITION` and the like. Inside a job they
+    /// belong to the outer step.
     pub fn invocation<'e>(
         &self,
         slurm: &Slurm,
@@ -35,9 +35,9 @@ impl Submission<'_> {
     ) -> Invocation {
         let mut args: Vec<OsString> = vec![
             format!("--job-name={}", self.name).into(),
-            // Ctrl-C goes to the tasks at once, which end in order, instead of printing the state of tasks first.
+            // Forward Ctrl-C to the tasks at once. By default the first one prints the state of the tasks.
             "--disable-status".into(),
-            // The tasks that do not lead end when they like.
+            // Tasks other than the leader may end early, with any exit code.
             "--kill-on-bad-exit=0".into(),
             "--wait=0".into(),
             "--mpi=none".into(),
@@ -45,13 +45,13 @@ impl Submission<'_> {
         args.push(if self.terminal {
             "--pty".into()
         } else {
-            // Only the first task leads, so only it may read what the user pipes in.
+            // Only the first task, the leader, reads standard input.
             "--input=0".into()
         });
-        // The leader's step takes as little as can be from steps that are started later, by the workload or for pods.
+        // The leader's step must leave the resources to steps that the workload or pods start later.
         let env: Vec<&str> = env.into_iter().collect();
         if self.within.is_none() {
-            args.extend(self.modesty(&env).map(OsString::from));
+            args.extend(self.sharing_option(&env).map(OsString::from));
         }
         if let Some((job, node)) = self.within {
             args.extend([
@@ -59,7 +59,7 @@ impl Submission<'_> {
                 "--nodes=1".into(),
                 "--ntasks=1".into(),
                 format!("--nodelist={node}").into(),
-                // Beside whatever else runs in the job, with all that it has.
+                // Share all resources of the job with its other steps.
                 "--overlap".into(),
                 "--mem=0".into(),
                 "--cpu-bind=none".into(),
@@ -79,11 +79,12 @@ impl Submission<'_> {
         }
     }
 
-    /// The option that makes a job's first step leave its resources to others.
+    /// The option that makes the first step of a job leave resources to later steps.
     ///
-    /// It can't share those of whole nodes. There it takes a CPU for each task, but only if their number is given.
-    /// (As `srun` reads it, `--exclusive` may be shortened as long as it is not `--exclude`.)
-    fn modesty(&self, env: &[&str]) -> Option<&'static str> {
+    /// With `--exclusive` a step cannot overlap, but it takes only one CPU per task if the number of tasks is given.
+    /// So this adds the number unless the user gives one.
+    /// `srun` accepts abbreviations of `--exclusive`, down to the shortest that is not one of `--exclude`.
+    fn sharing_option(&self, env: &[&str]) -> Option<&'static str> {
         let given = |names: &[&str], variables: &[&str]| {
             let by_option = |option: &String| names.iter().any(|name| option.starts_with(name));
             self.options.iter().any(by_option) || env.iter().any(|name| variables.contains(name))

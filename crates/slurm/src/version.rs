@@ -1,10 +1,10 @@
-//! Slurm's version, as its commands print it.
+//! Slurm's version.
 
 use std::fmt;
 
-/// A Slurm release such as 22.05.8. Ordered, so that `version >= Version::new(23, 11)` reads as meant.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-pub struct Version {
+/// A Slurm release such as 22.05.8. Ordered, so that `version >= SlurmVersion::new(23, 11)` works.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlurmVersion {
     /// Year of the release (22).
     pub major: u16,
     /// Month of the release (5 for 22.05).
@@ -13,8 +13,8 @@ pub struct Version {
     pub micro: u16,
 }
 
-impl Version {
-    /// The oldest release that we support.
+impl SlurmVersion {
+    /// The oldest supported release.
     pub const OLDEST: Self = Self::new(22, 5);
 
     /// The first patch of a release.
@@ -26,8 +26,8 @@ impl Version {
         }
     }
 
-    /// Reads `slurm 22.05.8`, `slurm-wlm 22.05.8` (Debian) and `slurm 26.05.0-rc1`; other lines around it are ignored,
-    /// since site wrappers like to say something first.
+    /// Reads `slurm 22.05.8`, `slurm-wlm 22.05.8` (Debian) and `slurm 26.05.0-rc1`; other lines are ignored,
+    /// since site wrappers may print some first.
     pub fn parse(text: &str) -> Option<Self> {
         text.lines().find_map(|line| {
             let (name, rest) = line.trim().split_once(' ')?;
@@ -49,7 +49,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for SlurmVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:02}.{}", self.major, self.minor, self.micro)
     }
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_slurm_prints() {
-        let show = |text| Version::parse(text).map(|v| v.to_string());
+    fn parses_output_of_srun_version() {
+        let show = |text| SlurmVersion::parse(text).map(|v| v.to_string());
         assert_eq!(show("slurm 22.05.8\n").as_deref(), Some("22.05.8"));
         assert_eq!(show("slurm-wlm 22.05.8\n").as_deref(), Some("22.05.8"));
         assert_eq!(show("slurm 26.05.0-rc1").as_deref(), Some("26.05.0"));
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn versions_are_ordered() {
-        assert!(Version::new(22, 5) < Version::new(22, 11));
-        assert!(Version::new(26, 5) > Version::OLDEST);
+        assert!(SlurmVersion::new(22, 5) < SlurmVersion::new(22, 11));
+        assert!(SlurmVersion::new(26, 5) > SlurmVersion::OLDEST);
     }
 }

@@ -1,14 +1,14 @@
-//! Volumes: from what the API says to directories that can be mounted, and the storage provisioner.
+//! Volumes of pods, and the storage provisioner.
 //!
-//! Responsible for: what the files of a configMap, secret, downwardAPI or projected volume are ([`content`], pure
-//! functions), and for directories on the node that hold them and other sources ([`dirs`]); for making and removing the
-//! directories behind persistent volumes ([`provisioner`]).
+//! Responsible for the files of configMap, secret, downwardAPI and projected volumes ([`content`], pure functions), for
+//! the directories on the node that hold these and other volumes ([`dirs`]), and for creating and removing the
+//! directories of persistent volumes ([`provisioner`]).
 //!
-//! Deliberately does not know: containers, images (an image volume is only named here), nor who mounts what where.
-//! [`content`] runs where the API server can be asked; [`dirs`] runs on the node, as the root of its user namespace. A
-//! [`Source`] is what travels from the one to the other.
+//! This crate deliberately knows nothing of containers and their mounts, or of images: an image volume is only a name here.
+//! [`content`] runs in the kubelet, which has access to the API server. [`dirs`] runs in the pod's sandbox, as root of its user
+//! namespace. The kubelet sends a [`VolumeSource`] to the sandbox.
 //!
-//! Start reading at [`Source`], then [`dirs::Volumes`].
+//! Start reading at [`VolumeSource`], then [`dirs::PodVolumes`].
 
 pub mod content;
 pub mod dirs;
@@ -16,8 +16,8 @@ pub mod provisioner;
 mod source;
 
 pub use content::{FileContent, Payload};
-pub use dirs::{Prepared, VolumeError, Volumes};
-pub use source::{HostPathKind, Ownership, Source};
+pub use dirs::{PodVolumes, PreparedVolume, VolumeError};
+pub use source::{FsGroupPolicy, HostPathKind, VolumeSource};
 
-/// The annotation of a PersistentVolume of type nfs that says where nodes have mounted it.
-pub const MOUNTED_AT: &str = "coracle.dev/mounted-at";
+/// Annotation of a PersistentVolume of type nfs: the path where nodes have mounted it.
+pub const MOUNTED_AT_ANNOTATION: &str = "coracle.dev/mounted-at";

@@ -1,4 +1,4 @@
-//! What a volume is made of, once the API has been asked everything.
+//! The source of a volume, with all references to API objects resolved.
 
 use std::path::PathBuf;
 
@@ -6,73 +6,73 @@ use serde::{Deserialize, Serialize};
 
 use crate::Payload;
 
-/// A volume's source, as the kubelet sends it to the sandbox of the pod.
+/// A volume's source, as the kubelet sends it to the pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Source {
-    /// A new directory that lives as long as the pod.
+pub enum VolumeSource {
+    /// A new directory with the lifetime of the pod.
     EmptyDir {
-        /// In memory rather than on the node's disk.
+        /// On a tmpfs instead of the node's disk.
         memory: bool,
-        /// In bytes. In memory the kernel holds it; on disk the owner of the pod asks for
-        /// [`Volumes::usage`](crate::Volumes::usage) and evicts.
+        /// In bytes. The kernel enforces it on a tmpfs; on disk the sandbox polls
+        /// [`PodVolumes::usage`](crate::PodVolumes::usage) and evicts the pod.
         size_limit: Option<u64>,
     },
-    /// Files whose content is known: configMap, secret, downwardAPI, projected.
+    /// Files of a configMap, secret, downwardAPI or projected volume.
     Files(Payload),
-    /// A path of the node as it is.
+    /// An existing path of the node.
     HostPath {
-        /// Where.
+        /// The path on the node.
         path: PathBuf,
-        /// What must be there.
+        /// The required file type.
         kind: HostPathKind,
-        /// The claim of a persistent volume says so.
+        /// From the claim of a persistent volume.
         #[serde(default)]
         read_only: bool,
     },
-    /// A directory of an NFS server that this node has mounted already: mounting is the administrator's.
+    /// A directory of an NFS server that this node has mounted already. Mounting NFS needs root.
     Nfs {
-        /// The server, as the mount names it.
+        /// The server, as in the node's mount table.
         server: String,
-        /// The directory there.
+        /// The directory on the server.
         path: String,
-        /// Where it is mounted, if the user says so; else it is looked for among the node's mounts.
+        /// The mount point, if the PersistentVolume's annotation names it; otherwise found in the node's mount table.
         mounted_at: Option<PathBuf>,
-        /// The volume or its claim says so.
+        /// From the volume or its claim.
         read_only: bool,
     },
-    /// The content of an image; whoever owns images makes the directory.
+    /// The content of an image. This crate does not prepare it.
     Image {
-        /// As the pod names it.
+        /// The image's name in the pod's spec.
         reference: String,
         /// `Always`, `IfNotPresent` or `Never`.
         pull_policy: String,
     },
     /// A persistent volume that is a directory on this node.
     Directory {
-        /// Where.
+        /// The path on the node.
         path: PathBuf,
-        /// The claim or the volume itself says so.
+        /// From the volume or its claim.
         read_only: bool,
-        /// Whether the pod's fsGroup is applied.
-        ownership: Ownership,
-        /// Made when first mounted: the provisioner can't reach this node's disk.
+        /// How the pod's fsGroup is applied.
+        ownership: FsGroupPolicy,
+        /// Create the directory at the first mount, because the provisioner cannot reach this node's disk.
         #[serde(default)]
         create: bool,
     },
 }
 
-/// What must be at a hostPath.
+/// The API's `hostPath.type`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostPathKind {
-    /// Anything; a directory is made if there is nothing, as container runtimes do.
+    /// No check; a missing directory is created, as container runtimes do.
     #[default]
     Unchecked,
-    /// A directory, made if missing.
+    /// A directory, created if missing.
     DirectoryOrCreate,
     /// A directory.
     Directory,
-    /// A file, made if missing.
+    /// A file, created if missing.
     FileOrCreate,
     /// A file.
     File,
@@ -85,7 +85,7 @@ pub enum HostPathKind {
 }
 
 impl HostPathKind {
-    /// From the API's `hostPath.type`; `None` if there is no such type.
+    /// Parses the API's `hostPath.type`; `None` for an unknown type.
     pub fn from_api(name: &str) -> Option<Self> {
         Some(match name {
             "" => Self::Unchecked,
@@ -103,12 +103,12 @@ impl HostPathKind {
 
 /// How the pod's fsGroup is applied to a persistent volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ownership {
-    /// Not at all: hostPath and nfs, as upstream.
+pub enum FsGroupPolicy {
+    /// Not at all, as upstream does for hostPath and nfs.
     #[default]
     Keep,
-    /// To every file.
+    /// To all files.
     Always,
-    /// To every file, unless the volume's root has it already.
+    /// To all files, unless the volume's root has the right group and mode already.
     OnRootMismatch,
 }

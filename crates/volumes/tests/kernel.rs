@@ -1,11 +1,11 @@
-//! Volumes as the kernel sees them, in a mount namespace of the test's own.
+//! Volumes on a real kernel, in a private mount namespace.
 //!
-//! Each test runs itself again below `unshare`: once with a single id mapped, as on nodes without subordinate ids, and,
-//! where the caller is root, once with all ids.
+//! Each test runs itself again under `unshare`: with a single mapped id, as on nodes without subordinate ids, and, if the
+//! caller is root, with all ids.
 
 #![allow(
     clippy::unwrap_used,
-    reason = "a test that can't go on should say where"
+    reason = "a failed unwrap fails the test and shows the line"
 )]
 
 use std::fs;
@@ -13,11 +13,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use volumes::{FileContent, Ownership, Payload, Source, Volumes};
+use volumes::{FileContent, FsGroupPolicy, Payload, PodVolumes, VolumeSource};
 
 const INSIDE: &str = "CORACLE_TEST_INSIDE";
 
-/// Runs the rest of the test named `name` in new namespaces; true inside of them.
+/// Runs the test `name` again in new namespaces. Returns true within them.
 fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -51,7 +51,7 @@ fn group(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().gid()
 }
 
-fn files(entries: &[(&str, u32)]) -> Source {
+fn files(entries: &[(&str, u32)]) -> VolumeSource {
     let file = |(name, mode): &(&str, u32)| {
         let content = FileContent {
             data: b"x".to_vec(),
@@ -60,21 +60,21 @@ fn files(entries: &[(&str, u32)]) -> Source {
         };
         ((*name).to_owned(), content)
     };
-    Source::Files(Payload {
+    VolumeSource::Files(Payload {
         files: entries.iter().map(file).collect(),
         ..Default::default()
     })
 }
 
 #[test]
-fn empty_dirs_in_memory_are_mounts_with_a_limit() {
-    if !inside("empty_dirs_in_memory_are_mounts_with_a_limit") {
+fn memory_empty_dir_is_a_limited_tmpfs() {
+    if !inside("memory_empty_dir_is_a_limited_tmpfs") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (disk, memory) = (dir.path().join("disk"), dir.path().join("memory"));
-    let volumes = Volumes::new(&disk, &memory);
-    let source = Source::EmptyDir {
+    let volumes = PodVolumes::new(&disk, &memory);
+    let source = VolumeSource::EmptyDir {
         memory: true,
         size_limit: Some(1 << 20),
     };
@@ -88,7 +88,7 @@ fn empty_dirs_in_memory_are_mounts_with_a_limit() {
     fs::write(&file, vec![1; 512 << 10]).unwrap();
     assert_eq!(volumes.usage("cache"), 512 << 10);
     fs::write(prepared.path.join("more"), vec![1; 1 << 20]).unwrap_err();
-    // Again, after a restart of whoever prepares: the content stays.
+    // A second call, as after a restart, keeps the content.
     volumes.prepare("cache", &source, Some(2000)).unwrap();
     assert!(file.exists());
 
@@ -100,13 +100,13 @@ fn empty_dirs_in_memory_are_mounts_with_a_limit() {
 }
 
 #[test]
-fn empty_dirs_on_disk_are_everybodys_and_measured() {
-    if !inside("empty_dirs_on_disk_are_everybodys_and_measured") {
+fn disk_empty_dir_is_writable_and_measured() {
+    if !inside("disk_empty_dir_is_writable_and_measured") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
-    let source = Source::EmptyDir {
+    let volumes = PodVolumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let source = VolumeSource::EmptyDir {
         memory: false,
         size_limit: Some(1),
     };
@@ -130,12 +130,12 @@ fn empty_dirs_on_disk_are_everybodys_and_measured() {
 }
 
 #[test]
-fn files_are_readable_by_the_group_and_owned_by_their_user() {
-    if !inside("files_are_readable_by_the_group_and_owned_by_their_user") {
+fn files_have_fs_group_and_user() {
+    if !inside("files_have_fs_group_and_user") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let volumes = PodVolumes::new(dir.path().join("disk"), dir.path().join("memory"));
     let prepared = volumes
         .prepare("v", &files(&[("token", 0o600), ("d/x", 0o400)]), Some(2000))
         .unwrap();
@@ -160,24 +160,24 @@ fn files_are_readable_by_the_group_and_owned_by_their_user() {
 }
 
 #[test]
-fn persistent_directories_get_the_group_as_their_owner_asks() {
-    if !inside("persistent_directories_get_the_group_as_their_owner_asks") {
+fn fs_group_change_policy_is_followed() {
+    if !inside("fs_group_change_policy_is_followed") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let volumes = PodVolumes::new(dir.path().join("disk"), dir.path().join("memory"));
     let path = dir.path().join("data");
     let outside = dir.path().join("outside");
     fs::write(&outside, "x").unwrap();
     fs::set_permissions(&outside, fs::Permissions::from_mode(0o600)).unwrap();
-    let source = |ownership| Source::Directory {
+    let source = |ownership| VolumeSource::Directory {
         path: path.clone(),
         read_only: false,
         ownership,
         create: false,
     };
     let missing = volumes
-        .prepare("v", &source(Ownership::Keep), None)
+        .prepare("v", &source(FsGroupPolicy::Keep), None)
         .unwrap_err();
     assert!(missing.to_string().contains("does not exist"), "{missing}");
 
@@ -187,21 +187,21 @@ fn persistent_directories_get_the_group_as_their_owner_asks() {
     fs::set_permissions(path.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
     std::os::unix::fs::symlink(&outside, path.join("link")).unwrap();
     volumes
-        .prepare("v", &source(Ownership::Keep), Some(2000))
+        .prepare("v", &source(FsGroupPolicy::Keep), Some(2000))
         .unwrap();
     assert_eq!(mode(&path.join("file")), 0o600);
     volumes
-        .prepare("v", &source(Ownership::Always), Some(2000))
+        .prepare("v", &source(FsGroupPolicy::Always), Some(2000))
         .unwrap();
     assert_eq!(mode(&path.join("file")), 0o660);
     assert_eq!(mode(&path), 0o2770);
-    // Never through a link.
+    // Symlinks are not followed.
     assert_eq!(mode(&outside), 0o600);
     assert_eq!(group(&outside), 0);
 
     fs::set_permissions(path.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
     volumes
-        .prepare("v", &source(Ownership::OnRootMismatch), Some(2000))
+        .prepare("v", &source(FsGroupPolicy::OnRootMismatch), Some(2000))
         .unwrap();
     let skipped = all_ids();
     assert_eq!(
@@ -211,10 +211,10 @@ fn persistent_directories_get_the_group_as_their_owner_asks() {
     volumes.remove_all().unwrap();
     assert!(path.join("file").exists());
 
-    let scratch = Source::Directory {
+    let scratch = VolumeSource::Directory {
         path: dir.path().join("scratch/0123"),
         read_only: false,
-        ownership: Ownership::Always,
+        ownership: FsGroupPolicy::Always,
         create: true,
     };
     let made = volumes.prepare("v", &scratch, None).unwrap().path;
@@ -224,10 +224,10 @@ fn persistent_directories_get_the_group_as_their_owner_asks() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn invalid_volume_names_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(dir.path().join("disk"), dir.path().join("memory"));
-    let source = Source::EmptyDir {
+    let volumes = PodVolumes::new(dir.path().join("disk"), dir.path().join("memory"));
+    let source = VolumeSource::EmptyDir {
         memory: false,
         size_limit: None,
     };
@@ -236,15 +236,14 @@ fn names_that_lead_elsewhere_are_refused() {
     }
 }
 
-/// Has this process see the file systems at `exports` as if they were mounted from those servers. No kernel mounts NFS without
-/// a server.
+/// Bind-mounts a fake mountinfo that shows the file systems at `exports` as NFS mounts: a real mount needs a server.
 fn pretend_nfs(dir: &Path, exports: &[(&Path, &str)]) {
     let table = Path::new("/proc/self/mountinfo");
     let _ = linux::mount::detach(table);
     let text = fs::read_to_string(table).unwrap();
     let lines = text.lines().map(|line| {
-        let place = line.split(' ').nth(4);
-        let export = exports.iter().find(|(at, _)| at.to_str() == place);
+        let mount_point = line.split(' ').nth(4);
+        let export = exports.iter().find(|(at, _)| at.to_str() == mount_point);
         match (export, line.split_once(" - ")) {
             (Some((_, source)), Some((before, _))) => format!("{before} - nfs4 {source} rw\n"),
             _ => format!("{line}\n"),
@@ -256,8 +255,8 @@ fn pretend_nfs(dir: &Path, exports: &[(&Path, &str)]) {
 }
 
 #[test]
-fn nfs_directories_are_found_below_their_export_only() {
-    if !inside("nfs_directories_are_found_below_their_export_only") {
+fn nfs_directories_stay_in_their_export() {
+    if !inside("nfs_directories_stay_in_their_export") {
         return;
     }
     use std::os::unix::fs::symlink;
@@ -276,9 +275,9 @@ fn nfs_directories_are_found_below_their_export_only() {
     symlink(base.join("secret"), export.join("absolute")).unwrap();
     symlink("../secret", export.join("up")).unwrap();
     symlink("real", export.join("within")).unwrap();
-    // What is mounted below, on the node: of the same server, and something else.
-    for place in ["other", "local"] {
-        linux::tmpfs::mount(&export.join(place), None, 0o755).unwrap();
+    // Mounts of the node below the export: one of the same server, and another file system.
+    for name in ["other", "local"] {
+        linux::tmpfs::mount(&export.join(name), None, 0o755).unwrap();
     }
     fs::create_dir(export.join("other/x")).unwrap();
     linux::mount::bind(&base.join("secret"), &export.join("over")).unwrap();
@@ -288,9 +287,9 @@ fn nfs_directories_are_found_below_their_export_only() {
         &[(&export, "nas:/export"), (&other, "nas:/export/other")],
     );
 
-    let volumes = Volumes::new(base.join("disk"), base.join("memory"));
+    let volumes = PodVolumes::new(base.join("disk"), base.join("memory"));
     let prepare = |name: &str, path: &str| {
-        let source = Source::Nfs {
+        let source = VolumeSource::Nfs {
             server: "nas".to_owned(),
             path: path.to_owned(),
             mounted_at: None,
@@ -298,29 +297,29 @@ fn nfs_directories_are_found_below_their_export_only() {
         };
         volumes.prepare(name, &source, None)
     };
-    let shown = prepare("real", "/export/real").unwrap().path;
+    let prepared = prepare("real", "/export/real").unwrap().path;
     let text = |path: &Path| fs::read_to_string(path).unwrap();
-    assert_eq!(text(&shown.join("file")), "of the server");
-    // What is mounted is what was found, also when its name leads elsewhere by now.
+    assert_eq!(text(&prepared.join("file")), "of the server");
+    // The prepared mount stays when the path leads elsewhere later.
     fs::rename(export.join("real"), export.join("moved")).unwrap();
     symlink("../secret", export.join("real")).unwrap();
-    assert_eq!(prepare("real", "/export/real").unwrap().path, shown);
-    assert_eq!(text(&shown.join("file")), "of the server");
+    assert_eq!(prepare("real", "/export/real").unwrap().path, prepared);
+    assert_eq!(text(&prepared.join("file")), "of the server");
     assert!(prepare("x", "/export/other/x").unwrap().path.is_dir());
 
-    for (path, words) in [
-        ("/export/absolute", "leads through a symbolic link"),
-        ("/export/up", "leads through a symbolic link"),
-        ("/export/up/file", "leads through a symbolic link"),
-        ("/export/within", "leads through a symbolic link"),
+    for (path, expected) in [
+        ("/export/absolute", "contains a symbolic link"),
+        ("/export/up", "contains a symbolic link"),
+        ("/export/up/file", "contains a symbolic link"),
+        ("/export/within", "contains a symbolic link"),
         ("/export/none", "does not exist on this node"),
         ("/export/local", "is not mounted on this node"),
         ("/export/over", "is not mounted on this node"),
-        ("/export", "where this node has mounted something else"),
+        ("/export", "where this node has mounted another file system"),
         ("/other", "is not mounted on this node"),
     ] {
         let error = prepare("bad", path).unwrap_err().to_string();
-        assert!(error.contains(words), "{path}: {error}");
+        assert!(error.contains(expected), "{path}: {error}");
     }
     volumes.remove_all().unwrap();
     assert_eq!(text(&export.join("moved/file")), "of the server");

@@ -1,8 +1,8 @@
-//! The provisioner beside upstream's own controllers.
+//! The provisioner with upstream's API server and controllers.
 
 #![allow(
     clippy::unwrap_used,
-    reason = "a test that can't go on should say where"
+    reason = "a failed unwrap fails the test and shows the line"
 )]
 
 mod common;
@@ -18,7 +18,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use volumes::provisioner::{Provisioner, REMOVE, Remove, SCRATCH, clusters, removals};
+use volumes::provisioner::{
+    Provisioner, REMOVE_VOLUMES_ANNOTATION, RemoveDir, SCRATCH_ANNOTATION, marked_clusters,
+    requested_removals,
+};
 
 fn claim(name: &str, class: Option<&str>, size: &str, annotations: Value) -> PersistentVolumeClaim {
     serde_json::from_value(json!({
@@ -37,7 +40,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    async fn bound(&self, name: &str) -> PersistentVolume {
+    async fn wait_until_bound(&self, name: &str) -> PersistentVolume {
         let bound = async || {
             let claim = self.claims.get(name).await.unwrap();
             let status = claim.status.as_ref()?;
@@ -47,9 +50,9 @@ impl Cluster {
         self.volumes.get(&volume).await.unwrap()
     }
 
-    async fn gone(&self, volume: &PersistentVolume) {
+    async fn wait_until_deleted(&self, volume: &PersistentVolume) {
         let name = volume.name_any();
-        let gone = async || {
+        let deleted = async || {
             self.volumes
                 .get_opt(&name)
                 .await
@@ -57,7 +60,7 @@ impl Cluster {
                 .is_none()
                 .then_some(())
         };
-        until("the volume to go", gone).await;
+        until("the volume to be deleted", deleted).await;
     }
 }
 
@@ -69,15 +72,15 @@ fn path(volume: &PersistentVolume) -> PathBuf {
 }
 
 #[tokio::test]
-async fn claims_get_their_volumes_and_take_them_along() {
+async fn volumes_are_provisioned_and_removed_with_claims() {
     let Some(server) = ApiServer::start().await else {
-        eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
+        eprintln!("skipped: no Kubernetes release, `make dist` builds it");
         return;
     };
     let admin = server.admin();
     let home = tempfile::tempdir().unwrap();
     let shared_dir = home.path().join("coracle/volumes");
-    let remove: Remove = Arc::new(|path| async move { std::fs::remove_dir_all(path) }.boxed());
+    let remove: RemoveDir = Arc::new(|path| async move { std::fs::remove_dir_all(path) }.boxed());
     let provisioner = || Provisioner::new(admin.clone(), &shared_dir, Arc::clone(&remove), "test");
     let serving = tokio::spawn(provisioner().run());
     let cluster = Cluster {
@@ -93,32 +96,32 @@ async fn claims_get_their_volumes_and_take_them_along() {
     shared_volumes(&cluster, &classes, &shared_dir).await;
     local_volumes(&cluster, &Api::all(admin.clone())).await;
 
-    // The cluster ends: what is to be deleted goes, what is to be retained stays.
+    // The cluster ends: reclaim policy Delete removes the directory, Retain keeps it.
     cluster
         .claims
         .create(&Default::default(), &claim("last", None, "1Mi", json!({})))
         .await
         .unwrap();
-    let last = cluster.bound("last").await;
+    let last = cluster.wait_until_bound("last").await;
     serving.abort();
-    // Two directories, and the note that one of them ends with the cluster.
+    // Two directories, and the marker of the one to remove.
     assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 3);
-    assert!(clusters(&shared_dir).contains("test"));
+    assert!(marked_clusters(&shared_dir).contains("test"));
     provisioner().remove_all().await;
     assert!(!path(&last).exists());
     assert_eq!(std::fs::read_dir(&shared_dir).unwrap().count(), 1);
 }
 
 async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_dir: &Path) {
-    // The default class, by upstream's own admission.
+    // Upstream's admission sets the default class.
     let data = claim("data", None, "1Mi", json!({}));
     cluster
         .claims
         .create(&Default::default(), &data)
         .await
         .unwrap();
-    let volume = cluster.bound("data").await;
-    let place = path(&volume);
+    let volume = cluster.wait_until_bound("data").await;
+    let dir = path(&volume);
     let more = json!({ "spec": { "resources": { "requests": { "storage": "2Mi" } } } });
     let merge = PatchParams::default();
     cluster
@@ -126,21 +129,21 @@ async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_d
         .patch("data", &merge, &Patch::Merge(more))
         .await
         .unwrap();
-    let grown = async || {
+    let expanded = async || {
         let status = cluster.claims.get("data").await.unwrap().status?;
         (status.capacity?.get("storage")?.0 == "2Mi").then_some(())
     };
-    until("the volume to grow", grown).await;
-    assert_eq!(place.parent(), Some(shared_dir));
-    assert_eq!(std::fs::metadata(&place).unwrap().mode() & 0o7777, 0o777);
-    std::fs::create_dir_all(place.join("a/b")).unwrap();
+    until("the expansion of the volume", expanded).await;
+    assert_eq!(dir.parent(), Some(shared_dir));
+    assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o7777, 0o777);
+    std::fs::create_dir_all(dir.join("a/b")).unwrap();
     cluster
         .claims
         .delete("data", &Default::default())
         .await
         .unwrap();
-    cluster.gone(&volume).await;
-    assert!(!place.exists());
+    cluster.wait_until_deleted(&volume).await;
+    assert!(!dir.exists());
 
     let mut keep = volumes::provisioner::storage_classes()[0].clone();
     keep.metadata.name = Some("keep".to_owned());
@@ -153,7 +156,7 @@ async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_d
         .create(&Default::default(), &kept)
         .await
         .unwrap();
-    let volume = cluster.bound("kept").await;
+    let volume = cluster.wait_until_bound("kept").await;
     cluster
         .claims
         .delete("kept", &Default::default())
@@ -186,7 +189,7 @@ async fn shared_volumes(cluster: &Cluster, classes: &Api<StorageClass>, shared_d
 
 async fn local_volumes(cluster: &Cluster, nodes: &Api<Node>) {
     let node: Node = serde_json::from_value(json!({
-        "metadata": { "name": "node1", "annotations": { SCRATCH: "/tmp/coracle-x/local" } },
+        "metadata": { "name": "node1", "annotations": { SCRATCH_ANNOTATION: "/tmp/coracle-x/local" } },
     }))
     .unwrap();
     nodes.create(&Default::default(), &node).await.unwrap();
@@ -198,7 +201,7 @@ async fn local_volumes(cluster: &Cluster, nodes: &Api<Node>) {
         )
         .await
         .unwrap();
-    // What the scheduler says when a pod with the claim has found its node.
+    // The scheduler's annotation for the node of the first pod.
     let selected =
         json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "node1" } } });
     let merge = PatchParams::default();
@@ -207,7 +210,7 @@ async fn local_volumes(cluster: &Cluster, nodes: &Api<Node>) {
         .patch("fast", &merge, &Patch::Merge(selected))
         .await
         .unwrap();
-    let volume = cluster.bound("fast").await;
+    let volume = cluster.wait_until_bound("fast").await;
     assert_eq!(
         path(&volume).parent(),
         Some(Path::new("/tmp/coracle-x/local"))
@@ -218,18 +221,19 @@ async fn local_volumes(cluster: &Cluster, nodes: &Api<Node>) {
         .delete("fast", &Default::default())
         .await
         .unwrap();
-    let asked = async || {
-        Some(removals(&nodes.get("node1").await.unwrap())).filter(|names| !names.is_empty())
+    let requested = async || {
+        Some(requested_removals(&nodes.get("node1").await.unwrap()))
+            .filter(|names| !names.is_empty())
     };
-    let names = until("the node to be asked", asked).await;
+    let names = until("the removal request to the node", requested).await;
     assert_eq!(
         path(&volume).file_name().unwrap().to_str(),
         Some(names[0].as_str())
     );
-    let done = json!({ "metadata": { "annotations": { REMOVE: null } } });
+    let done = json!({ "metadata": { "annotations": { REMOVE_VOLUMES_ANNOTATION: null } } });
     nodes
         .patch("node1", &merge, &Patch::Merge(done))
         .await
         .unwrap();
-    cluster.gone(&volume).await;
+    cluster.wait_until_deleted(&volume).await;
 }

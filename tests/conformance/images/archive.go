@@ -15,13 +15,14 @@ import (
 	"strings"
 )
 
-// Image is an image to be: layers from the bottom up, and what it runs.
+// Image is an image to build: its layers from the bottom up, and its
+// configuration.
 type Image struct {
 	Layers []*Layer
 	Config Config
 }
 
-// Config is what an image says of its containers, as OCI has it.
+// Config is the config object of an OCI image configuration.
 type Config struct {
 	User         string              `json:"User,omitempty"`
 	ExposedPorts map[string]struct{} `json:"ExposedPorts,omitempty"`
@@ -33,7 +34,7 @@ type Config struct {
 	Labels       map[string]string   `json:"Labels,omitempty"`
 }
 
-// Layer is a tree that several images may share.
+// Layer is a layer, which several images may share.
 type Layer struct {
 	Tree   Tree
 	packed *packedLayer
@@ -44,7 +45,7 @@ type packedLayer struct {
 	gzip   []byte
 }
 
-// Descriptor points to a blob.
+// Descriptor is an OCI content descriptor.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -53,7 +54,7 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// Platform is what an image runs on.
+// Platform is the platform of an image.
 type Platform struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
@@ -65,11 +66,11 @@ const (
 	mediaConfig   = "application/vnd.oci.image.config.v1+json"
 	mediaLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
 
-	// Nothing in an image depends on when it was made.
+	// Builds are reproducible.
 	created = "1970-01-01T00:00:00Z"
 )
 
-// Manifest is an image's own list of blobs.
+// Manifest is an OCI image manifest.
 type Manifest struct {
 	SchemaVersion int          `json:"schemaVersion"`
 	MediaType     string       `json:"mediaType"`
@@ -77,28 +78,28 @@ type Manifest struct {
 	Layers        []Descriptor `json:"layers"`
 }
 
-// Index is a list of images.
+// Index is an OCI image index.
 type Index struct {
 	SchemaVersion int          `json:"schemaVersion"`
 	MediaType     string       `json:"mediaType"`
 	Manifests     []Descriptor `json:"manifests"`
 }
 
-// dockerEntry is an image in manifest.json, by which older programs find it.
+// dockerEntry is an image in manifest.json, which `docker load` reads.
 type dockerEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// Archive is an OCI layout in the making.
+// Archive is an OCI image layout, to be written as a tar file.
 type Archive struct {
 	blobs  map[string][]byte
 	index  Index
 	docker []dockerEntry
 }
 
-// NewArchive is an empty one.
+// NewArchive returns an empty archive.
 func NewArchive() *Archive {
 	return &Archive{blobs: map[string][]byte{}, index: Index{SchemaVersion: 2, MediaType: mediaIndex}}
 }
@@ -106,7 +107,8 @@ func NewArchive() *Archive {
 // Add adds an image under a reference.
 func (a *Archive) Add(reference string, image Image) error {
 	_, tag, _ := strings.Cut(path.Base(reference), ":")
-	// Two versions of an image must not be the same image: tests change from one to the other.
+	// Tests update pods from one version of an image to another, so the
+	// versions must have different digests.
 	image.Config.Labels = map[string]string{"org.opencontainers.image.version": tag}
 	manifest, packed, err := image.pack(a.put)
 	if err != nil {
@@ -150,7 +152,8 @@ func (a *Archive) put(mediaType string, data []byte) Descriptor {
 	return Descriptor{MediaType: mediaType, Digest: digest, Size: len(data)}
 }
 
-// pack hands the image's layers and configuration to put, and returns its manifest.
+// pack passes the image's layers and configuration to put, and returns its
+// manifest, also encoded.
 func (i Image) pack(put func(mediaType string, data []byte) Descriptor) (Manifest, []byte, error) {
 	manifest := Manifest{SchemaVersion: 2, MediaType: mediaManifest}
 	diffIDs := []string{}
@@ -192,26 +195,26 @@ func (l *Layer) pack() (*packedLayer, error) {
 	return l.packed, nil
 }
 
-// fakeRegistry adds the directory that agnhost's
-// fake-registry-server serves, with one image in it.
+// fakeRegistry adds the directory that agnhost's fake-registry-server
+// serves, with one image.
 func (t Tree) fakeRegistry(root, name, tag string, image Image) error {
-	place := func(kind, digest string, data []byte) {
+	add := func(kind, digest string, data []byte) {
 		algorithm, hash, _ := strings.Cut(digest, ":")
 		t.bytes(path.Join(root, name, kind, algorithm, hash[:2], hash, "data"), data, 0o644)
 	}
 	_, manifest, err := image.pack(func(mediaType string, data []byte) Descriptor {
 		digest := digestOf(data)
-		place("blobs", digest, data)
+		add("blobs", digest, data)
 		return Descriptor{MediaType: mediaType, Digest: digest, Size: len(data)}
 	})
 	if err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
-	place("manifests", digestOf(manifest), manifest)
+	add("manifests", digestOf(manifest), manifest)
 	index := encode(Index{SchemaVersion: 2, MediaType: mediaIndex, Manifests: []Descriptor{{
 		MediaType: mediaManifest, Digest: digestOf(manifest), Size: len(manifest), Platform: &Platform{runtime.GOARCH, "linux"},
 	}}})
-	place("manifests", digestOf(index), index)
+	add("manifests", digestOf(index), index)
 	t.Text(path.Join(root, name, "manifests", tag), digestOf(index)+"\n", 0o644)
 	return nil
 }
@@ -225,7 +228,7 @@ func digestOf(data []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// encode is for our own types only, which can't fail.
+// encode encodes types of this package, for which json.Marshal can't fail.
 func encode(value any) []byte {
 	data, err := json.Marshal(value)
 	if err != nil {

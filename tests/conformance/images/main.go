@@ -1,10 +1,9 @@
 // Command images writes the images of upstream's e2e tests into one archive,
 // with neither a container engine nor a registry: programs built from upstream's
-// sources on top of files of Debian packages. The same input gives the same
-// bytes.
+// sources on top of files of Debian packages. Builds are reproducible.
 //
-// Start reading at recipes.go, which says what is in each image. tree.go makes
-// layers, archive.go puts them together.
+// Start reading at recipes.go, which defines the content of each image. tree.go
+// creates layers, archive.go writes them.
 package main
 
 import (
@@ -33,10 +32,11 @@ func main() {
 	}
 }
 
-// ours is the registry, which does not exist, of images that our own tests add.
-const ours = "coracle.test"
+// coracleRegistry is the registry name of images for Coracle's own tests. It
+// does not exist.
+const coracleRegistry = "coracle.test"
 
-// Sources says where the parts of images are.
+// Sources has the directories of the inputs.
 type Sources struct {
 	Programs, Packages, Debs, Upstream string
 }
@@ -68,13 +68,13 @@ func run(wanted, out string, from Sources) error {
 	return archive.WriteFile(out)
 }
 
-// repository is the part of a reference that recipes go by: the last words of
-// its path, without registry and tag.
+// repository returns the key of Recipes for a reference: the last component of
+// its path, without the tag.
 func repository(reference string) string {
 	name, _, _ := strings.Cut(path.Base(reference), ":")
 	registry, _, _ := strings.Cut(reference, "/")
-	// Private and invalid registries are about pulling, or failing to.
-	if registry != "registry.k8s.io" && registry != ours {
+	// Images of private and invalid registries are for tests of failing pulls.
+	if registry != "registry.k8s.io" && registry != coracleRegistry {
 		return ""
 	}
 	return name

@@ -46,16 +46,16 @@ http {
 `
 )
 
-// Recipes are the images by the last word of their name. Each follows
-// upstream's Dockerfile of test/images or build/pause, with busybox or Debian's
-// packages where that starts from another distribution.
+// Recipes returns the images by the last component of their name. Each follows
+// upstream's Dockerfile in test/images or build/pause, with busybox or Debian's
+// packages instead of another distribution.
 func Recipes(from Sources) (map[string]Image, error) {
-	k := kitchen{from: from}
-	busybox := k.busybox()
-	tools := k.tools()
-	program := func(name, place string, mode int64) *Layer {
+	b := builder{from: from}
+	busybox := b.busybox()
+	tools := b.tools()
+	program := func(name, path string, mode int64) *Layer {
 		tree := Tree{}
-		k.try(tree.Copy(place, filepath.Join(from.Programs, name), mode))
+		b.try(tree.Copy(path, filepath.Join(from.Programs, name), mode))
 		return &Layer{Tree: tree}
 	}
 	onBusybox := func(config Config, layers ...*Layer) Image {
@@ -67,13 +67,13 @@ func Recipes(from Sources) (map[string]Image, error) {
 		Layers: []*Layer{program("pause", "pause", 0o755)},
 		Config: Config{User: "65535:65535", Env: []string{searchPath}, Entrypoint: []string{"/pause"}, WorkingDir: "/"},
 	}
-	agnhost := k.agnhost(tools, pause)
+	agnhost := b.agnhost(tools, pause)
 	pet := func(name string) Image {
 		tree := Tree{}
 		for _, file := range []string{name + ".jpg", "data.json"} {
-			k.try(tree.Copy(file, filepath.Join(from.Upstream, name, "html", file), 0o644))
+			b.try(tree.Copy(file, filepath.Join(from.Upstream, name, "html", file), 0o644))
 		}
-		// A test mounts this image, and knows it by the distribution that upstream's starts from.
+		// A test mounts this image, and looks for the distribution of upstream's image.
 		tree.Text("etc/os-release", "NAME=\"Debian GNU/Linux\"\nPRETTY_NAME=\"Debian GNU/Linux in place of Alpine Linux\"\nID=debian\n", 0o644)
 		config := agnhost.Config
 		config.Cmd = []string{"test-webserver"}
@@ -85,90 +85,92 @@ func Recipes(from Sources) (map[string]Image, error) {
 		"agnhost":           agnhost,
 		"busybox":           onBusybox(Config{Cmd: []string{"sh"}}),
 		"pause":             pause,
-		"nginx":             k.nginx(),
+		"nginx":             b.nginx(),
 		"kitten":            pet("kitten"),
 		"nautilus":          pet("nautilus"),
 		"ipc-utils":         {Layers: []*Layer{tools}, Config: shell},
 		"glibc-dns-testing": {Layers: []*Layer{tools}, Config: shell},
 		"nonroot":           onBusybox(Config{User: "1234", Cmd: []string{"sh"}}),
-		// With the set-user-id and set-group-id bits, which is what its test is about.
+		// Its test needs the set-user-ID and set-group-ID bits.
 		"nonewprivs": onBusybox(Config{Cmd: []string{"nnp"}}, program("nonewprivs", "usr/local/bin/nnp", 0o6755)),
 		"sample-apiserver": onBusybox(Config{Entrypoint: []string{"/sample-apiserver"}},
 			program("sample-apiserver", "sample-apiserver", 0o755)),
 		"etcd":     onBusybox(Config{Entrypoint: []string{"etcd"}}, program("etcd", "usr/local/bin/etcd", 0o755)),
-		"sysbench": {Layers: []*Layer{k.sysbench()}, Config: shell},
+		"sysbench": {Layers: []*Layer{b.sysbench()}, Config: shell},
 		"resource-consumer": {
 			Layers: []*Layer{tools, program("resource-consumer", "consumer", 0o755), program("consume-cpu", "consume-cpu", 0o755)},
 			Config: Config{Env: []string{searchPath}, Entrypoint: []string{"/consumer"}, ExposedPorts: ports(8080)},
 		},
 	}
-	return recipes, k.failed
+	return recipes, b.failed
 }
 
 var errNoShell = errors.New("Debian's package has no /usr/bin/bash-static")
 var errNoBusybox = errors.New("Debian's package has no /bin/busybox")
 
-// kitchen makes trees and remembers the first thing that went wrong, so that
-// recipes can be read.
-type kitchen struct {
+// builder builds trees and keeps the first error, so that recipes need no error
+// handling.
+type builder struct {
 	from   Sources
 	failed error
 }
 
-func (k *kitchen) try(err error) {
-	if k.failed == nil {
-		k.failed = err
+func (b *builder) try(err error) {
+	if b.failed == nil {
+		b.failed = err
 	}
 }
 
-// busybox is Debian's, in the place of the image of that name, and of Alpine.
-func (k *kitchen) busybox() *Layer {
+// busybox returns Debian's busybox, instead of the image of that name and of
+// Alpine.
+func (b *builder) busybox() *Layer {
 	tree := skeleton(users, groups)
-	debian := k.debian("busybox")
+	debian := b.debian("busybox")
 	busybox, ok := debian["usr/bin/busybox"]
 	if !ok {
-		k.try(errNoBusybox)
+		b.try(errNoBusybox)
 		return &Layer{Tree: tree}
 	}
 	tree["bin/busybox"] = busybox
-	for _, applet := range k.applets(busybox) {
+	for _, applet := range b.applets(busybox) {
 		tree.Link("bin/"+applet, "busybox")
 	}
 	tree.Link("usr/bin/env", "../../bin/busybox")
-	// The busybox of upstream's image is newer than Debian's, whose shell hides variables with names such as data-1 from
-	// the programs that it starts. Bash doesn't.
+	// The shell of Debian's busybox, unlike upstream's newer one, does not pass on variables with names such as data-1.
+	// Bash does.
 	if shell, ok := debian["usr/bin/bash-static"]; ok {
 		tree["bin/bash"] = shell
 		tree.Link("bin/sh", "bash")
 	} else {
-		k.try(errNoShell)
+		b.try(errNoShell)
 	}
 	return &Layer{Tree: tree}
 }
 
-// tools is a Debian with what upstream adds to agnhost, and busybox for the rest.
-func (k *kitchen) tools() *Layer {
+// tools returns a Debian with the tools that upstream adds to agnhost, and
+// busybox for the rest.
+func (b *builder) tools() *Layer {
 	tree := skeleton(
 		users+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n",
 		groups+"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n",
 	)
-	maps.Copy(tree, k.debian("tools"))
-	k.addBusybox(tree)
-	// Debian chooses these at installation.
+	maps.Copy(tree, b.debian("tools"))
+	b.addBusybox(tree)
+	// Debian creates these links at installation.
 	tree.Link("usr/bin/nc", "nc.openbsd")
 	tree.Link("usr/local/bin/iperf", "/usr/bin/iperf")
 	return &Layer{Tree: tree}
 }
 
-func (k *kitchen) agnhost(tools *Layer, pause Image) Image {
+func (b *builder) agnhost(tools *Layer, pause Image) Image {
 	tree := Tree{}
-	k.try(tree.Copy("agnhost", filepath.Join(k.from.Programs, "agnhost"), 0o755))
+	b.try(tree.Copy("agnhost", filepath.Join(b.from.Programs, "agnhost"), 0o755))
 	tree.Link("agnhost-2", "agnhost")
 	tree.Dir("uploads", 0o755)
 	for _, file := range []string{"localhost.crt", "localhost.key"} {
-		k.try(tree.Copy(file, filepath.Join(k.from.Upstream, "agnhost/porter", file), 0o644))
+		b.try(tree.Copy(file, filepath.Join(b.from.Upstream, "agnhost/porter", file), 0o644))
 	}
-	k.try(tree.fakeRegistry("var/registry", "pause", "testing", pause))
+	b.try(tree.fakeRegistry("var/registry", "pause", "testing", pause))
 	return Image{
 		Layers: []*Layer{tools, {Tree: tree}},
 		Config: Config{
@@ -178,72 +180,72 @@ func (k *kitchen) agnhost(tools *Layer, pause Image) Image {
 	}
 }
 
-func (k *kitchen) nginx() Image {
+func (b *builder) nginx() Image {
 	tree := skeleton(users, groups)
-	maps.Copy(tree, k.debian("nginx"))
+	maps.Copy(tree, b.debian("nginx"))
 	for _, dir := range []string{"var/lib/nginx", "var/log/nginx", "run"} {
 		tree.Dir(dir, 0o755)
 	}
 	tree.Text("etc/nginx/nginx.conf", nginxConf, 0o644)
 	tree.Text("usr/share/nginx/html/index.html", "<h1>Welcome to nginx!</h1>\n", 0o644)
-	k.addBusybox(tree)
+	b.addBusybox(tree)
 	return Image{Layers: []*Layer{{Tree: tree}}, Config: Config{
 		Env: []string{searchPath}, Cmd: []string{"nginx", "-g", "daemon off;"}, ExposedPorts: ports(80), StopSignal: "SIGQUIT",
 	}}
 }
 
-// sysbench is not upstream's: the examples of KSI run it.
-func (k *kitchen) sysbench() *Layer {
+// sysbench returns an image for the examples of KSI. Upstream has none.
+func (b *builder) sysbench() *Layer {
 	tree := skeleton(users, groups)
-	maps.Copy(tree, k.debian("sysbench"))
-	k.addBusybox(tree)
+	maps.Copy(tree, b.debian("sysbench"))
+	b.addBusybox(tree)
 	return &Layer{Tree: tree}
 }
 
-// addBusybox gives a Debian the commands that it lacks.
-func (k *kitchen) addBusybox(tree Tree) {
-	busybox, ok := k.debian("busybox")["usr/bin/busybox"]
+// addBusybox adds busybox's applets to a Debian that lacks these commands.
+func (b *builder) addBusybox(tree Tree) {
+	busybox, ok := b.debian("busybox")["usr/bin/busybox"]
 	if !ok {
-		k.try(errNoBusybox)
+		b.try(errNoBusybox)
 		return
 	}
 	tree["usr/bin/busybox"] = busybox
-	for _, applet := range k.applets(busybox) {
+	for _, applet := range b.applets(busybox) {
 		if tree["usr/bin/"+applet] == nil && tree["usr/sbin/"+applet] == nil {
 			tree.Link("usr/bin/"+applet, "busybox")
 		}
 	}
 }
 
-// debian is the files of all packages of a base.
-func (k *kitchen) debian(base string) Tree {
+// debian returns the files of all packages of a base.
+func (b *builder) debian(base string) Tree {
 	tree := Tree{}
-	names, err := readLines(filepath.Join(k.from.Packages, base+".packages"))
-	k.try(err)
+	names, err := readLines(filepath.Join(b.from.Packages, base+".packages"))
+	b.try(err)
 	for _, name := range names {
-		k.try(tree.Package(filepath.Join(k.from.Debs, name)))
+		b.try(tree.Package(filepath.Join(b.from.Debs, name)))
 	}
 	return tree
 }
 
-// applets are the commands that a busybox has.
-func (k *kitchen) applets(busybox *node) []string {
+// applets returns the names of busybox's applets.
+func (b *builder) applets(busybox *node) []string {
 	file, err := os.CreateTemp("", "busybox")
 	if err != nil {
-		k.try(err)
+		b.try(err)
 		return nil
 	}
 	defer os.Remove(file.Name())
 	_, err = file.Write(busybox.data)
-	k.try(err)
-	k.try(file.Chmod(0o700))
-	k.try(file.Close())
+	b.try(err)
+	b.try(file.Chmod(0o700))
+	b.try(file.Close())
 	list, err := exec.Command(file.Name(), "--list").Output()
-	k.try(err)
+	b.try(err)
 	return strings.Fields(strings.Replace(string(list), "busybox\n", "", 1))
 }
 
-// skeleton is what every image with a shell has.
+// skeleton returns the directories and files of every image with a shell.
 func skeleton(users, groups string) Tree {
 	tree := Tree{}
 	for _, dir := range []string{"dev", "proc", "sys", "run", "home", "mnt", "var", "usr/local/bin"} {

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Tree is the files of a layer, by path without a leading slash.
+// Tree has the files of a layer, by path without a leading slash.
 type Tree map[string]*node
 
 type node struct {
@@ -24,9 +24,9 @@ type node struct {
 	data []byte
 }
 
-// Dir adds a directory, and those above it.
+// Dir adds a directory and its parents.
 func (t Tree) Dir(name string, mode int64) {
-	t.above(name)
+	t.parents(name)
 	t[name] = &node{kind: tar.TypeDir, mode: mode}
 }
 
@@ -47,16 +47,16 @@ func (t Tree) Copy(name, from string, mode int64) error {
 
 // Link adds a symbolic link.
 func (t Tree) Link(name, to string) {
-	t.above(name)
+	t.parents(name)
 	t[name] = &node{kind: tar.TypeSymlink, mode: 0o777, link: to}
 }
 
 func (t Tree) bytes(name string, data []byte, mode int64) {
-	t.above(name)
+	t.parents(name)
 	t[name] = &node{kind: tar.TypeReg, mode: mode, data: data}
 }
 
-func (t Tree) above(name string) {
+func (t Tree) parents(name string) {
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 		if t[dir] == nil {
 			t[dir] = &node{kind: tar.TypeDir, mode: 0o755}
@@ -64,15 +64,15 @@ func (t Tree) above(name string) {
 	}
 }
 
-// clutter is what no container of a test reads.
-var clutter = []string{
+// unused lists directories that no test reads.
+var unused = []string{
 	"usr/share/bash-completion/", "usr/share/doc/", "usr/share/info/", "usr/share/lintian/", "usr/share/locale/", "usr/share/man/",
 	"usr/share/menu/", "usr/share/perl5/", "usr/share/common-licenses/", "usr/share/initramfs-tools/", "usr/share/debconf/", "usr/share/pixmaps/",
 	"usr/lib/x86_64-linux-gnu/gconv/", "usr/lib/aarch64-linux-gnu/gconv/", "usr/lib/systemd/", "usr/share/bug/",
 }
 
-// Package adds the files of a Debian package. All of them go below usr, with
-// the links in / that Debian itself makes at installation.
+// Package adds the files of a Debian package. All of them are below usr, with
+// the links in / that Debian itself creates at installation.
 func (t Tree) Package(file string) error {
 	unpack := exec.Command("dpkg-deb", "--fsys-tarfile", file)
 	unpack.Stderr = os.Stderr
@@ -93,8 +93,8 @@ func (t Tree) Package(file string) error {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 		name := inUsr(path.Clean(header.Name))
-		isClutter := func(dir string) bool { return strings.HasPrefix(name+"/", dir) }
-		if name == "." || slices.ContainsFunc(clutter, isClutter) {
+		isUnused := func(dir string) bool { return strings.HasPrefix(name+"/", dir) }
+		if name == "." || slices.ContainsFunc(unused, isUnused) {
 			continue
 		}
 		switch header.Typeflag {
@@ -113,9 +113,9 @@ func (t Tree) Package(file string) error {
 		case tar.TypeLink:
 			linked := t[inUsr(path.Clean(header.Linkname))]
 			if linked == nil {
-				return fmt.Errorf("%s: %s is a link to %s, which isn't there", file, name, header.Linkname)
+				return fmt.Errorf("%s: %s is a link to %s, which does not exist", file, name, header.Linkname)
 			}
-			t.above(name)
+			t.parents(name)
 			t[name] = linked
 		default:
 			return fmt.Errorf("%s: %s is of type %q", file, name, header.Typeflag)
@@ -131,7 +131,8 @@ func inUsr(name string) string {
 	return name
 }
 
-// Tar is the layer, uncompressed: sorted, owned by root, without times.
+// Tar returns the layer as an uncompressed tar file: sorted, owned by root,
+// without times.
 func (t Tree) Tar() ([]byte, error) {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)

@@ -1,6 +1,6 @@
 // Command registry serves the images of an archive (tests/conformance/images)
-// under the names they have in it, whatever the registry in those names is: a
-// mirror for tests that insist on pulling. Plain HTTP, read only.
+// under their names, regardless of the registry in those names: a mirror for
+// tests that always pull. Plain HTTP, read-only.
 //
 //	registry -listen :5000 images.tar
 package main
@@ -31,7 +31,7 @@ func main() {
 	log.Fatal(http.ListenAndServe(*listen, registry))
 }
 
-// Registry is an archive to serve.
+// Registry serves the images of an archive.
 type Registry struct {
 	// Blobs, manifests among them, by digest.
 	blobs map[string]*io.SectionReader
@@ -41,14 +41,14 @@ type Registry struct {
 	types map[string]string
 }
 
-// Descriptor points to a manifest.
+// Descriptor is the OCI content descriptor of a manifest.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// Open reads an archive's index, and where its blobs are.
+// Open reads an archive's index and the positions of its blobs.
 func Open(file string) (*Registry, error) {
 	archive, err := os.Open(file)
 	if err != nil {
@@ -71,7 +71,7 @@ func Open(file string) (*Registry, error) {
 			continue
 		}
 		if hash, ok := strings.CutPrefix(header.Name, "blobs/sha256/"); ok && header.Typeflag == tar.TypeReg {
-			// tar doesn't read ahead: the file's position is that of the blob.
+			// tar.Reader does not read ahead, so this is the position of the blob.
 			position, err := archive.Seek(0, io.SeekCurrent)
 			if err != nil {
 				return nil, err
@@ -94,10 +94,10 @@ func (r *Registry) readIndex(from io.Reader) error {
 	return nil
 }
 
-// ServeHTTP answers GET and HEAD of /v2/, manifests and blobs.
+// ServeHTTP serves GET and HEAD of /v2/, manifests and blobs.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if request.Method != http.MethodGet && request.Method != http.MethodHead {
-		refuse(w, http.StatusMethodNotAllowed, "UNSUPPORTED")
+		respondError(w, http.StatusMethodNotAllowed, "UNSUPPORTED")
 		return
 	}
 	path, ok := strings.CutPrefix(request.URL.Path, "/v2/")
@@ -116,22 +116,22 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		r.serve(w, request, digest, "application/octet-stream", "BLOB_UNKNOWN")
 		return
 	}
-	refuse(w, http.StatusNotFound, "NAME_UNKNOWN")
+	respondError(w, http.StatusNotFound, "NAME_UNKNOWN")
 }
 
 func (r *Registry) serve(w http.ResponseWriter, request *http.Request, digest, mediaType, unknown string) {
 	blob, ok := r.blobs[digest]
 	if !ok || mediaType == "" {
-		refuse(w, http.StatusNotFound, unknown)
+		respondError(w, http.StatusNotFound, unknown)
 		return
 	}
 	w.Header().Set("Content-Type", mediaType)
 	w.Header().Set("Docker-Content-Digest", digest)
-	// Requests share nothing but the file: each gets a position of its own.
+	// Each request needs its own read position.
 	http.ServeContent(w, request, "", time.Time{}, io.NewSectionReader(blob, 0, blob.Size()))
 }
 
-func refuse(w http.ResponseWriter, status int, code string) {
+func respondError(w http.ResponseWriter, status int, code string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	fmt.Fprintf(w, `{"errors":[{"code":%q}]}`, code)

@@ -1,9 +1,9 @@
-// Command report reads what a run of upstream's e2e suite has written, says it
-// in a line per test, and compares it with the list of tests that are known to
+// Command report reads the results of a run of upstream's e2e suite, prints a
+// line per test, and compares them with the list of tests that are known to
 // pass.
 //
 //	report -passing passing.txt report.json          fails if a known test no longer passes
-//	report -passing passing.txt -update report.json  adds what passed to the list
+//	report -passing passing.txt -update report.json  adds the tests that passed to the list
 //	report -focus passing.txt                        prints the expression that selects these tests
 package main
 
@@ -24,7 +24,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("report: ")
 	passing := flag.String("passing", "", "the list of tests that pass")
-	update := flag.Bool("update", false, "add to the list what passed")
+	update := flag.Bool("update", false, "add the tests that passed to the list")
 	focus := flag.String("focus", "", "print the expression that selects the tests of this list")
 	flag.Parse()
 
@@ -44,7 +44,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if !show(results, known) {
+	if !printResults(results, known) {
 		defer os.Exit(1)
 	}
 	if *update {
@@ -54,7 +54,7 @@ func main() {
 	}
 }
 
-// Result is how one test ended.
+// Result is the result of one test.
 type Result struct {
 	Name    string
 	State   string // passed, failed, skipped, timedout, panicked, interrupted, aborted
@@ -62,7 +62,7 @@ type Result struct {
 	Message string
 }
 
-// spec is the part of ginkgo's report that counts here.
+// spec has the fields of ginkgo's report that are used here.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -72,7 +72,8 @@ type spec struct {
 	Failure                 struct{ Message string }
 }
 
-// readReport reads the tests that were run, and what failed around them.
+// readReport reads the results of the tests that were run, and failures of the
+// suite itself.
 func readReport(file string) ([]Result, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -103,18 +104,19 @@ func readReport(file string) ([]Result, error) {
 func (s spec) result() (Result, bool) {
 	result := Result{State: s.State, Time: s.RunTime, Message: s.Failure.Message}
 	if s.LeafNodeType != "It" {
-		// Preparations of the whole suite are of interest only if they failed.
+		// Setup and teardown of the suite are reported only if they failed.
 		result.Name = "(" + s.LeafNodeType + ")"
 		return result, s.State != "passed" && s.State != "skipped"
 	}
 	result.Name = strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
-	// What was not selected is "skipped" too, but has nothing to say about it.
+	// Tests that were not selected are "skipped" too, but without a message.
 	notSelected := (s.State == "skipped" && s.Failure.Message == "") || s.State == "pending"
 	return result, !notSelected
 }
 
-// show prints the results; false if a known test did not pass, or nothing was run.
-func show(results []Result, known map[string]bool) bool {
+// printResults prints the results; false if a known test did not pass, or no
+// test was run.
+func printResults(results []Result, known map[string]bool) bool {
 	count := map[string]int{}
 	var lost, gained []string
 	for _, result := range results {
@@ -131,7 +133,7 @@ func show(results []Result, known map[string]bool) bool {
 		}
 	}
 	if len(results) == 0 {
-		fmt.Print("no test was chosen")
+		fmt.Print("no test was selected")
 	}
 	fmt.Println()
 	for _, state := range slices.Sorted(maps.Keys(count)) {
@@ -176,8 +178,8 @@ func writeList(file string, results []Result, known map[string]bool) error {
 	return os.WriteFile(file, []byte(text), 0o644)
 }
 
-// expression selects exactly these tests: ginkgo puts the name of the suite
-// before a test's name, and nothing after it.
+// expression returns a regular expression for exactly these tests: ginkgo
+// prepends the suite's name to a test's name, and appends nothing.
 func expression(tests map[string]bool) string {
 	var quoted []string
 	for _, name := range slices.Sorted(maps.Keys(tests)) {

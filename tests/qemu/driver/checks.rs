@@ -1,15 +1,15 @@
-//! What is tried.
+//! The checks of the driver.
 
 use std::time::{Duration, Instant};
 
-use linux::cgroup::Group;
+use linux::cgroup::Cgroup;
 use serde_json::{Value, json};
 
-use crate::Seen;
-use crate::node::{Node, Way};
+use crate::CheckResult;
+use crate::node::{DriverNode, LaunchMode};
 
-/// Takes all the memory that there is, as a child of the container's first process.
-const EAT: &str = "tail /dev/zero; code=$?; echo survived; exit $code";
+/// Allocates memory without end, as a child of the container's first process.
+const ALLOCATE: &str = "tail /dev/zero; code=$?; echo survived; exit $code";
 const SLEEP: &str = "exec sleep 1000";
 
 fn container(name: &str, script: &str, resources: Value) -> Value {
@@ -25,43 +25,45 @@ fn memory_limit(bytes: &str) -> Value {
     json!({"limits": {"memory": bytes}})
 }
 
-fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise()) }
+fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(problem()) }
 }
 
-fn file(group: &Group, name: &str) -> String {
+fn file(group: &Cgroup, name: &str) -> String {
     let text = std::fs::read_to_string(group.path().join(name)).unwrap_or_default();
     text.trim().to_owned()
 }
 
-/// A container that wants more than its limit is killed, as a whole, and its sibling lives.
-pub async fn memory(node: &Node) -> Seen {
+/// If a container exceeds its memory limit, all of its processes are killed. Its sibling continues.
+pub async fn container_memory(node: &DriverNode) -> CheckResult {
     let containers = json!([
         container("sibling", SLEEP, memory_limit("16Mi")),
-        container("eater", EAT, memory_limit("32Mi")),
+        container("eater", ALLOCATE, memory_limit("32Mi")),
     ]);
-    let mut pod = node.run("memory", pod(containers), Way::Grouped).await?;
+    let mut pod = node
+        .run("memory", pod(containers), LaunchMode::Cgroup)
+        .await?;
     pod.running("sibling").await?;
-    must(file(&pod.group, "memory.max") == "50331648", || {
+    ensure(file(&pod.group, "memory.max") == "50331648", || {
         format!("the pod's limit is {}", file(&pod.group, "memory.max"))
     })?;
-    let end = pod.ended("eater").await?;
-    must(end == ("OOMKilled".to_owned(), 137), || {
-        format!("it ended with {end:?}")
+    let end = pod.terminated("eater").await?;
+    ensure(end == ("OOMKilled".to_owned(), 137), || {
+        format!("it terminated with {end:?}")
     })?;
     let log = pod.log("eater").await?;
-    must(!log.contains("survived"), || {
-        "its first process lived on".to_owned()
+    ensure(!log.contains("survived"), || {
+        "its first process survived".to_owned()
     })?;
-    must(pod.still_runs("sibling").await?, || {
+    ensure(pod.still_runs("sibling").await?, || {
         "its sibling died".to_owned()
     })?;
-    let sibling = pod.group.below("sibling-0");
-    must(sibling.oom_kills() == Some(0), || {
+    let sibling = pod.group.child("sibling-0");
+    ensure(sibling.oom_kills() == Some(0), || {
         format!("{:?}", sibling.oom_kills())
     })?;
     let usage = sibling.usage().map_err(|error| error.to_string())?;
-    must(
+    ensure(
         usage.working_set > 0 && usage.processes == 1 && usage.cpu_ns > 0,
         || format!("{usage:?}"),
     )?;
@@ -72,8 +74,8 @@ pub async fn memory(node: &Node) -> Seen {
     ))
 }
 
-/// A container sees its own group as the root, can't change it, and commands in it belong to it.
-pub async fn view(node: &Node) -> Seen {
+/// A container sees its own cgroup as the root, can't change it, and probe commands run in the same cgroup.
+pub async fn cgroup_view(node: &DriverNode) -> CheckResult {
     let script = "cat /proc/self/cgroup; cd /sys/fs/cgroup; cat memory.max cpu.max cpu.weight; (echo max > memory.max) 2>&1; exec sleep 1000";
     let resources = json!({"limits": {"memory": "24Mi", "cpu": "1500m"}, "requests": {"cpu": "500m", "memory": "1Mi"}});
     let mut looker = container("looker", script, resources);
@@ -83,63 +85,67 @@ pub async fn view(node: &Node) -> Seen {
     changed["resources"]["limits"]["memory"] = json!("40Mi");
     let spec = pod(json!([looker]));
     let changed = pod(json!([changed]));
-    let mut pod = node.run("view", spec, Way::Grouped).await?;
-    // Upon which the probe has passed: an exec is born into the container's group.
+    let mut pod = node.run("view", spec, LaunchMode::Cgroup).await?;
+    // Once it has started, the probe has passed: its command ran in the container's cgroup.
     pod.running("looker").await?;
-    let group = pod.group.below("looker-0");
+    let group = pod.group.child("looker-0");
     let set = ["memory.oom.group", "cpu.weight"].map(|name| file(&group, name));
-    must(set == ["1", "59"], || format!("it was told {set:?}"))?;
-    must(
+    ensure(set == ["1", "59"], || format!("its settings are {set:?}"))?;
+    ensure(
         ["", "0"].contains(&file(&group, "memory.swap.max").as_str()),
         || "it may swap".to_owned(),
     )?;
     let log = pod.log("looker").await?;
     let lines: Vec<&str> = log.lines().collect();
-    must(
+    ensure(
         lines.len() == 5 && lines[..4] == ["0::/", "25165824", "150000 100000", "59"],
         || format!("it sees {lines:?}"),
     )?;
-    must(lines[4].contains("Read-only file system"), || {
+    ensure(lines[4].contains("Read-only file system"), || {
         format!("it can write: {}", lines[4])
     })?;
     pod.change("view", changed).await?;
     let now = || ["memory.max", "cpu.max"].map(|name| file(&group, name));
-    let began = Instant::now();
+    let start = Instant::now();
     while now() != ["41943040", "150000 100000"] {
-        let late = began.elapsed() > Duration::from_secs(20);
-        must(!late, || format!("after a change it is told {:?}", now()))?;
+        let late = start.elapsed() > Duration::from_secs(20);
+        ensure(!late, || {
+            format!("after the resize, its limits are {:?}", now())
+        })?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     pod.end().await?;
-    Ok("its own group is the root, and read-only; its limit can change".to_owned())
+    Ok("its own cgroup is the root, and read-only; its limit can change".to_owned())
 }
 
-/// A limit below what is in use waits, rather than to kill the container.
-pub async fn less_memory(node: &Node) -> Seen {
+/// A memory limit below the current usage is not applied, so that the container is not killed.
+pub async fn limit_below_usage(node: &DriverNode) -> CheckResult {
     let script = "x=0123456789abcdef; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do x=$x$x; done; echo ready; sleep 1000 & wait";
     let spec = |bytes: &str| pod(json!([container("holder", script, memory_limit(bytes))]));
-    let mut pod = node.run("less", spec("96Mi"), Way::Grouped).await?;
+    let mut pod = node.run("less", spec("96Mi"), LaunchMode::Cgroup).await?;
     pod.running("holder").await?;
-    let began = Instant::now();
-    let in_time = || began.elapsed() < Duration::from_secs(60);
+    let start = Instant::now();
+    let in_time = || start.elapsed() < Duration::from_secs(60);
     while !pod.log("holder").await?.contains("ready") {
-        must(in_time(), || "it never had its memory".to_owned())?;
+        ensure(in_time(), || {
+            "it did not allocate its memory in time".to_owned()
+        })?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let group = pod.group.below("holder-0");
+    let group = pod.group.child("holder-0");
     let limits = || [&group, &pod.group].map(|group| file(group, "memory.max"));
     pod.change("less", spec("2Mi")).await?;
-    // Nothing tells that nothing happens; the next change comes after it.
+    // The absence of a change has no event, so wait.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    must(limits() == ["100663296", "100663296"], || {
+    ensure(limits() == ["100663296", "100663296"], || {
         format!("its limits are {:?}", limits())
     })?;
     pod.change("less", spec("80Mi")).await?;
     while limits() != ["83886080", "83886080"] {
-        must(in_time(), || format!("its limits stay {:?}", limits()))?;
+        ensure(in_time(), || format!("its limits are still {:?}", limits()))?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    must(pod.still_runs("holder").await?, || {
+    ensure(pod.still_runs("holder").await?, || {
         "it was killed".to_owned()
     })?;
     let usage = group.usage().map_err(|error| error.to_string())?;
@@ -147,97 +153,98 @@ pub async fn less_memory(node: &Node) -> Seen {
     Ok(format!("{} bytes stay in use", usage.working_set))
 }
 
-/// The limit of a pod as a whole holds for containers without one.
-pub async fn pod_memory(node: &Node) -> Seen {
+/// The pod-level limit applies to containers without a limit of their own.
+pub async fn pod_memory(node: &DriverNode) -> CheckResult {
     let mut spec = pod(json!([
         container("sibling", SLEEP, json!({})),
-        container("eater", EAT, json!({}))
+        container("eater", ALLOCATE, json!({}))
     ]));
     spec["resources"] = memory_limit("40Mi");
-    let mut pod = node.run("whole", spec, Way::Grouped).await?;
+    let mut pod = node.run("pod-limit", spec, LaunchMode::Cgroup).await?;
     pod.running("sibling").await?;
-    let end = pod.ended("eater").await?;
-    must(end == ("OOMKilled".to_owned(), 137), || {
-        format!("it ended with {end:?}")
+    let end = pod.terminated("eater").await?;
+    ensure(end == ("OOMKilled".to_owned(), 137), || {
+        format!("it terminated with {end:?}")
     })?;
-    must(pod.still_runs("sibling").await?, || {
+    ensure(pod.still_runs("sibling").await?, || {
         "its sibling died".to_owned()
     })?;
     pod.end().await?;
     Ok(format!("{end:?}"))
 }
 
-/// The same exit code for other reasons is another reason.
-pub async fn other_ends(node: &Node) -> Seen {
+/// Exit code 137 without an OOM kill has the reason `Error`, not `OOMKilled`.
+pub async fn exit_reasons(node: &DriverNode) -> CheckResult {
     let containers = json!([
-        container("says-so", "exit 137", memory_limit("16Mi")),
+        container("exits-137", "exit 137", memory_limit("16Mi")),
         container(
-            "stubborn",
+            "ignores-sigterm",
             "trap '' TERM; while :; do sleep 1; done",
             memory_limit("16Mi")
         ),
     ]);
-    let mut pod = node.run("ends", pod(containers), Way::Grouped).await?;
-    let says_so = pod.ended("says-so").await?;
-    pod.running("stubborn").await?;
+    let mut pod = node
+        .run("ends", pod(containers), LaunchMode::Cgroup)
+        .await?;
+    let exits = pod.terminated("exits-137").await?;
+    pod.running("ignores-sigterm").await?;
     pod.stop(0).await?;
-    let stubborn = pod.ended("stubborn").await?;
+    let ignores = pod.terminated("ignores-sigterm").await?;
     let error = ("Error".to_owned(), 137);
-    must(says_so == error && stubborn == error, || {
-        format!("they ended with {says_so:?} and {stubborn:?}")
+    ensure(exits == error && ignores == error, || {
+        format!("they terminated with {exits:?} and {ignores:?}")
     })?;
     pod.end().await?;
-    Ok(format!("{says_so:?} and {stubborn:?}"))
+    Ok(format!("{exits:?} and {ignores:?}"))
 }
 
-/// A busy loop gets no more than its limit.
-pub async fn processors(node: &Node) -> Seen {
+/// A busy loop gets no more CPU time than its limit.
+pub async fn cpu_limit(node: &DriverNode) -> CheckResult {
     let limit = json!({"limits": {"cpu": "200m"}});
     let containers = json!([container("busy", "while :; do :; done", limit)]);
-    let mut pod = node.run("busy", pod(containers), Way::Grouped).await?;
+    let mut pod = node
+        .run("busy", pod(containers), LaunchMode::Cgroup)
+        .await?;
     pod.running("busy").await?;
-    let group = pod.group.below("busy-0");
-    let look = || group.usage().map_err(|error| error.to_string());
-    let (began, before) = (Instant::now(), look()?);
+    let group = pod.group.child("busy-0");
+    let usage_now = || group.usage().map_err(|error| error.to_string());
+    let (start, before) = (Instant::now(), usage_now()?);
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let (wall, after) = (began.elapsed(), look()?);
-    let part = (after.cpu_ns - before.cpu_ns) as f64 / wall.as_nanos() as f64;
-    // The same is what dashboards are told, with disks and swap, which the groups count too.
-    let told = pod.usage("busy").await?;
+    let (wall, after) = (start.elapsed(), usage_now()?);
+    let share = (after.cpu_ns - before.cpu_ns) as f64 / wall.as_nanos() as f64;
+    // The sandbox reports the same, and also IO and swap of the cgroup.
+    let reported = pod.usage("busy").await?;
     pod.end().await?;
-    let held_back = |usage: Option<linux::cgroup::Throttling>| {
+    let throttled = |usage: Option<linux::cgroup::CpuThrottling>| {
         usage.map_or((0, 0), |usage| {
             (usage.throttled_periods, usage.throttled_ns)
         })
     };
-    let (before, after) = (held_back(before.throttling), held_back(after.throttling));
+    let (before, after) = (throttled(before.throttling), throttled(after.throttling));
     let grew = after.0 > before.0 && after.1 > before.1;
-    let words = format!(
-        "{part:.3} of a processor where 0.2 is the limit, held back: {before:?} to {after:?}, told: {:?} {:?} {:?}",
-        told.throttling, told.io, told.memory.swap
+    let summary = format!(
+        "{share:.3} CPUs with a limit of 0.2, throttled: {before:?} to {after:?}, reported: {:?} {:?} {:?}",
+        reported.throttling, reported.io, reported.memory.swap
     );
-    let throttling = told.throttling.unwrap_or_default();
-    let is_told = throttling.periods >= throttling.throttled_periods
+    let throttling = reported.throttling.unwrap_or_default();
+    let is_reported = throttling.periods >= throttling.throttled_periods
         && throttling.throttled_periods >= after.0
         && throttling.throttled_ns >= after.1
-        && told.io.reads.is_some()
-        && told.io.writes.is_some()
-        && told.memory.swap.is_some();
-    must(part < 0.25 && grew && is_told, || words.clone())?;
-    Ok(words)
+        && reported.io.reads.is_some()
+        && reported.io.writes.is_some()
+        && reported.memory.swap.is_some();
+    ensure(share < 0.25 && grew && is_reported, || summary.clone())?;
+    Ok(summary)
 }
 
-/// A pod that forks without end is stopped while its sandbox still can. This one is a step that divides its own group.
-pub async fn processes(node: &Node) -> Seen {
-    let most = node
-        .groups
-        .most_processes()
-        .ok_or("processes are not limited")?;
+/// The limit of processes stops a fork bomb, and leaves some to the sandbox. This pod is a step that divides its own cgroup.
+pub async fn process_limit(node: &DriverNode) -> CheckResult {
+    let job_limit = node.groups.pids_max().ok_or("processes are not limited")?;
     let fork = "n=0; while sleep 1000 & do n=$((n+1)); echo $n; done";
     let spec = pod(json!([container("bomb", fork, json!({}))]));
-    let mut pod = node.run("forks", spec, Way::Step).await?;
-    let end = pod.ended("bomb").await?;
-    let pods = node.step().below("coracle-pods");
+    let mut pod = node.run("forks", spec, LaunchMode::Step).await?;
+    let end = pod.terminated("bomb").await?;
+    let pods = node.step().child("coracle-pods");
     let limit: u64 = file(&pods, "pids.max")
         .parse()
         .map_err(|_| "pods have no limit")?;
@@ -247,93 +254,96 @@ pub async fn processes(node: &Node) -> Seen {
         .filter_map(|line| line.parse::<u64>().ok())
         .max();
     pod.end().await?;
-    let words = format!("{end:?} after {forked:?} of {limit} processes, of the job's {most}");
+    let summary =
+        format!("{end:?} after {forked:?} of {limit} processes, of the job's {job_limit}");
     let stopped = forked.is_some_and(|forked| forked < limit && forked > limit / 2);
-    must(end.1 != 0 && stopped && limit < most, || {
-        format!("{words}: {log:?}")
+    ensure(end.1 != 0 && stopped && limit < job_limit, || {
+        format!("{summary}: {log:?}")
     })?;
-    let left = node.step().groups();
-    must(left.is_empty(), || {
-        format!("{left:?} is left of the step's group")
+    let left = node.step().children();
+    ensure(left.is_empty(), || {
+        format!("cgroups left in the step's cgroup: {left:?}")
     })?;
     node.step().remove().map_err(|error| error.to_string())?;
-    Ok(words)
+    Ok(summary)
 }
 
-/// What a killed sandbox leaves is no hindrance to the next.
-pub async fn killed_sandbox(node: &Node) -> Seen {
+/// The cgroups of a killed sandbox do not prevent the start of its replacement.
+pub async fn killed_sandbox(node: &DriverNode) -> CheckResult {
     let spec = pod(json!([container("main", SLEEP, memory_limit("16Mi"))]));
-    let mut first = node.run("killed", spec.clone(), Way::Grouped).await?;
+    let mut first = node.run("killed", spec.clone(), LaunchMode::Cgroup).await?;
     first.running("main").await?;
     first.kill().await?;
-    let mut second = node.run("killed", spec, Way::Grouped).await?;
+    let mut second = node.run("killed", spec, LaunchMode::Cgroup).await?;
     second.running("main").await?;
-    let inside = second.group.below("main-0").processes();
+    let inside = second.group.child("main-0").processes();
     let inside = inside.map_err(|error| error.to_string())?;
-    must(inside.len() == 1, || format!("{inside:?}"))?;
+    ensure(inside.len() == 1, || format!("{inside:?}"))?;
     second.end().await?;
-    Ok("the next one runs in the same group".to_owned())
+    Ok("the next one runs in the same cgroup".to_owned())
 }
 
-/// Nothing of a pod that has ended is left.
-pub async fn removed(node: &Node) -> Seen {
-    let left = node.groups.groups();
-    must(left.is_empty(), || format!("{left:?}"))?;
-    Ok("nothing is left".to_owned())
+/// No cgroup of a terminated pod is left.
+pub async fn cgroups_are_removed(node: &DriverNode) -> CheckResult {
+    let left = node.groups.children();
+    ensure(left.is_empty(), || format!("{left:?}"))?;
+    Ok("no cgroup is left".to_owned())
 }
 
-/// Without groups of its own, a pod is limited by those that it was started in, and still its end is told.
-pub async fn without_groups(node: &Node) -> Seen {
+/// A pod without its own cgroups is limited by those of the job. OOM kills are still reported.
+pub async fn without_cgroups(node: &DriverNode) -> CheckResult {
     let containers = json!([
         container("sibling", SLEEP, json!({})),
-        container("says-so", "exit 137", json!({})),
-        container("eater", &format!("sleep 2; {EAT}"), json!({})),
+        container("exits-137", "exit 137", json!({})),
+        container("eater", &format!("sleep 2; {ALLOCATE}"), json!({})),
     ]);
-    let mut pod = node.run("plain", pod(containers), Way::Plain).await?;
+    let mut pod = node
+        .run("plain", pod(containers), LaunchMode::NoCgroup)
+        .await?;
     pod.running("sibling").await?;
-    let says_so = pod.ended("says-so").await?;
-    let eater = pod.ended("eater").await?;
-    let right = says_so == ("Error".to_owned(), 137) && eater == ("OOMKilled".to_owned(), 137);
-    must(right, || {
-        format!("they ended with {says_so:?} and {eater:?}")
+    let exits = pod.terminated("exits-137").await?;
+    let eater = pod.terminated("eater").await?;
+    let is_right = exits == ("Error".to_owned(), 137) && eater == ("OOMKilled".to_owned(), 137);
+    ensure(is_right, || {
+        format!("they terminated with {exits:?} and {eater:?}")
     })?;
-    must(pod.still_runs("sibling").await?, || {
+    ensure(pod.still_runs("sibling").await?, || {
         "the sibling died".to_owned()
     })?;
-    must(node.groups.groups().is_empty(), || {
-        "it has a group".to_owned()
+    ensure(node.groups.children().is_empty(), || {
+        "it has a cgroup".to_owned()
     })?;
     pod.end().await?;
-    Ok(format!("{eater:?}, told from {says_so:?}"))
+    Ok(format!("{eater:?} and {exits:?}"))
 }
 
-/// The machine's root is its initramfs, which no container can leave by pivot_root: a privileged one does not get back to it.
-pub async fn node_root(node: &Node) -> Seen {
+/// The node's root is its initramfs, which pivot_root(2) can't replace. A privileged container can't reach it.
+pub async fn node_root_is_inaccessible(node: &DriverNode) -> CheckResult {
     let attempts = "setns umount umount-all move pivot chroot open-tree user rootfs";
     let script = format!("for attempt in {attempts}; do escape $attempt; done");
     let mut attacker = container("attacker", &script, json!({}));
     attacker["securityContext"] = json!({"privileged": true});
     let spec = pod(json!([attacker]));
-    let mut pod = node.run("attacker", spec, Way::Plain).await?;
-    let end = pod.ended("attacker").await?;
+    let mut pod = node.run("attacker", spec, LaunchMode::NoCgroup).await?;
+    let end = pod.terminated("attacker").await?;
     let log = pod.log("attacker").await?;
     pod.end().await?;
-    let count = log.matches(": kept out: ").count();
+    let count = log.matches(": blocked: ").count();
     let all = attempts.split(' ').count();
-    must(
+    ensure(
         end.1 == 0 && count == all && !log.contains(": reached: "),
         || format!("{end:?}, {}", log.replace('\n', "; ")),
     )?;
     Ok(format!("{count} attempts failed"))
 }
 
-/// After the end the group is as we found it: ours alone, and not divided.
-pub fn given_back() -> Seen {
-    let own = Group::own().ok_or("there is none")?;
-    let below = own.groups();
+/// At the end, the driver's cgroup contains only the driver, and is not divided.
+pub fn cgroup_is_restored() -> CheckResult {
+    let own = Cgroup::own().ok_or("no cgroup")?;
+    let below = own.children();
     let alone = own.processes().map_err(|error| error.to_string())?;
     let control = file(&own, "cgroup.subtree_control");
-    must(
+    ensure(
         below.is_empty() && alone == [std::process::id()] && control.is_empty(),
         || format!("{below:?} {alone:?} {control:?}"),
     )?;

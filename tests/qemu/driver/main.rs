@@ -1,8 +1,8 @@
-//! Tries limits for real, on a kernel that lets an ordinary user have control groups (tests/qemu/run).
+//! Tests resource limits on a kernel with cgroups v2 that are delegated to an ordinary user (tests/qemu/run).
 //!
-//! It plays the kubelet of one node: divides the control group that it was started in, starts the real `coracle internal hub` and one
-//! `coracle internal sandbox` for each pod, tells them what to run, and looks at what the kernel did. One line for each check, and a
-//! verdict, go to the console, where tests/tests/cgroups.rs reads them.
+//! The driver replaces the kubelet of one node: it divides its own cgroup, starts the real `coracle internal hub` and one
+//! `coracle internal sandbox` for each pod, sends them pods, and inspects the cgroups. It prints one line for each check, and a
+//! verdict, to the console, where tests/tests/cgroups.rs reads them.
 
 mod checks;
 mod node;
@@ -11,23 +11,23 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use linux::cgroup::Division;
+use linux::cgroup::DelegatedCgroup;
 
-/// What killed processes may take to be gone.
-const LAST_BREATH: Duration = Duration::from_secs(5);
+/// Time in which killed processes must have exited.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What every check returns: what was seen, or what was wrong.
-type Seen = Result<String, String>;
+/// The result of a check: a summary, or the reason of the failure.
+type CheckResult = Result<String, String>;
 
 fn main() -> ExitCode {
-    // As the agent's guard does it.
+    // Like the agent's guard.
     if let Err(error) = linux::process::become_subreaper() {
-        say(&format!("orphans are lost: {error}"));
+        print_line(&format!("cannot become a subreaper: {error}"));
     }
-    let division = match linux::cgroup::divide("coracle-node", "coracle-pods") {
-        Ok(division) => division,
+    let delegated = match DelegatedCgroup::set_up("coracle-node", "coracle-pods") {
+        Ok(delegated) => delegated,
         Err(error) => {
-            say(&format!(
+            print_line(&format!(
                 "VERDICT failed: {error}: {:?}",
                 std::error::Error::source(&error)
             ));
@@ -37,61 +37,71 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let good = match runtime {
-        Ok(runtime) => runtime.block_on(try_all(&division)),
+    let passed = match runtime {
+        Ok(runtime) => runtime.block_on(run_checks(&delegated)),
         Err(error) => {
-            say(&format!("no runtime: {error}"));
+            print_line(&format!("cannot start the runtime: {error}"));
             false
         }
     };
-    if let Err(error) = linux::process::kill_all_below(LAST_BREATH) {
-        say(&format!("something is left: {error}"));
+    if let Err(error) = linux::process::kill_descendants(KILL_TIMEOUT) {
+        print_line(&format!("cannot kill all processes: {error}"));
     }
-    division.end();
-    let good = report("the-group-is-given-back", checks::given_back()) && good;
-    say(if good { "VERDICT ok" } else { "VERDICT failed" });
-    ExitCode::from(u8::from(!good))
+    delegated.tear_down();
+    let passed = report("cgroup-is-restored", checks::cgroup_is_restored()) && passed;
+    print_line(if passed {
+        "VERDICT ok"
+    } else {
+        "VERDICT failed"
+    });
+    ExitCode::from(u8::from(!passed))
 }
 
-async fn try_all(division: &Division) -> bool {
-    let node = match node::Node::start(division.theirs().clone()).await {
+async fn run_checks(delegated: &DelegatedCgroup) -> bool {
+    let node = match node::DriverNode::start(delegated.workloads().clone()).await {
         Ok(node) => node,
         Err(problem) => return report("node", Err(problem)),
     };
     let results = [
-        report("a-container-beyond-its-memory", checks::memory(&node).await),
-        report("what-a-container-sees", checks::view(&node).await),
         report(
-            "less-memory-than-is-in-use",
-            checks::less_memory(&node).await,
+            "container-memory-limit",
+            checks::container_memory(&node).await,
         ),
-        report("a-pod-beyond-its-memory", checks::pod_memory(&node).await),
-        report("other-ends-are-told-apart", checks::other_ends(&node).await),
-        report("processors", checks::processors(&node).await),
-        report("processes", checks::processes(&node).await),
-        report("a-killed-sandbox", checks::killed_sandbox(&node).await),
-        report("groups-are-removed", checks::removed(&node).await),
-        report("without-groups", checks::without_groups(&node).await),
+        report("container-cgroup-view", checks::cgroup_view(&node).await),
         report(
-            "the-nodes-root-stays-out-of-reach",
-            checks::node_root(&node).await,
+            "memory-limit-below-usage",
+            checks::limit_below_usage(&node).await,
+        ),
+        report("pod-memory-limit", checks::pod_memory(&node).await),
+        report("exit-reasons", checks::exit_reasons(&node).await),
+        report("cpu-limit", checks::cpu_limit(&node).await),
+        report("process-limit", checks::process_limit(&node).await),
+        report("killed-sandbox", checks::killed_sandbox(&node).await),
+        report(
+            "cgroups-are-removed",
+            checks::cgroups_are_removed(&node).await,
+        ),
+        report("without-cgroups", checks::without_cgroups(&node).await),
+        report(
+            "node-root-is-inaccessible",
+            checks::node_root_is_inaccessible(&node).await,
         ),
     ];
     drop(node);
-    results.iter().all(|good| *good)
+    results.iter().all(|passed| *passed)
 }
 
-fn report(name: &str, seen: Seen) -> bool {
-    match &seen {
-        Ok(words) => say(&format!("ok {name}: {words}")),
-        Err(words) => say(&format!("FAILED {name}: {words}")),
+fn report(name: &str, result: CheckResult) -> bool {
+    match &result {
+        Ok(summary) => print_line(&format!("ok {name}: {summary}")),
+        Err(reason) => print_line(&format!("FAILED {name}: {reason}")),
     }
-    seen.is_ok()
+    result.is_ok()
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A console that is gone has nobody to tell.
+    // Ignore errors: there is no other place to report them.
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
 }

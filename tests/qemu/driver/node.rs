@@ -1,4 +1,4 @@
-//! A node without an agent: a hub, and sandboxes that dial us.
+//! A node whose agent is the driver: a hub, and sandboxes that connect to the driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use futures::stream::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
-use linux::cgroup::Group;
-use sandbox::connection::{ConnectionError, SandboxClient, accept};
-use sandbox::protocol::{Bundle, ContainerInput, LogQuery, NodeFacts, PodState, Stop};
-use sandbox::usage::ContainerUsage;
+use linux::cgroup::Cgroup;
+use pod_protocol::connection::{ConnectionError, SandboxClient, accept};
+use pod_protocol::usage::ContainerUsage;
+use pod_protocol::{Bundle, ContainerInput, LogQuery, NodeFacts, PodState, Stop};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
@@ -23,31 +23,31 @@ const PROGRAM: &str = "/bin/coracle";
 const DIR: &str = "/tmp/node";
 const STORE: &str = "/images";
 /// Emulated machines are slow, and the real one may be busy.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// The node.
-pub struct Node {
-    /// Where the groups of pods are.
-    pub groups: Group,
+/// A node with a running hub.
+pub struct DriverNode {
+    /// The parent of the pods' cgroups.
+    pub groups: Cgroup,
     listener: UnixListener,
     _hub: Child,
 }
 
 /// How a pod's sandbox is started.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// As a child of the agent, which has groups for pods.
-    Grouped,
-    /// As a child of an agent that has none.
-    Plain,
-    /// As a step of the job, in a group of its own.
+pub enum LaunchMode {
+    /// As a child of the agent, with a cgroup for the pod.
+    Cgroup,
+    /// As a child of an agent that has no cgroups for pods.
+    NoCgroup,
+    /// As a step of the job, in the step's cgroup.
     Step,
 }
 
 /// A pod that was started.
-pub struct Running {
-    /// Its control group, if it was given one.
-    pub group: Group,
+pub struct RunningPod {
+    /// Its cgroup, if it has one.
+    pub group: Cgroup,
     client: SandboxClient,
     states: Pin<Box<dyn Stream<Item = Result<PodState, ConnectionError>>>>,
     process: Child,
@@ -57,19 +57,22 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-impl Node {
+impl DriverNode {
     /// Starts the hub.
-    pub async fn start(groups: Group) -> Result<Self, String> {
+    pub async fn start(groups: Cgroup) -> Result<Self, String> {
         let dir = PathBuf::from(DIR);
         let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(text)?;
         let listener = UnixListener::bind(dir.join("kubelet.sock")).map_err(text)?;
-        let line = json!({"dir": dir, "socket": dir.join("hub.sock"), "range": "100.64.0.0/24", "mark": "CORACLE_DRIVER=1"});
-        let (ours, theirs) = linux::packet::pair().map_err(text)?;
+        let line =
+            json!({"dir": dir, "pod_cidr": "100.64.0.0/24", "mark_argument": "CORACLE_DRIVER=1"});
+        let (driver_end, hub_end) = linux::packet::pair().map_err(text)?;
         let mut command = Command::new(PROGRAM);
-        command.args(["internal", "hub"]).stdin(Stdio::from(theirs));
+        command
+            .args(["internal", "hub"])
+            .stdin(Stdio::from(hub_end));
         let mut hub = command.stdout(Stdio::piped()).spawn().map_err(text)?;
-        linux::packet::send(&ours, 0, line.to_string().as_bytes(), &[]).map_err(text)?;
+        linux::packet::send(&driver_end, 0, line.to_string().as_bytes(), &[]).map_err(text)?;
         let output = hub.stdout.take().ok_or("the hub has no output")?;
         let mut answer = String::new();
         let read = BufReader::new(output).read_line(&mut answer).await;
@@ -80,12 +83,12 @@ impl Node {
                 listener,
                 _hub: hub,
             }),
-            problem => Err(format!("the hub says {problem:?}")),
+            problem => Err(format!("the hub failed: {problem:?}")),
         }
     }
 
-    /// The sandbox of this pod, when it has dialled. One of a check that failed may dial too, and is turned away.
-    async fn caller(&self, name: &str) -> SandboxClient {
+    /// Waits for the connection of this pod's sandbox. Rejects sandboxes of failed checks.
+    async fn accept_sandbox(&self, name: &str) -> SandboxClient {
         loop {
             let Ok((stream, _)) = self.listener.accept().await else {
                 continue;
@@ -98,25 +101,30 @@ impl Node {
         }
     }
 
-    /// The group that Slurm would have made for a step.
-    pub fn step(&self) -> Group {
+    /// The cgroup that Slurm would create for a step.
+    pub fn step(&self) -> Cgroup {
         let job = self.groups.path().parent().unwrap_or(self.groups.path());
-        Group::at(job).below("step")
+        Cgroup::at(job).child("step")
     }
 
     /// Runs a pod called `name`.
-    pub async fn run(&self, name: &str, spec: Value, way: Way) -> Result<Running, String> {
-        let groups = match way {
-            Way::Grouped | Way::Plain => self.groups.clone(),
-            Way::Step => self.step().below("coracle-pods"),
+    pub async fn run(
+        &self,
+        name: &str,
+        spec: Value,
+        mode: LaunchMode,
+    ) -> Result<RunningPod, String> {
+        let groups = match mode {
+            LaunchMode::Cgroup | LaunchMode::NoCgroup => self.groups.clone(),
+            LaunchMode::Step => self.step().child("coracle-pods"),
         };
-        let group = groups.below(&format!("pod-{name}"));
-        let line = json!({"uid": name, "token": "t", "host_pid": false, "announces": way == Way::Step,
-            "open_files": 1024, "node_dir": DIR, "store": STORE, "stacking": "Overlay",
-            "groups": (way == Way::Grouped).then(|| self.groups.path())});
+        let group = groups.child(&format!("pod-{name}"));
+        let line = json!({"uid": name, "token": "t", "host_pid": false, "is_step": mode == LaunchMode::Step,
+            "open_files": 1024, "node_dir": DIR, "store": STORE, "snapshotter": "Overlay",
+            "pods_cgroup": (mode == LaunchMode::Cgroup).then(|| self.groups.path())});
         let mut command = Command::new("sh");
-        if way == Way::Step {
-            self.step().make().map_err(text)?;
+        if mode == LaunchMode::Step {
+            self.step().create().map_err(text)?;
             let script = r#"echo 0 > "$1" && shift && exec "$@""#;
             let procs = self.step().path().join("cgroup.procs");
             command.args(["-c", script, "sh"]).arg(procs).arg(PROGRAM);
@@ -125,12 +133,12 @@ impl Node {
         }
         command.args(["internal", "sandbox"]).stdout(Stdio::null());
         let process = start(command, &line).await?;
-        let dialled = tokio::time::timeout(PATIENCE, self.caller(name)).await;
-        let client = dialled.map_err(|_| "the sandbox does not dial")?;
+        let connected = tokio::time::timeout(TIMEOUT, self.accept_sandbox(name)).await;
+        let client = connected.map_err(|_| "the sandbox does not connect")?;
         let bundle = bundle(name, spec)?;
         client.put_bundle(&bundle).await.map_err(text)?;
         let states = Box::pin(client.states().await.map_err(text)?);
-        Ok(Running {
+        Ok(RunningPod {
             group,
             client,
             states,
@@ -139,11 +147,11 @@ impl Node {
     }
 }
 
-impl Running {
-    /// Waits until the pod's state is as `wanted` says; what that finds in it.
+impl RunningPod {
+    /// Waits until `wanted` returns a value for the pod's state; returns that value.
     pub async fn until<T>(
         &mut self,
-        what: &str,
+        condition: &str,
         wanted: impl Fn(&PodState) -> Option<T>,
     ) -> Result<T, String> {
         let mut last = PodState::default();
@@ -154,25 +162,25 @@ impl Running {
                     return Ok(found);
                 }
             }
-            Err("the sandbox is gone".to_owned())
+            Err("the sandbox has closed the connection".to_owned())
         };
-        match tokio::time::timeout(PATIENCE, found).await {
+        match tokio::time::timeout(TIMEOUT, found).await {
             Ok(found) => found,
             Err(_) => {
                 let states = last.containers.iter().map(|status| &status.state);
                 let states: Vec<_> = states.collect();
-                Err(format!("waited in vain for {what}: {states:?}"))
+                Err(format!("timed out waiting for {condition}: {states:?}"))
             }
         }
     }
 
-    /// Waits for a container's end: the reason, and the exit code.
-    pub async fn ended(&mut self, container: &str) -> Result<(String, i32), String> {
+    /// Waits until a container has terminated; returns reason and exit code.
+    pub async fn terminated(&mut self, container: &str) -> Result<(String, i32), String> {
         let end = |state: &PodState| {
-            let ended = state_of(state, container)?.terminated.clone()?;
-            Some((ended.reason.unwrap_or_default(), ended.exit_code))
+            let terminated = state_of(state, container)?.terminated.clone()?;
+            Some((terminated.reason.unwrap_or_default(), terminated.exit_code))
         };
-        self.until(&format!("the end of {container}"), end).await
+        self.until(&format!("the exit of {container}"), end).await
     }
 
     /// Waits until a container runs, and has passed its startup probe.
@@ -184,7 +192,7 @@ impl Running {
         self.until(&format!("the start of {container}"), runs).await
     }
 
-    /// Whether a container runs now, by the newest state there is.
+    /// Whether a container runs, according to the latest state.
     pub async fn still_runs(&mut self, container: &str) -> Result<bool, String> {
         let states = self.client.states().await.map_err(text)?;
         let now = Box::pin(states).next().await.ok_or("no state")?;
@@ -192,7 +200,7 @@ impl Running {
         Ok(state_of(&now, container).is_some_and(|state| state.running.is_some()))
     }
 
-    /// Says that the pod is to be another: what can change while it runs.
+    /// Sends a changed pod to the sandbox.
     pub async fn change(&self, name: &str, spec: Value) -> Result<(), String> {
         let bundle = bundle(name, spec)?;
         self.client.put_bundle(&bundle).await.map_err(text)
@@ -209,15 +217,15 @@ impl Running {
         Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
     }
 
-    /// What the sandbox says of a container.
+    /// The resource usage of a container, as reported by the sandbox.
     pub async fn usage(&self, container: &str) -> Result<ContainerUsage, String> {
         let usage = self.client.usage().await.map_err(text)?;
         let mut all = usage.containers.into_iter();
         let found = all.find(|usage| usage.name == container);
-        found.ok_or_else(|| format!("{container} is not measured"))
+        found.ok_or_else(|| format!("no usage of {container}"))
     }
 
-    /// Ends the pod with all that it has, after at most so many seconds.
+    /// Stops the pod with this grace period.
     pub async fn stop(&self, grace_seconds: i64) -> Result<(), String> {
         let stop = Stop {
             grace_seconds,
@@ -226,15 +234,15 @@ impl Running {
         self.client.stop(&stop).await.map_err(text)
     }
 
-    /// Ends the pod and its sandbox.
+    /// Stops the pod, and dismisses its sandbox.
     pub async fn end(mut self) -> Result<(), String> {
         self.stop(0).await?;
-        self.until("its end", |state| state.finished.then_some(()))
+        self.until("the end of the pod", |state| state.finished.then_some(()))
             .await?;
         self.client.dismiss().await.map_err(text)?;
-        let waited = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        let waited = tokio::time::timeout(TIMEOUT, self.process.wait()).await;
         waited
-            .map_err(|_| "the sandbox does not end")?
+            .map_err(|_| "the sandbox does not exit")?
             .map_err(text)?;
         Ok(())
     }
@@ -287,6 +295,6 @@ fn bundle(name: &str, spec: Value) -> Result<Bundle, String> {
             cluster_domain: "cluster.local".to_owned(),
             ..NodeFacts::default()
         },
-        before: Vec::new(),
+        previous_statuses: Vec::new(),
     })
 }

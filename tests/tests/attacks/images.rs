@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use e2e::{BUSYBOX, Cluster, Lab, REGISTRY, Running, eventually, merged, plain, says};
+use e2e::{
+    BUSYBOX, Lab, REGISTRY, Running, TestCluster, echo_config, eventually, image_pod, merged,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// A registry of the attacker's own, on the port `$1`. It knows the manifest of a private image, `$2`, and has none of its blobs. It
-/// prints all credentials that it is shown.
+/// The attacker's registry, on the port `$1`. It has the manifest of a private image, `$2`, and none of its blobs. It prints all
+/// credentials that it receives. Its images:
 ///
-/// - `named`: a manifest that names the private configuration and layers
-/// - `layers`: private layers, and a configuration of its own
-/// - `diff-ids`: a configuration that names the private layers, beside blobs of its own
-/// - anything else is what the client knows it to be, on HEAD, and nothing otherwise
+/// - `named`: a manifest that refers to the private configuration and layers
+/// - `layers`: the private layers, with the attacker's configuration
+/// - `diff-ids`: the attacker's blobs, with a configuration that refers to the private layers
+/// - any other: HEAD confirms the digest that the client requests, GET fails
 const HOSTILE: &str = r#"
 import hashlib, http.server, io, json, socket, sys, tarfile
 
@@ -47,7 +49,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def handle(self):
-        # TLS is tried first.
+        # Clients try TLS first.
         if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
             self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         else:
@@ -56,7 +58,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     def log_request(self, code="-", size="-"):
         print(self.command, self.path, int(code), self.headers.get("Authorization", "-"), flush=True)
 
-    def answer(self, code, body=b"", headers={}):
+    def respond(self, code, body=b"", headers={}):
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -68,15 +70,15 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path.rsplit("/", 1)[-1]
         if self.path.startswith("/v2/closed/") and "Authorization" not in self.headers:
-            return self.answer(401, headers={"WWW-Authenticate": "Basic realm=closed"})
+            return self.respond(401, headers={"WWW-Authenticate": "Basic realm=closed"})
         if "/manifests/" in self.path and name in MANIFESTS:
             body = MANIFESTS[name]
-            return self.answer(200, body, {"Content-Type": KIND, "Docker-Content-Digest": sha(body)})
+            return self.respond(200, body, {"Content-Type": KIND, "Docker-Content-Digest": sha(body)})
         if "/manifests/" in self.path and self.command == "HEAD":
-            return self.answer(200, b"", {"Content-Type": KIND, "Docker-Content-Digest": name})
+            return self.respond(200, b"", {"Content-Type": KIND, "Docker-Content-Digest": name})
         if name in BLOBS:
-            return self.answer(200, BLOBS[name])
-        self.answer(404)
+            return self.respond(200, BLOBS[name])
+        self.respond(404)
 
     do_HEAD = do_GET
 
@@ -85,16 +87,16 @@ print("serving", flush=True)
 server.serve_forever()
 "#;
 
-/// The attacker's registry, served by `user2` on the login host.
+/// Starts the attacker's registry, as `user2` on the login host.
 fn hostile_registry(lab: &Lab, port: &str, private: &Value) -> Running {
     let private = private.to_string();
-    let words = ["/usr/bin/python3", "-c", HOSTILE, port, &private];
-    let mut server = lab.call(&words).user("user2").start();
-    server.until_stdout("serving");
+    let args = ["/usr/bin/python3", "-c", HOSTILE, port, &private];
+    let mut server = lab.command(&args).user("user2").start();
+    server.wait_for_stdout("serving");
     server
 }
 
-fn end(lab: &Lab, server: Running) {
+fn kill_registry(lab: &Lab, server: Running) {
     server.signal(Signal::KILL);
     drop(server);
     for stray in lab.processes_of("login", "user2") {
@@ -102,9 +104,9 @@ fn end(lab: &Lab, server: Running) {
     }
 }
 
-/// Waits until the pod is refused its image, and not run.
+/// Waits until the image of the pod can't be pulled.
 #[track_caller]
-fn is_refused(cluster: &mut Cluster, name: &str) {
+fn wait_for_rejection(cluster: &mut TestCluster, name: &str) {
     let mut last = Value::Null;
     let seen = eventually(Duration::from_secs(60), || {
         last = cluster.pod(name)["status"].clone();
@@ -120,50 +122,50 @@ fn is_refused(cluster: &mut Cluster, name: &str) {
 }
 
 #[test]
-fn private_images_are_for_pods_with_their_secret() {
-    let lab = Lab::ready();
+fn private_images_require_the_pull_secret() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let registry = lab.registry();
-    lab.registries(&format!(
+    let registry = lab.start_registry();
+    lab.write_registries_config(&format!(
         "[registry.\"{REGISTRY}\"]\ninsecure = true\n[registry.\"login:5100\"]\ninsecure = true\n"
     ));
-    // No other image in the store has this layer, which might make it everybody's.
+    // A random layer: no other image in the store may have it, or it would not be private.
     let secret = "head -c 100 /dev/urandom > secret && tar --create secret";
-    let private = registry.push("team/app", says("private"), secret);
+    let private = registry.push("team/app", echo_config("private"), secret);
     let (digest, manifest) = registry.manifest("team/app", "1");
     let hostile = hostile_registry(&lab, "5100", &manifest);
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    cluster.ask(&format!(
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.shell(&format!(
         "kubectl create secret docker-registry right --docker-server={REGISTRY} --docker-username=user --docker-password=right"
     ));
-    let mut owner = plain("owner", &private, json!({}));
+    let mut owner = image_pod("owner", &private, json!({}));
     owner["spec"]["imagePullSecrets"] = json!([{"name": "right"}]);
     cluster.create_objects(&[owner.clone()]);
-    cluster.in_phase("owner", "Succeeded");
+    cluster.wait_for_phase("owner", "Succeeded");
 
     let head = format!("login:5100/head@{digest}");
     let mut attacks: Vec<Value> = ["IfNotPresent", "Always", "Never"]
         .iter()
         .map(|policy| {
             let name = format!("head-{}", policy.to_lowercase());
-            plain(&name, &head, json!({"imagePullPolicy": policy}))
+            image_pod(&name, &head, json!({"imagePullPolicy": policy}))
         })
         .collect();
     attacks.extend(["named", "layers", "diff-ids"].map(|name| {
         let image = format!("login:5100/x:{name}");
-        plain(name, &image, json!({}))
+        image_pod(name, &image, json!({}))
     }));
     cluster.create_objects(&attacks);
     for pod in &attacks {
-        is_refused(
+        wait_for_rejection(
             &mut cluster,
             pod["metadata"]["name"].as_str().unwrap_or_default(),
         );
     }
-    // As a volume it is the same image.
+    // The same image as a volume.
     let volume =
         json!({"restartPolicy": "Never", "volumes": [{"name": "v", "image": {"reference": head}}]});
-    let mut reader = plain(
+    let mut reader = image_pod(
         "volume",
         BUSYBOX,
         json!({"command": ["ls", "/v/bin"],
@@ -171,53 +173,53 @@ fn private_images_are_for_pods_with_their_secret() {
     );
     reader["spec"] = merged(reader["spec"].clone(), volume);
     cluster.create_objects(&[reader]);
-    cluster.event("volume", "Warning Failed");
+    cluster.wait_for_event("volume", "Warning Failed");
     assert_eq!(cluster.pod("volume")["status"]["phase"], "Pending");
 
-    // The owner's next pod asks nobody.
-    let before = registry.answered("GET /v2/team/app/");
+    // The owner's next pod needs no request to the registry.
+    let before = registry.successful_requests("GET /v2/team/app/");
     owner["metadata"]["name"] = json!("again");
     cluster.create_objects(&[owner]);
-    cluster.in_phase("again", "Succeeded");
-    cluster.event("again", "already present on machine");
-    assert_eq!(registry.answered("GET /v2/team/app/"), before);
+    cluster.wait_for_phase("again", "Succeeded");
+    cluster.wait_for_event("again", "already present on machine");
+    assert_eq!(registry.successful_requests("GET /v2/team/app/"), before);
     cluster.exit(0);
-    end(&lab, hostile);
+    kill_registry(&lab, hostile);
     drop(registry);
     lab.sh(&format!("coracle image rm {private}"))
         .run()
         .succeeded();
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 #[test]
 fn loopback_registries_get_no_password_without_consent() {
-    let lab = Lab::ready();
+    let lab = Lab::acquire();
     let hostile = hostile_registry(&lab, "5101", &json!({}));
     let auth = json!({"auths": {"localhost:5101": {"auth": "dXNlcjpyaWdodA=="}}});
     lab.write(".docker/config.json", &auth.to_string());
     let pull = "coracle image pull localhost:5101/closed/app:1 --store attacked";
-    let shown = |hostile: &Running| hostile.stdout().contains("Basic dXNlcjpyaWdodA==");
+    let got_password = |hostile: &Running| hostile.stdout().contains("Basic dXNlcjpyaWdodA==");
     let refused = lab.sh(pull).run();
-    assert!(!shown(&hostile), "{}", hostile.stdout());
-    refused.ended_with(74).says(&[
+    assert!(!got_password(&hostile), "{}", hostile.stdout());
+    refused.exited_with(74).stderr_has(&[
         "localhost:5101",
-        "hint: if this registry has no TLS, say `insecure = true`",
+        "hint: if this registry has no TLS, set `insecure = true`",
     ]);
     let mirror = "[registry.\"localhost:5101\"]\nmirrors = [\"http://localhost:5101\"]\n";
-    lab.registries(mirror);
+    lab.write_registries_config(mirror);
     lab.sh(pull)
         .run()
-        .ended_with(74)
-        .says(&["your own credentials were not tried"]);
+        .exited_with(74)
+        .stderr_has(&["your own credentials were not tried"]);
     assert!(hostile.stdout().contains("/v2/closed/app/manifests/1 401"));
-    assert!(!shown(&hostile), "{}", hostile.stdout());
-    lab.registries("[registry.\"localhost:5101\"]\ninsecure = true\n");
-    lab.sh(pull).run().ended_with(74);
-    assert!(shown(&hostile), "{}", hostile.stdout());
-    end(&lab, hostile);
+    assert!(!got_password(&hostile), "{}", hostile.stdout());
+    lab.write_registries_config("[registry.\"localhost:5101\"]\ninsecure = true\n");
+    lab.sh(pull).run().exited_with(74);
+    assert!(got_password(&hostile), "{}", hostile.stdout());
+    kill_registry(&lab, hostile);
     for name in [".docker", ".config", "attacked"] {
         lab.remove(name);
     }
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,20 +1,21 @@
-//! Containers that write to files which the node gives them, hide what they write, or redirect mounts.
+//! Containers that write to files which the node mounts into them, evade disk accounting, or redirect mounts.
 
-use e2e::{Cluster, Lab, looking_pod, merged, pod};
+use e2e::{Lab, TestCluster, checking_pod, merged, pod};
 use serde_json::{Value, json};
 
-/// All of the pod's files below /etc are writable; none of what is written there may take room from the secrets.
+/// The pod's files below /etc are writable. Writing them must not use the space of the tmpfs with the secrets.
 const FILL: &str = r#"
 for file in hosts hostname resolv.conf; do works sh -c "head -c 16m /dev/zero >> /etc/$file"; done
 [ $(df -k /secret | tail -n 1 | awk '{print $3}') -lt 1024 ] || df -k /secret
 is secret kept "$(cat /secret/word)"
 "#;
 
-/// Beyond its limit, where a pod could hope that it isn't counted.
+/// Writes beyond the pod's limit, where the kubelet might not measure usage.
 const FILL_HOSTS: &str = "head -c 16m /dev/zero >> /etc/hosts; sleep 1000";
 const FILL_DEEP: &str = "d=/v; for i in $(seq 700); do d=$d/d; done; mkdir -p $d; head -c 16m /dev/zero > $d/file; sleep 1000";
 
-/// A volume at /dev, whose `null` would be put over the files of the kernel that containers don't see.
+/// A volume at /dev with a forged `null`: a runtime that masks files of /proc with the container's /dev/null would mount the forged
+/// one.
 const LINK: &str = "ln -s /proc/sys/kernel/hostname /v/null";
 const READ_MASKED: &str = r#"
 for file in interrupts kcore keys timer_list; do
@@ -35,15 +36,15 @@ fn writer(script: &str, more: Value) -> Value {
 }
 
 #[test]
-fn what_containers_write_is_counted_and_masks_hold() {
-    let lab = Lab::ready();
+fn disk_usage_is_measured_and_proc_stays_masked() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    cluster.ask("kubectl create secret generic secret --from-literal=word=kept");
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    cluster.shell("kubectl create secret generic secret --from-literal=word=kept");
     let at = |path: &str| json!({"volumeMounts": [{"name": "v", "mountPath": path}]});
     let limit = json!({"resources": {"limits": {"ephemeral-storage": "8Mi"}}});
     let link = merged(writer(LINK, at("/v")), json!({"name": "link"}));
-    let mut masked = looking_pod(
+    let mut masked = checking_pod(
         "masked",
         volume("v", json!({"emptyDir": {}})),
         at("/dev"),
@@ -51,7 +52,7 @@ fn what_containers_write_is_counted_and_masks_hold() {
     );
     masked["spec"]["initContainers"] = json!([link]);
     cluster.create_objects(&[
-        looking_pod(
+        checking_pod(
             "fills",
             volume("v", json!({"secret": {"secretName": "secret"}})),
             at("/secret"),
@@ -65,16 +66,16 @@ fn what_containers_write_is_counted_and_masks_hold() {
             &[writer(FILL_DEEP, at("/v"))],
         ),
     ]);
-    cluster.find_all_right(&["fills", "masked"]);
-    for (name, words) in [
+    cluster.assert_checks_pass(&["fills", "masked"]);
+    for (name, expected) in [
         ("hosts", "exceeds the total limit of containers 8Mi"),
         ("deep", "Usage of EmptyDir volume \"v\" exceeds the limit"),
     ] {
-        let status = &cluster.in_phase(name, "Failed")["status"];
+        let status = &cluster.wait_for_phase(name, "Failed")["status"];
         assert_eq!(status["reason"], "Evicted", "{status:#}");
         let message = status["message"].as_str().unwrap_or_default();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

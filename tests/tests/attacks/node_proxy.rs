@@ -1,43 +1,43 @@
-//! Users who may read from nodes (`get` on `nodes/proxy`, as monitoring often may) and want to run commands in pods: a WebSocket begins
-//! with a GET, and the API server hands it on to the kubelet under its own name.
+//! Users with `get` on `nodes/proxy`, as monitoring often has, who try to run commands in pods: a WebSocket begins with a GET, and
+//! the API server proxies it to the kubelet with its own credentials.
 //!
-//! What holds, and what doesn't, is in docs/architecture.md, "The kubelet's API".
+//! docs/architecture.md, "The kubelet's API", lists which requests are rejected.
 
-use e2e::{Cluster, Lab, WAITS, simple};
+use e2e::{Lab, TestCluster, WAIT_FOR_SIGTERM, script_pod};
 use serde_json::{Value, json};
 
-/// A service account with these rights; its token.
-fn account(cluster: &mut Cluster, name: &str, verbs: &str, resources: &str) -> String {
-    cluster.ask(&format!(
+/// Creates a service account with these rights; returns its token.
+fn account(cluster: &mut TestCluster, name: &str, verbs: &str, resources: &str) -> String {
+    cluster.shell(&format!(
         "kubectl create serviceaccount {name} && \
          kubectl create clusterrole {name} --verb={verbs} --resource={resources} && \
          kubectl create clusterrolebinding {name} --clusterrole={name} --serviceaccount=default:{name}"
     ));
-    cluster.ask(&format!("kubectl create token {name}"))
+    cluster.shell(&format!("kubectl create token {name}"))
 }
 
-/// What a client heard that asked for an upgrade.
+/// The report of a client that requested an upgrade.
 #[derive(Debug)]
-struct Heard(Value);
+struct ClientReport(Value);
 
-impl Heard {
-    /// Neither a stream nor output of a command.
+impl ClientReport {
+    /// Asserts that there was neither a stream nor output of a command.
     #[track_caller]
-    fn is_refused(&self, status: u32, words: &str) {
-        let Self(heard) = self;
-        assert_eq!(heard["status"], status, "{heard}");
-        let body = heard["body"].as_str().unwrap_or_default();
-        assert!(body.contains(words), "{words}: {heard}");
+    fn assert_rejected(&self, status: u32, expected: &str) {
+        let Self(report) = self;
+        assert_eq!(report["status"], status, "{report}");
+        let body = report["body"].as_str().unwrap_or_default();
+        assert!(body.contains(expected), "{expected}: {report}");
     }
 }
 
 #[test]
-fn who_may_read_from_nodes_runs_no_command_in_pods() {
-    let lab = Lab::ready();
+fn get_on_nodes_proxy_cannot_exec_in_pods() {
+    let lab = Lab::acquire();
     lab.load_busybox();
-    let mut cluster = Cluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
-    let script = format!("httpd -p 8080 -h /etc; {WAITS}");
-    cluster.create_running(&[simple("p", &script, json!({}))]);
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
+    let script = format!("httpd -p 8080 -h /etc; {WAIT_FOR_SIGTERM}");
+    cluster.create_running(&[script_pod("p", &script, json!({}))]);
     let node = cluster.first_node();
     let reader = account(&mut cluster, "reader", "get", "nodes/proxy,pods");
     let getter = account(
@@ -59,66 +59,69 @@ fn who_may_read_from_nodes_runs_no_command_in_pods() {
     let through = format!("/api/v1/nodes/{node}/proxy");
     let of_pod = "/api/v1/namespaces/default/pods/p";
     let exec = format!("{of_pod}/exec?container=main&command=id&command=-u&stdout=true");
-    let mut ask =
-        |token: &str, words: &str| Heard(cluster.talk("true", &format!("--token {token} {words}")));
+    let mut request = |token: &str, args: &str| {
+        ClientReport(cluster.stream_client("true", &format!("--token {token} {args}")))
+    };
 
-    // At the kubelet itself: a stream is `create`, whatever the method.
+    // Directly at the kubelet: a stream needs `create`, whatever the method.
     let direct = format!("--kubelet {node} websocket v5.channel.k8s.io '/{at_kubelet}'");
-    ask(&reader, &direct).is_refused(403, "verb=create, resource=nodes, subresource(s)=[proxy]");
-    let got = ask(&writer, &direct).0;
+    request(&reader, &direct)
+        .assert_rejected(403, "verb=create, resource=nodes, subresource(s)=[proxy]");
+    let got = request(&writer, &direct).0;
     assert_eq!(
         (&got["status"], &got["1"]),
         (&json!(101), &json!("0\n")),
         "{got}"
     );
 
-    // Through the API server's proxy. To it a POST is `create`; a GET passes, but without its query, and so without a command.
+    // Through the API server's node proxy: a POST needs `create`. A GET is proxied, but without its query, and so without a
+    // command.
     let post = format!("spdy v4.channel.k8s.io '{through}/{at_kubelet}'");
-    ask(&reader, &post).is_refused(403, "nodes \\\"");
+    request(&reader, &post).assert_rejected(403, "nodes \\\"");
     for path in [at_kubelet, attach] {
-        for words in [
+        for args in [
             "websocket v5.channel.k8s.io",
             "websocket v4.channel.k8s.io",
             "--get spdy v4.channel.k8s.io",
         ] {
-            let words = format!("{words} '{through}/{path}'");
-            ask(&reader, &words)
-                .is_refused(400, "you must specify at least 1 of stdin, stdout, stderr");
+            let args = format!("{args} '{through}/{path}'");
+            request(&reader, &args)
+                .assert_rejected(400, "you must specify at least 1 of stdin, stdout, stderr");
         }
     }
 
-    // Through the API server's own way into pods, for which `get` is not enough since 1.35.
+    // Through the pod's `exec` subresource, for which `get` is not enough since 1.35.
     let by_pod = format!("websocket v5.channel.k8s.io '{exec}'");
-    ask(&getter, &by_pod).is_refused(403, "is forbidden");
-    let got = ask(&owner, &by_pod).0;
+    request(&getter, &by_pod).assert_rejected(403, "is forbidden");
+    let got = request(&owner, &by_pod).0;
     assert_eq!(
         (&got["status"], &got["1"]),
         (&json!(101), &json!("0\n")),
         "{got}"
     );
     let tunnel = format!("tunnel 8080 '{of_pod}/portforward'");
-    ask(&getter, &tunnel).is_refused(403, "is forbidden");
+    request(&getter, &tunnel).assert_rejected(403, "is forbidden");
 
-    // Upstream's gap: port-forward needs no query. If this is refused one day, docs/architecture.md is out of date.
-    let request = "printf 'GET /passwd HTTP/1.0\\r\\n\\r\\n'";
+    // A gap in upstream: port-forward needs no query. If this is rejected one day, update docs/architecture.md.
+    let http_request = "printf 'GET /passwd HTTP/1.0\\r\\n\\r\\n'";
     let path = format!("'{through}/portForward/default/p'");
-    for words in [
+    for args in [
         format!("tunnel 8080 {path}"),
         format!("--get raw 8080 {path}"),
     ] {
-        let got = cluster.talk(request, &format!("--token {reader} {words}"));
+        let got = cluster.stream_client(http_request, &format!("--token {reader} {args}"));
         let data = got["data"].as_str().unwrap_or_default();
-        assert!(data.contains("root:x:0:0"), "{words}: {got}");
+        assert!(data.contains("root:x:0:0"), "{args}: {got}");
     }
 
-    nobody_has_the_right_by_default(&mut cluster);
-    cluster.ask("kubectl delete pod p");
+    assert_right_is_not_granted_by_default(&mut cluster);
+    cluster.shell("kubectl delete pod p");
     cluster.exit(0);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
-/// Of upstream's roles only those of administrators, of API servers and of controllers have it.
-fn nobody_has_the_right_by_default(cluster: &mut Cluster) {
+/// Of upstream's roles, only those of administrators, API servers and controllers have this right.
+fn assert_right_is_not_granted_by_default(cluster: &mut TestCluster) {
     let roles = cluster.json("get clusterroles");
     let roles = roles["items"].as_array().expect("a list").iter();
     let has = |role: &&Value| {
@@ -139,7 +142,7 @@ fn nobody_has_the_right_by_default(cluster: &mut Cluster) {
         .filter_map(|role| role["metadata"]["name"].as_str())
         .filter(|name| !["reader", "writer"].contains(name))
         .collect();
-    // Garbage collection and quotas read everything.
+    // The garbage collector and the quota controller read everything.
     let is_known = |name: &&&str| {
         let known = [
             "cluster-admin",
@@ -151,8 +154,8 @@ fn nobody_has_the_right_by_default(cluster: &mut Cluster) {
     let others: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
     assert!(others.is_empty(), "{names:?}");
     for user in ["system:serviceaccount:default:default", "system:node:node1"] {
-        let asked = format!("kubectl auth can-i get nodes/proxy --as={user} 2> /dev/null");
-        let (_, said) = cluster.try_ask(&asked);
-        assert!(said.starts_with("no"), "{user}: {said}");
+        let command = format!("kubectl auth can-i get nodes/proxy --as={user} 2> /dev/null");
+        let (_, answer) = cluster.try_shell(&command);
+        assert!(answer.starts_with("no"), "{user}: {answer}");
     }
 }

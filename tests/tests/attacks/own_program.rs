@@ -1,6 +1,9 @@
-//! Containers that want to run, or to change, the program that starts them: the user's own file on the host.
+//! Containers that try to run or modify the program that starts them: the user's own file on the host.
 
-use e2e::{BUSYBOX, Cluster, Lab, WAITS, container, merged, pod, runs, wait_until};
+use e2e::{
+    BUSYBOX, Lab, TestCluster, WAIT_FOR_SIGTERM, container_status, merged, pod, script_container,
+    wait_until,
+};
 use serde_json::json;
 
 const DIR: &str = "own";
@@ -8,13 +11,13 @@ const PROGRAM: &str = "/home/user1/own/coracle";
 const RELEASES: &str = "--kubernetes=/opt/coracle/lib/coracle/kubernetes";
 const REFUSED: &str = "containers can't run the program that starts them";
 
-/// Everything that the kernel knows of the file; the time of its last change, of whatever kind, is among it.
-fn known(lab: &Lab) -> String {
+/// The file's metadata, including its ctime, which every modification changes.
+fn metadata(lab: &Lab) -> String {
     let stat = format!("stat --format='%i %a %u %g %s %Y %Z' {PROGRAM}");
     lab.root("node1", &stat).succeeded().stdout
 }
 
-/// What the sandboxes of node1 run from.
+/// The executables of the sandboxes on node1.
 fn programs_of_sandboxes(lab: &Lab) -> Vec<String> {
     let all = lab.processes("node1").into_iter();
     let sandboxes = all.filter(|process| process.args.contains("internal sandbox"));
@@ -26,13 +29,13 @@ fn programs_of_sandboxes(lab: &Lab) -> Vec<String> {
         .collect()
 }
 
-/// Has an interpreter of its choice, by script, by link and by both.
+/// Scripts and links whose interpreter is /proc/self/exe.
 const INTERPRETED: &str = r#"
 printf '#!/proc/self/exe\n' > /script; printf '#!/script\n' > /second; ln -s /proc/self/exe /link
 chmod 755 /script /second; touch /ready
 "#;
 
-/// Tries to change every program that it sees, until it is told to end.
+/// Tries to modify every executable that it can see, until `/v/end` exists.
 const CHANGE: &str = r#"
 until test -e /v/end; do
   for exe in /proc/[0-9]*/exe; do
@@ -42,47 +45,66 @@ done
 "#;
 
 #[test]
-fn no_container_runs_or_changes_our_program() {
-    let lab = Lab::ready();
+fn containers_cannot_run_or_modify_coracle() {
+    let lab = Lab::acquire();
     lab.load_busybox();
     let copy = format!("mkdir -p {DIR} && cp /opt/coracle/bin/coracle {PROGRAM}");
     lab.sh(&copy).run().succeeded();
-    let before = known(&lab);
-    let words = ["srun", "--overlap", "-N1", PROGRAM, "run", RELEASES];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
+    let before = metadata(&lab);
+    let args = ["srun", "--overlap", "-N1", PROGRAM, "run", RELEASES];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
 
-    // It would wait for its input for ever, and be changed meanwhile.
+    // If the hub started, it would wait for input, and its executable could be modified in the meantime.
     let own = json!({"name": "own", "image": BUSYBOX, "stdin": true, "command": ["/proc/self/exe", "internal", "hub"]});
     let volume = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
     let privileged = json!({"securityContext": {"privileged": true}});
-    let change = runs("change", CHANGE, merged(volume.clone(), privileged));
+    let change = script_container("change", CHANGE, merged(volume.clone(), privileged));
     let shared = json!({"shareProcessNamespace": true, "volumes": [{"name": "v", "emptyDir": {}}]});
-    let mut step = pod("step", json!({}), &[runs("main", WAITS, json!({}))]);
+    let mut step = pod(
+        "step",
+        json!({}),
+        &[script_container("main", WAIT_FOR_SIGTERM, json!({}))],
+    );
     step["metadata"]["annotations"] = json!({"coracle.dev/launcher": "step"});
-    let interpreted = format!("{INTERPRETED}\n{WAITS}");
+    let interpreted = format!("{INTERPRETED}\n{WAIT_FOR_SIGTERM}");
     cluster.create_objects(&[
-        pod("shared", shared, &[own, change, runs("end", WAITS, volume)]),
-        pod("exec", json!({}), &[runs("main", &interpreted, json!({}))]),
+        pod(
+            "shared",
+            shared,
+            &[
+                own,
+                change,
+                script_container("end", WAIT_FOR_SIGTERM, volume),
+            ],
+        ),
+        pod(
+            "exec",
+            json!({}),
+            &[script_container("main", &interpreted, json!({}))],
+        ),
         step,
     ]);
     let shared = cluster.pod_until("shared", "refused", |pod| {
         pod["status"]["containerStatuses"].is_array()
-            && container(pod, "own")["state"].to_string().contains(REFUSED)
+            && container_status(pod, "own")["state"]
+                .to_string()
+                .contains(REFUSED)
     });
-    let state = container(&shared, "own")["state"].to_string();
+    let state = container_status(&shared, "own")["state"].to_string();
     assert!(state.contains("StartError"), "{state}");
 
     cluster.wait_for("exec", "condition=Ready");
-    let ready = || cluster.try_ask("kubectl exec exec -- test -e /ready").0 == 0;
-    wait_until(10, "the scripts are there", ready);
+    let ready = || cluster.try_shell("kubectl exec exec -- test -e /ready").0 == 0;
+    wait_until(10, "the scripts exist", ready);
     for program in ["/proc/self/exe", "/link", "/script", "/second"] {
-        let (code, said) = cluster.try_ask(&format!("kubectl exec exec -- {program} --version"));
-        assert!(code != 0 && said.contains(REFUSED), "{program}: {said}");
+        let (code, output) =
+            cluster.try_shell(&format!("kubectl exec exec -- {program} --version"));
+        assert!(code != 0 && output.contains(REFUSED), "{program}: {output}");
     }
     cluster.wait_for("step", "condition=Ready");
-    // Processes start beside the container that changes what it can.
+    // Processes start while the other container modifies executables.
     for _ in 0..5 {
-        cluster.ask("kubectl exec shared --container=end -- true");
+        cluster.shell("kubectl exec shared --container=end -- true");
     }
     let programs = programs_of_sandboxes(&lab);
     let is_copy = |program: &String| program.starts_with("/memfd:coracle");
@@ -91,13 +113,13 @@ fn no_container_runs_or_changes_our_program() {
         "{programs:?}"
     );
 
-    cluster.ask("kubectl exec shared --container=end -- touch /v/end");
+    cluster.shell("kubectl exec shared --container=end -- touch /v/end");
     cluster.pod_until("shared", "ended", |pod| {
-        !container(pod, "change")["state"]["terminated"].is_null()
+        !container_status(pod, "change")["state"]["terminated"].is_null()
     });
     assert_eq!(cluster.logs("shared", "change"), "");
     cluster.exit(0);
-    assert_eq!(known(&lab), before);
+    assert_eq!(metadata(&lab), before);
     lab.remove(DIR);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }

@@ -1,20 +1,20 @@
-//! A second user of the same hosts, with any program, against every listener, file, socket and process that Coracle makes.
+//! A second user of the same hosts, with any program, against every listener, file, socket and process of Coracle.
 //!
-//! Each attack is tests/clients/attacker.py, run by `user2`. The owner runs the same, and must succeed: else the attack would
+//! Each attack is tests/clients/attacker.py, run by `user2`. The owner runs it too and must succeed; otherwise the attack would
 //! prove nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use e2e::{Cluster, HOSTS, Lab, Process, Role, pod, runs, wait_until};
+use e2e::{HOSTS, Lab, Process, Role, TestCluster, pod, script_container, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 pub const ATTACKER: &str = "/usr/bin/python3 /opt/coracle-src/tests/clients/attacker.py";
-/// In the home directory of `user1`: what the test itself needs.
+/// The test's own files, in the home directory of `user1`.
 const DIR: &str = "second-user";
 const STATE: &str = include_str!("../../../docs/state.md");
 
-/// Passes on to Slurm, and keeps what the leader hands over to agents: it holds the token and the cluster's secret.
+/// Wraps `srun`, and keeps the standard input that the leader passes to agents: it contains the token and the cluster's secret.
 const SRUN: &str = r#"#!/bin/bash
 umask 077
 case "$*" in
@@ -23,28 +23,28 @@ case "$*" in
 esac
 "#;
 
-/// What a pod has that is its owner's alone; every value says where it is.
+/// Writes values that only the pod's owner may read. Each value names its location.
 const POD: &str = "echo value-of-local > /vol/local/file; echo value-of-shared > /vol/shared/file
     echo value-of-empty > /vol/empty/file; echo value-of-host-path > /vol/host/file; echo value-of-shm > /dev/shm/file
     chmod 666 /vol/*/file /dev/shm/file; echo value-of-log; trap exit TERM; while true; do sleep 1; done";
-const PLACES: [&str; 6] = ["local", "shared", "empty", "shm", "log", "secret"];
-/// Not a secret: an argument of the pod's process, which every user of the host sees.
+const SECRET_LOCATIONS: [&str; 6] = ["local", "shared", "empty", "shm", "log", "secret"];
+/// Not a secret: an argument of the pod's process, which every user of the host can see.
 const VISIBLE: &str = "visible-argument-of-a-pod";
 
 #[test]
-fn a_second_user_of_the_hosts_gets_nothing() {
-    let lab = Lab::ready();
+fn second_user_cannot_access_a_cluster() {
+    let lab = Lab::acquire();
     lab.load_busybox();
     lab.remove(DIR);
-    let squatters = Squatters::settle(&lab);
-    // As at sites where users see each other's home directories.
+    let squatters = Squatters::create(&lab);
+    // Some sites let users read each other's home directories.
     let mode = lab.root("login", "stat -c %a /home/user1").stdout;
     lab.root("login", "chmod 755 /home/user1").succeeded();
     lab.write(&format!("{DIR}/srun"), SRUN);
     let start = format!(
         "chmod 700 {DIR} {DIR}/srun && PATH=~/{DIR}:$PATH && srun -N2 -wnode[1-2] coracle run bash"
     );
-    let mut cluster = Cluster::hold(lab.sh(&start).start());
+    let mut cluster = TestCluster::from_command(lab.sh(&start).start());
     let names = ["victim-node1", "victim-node2"];
     cluster.create_objects(&workload());
     for name in names {
@@ -53,37 +53,37 @@ fn a_second_user_of_the_hosts_gets_nothing() {
 
     let secrets = secrets(&lab, &mut cluster);
     for host in HOSTS {
-        let theirs = processes(&lab, host);
-        processes_are_closed(&lab, &mut cluster, host, &theirs);
-        files_are_closed(&lab, host);
-        no_secret_is_found(&lab, host, &theirs, &secrets);
-        sockets_are_closed(&lab, host, &theirs);
+        let victims = processes(&lab, host);
+        assert_processes_are_inaccessible(&lab, &mut cluster, host, &victims);
+        assert_files_are_inaccessible(&lab, host);
+        assert_secrets_are_not_found(&lab, host, &victims, &secrets);
+        assert_sockets_are_inaccessible(&lab, host, &victims);
     }
-    each_secret_can_be_found_by_root(&lab, &secrets);
+    assert_root_finds_every_secret(&lab, &secrets);
 
     let listeners = listeners(&lab);
-    are_documented(&listeners);
-    credentials_of_another_cluster_open_nothing(&lab, &mut cluster, &listeners);
-    garbage_and_crowds_keep_nobody_out(&lab, &mut cluster, &listeners);
+    assert_documented(&listeners);
+    assert_foreign_credentials_are_rejected(&lab, &mut cluster, &listeners);
+    assert_floods_do_not_block_clients(&lab, &mut cluster, &listeners);
 
     for name in names {
         let now = cluster.pod(name);
-        let status = e2e::container(&now, "c");
+        let status = e2e::container_status(&now, "c");
         assert_eq!(status["restartCount"], 0, "{status}");
     }
-    cluster.ask("kubectl delete pod --all --grace-period=1");
-    squatters.grow_old(&lab);
+    cluster.shell("kubectl delete pod --all --grace-period=1");
+    squatters.age_leftover(&lab);
     cluster.exit(0);
-    // They end, whatever there is in the way.
-    lab.call(&["coracle", "logs"]).run();
-    lab.call(&["srun", "-N1", "-wnode1", "coracle", "doctor"])
+    // These commands must exit in spite of the second user's files.
+    lab.command(&["coracle", "logs"]).run();
+    lab.command(&["srun", "-N1", "-wnode1", "coracle", "doctor"])
         .run()
         .succeeded();
-    squatters.are_untouched(&lab);
+    squatters.assert_untouched(&lab);
     lab.root("login", &format!("chmod {} /home/user1", mode.trim()))
         .succeeded();
     lab.remove(DIR);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 fn workload() -> Vec<Value> {
@@ -115,13 +115,13 @@ fn workload() -> Vec<Value> {
         objects.push(pod(
             &format!("victim-{node}"),
             affinity,
-            &[runs("c", "", more)],
+            &[script_container("c", "", more)],
         ));
     }
     objects
 }
 
-/// The processes of `user1` and of its subordinate ids.
+/// The processes of `user1` and of its subordinate IDs.
 pub fn processes(lab: &Lab, host: &str) -> Vec<Process> {
     let is_theirs = |process: &Process| {
         let id = process.user.parse().unwrap_or(0_u32);
@@ -131,47 +131,59 @@ pub fn processes(lab: &Lab, host: &str) -> Vec<Process> {
     all.filter(is_theirs).collect()
 }
 
-/// What the attacker's program says that succeeded: the way, and on what.
+/// Runs the attacker's program; returns the successful operations and their objects.
 #[track_caller]
 pub fn attack(
     lab: &Lab,
     host: &str,
     user: &str,
     command: &str,
-    order: &Value,
+    targets: &Value,
 ) -> BTreeSet<(String, String)> {
     let script = format!("{ATTACKER} {command}");
     let call = lab
         .sh(&script)
         .user(user)
         .on(host)
-        .stdin(&order.to_string());
+        .stdin(&targets.to_string());
     let output = call.within(120).run().succeeded();
     let lines = output.stdout.lines();
     let pairs = lines.filter_map(|line| line.split_once(' '));
     pairs
-        .map(|(way, what)| (way.to_owned(), what.to_owned()))
+        .map(|(operation, object)| (operation.to_owned(), object.to_owned()))
         .collect()
 }
 
-pub fn ways(succeeded: &BTreeSet<(String, String)>) -> BTreeSet<&str> {
-    succeeded.iter().map(|(way, _)| way.as_str()).collect()
+/// The operations in the result of [`attack`].
+pub fn operations(succeeded: &BTreeSet<(String, String)>) -> BTreeSet<&str> {
+    let operations = succeeded.iter();
+    operations
+        .map(|(operation, _)| operation.as_str())
+        .collect()
 }
 
-fn processes_are_closed(lab: &Lab, cluster: &mut Cluster, host: &str, theirs: &[Process]) {
-    let pids: Vec<u32> = theirs.iter().map(|process| process.pid).collect();
-    let order = json!({"pids": pids});
-    let got = attack(lab, host, "user2", "processes", &order);
-    let named = |pid: &str| theirs.iter().find(|p| p.pid.to_string() == pid);
-    let got: Vec<_> = got.iter().map(|(way, pid)| (way, named(pid))).collect();
+fn assert_processes_are_inaccessible(
+    lab: &Lab,
+    cluster: &mut TestCluster,
+    host: &str,
+    victims: &[Process],
+) {
+    let pids: Vec<u32> = victims.iter().map(|process| process.pid).collect();
+    let targets = json!({"pids": pids});
+    let got = attack(lab, host, "user2", "processes", &targets);
+    let victim = |pid: &str| victims.iter().find(|p| p.pid.to_string() == pid);
+    let got: Vec<_> = got
+        .iter()
+        .map(|(operation, pid)| (operation, victim(pid)))
+        .collect();
     assert!(got.is_empty(), "{host}: {got:#?}");
     if host != "node1" {
         return;
     }
-    let own = cluster.ask("echo $PPID").trim().parse::<u32>();
+    let own = cluster.shell("echo $PPID").trim().parse::<u32>();
     let own = json!({"pids": [own.expect("a pid")]});
     let mut possible = attack(lab, host, "user1", "processes", &own);
-    // Where the kernel lets users trace only what they start.
+    // For kernels on which users may trace only their own descendants (Yama).
     possible.extend(attack(lab, host, "root", "processes", &own));
     let all = [
         "environ",
@@ -194,10 +206,10 @@ fn processes_are_closed(lab: &Lab, cluster: &mut Cluster, host: &str, theirs: &[
         "signal",
         "trace",
     ];
-    assert_eq!(ways(&possible), BTreeSet::from(all));
+    assert_eq!(operations(&possible), BTreeSet::from(all));
 }
 
-/// All that `user1` and its pods have in places that others see.
+/// Files of `user1` and its pods in directories that other users can enter.
 fn files(lab: &Lab, host: &str) -> Vec<String> {
     let found = lab.root(
         host,
@@ -207,37 +219,39 @@ fn files(lab: &Lab, host: &str) -> Vec<String> {
     found.stdout.lines().map(str::to_owned).collect()
 }
 
-/// What the second user can do to these paths that only their owner should be able to.
+/// Operations on these paths that succeed for the second user, and should not.
 pub fn open_files(lab: &Lab, host: &str, paths: &[String]) -> BTreeSet<(String, String)> {
-    let order = json!({"paths": paths});
-    let got = attack(lab, host, "user2", "files", &order);
-    // Upstream's programs and start-up objects are the same for everybody.
-    let open = [
+    let targets = json!({"paths": paths});
+    let got = attack(lab, host, "user2", "files", &targets);
+    // Upstream's programs and bootstrap objects are not secret.
+    let public = [
         "/home/user1/.local/share/coracle/kubernetes",
         "/home/user1/.cache/coracle",
     ];
-    let is_open = |way: &str, path: &str| {
-        ["read", "list"].contains(&way) && open.iter().any(|open| path.starts_with(open))
+    let is_public = |operation: &str, path: &str| {
+        ["read", "list"].contains(&operation)
+            && public.iter().any(|prefix| path.starts_with(prefix))
     };
-    let bad = got.into_iter().filter(|(way, path)| !is_open(way, path));
-    bad.collect()
+    got.into_iter()
+        .filter(|(operation, path)| !is_public(operation, path))
+        .collect()
 }
 
-fn files_are_closed(lab: &Lab, host: &str) {
+fn assert_files_are_inaccessible(lab: &Lab, host: &str) {
     let paths = files(lab, host);
     let bad = open_files(lab, host, &paths);
     assert!(bad.is_empty(), "{host}: {bad:#?}");
-    let order = json!({"paths": paths});
-    let possible = attack(lab, host, "user1", "files", &order);
+    let targets = json!({"paths": paths});
+    let possible = attack(lab, host, "user1", "files", &targets);
     let mut all = BTreeSet::from(["read", "write", "list", "create", "remove"]);
     if host == "node1" || host == "node2" {
         all.insert("connect");
     }
-    assert_eq!(ways(&possible), all, "{host}");
+    assert_eq!(operations(&possible), all, "{host}");
 }
 
-/// Where values may be, of processes and in files.
-fn places(theirs: &[Process]) -> Vec<String> {
+/// Files and directories, including those in /proc, which may contain secret values.
+fn search_paths(victims: &[Process]) -> Vec<String> {
     let common = [
         "/tmp",
         "/var/tmp",
@@ -246,8 +260,8 @@ fn places(theirs: &[Process]) -> Vec<String> {
         "/run",
         "/home/user1",
     ];
-    let mut places: Vec<String> = common.map(str::to_owned).to_vec();
-    for Process { pid, .. } in theirs {
+    let mut paths: Vec<String> = common.map(str::to_owned).to_vec();
+    for Process { pid, .. } in victims {
         let of_process = [
             "cmdline",
             "environ",
@@ -256,20 +270,20 @@ fn places(theirs: &[Process]) -> Vec<String> {
             "root/dev/shm",
             "root/vol",
         ];
-        places.extend(of_process.map(|name| format!("/proc/{pid}/{name}")));
-        places.extend((0..40).map(|number| format!("/proc/{pid}/fd/{number}")));
+        paths.extend(of_process.map(|name| format!("/proc/{pid}/{name}")));
+        paths.extend((0..40).map(|number| format!("/proc/{pid}/fd/{number}")));
     }
-    places
+    paths
 }
 
-/// The values that nobody else may see, by names.
-fn secrets(lab: &Lab, cluster: &mut Cluster) -> BTreeMap<String, String> {
+/// The secret values, by name.
+fn secrets(lab: &Lab, cluster: &mut TestCluster) -> BTreeMap<String, String> {
     let mut secrets = BTreeMap::new();
     secrets.insert(
         "administrator".to_owned(),
-        cluster.ask("echo $K8S_CLUSTER_API_TOKEN"),
+        cluster.shell("echo $K8S_CLUSTER_API_TOKEN"),
     );
-    let keys = cluster.ask(
+    let keys = cluster.shell(
         "cd $(dirname $KUBECONFIG)/pki && for key in *.key; do echo $key $(sed -n 3p $key); done",
     );
     for (name, line) in keys.lines().filter_map(|line| line.split_once(' ')) {
@@ -282,8 +296,8 @@ fn secrets(lab: &Lab, cluster: &mut Cluster) -> BTreeMap<String, String> {
         let value = handover[name].as_str().expect("a text").to_owned();
         secrets.insert(format!("handover-{name}"), value);
     }
-    for place in PLACES {
-        secrets.insert(place.to_owned(), format!("value-of-{place}"));
+    for location in SECRET_LOCATIONS {
+        secrets.insert(location.to_owned(), format!("value-of-{location}"));
     }
     for (name, value) in &secrets {
         assert!(value.len() >= 11, "{name}: {value:?}");
@@ -291,47 +305,49 @@ fn secrets(lab: &Lab, cluster: &mut Cluster) -> BTreeMap<String, String> {
     secrets
 }
 
-fn no_secret_is_found(
+fn assert_secrets_are_not_found(
     lab: &Lab,
     host: &str,
-    theirs: &[Process],
+    victims: &[Process],
     secrets: &BTreeMap<String, String>,
 ) {
     let mut secrets = secrets.clone();
     secrets.insert("visible".to_owned(), VISIBLE.to_owned());
-    // The pod's script names the values that it writes.
-    let is_script = |name: &str, place: &str| PLACES.contains(&name) && place.ends_with("/cmdline");
-    let order = json!({"paths": places(theirs), "secrets": secrets});
-    let mut found = attack(lab, host, "user2", "secrets", &order);
+    // The arguments of the pod's script contain the values that it writes.
+    let is_script =
+        |name: &str, path: &str| SECRET_LOCATIONS.contains(&name) && path.ends_with("/cmdline");
+    let targets = json!({"paths": search_paths(victims), "secrets": secrets});
+    let mut found = attack(lab, host, "user2", "secrets", &targets);
     let seen = found.iter().any(|(name, _)| name == "visible");
     assert_eq!(
         seen,
         host == "node1" || host == "node2",
         "{host}: {found:?}"
     );
-    found.retain(|(name, place)| name != "visible" && !is_script(name, place));
+    found.retain(|(name, path)| name != "visible" && !is_script(name, path));
     assert!(found.is_empty(), "{host}: {found:#?}");
 }
 
-fn each_secret_can_be_found_by_root(lab: &Lab, secrets: &BTreeMap<String, String>) {
-    let order = json!({"paths": places(&processes(lab, "node1")), "secrets": secrets});
-    let found = attack(lab, "node1", "root", "secrets", &order);
+fn assert_root_finds_every_secret(lab: &Lab, secrets: &BTreeMap<String, String>) {
+    let paths = search_paths(&processes(lab, "node1"));
+    let targets = json!({"paths": paths, "secrets": secrets});
+    let found = attack(lab, "node1", "root", "secrets", &targets);
     let elsewhere: BTreeSet<(String, String)> = found
         .into_iter()
-        .filter(|(_, place)| !place.ends_with("/cmdline"))
+        .filter(|(_, path)| !path.ends_with("/cmdline"))
         .collect();
     let names: BTreeSet<&str> = secrets.keys().map(String::as_str).collect();
-    assert_eq!(ways(&elsewhere), names);
+    assert_eq!(operations(&elsewhere), names);
 }
 
-/// The socket of a sandbox in its pod's directory, and what it is called when it is bound.
+/// The socket of a sandbox in its pod's directory, and its name before it is renamed.
 const SANDBOX_SOCKET: &str = "namespaces.sock";
 const SANDBOX_SOCKET_WHEN_BOUND: &str = "/namespaces.new";
 
-/// Every Unix socket that one of these processes listens at, in whichever network namespace.
-pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
-    let pids: Vec<String> = theirs.iter().map(|p| p.pid.to_string()).collect();
-    // Once in each namespace: a socket is listed in the one in which it was made.
+/// Tests every Unix socket on which one of these processes listens, in all network namespaces.
+pub fn assert_sockets_are_inaccessible(lab: &Lab, host: &str, victims: &[Process]) {
+    let pids: Vec<String> = victims.iter().map(|p| p.pid.to_string()).collect();
+    // Once per namespace: a socket is listed in the namespace in which it was created.
     let script = format!(
         "for pid in $$ {}; do ns=$(readlink /proc/$pid/ns/net) || continue; case \"$seen\" in *$ns*) continue;; esac; \
          seen=\"$seen $ns\"; nsenter --target $pid --net ss -H -l -x -n -p; done",
@@ -345,8 +361,9 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
         let owners = owners.filter_map(|rest| rest.split(',').next());
         for pid in owners.filter(|pid| pids.iter().any(|own| own == pid)) {
             let path = line.split_whitespace().nth(4).unwrap_or_default();
-            // A hub renames its socket into place; the kernel keeps the name at which it was bound.
+            // A hub renames its socket after bind(2); the kernel keeps the original name.
             let path = path.replace("/hub.new", "/hub.sock");
+            let path = path.replace("/hub-inside.new", "/hub-inside.sock");
             if !path.ends_with(SANDBOX_SOCKET_WHEN_BOUND) {
                 sockets.insert((path, pid.to_owned()));
             } else {
@@ -354,7 +371,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
             }
         }
     }
-    // Sandboxes bind theirs through a descriptor of the pod's directory, so that `ss` does not show its path.
+    // Sandboxes bind their socket through a descriptor of the pod's directory, so that `ss` does not show its path.
     let find = format!("find /tmp -path '*/pods/*/{SANDBOX_SOCKET}' -type s");
     let found = lab.root(host, &find).stdout;
     let found: Vec<&str> = found.lines().collect();
@@ -362,6 +379,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let known = [
         "kubelet.sock",
         "hub.sock",
+        "hub-inside.sock",
         "store.sock",
         "peer.sock",
         "egress.sock",
@@ -370,7 +388,7 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     let mut names = BTreeSet::new();
     for (path, pid) in &sockets {
         let name = path.rsplit('/').next().unwrap_or_default();
-        // Abstract sockets begin with `@`, and every user of the host reaches them.
+        // Abstract sockets begin with `@`. All users of the host can connect to them.
         assert!(
             !path.starts_with('@') && known.contains(&name),
             "{host}: {path} of {pid}"
@@ -389,36 +407,39 @@ pub fn sockets_are_closed(lab: &Lab, host: &str, theirs: &[Process]) {
     }
     let wanted = match host {
         "node1" => BTreeSet::from(known),
-        "node2" => BTreeSet::from(["kubelet.sock", "hub.sock"]),
+        "node2" => BTreeSet::from(["kubelet.sock", "hub.sock", "hub-inside.sock"]),
         _ => BTreeSet::new(),
     };
     assert_eq!(names, wanted, "{host}");
     paths.extend(found.iter().map(|path| (*path).to_owned()));
-    let order = json!({"paths": paths});
-    let got = attack(lab, host, "user2", "files", &order);
+    let targets = json!({"paths": paths});
+    let got = attack(lab, host, "user2", "files", &targets);
     assert!(got.is_empty(), "{host}: {got:#?}");
-    let possible = attack(lab, host, "user1", "files", &order);
-    let connected = possible.iter().filter(|(way, _)| way == "connect").count();
+    let possible = attack(lab, host, "user1", "files", &targets);
+    let connected = possible
+        .iter()
+        .filter(|(operation, _)| operation == "connect")
+        .count();
     assert!(
         connected >= wanted.len() + found.len(),
         "{host}: {possible:?}"
     );
 }
 
-/// A port on a host's network.
+/// A TCP or UDP port on a host's network.
 #[derive(Debug, Clone)]
 pub struct Listener {
     pub host: &'static str,
     pub port: String,
-    /// Which row of docs/state.md describes it.
+    /// The row of docs/state.md that describes it.
     pub kind: &'static str,
 }
 
-/// Every TCP and UDP port of a process of `user1`.
+/// All TCP and UDP ports of processes of `user1`.
 pub fn listeners(lab: &Lab) -> Vec<Listener> {
     let mut found = Vec::new();
     for host in HOSTS {
-        let theirs = processes(lab, host);
+        let victims = processes(lab, host);
         let is = |pid: &str, role: Role| {
             let wanted = lab.try_find(host, "user1", role);
             wanted.is_some_and(|process| process.pid.to_string() == pid)
@@ -429,10 +450,10 @@ pub fn listeners(lab: &Lab) -> Vec<Listener> {
             let mut pids = line.split("pid=").skip(1);
             let pid = pids.next().and_then(|rest| rest.split(',').next());
             let pid = pid.unwrap_or_default();
-            let Some(process) = theirs.iter().find(|p| p.pid.to_string() == pid) else {
+            let Some(process) = victims.iter().find(|p| p.pid.to_string() == pid) else {
                 continue;
             };
-            // Slurm's own.
+            // Skip ports of Slurm's own processes.
             if line.contains("(\"srun\"") {
                 continue;
             }
@@ -460,11 +481,11 @@ pub fn listeners(lab: &Lab) -> Vec<Listener> {
             continue;
         }
         let agent = lab.find("node2", Role::Agent);
-        let door = lab.door_of_the_leader("node2", &agent);
-        assert!(of_leader.contains(&door), "{of_leader:?}");
+        let enrolment = lab.enrolment_port("node2", &agent);
+        assert!(of_leader.contains(&enrolment), "{of_leader:?}");
         for port in of_leader {
-            let kind = if port == door {
-                "door"
+            let kind = if port == enrolment {
+                "enrolment"
             } else {
                 "metrics.k8s.io"
             };
@@ -474,11 +495,11 @@ pub fn listeners(lab: &Lab) -> Vec<Listener> {
     found
 }
 
-/// docs/state.md has a row for each, and none that the test doesn't know.
-fn are_documented(listeners: &[Listener]) {
+/// Asserts that docs/state.md has a row for each listener, and no others.
+fn assert_documented(listeners: &[Listener]) {
     let (_, section) = STATE
         .split_once("## Ports on the host's network")
-        .expect("that section");
+        .expect("docs/state.md has this section");
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter(|line| line.starts_with("| "));
     let rows: Vec<_> = rows.skip(1).collect();
@@ -496,12 +517,12 @@ fn are_documented(listeners: &[Listener]) {
     }
     assert_eq!(rows.len(), known.len(), "{rows:?}");
     let count = |kind: &str| listeners.iter().filter(|one| one.kind == kind).count();
-    let counts = ["API server", "door", "metrics.k8s.io", "kubelet"].map(count);
+    let counts = ["API server", "enrolment", "metrics.k8s.io", "kubelet"].map(count);
     assert_eq!(counts, [1, 1, 1, 2], "{listeners:?}");
 }
 
-/// What curl gets that shows these words' credentials: the status, `000` without one.
-fn status(cluster: &mut Cluster, words: &str, listener: &Listener) -> String {
+/// The HTTP status for a request with these options of curl; `000` if there is no response.
+fn status(cluster: &mut TestCluster, options: &str, listener: &Listener) -> String {
     let path = match listener.kind {
         "API server" => "/api",
         "metrics.k8s.io" => "/apis/metrics.k8s.io/v1beta1/nodes",
@@ -509,22 +530,22 @@ fn status(cluster: &mut Cluster, words: &str, listener: &Listener) -> String {
     };
     let Listener { host, port, .. } = listener;
     let command = format!(
-        "curl -sk -m 15 -o /dev/null -w %{{http_code}} {words} https://{host}:{port}{path}"
+        "curl -sk -m 15 -o /dev/null -w %{{http_code}} {options} https://{host}:{port}{path}"
     );
-    cluster.try_ask(&command).1
+    cluster.try_shell(&command).1
 }
 
-/// A whole cluster of the attacker's own, with all the keys of it.
-pub fn credentials_of_another_cluster_open_nothing(
+/// The attacker starts a cluster and uses all of its credentials.
+pub fn assert_foreign_credentials_are_rejected(
     lab: &Lab,
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     listeners: &[Listener],
 ) {
-    // It sweeps what is its own user's; not the squatters.
-    let elsewhere = ["env", "TMPDIR=/var/tmp"];
-    let words = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
-    let mut other = Cluster::start_as(lab, "user2", &[&elsewhere[..], &words].concat());
-    let shown = [
+    // In another directory: the cluster removes old directories of its own user, but must not remove the squatters' in /tmp.
+    let env = ["env", "TMPDIR=/var/tmp"];
+    let args = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
+    let mut other = TestCluster::start_as(lab, "user2", &[&env[..], &args].concat());
+    let credentials = [
         "".to_owned(),
         "--header \"Authorization: Bearer $K8S_CLUSTER_API_TOKEN\"".to_owned(),
         "--header \"X-Remote-User: admin\" --header \"X-Remote-Group: system:masters\"".to_owned(),
@@ -539,30 +560,37 @@ pub fn credentials_of_another_cluster_open_nothing(
         let pki = "$(dirname $KUBECONFIG)/pki";
         format!("--cert {pki}/{name}.crt --key {pki}/{name}.key")
     };
-    let shown: Vec<String> = shown.into_iter().chain(certificates.map(with)).collect();
+    let credentials: Vec<String> = credentials
+        .into_iter()
+        .chain(certificates.map(with))
+        .collect();
     for listener in listeners {
-        for words in &shown {
-            let got = status(&mut other, words, listener);
+        for options in &credentials {
+            let got = status(&mut other, options, listener);
             assert!(
                 ["000", "401"].contains(&got.as_str()),
-                "{listener:?}: {words}: {got}"
+                "{listener:?}: {options}: {got}"
             );
         }
     }
     other.exit(0);
-    // The same with the owner's.
+    // The owner's credentials are accepted.
     let own = |kind: &str| match kind {
-        "API server" => shown[1].clone(),
-        "metrics.k8s.io" => format!("{} {}", with("front-proxy-client"), shown[2]),
+        "API server" => credentials[1].clone(),
+        "metrics.k8s.io" => format!("{} {}", with("front-proxy-client"), credentials[2]),
         _ => with("kubelet-client"),
     };
-    for listener in listeners.iter().filter(|one| one.kind != "door") {
+    for listener in listeners.iter().filter(|one| one.kind != "enrolment") {
         let got = status(cluster, &own(listener.kind), listener);
         assert_eq!(got, "200", "{listener:?}");
     }
 }
 
-fn garbage_and_crowds_keep_nobody_out(lab: &Lab, cluster: &mut Cluster, listeners: &[Listener]) {
+fn assert_floods_do_not_block_clients(
+    lab: &Lab,
+    cluster: &mut TestCluster,
+    listeners: &[Listener],
+) {
     for Listener { host, port, .. } in listeners {
         let sent = attack(
             lab,
@@ -573,34 +601,35 @@ fn garbage_and_crowds_keep_nobody_out(lab: &Lab, cluster: &mut Cluster, listener
         );
         assert_eq!(sent.len(), 1);
     }
-    let mut crowds = Vec::new();
+    let mut floods = Vec::new();
     for Listener { host, port, .. } in listeners {
-        let script = format!("exec {ATTACKER} crowd {host} {port} 900");
-        crowds.push(lab.sh(&script).user("user2").start());
+        let script = format!("exec {ATTACKER} flood {host} {port} 900");
+        floods.push(lab.sh(&script).user("user2").start());
     }
-    for crowd in &mut crowds {
-        crowd.until_stdout("held");
+    for flood in &mut floods {
+        flood.wait_for_stdout("held");
     }
     let command = "timeout 50 kubectl get nodes && timeout 50 kubectl exec victim-node2 -- true && timeout 50 kubectl top nodes";
-    cluster.ask(command);
-    // A new agent has to pass the crowd at the leader too.
-    cluster.next_agent(lab);
+    cluster.shell(command);
+    // A new agent must be able to connect to the leader in spite of these connections.
+    cluster.replace_agent(lab);
     wait_until(60, "the new agent has found its pods", || {
-        cluster.try_ask(command).0 == 0
+        cluster.try_shell(command).0 == 0
     });
-    for crowd in &mut crowds {
-        assert!(!crowd.has_ended(), "the crowd was there all the time");
-        crowd.signal(Signal::TERM);
+    for flood in &mut floods {
+        assert!(!flood.has_exited(), "the flood lasts until here");
+        flood.signal(Signal::TERM);
     }
 }
 
-/// The directory of a node of a cluster of `user1` that was killed.
-const OLD: &str = "/tmp/coracle-0123456789abcdef0123456789abcdef";
+/// The directory of a killed cluster of `user1`.
+const LEFTOVER: &str = "/tmp/coracle-0123456789abcdef0123456789abcdef";
 
-/// What another user puts into `/tmp`, before the cluster starts, under names that look like ours. It is old enough to be swept.
+/// Files that another user creates in `/tmp`, before the cluster starts, with names like Coracle's. They are old enough to be
+/// removed as leftovers.
 struct Squatters;
 
-const SETTLE: &str = r#"
+const CREATE_SQUATTERS: &str = r#"
 cd /tmp && host=$(hostname)
 dir() { mkdir -m 777 "$1" && printf %s "$host" > "$1/host"; }
 name() { printf 'coracle-%032x%s' "$1" "$2"; }
@@ -616,36 +645,41 @@ touch -h -d '-20 minutes' coracle-00*
 "#;
 
 impl Squatters {
-    fn settle(lab: &Lab) -> Self {
+    fn create(lab: &Lab) -> Self {
         lab.sh(&format!("mkdir -p {DIR} && echo kept > {DIR}/kept"))
             .run()
             .succeeded();
         for host in HOSTS {
-            // What the next cluster of `user1` sweeps, on nodes. It is made first, so that it is found last.
+            // A leftover that the next cluster of `user1` removes. It is created first, so that it is found last.
             let own = "mkdir -m 700 $dir && hostname | tr -d '\\n' > $dir/host";
-            let own = format!("dir={OLD}; {own}");
+            let own = format!("dir={LEFTOVER}; {own}");
             lab.sh(&own).on(host).run().succeeded();
-            lab.sh(SETTLE).user("user2").on(host).run().succeeded();
+            lab.sh(CREATE_SQUATTERS)
+                .user("user2")
+                .on(host)
+                .run()
+                .succeeded();
         }
         Self
     }
 
-    /// The owner's attempts to write have made the old directory look new.
-    fn grow_old(&self, lab: &Lab) {
+    /// Resets the mtime of the old directory, which the owner's test writes have updated.
+    fn age_leftover(&self, lab: &Lab) {
         for host in HOSTS {
-            lab.root(host, &format!("touch -d '-20 minutes' {OLD}"))
+            lab.root(host, &format!("touch -d '-20 minutes' {LEFTOVER}"))
                 .succeeded();
         }
     }
 
-    /// Nothing of theirs was followed or removed, nor did it keep us from removing our own; takes it away.
-    fn are_untouched(self, lab: &Lab) {
+    /// Asserts that the second user's files were neither followed nor removed, and that the leftover was removed in spite of them.
+    /// Then removes these files.
+    fn assert_untouched(self, lab: &Lab) {
         for host in ["node1", "node2"] {
-            let swept = || lab.root(host, &format!("test -e {OLD}")).code != 0;
-            wait_until(20, "the directory of an old cluster was swept", swept);
+            let is_removed = || lab.root(host, &format!("test -e {LEFTOVER}")).code != 0;
+            wait_until(20, "the leftover is removed", is_removed);
         }
         for host in HOSTS {
-            lab.root(host, &format!("rm -rf {OLD}"));
+            lab.root(host, &format!("rm -rf {LEFTOVER}"));
             let listed = lab.root(host, "find /tmp -mindepth 1 -user user2 | wc -l");
             assert_eq!(listed.stdout.trim(), "15", "{host}");
             lab.root(

@@ -1,9 +1,9 @@
-//! Looks at the cluster after a round, until everything is as the model says, or until the time is up.
+//! Polls the cluster after a round until its state is the one that the model allows, or until a time-out.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use e2e::{Cluster, Lab, Process};
+use e2e::{Lab, Process, TestCluster};
 use serde_json::Value;
 
 use crate::fault::{Fault, NODES, Target};
@@ -11,13 +11,13 @@ use crate::inject::{Injected, marked};
 use crate::model::{self, Restarts};
 use crate::workload::{COMPLETIONS, DIR, exit_code};
 
-/// What the cluster may take to heal.
-const HEAL_TIMEOUT: Duration = Duration::from_secs(150);
-const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// Time in which the cluster must recover.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(150);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// A pod that runs all the time.
+/// A pod that runs during all rounds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Standing {
+pub struct LongRunningPod {
     pub name: String,
     pub node: &'static str,
     pub target: Target,
@@ -32,111 +32,128 @@ struct Container {
     id: String,
     started: String,
     restarts: u64,
-    /// How many runs have left their line in the pod's emptyDir.
+    /// How many runs have written a line to the pod's emptyDir.
     runs: u64,
 }
 
-/// Why the cluster is not as it should be.
+/// A deviation from the expected state.
 #[derive(Debug)]
-enum Wrong {
-    /// It may get well.
-    Yet(String),
-    /// It can't.
-    Forever(String),
+enum Deviation {
+    /// The cluster may still recover.
+    Transient(String),
+    /// The cluster can't recover.
+    Permanent(String),
 }
 
-use Wrong::{Forever, Yet};
+use Deviation::{Permanent, Transient};
 
-/// What ran before a round.
-pub fn standing(lab: &Lab, cluster: &mut Cluster) -> Result<Vec<Standing>, String> {
-    heal(|| {
+/// The pods that run before a round.
+pub fn long_running_pods(
+    lab: &Lab,
+    cluster: &mut TestCluster,
+) -> Result<Vec<LongRunningPod>, String> {
+    wait_for_recovery(|| {
         nodes_are_ready(cluster)?;
-        parts_are_there(lab)?;
+        processes_run(lab)?;
         let pods = objects(cluster, "pods")?;
-        all_standing(&pods)
+        all_long_running(&pods)
     })
 }
 
-/// After a round: every pod is untouched, or was restarted by its policy, and nothing is lost or doubled. What runs now.
-pub fn after(
+/// After a round: every pod is untouched, or was restarted by its policy, and nothing is lost or duplicated. Returns the pods that
+/// run now.
+pub fn check_round(
     lab: &Lab,
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     faults: &[Fault],
     round: usize,
-    before: &[Standing],
+    before: &[LongRunningPod],
     injected: &Injected,
-) -> Result<Vec<Standing>, String> {
-    heal(|| {
+) -> Result<Vec<LongRunningPod>, String> {
+    wait_for_recovery(|| {
         nodes_are_ready(cluster)?;
-        parts_are_there(lab)?;
+        processes_run(lab)?;
         let pods = objects(cluster, "pods")?;
-        let mut now = all_standing(&pods)?;
+        let mut now = all_long_running(&pods)?;
         for (before, now) in before.iter().zip(&now) {
             compare(before, now, faults)?;
         }
-        rounds_pods(&pods, faults, round)?;
-        deleted_are_gone(lab, &pods, faults)?;
+        round_pods_exited(&pods, faults, round)?;
+        deleted_pods_are_removed(lab, &pods, faults)?;
         job_is_complete(lab, cluster, &pods, faults, round, injected)?;
-        ask_pods(cluster, &mut now, before, faults, round)?;
+        check_pods(cluster, &mut now, before, faults, round)?;
         Ok(now)
     })
 }
 
-/// Repeats a look until it finds nothing wrong.
-fn heal<T>(mut look: impl FnMut() -> Result<T, Wrong>) -> Result<T, String> {
-    let end = Instant::now() + HEAL_TIMEOUT;
+/// Repeats a check until it succeeds or reports a permanent deviation.
+fn wait_for_recovery<T>(mut check: impl FnMut() -> Result<T, Deviation>) -> Result<T, String> {
+    let deadline = Instant::now() + RECOVERY_TIMEOUT;
     loop {
-        match look() {
+        match check() {
             Ok(found) => return Ok(found),
-            Err(Forever(why)) => return Err(why),
-            Err(Yet(why)) if Instant::now() >= end => {
-                return Err(format!("after {} s still: {why}", HEAL_TIMEOUT.as_secs()));
+            Err(Permanent(why)) => return Err(why),
+            Err(Transient(why)) if Instant::now() >= deadline => {
+                return Err(format!(
+                    "after {} s still: {why}",
+                    RECOVERY_TIMEOUT.as_secs()
+                ));
             }
-            Err(Yet(_)) => std::thread::sleep(LOOK_EVERY),
+            Err(Transient(_)) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-fn objects(cluster: &mut Cluster, kind: &str) -> Result<Vec<Value>, Wrong> {
+fn objects(cluster: &mut TestCluster, kind: &str) -> Result<Vec<Value>, Deviation> {
     let command = format!("kubectl get {kind} --request-timeout=20s --output=json");
-    let (code, text) = cluster.try_ask(&command);
+    let (code, text) = cluster.try_shell(&command);
     let list: Option<Value> = serde_json::from_str(&text).ok().filter(|_| code == 0);
     let items = list.and_then(|mut list| match list["items"].take() {
         Value::Array(items) => Some(items),
         _ => None,
     });
-    items.ok_or_else(|| Yet(format!("{command}: {text}")))
+    items.ok_or_else(|| Transient(format!("{command}: {text}")))
 }
 
-fn nodes_are_ready(cluster: &mut Cluster) -> Result<(), Wrong> {
+fn nodes_are_ready(cluster: &mut TestCluster) -> Result<(), Deviation> {
     let nodes = objects(cluster, "nodes")?;
     let is_ready = |node: &&Value| e2e::condition(node, "Ready").starts_with("True");
     let ready = nodes.iter().filter(is_ready).count();
     if ready == NODES.len() && nodes.len() == NODES.len() {
         Ok(())
     } else {
-        Err(Yet(format!("{ready} of {} nodes are Ready", nodes.len())))
+        Err(Transient(format!(
+            "{ready} of {} nodes are Ready",
+            nodes.len()
+        )))
     }
 }
 
-/// One agent and one hub, each with its guard, on every node, and one process for each container that runs all the time.
-fn parts_are_there(lab: &Lab) -> Result<(), Wrong> {
+/// Every node has one agent with its guard, one hub with its two processes, and one process for each container that runs during all rounds.
+fn processes_run(lab: &Lab) -> Result<(), Deviation> {
     for node in NODES {
         let all = lab.processes(node);
-        for (words, count) in [("internal node", 2), ("internal hub", 2)] {
-            let is_part = |process: &&Process| {
-                process.args.contains(words) && !process.args.contains("srun ")
-            };
+        for (args, count) in [
+            ("internal node", 2),
+            ("internal hub ", 1),
+            ("internal hub-inside ", 1),
+        ] {
+            let is_part =
+                |process: &&Process| process.args.contains(args) && !process.args.contains("srun ");
             let parts = all.iter().filter(is_part);
             let parts: Vec<_> = parts.collect();
             if parts.len() != count {
-                return Err(Yet(format!("{node}: {count} times {words:?}: {parts:?}")));
+                return Err(Transient(format!(
+                    "{node}: expected {count} times {args:?}: {parts:?}"
+                )));
             }
         }
         for mark in ["mark-steady-a", "mark-steady-b", "mark-keeper-c"] {
             let processes = marked(&all, mark);
             if processes.len() != 1 {
-                return Err(Yet(format!("{node}: one of {mark:?}: {processes:?}")));
+                return Err(Transient(format!(
+                    "{node}: expected one {mark:?}: {processes:?}"
+                )));
             }
         }
     }
@@ -151,40 +168,48 @@ fn name(pod: &Value) -> &str {
     text(&pod["metadata"], "name")
 }
 
-/// All pods that run all the time, by node; each of them runs and is ready.
-fn all_standing(pods: &[Value]) -> Result<Vec<Standing>, Wrong> {
+/// All pods that run during all rounds, by node; each must be running and ready.
+fn all_long_running(pods: &[Value]) -> Result<Vec<LongRunningPod>, Deviation> {
     let mut found = Vec::new();
     for node in NODES {
         for (prefix, target) in [("steady-", Target::Steady), ("keeper-", Target::Keeper)] {
-            let there = |pod: &&Value| {
+            let is_wanted = |pod: &&Value| {
                 name(pod).starts_with(prefix) && text(&pod["spec"], "nodeName") == node
             };
-            let theirs: Vec<_> = pods.iter().filter(there).collect();
-            let [pod] = theirs[..] else {
-                let states = theirs.iter().map(|pod| &pod["status"]);
+            let found_pods: Vec<_> = pods.iter().filter(is_wanted).collect();
+            let [pod] = found_pods[..] else {
+                let states = found_pods.iter().map(|pod| &pod["status"]);
                 let states: Vec<_> = states.collect();
-                return Err(Yet(format!("{node}: one pod {prefix}*: {states:?}")));
+                return Err(Transient(format!(
+                    "{node}: expected one pod {prefix}*: {states:?}"
+                )));
             };
-            found.push(standing_pod(pod, node, target)?);
+            found.push(long_running_pod(pod, node, target)?);
         }
     }
     Ok(found)
 }
 
-fn standing_pod(pod: &Value, node: &'static str, target: Target) -> Result<Standing, Wrong> {
+fn long_running_pod(
+    pod: &Value,
+    node: &'static str,
+    target: Target,
+) -> Result<LongRunningPod, Deviation> {
     let status = &pod["status"];
     let name = name(pod);
     match text(status, "phase") {
         "Running" => {}
-        "Succeeded" | "Failed" => return Err(Forever(format!("{name} has ended: {status}"))),
-        _ => return Err(Yet(format!("{name} doesn't run: {status}"))),
+        "Succeeded" | "Failed" => {
+            return Err(Permanent(format!("{name} has terminated: {status}")));
+        }
+        _ => return Err(Transient(format!("{name} does not run: {status}"))),
     }
     let of_containers = status["containerStatuses"].as_array();
     let mut containers = Vec::new();
     for container in of_containers.into_iter().flatten() {
         let started = text(&container["state"]["running"], "startedAt");
         if started.is_empty() || container["ready"] != true {
-            return Err(Yet(format!("{name}: not ready: {container}")));
+            return Err(Transient(format!("{name}: not ready: {container}")));
         }
         containers.push(Container {
             name: text(container, "name").to_owned(),
@@ -196,12 +221,12 @@ fn standing_pod(pod: &Value, node: &'static str, target: Target) -> Result<Stand
     }
     let wanted = if target == Target::Steady { 2 } else { 1 };
     if containers.len() != wanted || text(status, "podIP").is_empty() {
-        return Err(Yet(format!("{name}: not all told: {status}")));
+        return Err(Transient(format!("{name}: incomplete status: {status}")));
     }
     if !e2e::condition(pod, "Ready").starts_with("True") {
-        return Err(Yet(format!("{name}: not Ready: {status}")));
+        return Err(Transient(format!("{name}: not Ready: {status}")));
     }
-    Ok(Standing {
+    Ok(LongRunningPod {
         name: name.to_owned(),
         node,
         target,
@@ -211,8 +236,8 @@ fn standing_pod(pod: &Value, node: &'static str, target: Target) -> Result<Stand
     })
 }
 
-impl Standing {
-    /// Whether one of its containers was ever restarted, so that the next time would be delayed by the back-off.
+impl LongRunningPod {
+    /// Whether one of its containers was ever restarted, so that the back-off would delay the next restart.
     pub fn was_restarted(&self) -> bool {
         self.containers.iter().any(|one| one.restarts > 0)
     }
@@ -223,10 +248,14 @@ impl Standing {
     }
 }
 
-fn compare(before: &Standing, now: &Standing, faults: &[Fault]) -> Result<(), Wrong> {
+fn compare(
+    before: &LongRunningPod,
+    now: &LongRunningPod,
+    faults: &[Fault],
+) -> Result<(), Deviation> {
     let name = &before.name;
     if (&before.name, &before.uid) != (&now.name, &now.uid) {
-        return Err(Forever(format!("another pod: {before:?}, then {now:?}")));
+        return Err(Permanent(format!("another pod: {before:?}, then {now:?}")));
     }
     let mut untouched = true;
     for (was, is) in before.containers.iter().zip(&now.containers) {
@@ -234,20 +263,20 @@ fn compare(before: &Standing, now: &Standing, faults: &[Fault]) -> Result<(), Wr
         let restarts = is.restarts.saturating_sub(was.restarts);
         untouched &= restarts == 0;
         if restarts > allowed.most {
-            return Err(Forever(format!(
+            return Err(Permanent(format!(
                 "{name}: {restarts} restarts of {}, at most {} explained by the faults: {now:?}",
                 is.name, allowed.most
             )));
         }
         if restarts < allowed.least {
-            return Err(Yet(format!("{name}: {} was not restarted", is.name)));
+            return Err(Transient(format!("{name}: {} was not restarted", is.name)));
         }
         if restarts == 0 && (&was.id, &was.started) != (&is.id, &is.started) {
-            return Err(Forever(format!("{name}: {was:?}, then {is:?}")));
+            return Err(Permanent(format!("{name}: {was:?}, then {is:?}")));
         }
     }
     if untouched && before.address != now.address {
-        return Err(Forever(format!(
+        return Err(Permanent(format!(
             "{name}: its address was {}, then {}",
             before.address, now.address
         )));
@@ -255,8 +284,8 @@ fn compare(before: &Standing, now: &Standing, faults: &[Fault]) -> Result<(), Wr
     Ok(())
 }
 
-/// Pods of policy Never have ended with their own code, unless they were killed, and images were unpacked.
-fn rounds_pods(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Wrong> {
+/// Pods with policy Never have exited with their own code, unless they were killed; and images were unpacked completely.
+fn round_pods_exited(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Deviation> {
     for node in NODES {
         let own = exit_code(round);
         let codes: &[u64] = if model::may_fail(faults, node) {
@@ -264,23 +293,23 @@ fn rounds_pods(pods: &[Value], faults: &[Fault], round: usize) -> Result<(), Wro
         } else {
             &[own]
         };
-        ended_with(pods, &format!("ends-{round}-{node}"), codes)?;
+        exited_with(pods, &format!("ends-{round}-{node}"), codes)?;
     }
-    for wanted in model::pulls(faults) {
-        ended_with(pods, &wanted, &[0])?;
+    for wanted in model::pulling_pods(faults) {
+        exited_with(pods, &wanted, &[0])?;
     }
     Ok(())
 }
 
-/// Pods that were deleted have left no object and no process.
-fn deleted_are_gone(lab: &Lab, pods: &[Value], faults: &[Fault]) -> Result<(), Wrong> {
-    let deleted = model::deleted(faults);
+/// Deleted pods have left no object and no process.
+fn deleted_pods_are_removed(lab: &Lab, pods: &[Value], faults: &[Fault]) -> Result<(), Deviation> {
+    let deleted = model::deleted_pods(faults);
     if let Some(pod) = pods
         .iter()
-        .find(|pod| deleted.iter().any(|gone| name(pod) == gone))
+        .find(|pod| deleted.iter().any(|deleted| name(pod) == deleted))
     {
-        return Err(Yet(format!(
-            "{} is still there: {}",
+        return Err(Transient(format!(
+            "{} still exists: {}",
             name(pod),
             pod["status"]
         )));
@@ -289,50 +318,52 @@ fn deleted_are_gone(lab: &Lab, pods: &[Value], faults: &[Fault]) -> Result<(), W
         let all = lab.processes(node);
         let left = marked(&all, Target::Deleted.mark());
         if !left.is_empty() {
-            return Err(Yet(format!("{node}: of a deleted pod: {left:?}")));
+            return Err(Transient(format!(
+                "{node}: processes of a deleted pod: {left:?}"
+            )));
         }
     }
     Ok(())
 }
 
-fn ended_with(pods: &[Value], wanted: &str, codes: &[u64]) -> Result<(), Wrong> {
+fn exited_with(pods: &[Value], wanted: &str, codes: &[u64]) -> Result<(), Deviation> {
     let pod = pods.iter().find(|pod| name(pod) == wanted);
-    let pod = pod.ok_or_else(|| Forever(format!("there is no pod {wanted}")))?;
+    let pod = pod.ok_or_else(|| Permanent(format!("there is no pod {wanted}")))?;
     let status = &pod["status"];
     if !["Succeeded", "Failed"].contains(&text(status, "phase")) {
-        return Err(Yet(format!("{wanted} has not ended: {status}")));
+        return Err(Transient(format!("{wanted} has not terminated: {status}")));
     }
     let container = &status["containerStatuses"][0];
     let code = container["state"]["terminated"]["exitCode"].as_u64();
     if code.is_some_and(|code| codes.contains(&code)) && container["restartCount"] == 0 {
         Ok(())
     } else {
-        Err(Forever(format!(
-            "{wanted} should have ended with {codes:?}: {status}"
+        Err(Permanent(format!(
+            "{wanted} should have exited with {codes:?}: {status}"
         )))
     }
 }
 
-/// Every index was done once, by a pod that the API server knows, and what failed was killed.
+/// Every index was completed once, by a pod that the API server knows, and every failed pod had been killed.
 fn job_is_complete(
     lab: &Lab,
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     pods: &[Value],
     faults: &[Fault],
     round: usize,
     injected: &Injected,
-) -> Result<(), Wrong> {
+) -> Result<(), Deviation> {
     let job_name = format!("work-{round}");
-    let theirs: Vec<_> = pods
+    let job_pods: Vec<_> = pods
         .iter()
         .filter(|pod| name(pod).starts_with(&format!("{job_name}-")))
         .collect();
-    for pod in &theirs {
+    for pod in &job_pods {
         let uid = text(&pod["metadata"], "uid").to_owned();
         let node = text(&pod["spec"], "nodeName");
         let explained = injected.killed_work.contains(&uid) || model::work_may_fail(faults, node);
         if text(&pod["status"], "phase") == "Failed" && !explained {
-            return Err(Forever(format!(
+            return Err(Permanent(format!(
                 "{} failed, and no fault explains it: {}",
                 name(pod),
                 pod["status"]
@@ -341,41 +372,46 @@ fn job_is_complete(
     }
     let jobs = objects(cluster, "jobs")?;
     let job = jobs.iter().find(|job| name(job) == job_name);
-    let job = job.ok_or_else(|| Forever(format!("there is no Job {job_name}")))?;
+    let job = job.ok_or_else(|| Permanent(format!("there is no Job {job_name}")))?;
     if !e2e::condition(job, "Complete").starts_with("True") {
-        return Err(Yet(format!("{job_name}: not complete: {}", job["status"])));
+        return Err(Transient(format!(
+            "{job_name}: not complete: {}",
+            job["status"]
+        )));
     }
-    let in_phase = |phase: &str| {
-        let pods = theirs.iter();
+    let count_in = |phase: &str| {
+        let pods = job_pods.iter();
         pods.filter(|pod| text(&pod["status"], "phase") == phase)
             .count()
     };
     let counted = |field: &str| job["status"][field].as_u64().unwrap_or_default() as usize;
-    let counts = (in_phase("Succeeded"), in_phase("Failed"));
+    let counts = (count_in("Succeeded"), count_in("Failed"));
     if counts != (counted("succeeded"), counted("failed")) || counts.0 != COMPLETIONS {
-        return Err(Forever(format!(
-            "{job_name}: {counts:?} pods succeeded and failed, the Job says {}",
+        return Err(Permanent(format!(
+            "{job_name}: {counts:?} pods succeeded and failed, the Job's status is {}",
             job["status"]
         )));
     }
     let records = lab.sh(&format!("cat {DIR}/{job_name}")).run().stdout;
     for record in records.lines() {
         let uid = record.split(' ').nth(1).unwrap_or_default();
-        if !theirs
+        if !job_pods
             .iter()
             .any(|pod| text(&pod["metadata"], "uid") == uid)
         {
-            return Err(Forever(format!("{job_name}: record of no pod: {record}")));
+            return Err(Permanent(format!(
+                "{job_name}: no pod has this record: {record}"
+            )));
         }
     }
-    for pod in theirs {
+    for pod in job_pods {
         let index = text(
             &pod["metadata"]["annotations"],
             "batch.kubernetes.io/job-completion-index",
         );
         let uid = text(&pod["metadata"], "uid");
-        let count = |word: &str| {
-            let record = format!("{index} {uid} {word}");
+        let count = |event: &str| {
+            let record = format!("{index} {uid} {event}");
             records.lines().filter(|line| **line == record).count()
         };
         let found = (count("start"), count("done"));
@@ -384,8 +420,8 @@ fn job_is_complete(
             _ => found.0 <= 1 && found.1 <= found.0,
         };
         if !right {
-            return Err(Forever(format!(
-                "{}: began and ended {found:?} times: {}\n{records}",
+            return Err(Permanent(format!(
+                "{}: started and completed {found:?} times: {}\n{records}",
                 name(pod),
                 pod["status"]
             )));
@@ -394,34 +430,34 @@ fn job_is_complete(
     Ok(())
 }
 
-/// What the pods say themselves: their files, their network, their logs.
-fn ask_pods(
-    cluster: &mut Cluster,
-    now: &mut [Standing],
-    before: &[Standing],
+/// Checks in the pods themselves: their files, their network, their logs.
+fn check_pods(
+    cluster: &mut TestCluster,
+    now: &mut [LongRunningPod],
+    before: &[LongRunningPod],
     faults: &[Fault],
     round: usize,
-) -> Result<(), Wrong> {
-    let answers = ask_all(cluster, &questions(now, round))?;
-    let answer = |key: &str| answers.get(key).map_or("", String::as_str);
+) -> Result<(), Deviation> {
+    let outputs = run_all(cluster, &commands(now, round))?;
+    let output_of = |key: &str| outputs.get(key).map_or("", String::as_str);
     for (pod, was) in now.iter_mut().zip(before) {
-        let said = answer(&pod.name);
-        let words: Vec<&str> = said.split_whitespace().collect();
-        let Some(counts) = parse_counts(&words, pod) else {
-            return Err(Yet(format!("{}: {said}", pod.name)));
+        let output = output_of(&pod.name);
+        let fields: Vec<&str> = output.split_whitespace().collect();
+        let Some(counts) = parse_counts(&fields, pod) else {
+            return Err(Transient(format!("{}: {output}", pod.name)));
         };
         for (index, (count, container)) in counts.iter().zip(&mut pod.containers).enumerate() {
             container.runs = *count;
             let restarts = container.restarts - was.containers[index].restarts;
             let Some(runs) = container.runs.checked_sub(was.containers[index].runs) else {
-                return Err(Forever(format!(
+                return Err(Permanent(format!(
                     "{}: the volume has lost runs of {}",
                     pod.name, container.name
                 )));
             };
             // A run that is killed at once leaves no line.
             if runs > restarts || (restarts == 1 && runs == 0) {
-                return Err(Forever(format!(
+                return Err(Permanent(format!(
                     "{}: {restarts} restarts of {}, but {runs} more runs",
                     pod.name, container.name
                 )));
@@ -430,24 +466,24 @@ fn ask_pods(
         if pod.target == Target::Steady {
             for container in &pod.containers {
                 let key = format!("{} {}", pod.name, container.name);
-                ticks_are_whole(&key, answer(&key))?;
+                ticks_are_complete(&key, output_of(&key))?;
             }
         }
     }
     for node in NODES {
         let key = format!("ends-{round}-{node}");
-        let log = answer(&key);
+        let log = output_of(&key);
         let may_lack = model::may_fail(faults, node) || model::disk_was_full(faults, node);
-        if log != "began\ngone" && !may_lack {
-            return Err(Yet(format!("log of {key}: {log:?}")));
+        if log != "started\nexiting" && !may_lack {
+            return Err(Transient(format!("log of {key}: {log:?}")));
         }
     }
     Ok(())
 }
 
-/// The number of runs of each container, if the pod's answer says nothing else: a missing address, network or file adds words.
-fn parse_counts(words: &[&str], pod: &Standing) -> Option<Vec<u64>> {
-    let (&"whole", counts) = words.split_last()? else {
+/// The number of runs of each container, if the pod's output has no other fields: a missing address, network or file adds some.
+fn parse_counts(fields: &[&str], pod: &LongRunningPod) -> Option<Vec<u64>> {
+    let (&"complete", counts) = fields.split_last()? else {
         return None;
     };
     let expected = match pod.target {
@@ -461,9 +497,9 @@ fn parse_counts(words: &[&str], pod: &Standing) -> Option<Vec<u64>> {
     (counts.len() == expected).then_some(counts)
 }
 
-/// Commands by names. Those to standing pods end with the word `whole` if all is well.
-fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
-    let mut questions = Vec::new();
+/// Commands by name. The output of those in long-running pods ends with `complete` if all checks pass.
+fn commands(pods: &[LongRunningPod], round: usize) -> Vec<(String, String)> {
+    let mut commands = Vec::new();
     for pod in pods {
         let has_address = format!("ip -4 -o addr | grep -q \"inet {}/\"", pod.address);
         let neighbour = pods
@@ -472,16 +508,16 @@ fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
         let script = match (pod.target, neighbour) {
             (Target::Steady, Some(neighbour)) => format!(
                 "{has_address} || echo no address; printf \"GET /passwd HTTP/1.0\\r\\n\\r\\n\" | nc -w 5 {} 8080 | grep -q ^root || echo no network; \
-                 cat /data/a.runs | wc -l; cat /data/b.runs | wc -l; echo whole",
+                 cat /data/a.runs | wc -l; cat /data/b.runs | wc -l; echo complete",
                 neighbour.address
             ),
             _ => format!(
-                "{has_address} || echo no address; awk \"{{ if (\\$1 + 0 != NR) {{ print \\\"line \\\" NR \\\" is \\\" \\$1; exit 1 }} }}\" /data/seq && echo whole"
+                "{has_address} || echo no address; awk \"{{ if (\\$1 + 0 != NR) {{ print \\\"line \\\" NR \\\" is \\\" \\$1; exit 1 }} }}\" /data/seq && echo complete"
             ),
         };
         let quoted = script.replace('\'', r"'\''");
         let container = &pod.containers[0].name;
-        questions.push((
+        commands.push((
             pod.name.clone(),
             format!(
                 "kubectl exec {} --container={container} -- sh -c '{quoted}'",
@@ -490,7 +526,7 @@ fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
         ));
         if pod.target == Target::Steady {
             for container in &pod.containers {
-                questions.push((
+                commands.push((
                     format!("{} {}", pod.name, container.name),
                     format!("kubectl logs {} --container={}", pod.name, container.name),
                 ));
@@ -499,38 +535,38 @@ fn questions(pods: &[Standing], round: usize) -> Vec<(String, String)> {
     }
     for node in NODES {
         let name = format!("ends-{round}-{node}");
-        questions.push((name.clone(), format!("kubectl logs {name}")));
+        commands.push((name.clone(), format!("kubectl logs {name}")));
     }
-    questions
+    commands
 }
 
-/// Runs commands at the same time; what each wrote to either stream.
-fn ask_all(
-    cluster: &mut Cluster,
-    questions: &[(String, String)],
-) -> Result<BTreeMap<String, String>, Wrong> {
+/// Runs commands in parallel; returns the stdout and stderr of each.
+fn run_all(
+    cluster: &mut TestCluster,
+    commands: &[(String, String)],
+) -> Result<BTreeMap<String, String>, Deviation> {
     let mut script =
-        format!("rm -rf {DIR}/answers; mkdir {DIR}/answers && cd {DIR}/answers || exit 1\n");
-    for (number, (_, command)) in questions.iter().enumerate() {
+        format!("rm -rf {DIR}/outputs; mkdir {DIR}/outputs && cd {DIR}/outputs || exit 1\n");
+    for (number, (_, command)) in commands.iter().enumerate() {
         script += &format!("timeout 40 {command} > {number} 2>&1 &\n");
     }
     script += "wait\n";
-    for number in 0..questions.len() {
-        script += &format!("cat {number}; echo; echo ---END OF ANSWER---\n");
+    for number in 0..commands.len() {
+        script += &format!("cat {number}; echo; echo ---END OF OUTPUT---\n");
     }
-    let (code, text) = cluster.try_ask(&script);
-    let answers: Vec<_> = text.split("---END OF ANSWER---").collect();
-    if code != 0 || answers.len() < questions.len() {
-        return Err(Yet(format!("cannot ask: {text}")));
+    let (code, text) = cluster.try_shell(&script);
+    let outputs: Vec<_> = text.split("---END OF OUTPUT---").collect();
+    if code != 0 || outputs.len() < commands.len() {
+        return Err(Transient(format!("cannot run the commands: {text}")));
     }
-    let pairs = questions.iter().zip(answers);
+    let pairs = commands.iter().zip(outputs);
     Ok(pairs
-        .map(|((name, _), answer)| (name.clone(), answer.trim().to_owned()))
+        .map(|((name, _), output)| (name.clone(), output.trim().to_owned()))
         .collect())
 }
 
-/// `tick 1`, `tick 2`, … without a gap, unless the log itself says that something was lost.
-fn ticks_are_whole(name: &str, log: &str) -> Result<(), Wrong> {
+/// Checks for `tick 1`, `tick 2`, … without a gap, unless the log itself reports a loss.
+fn ticks_are_complete(name: &str, log: &str) -> Result<(), Deviation> {
     let mut last = 0;
     let mut lost = false;
     for line in log.lines() {
@@ -541,21 +577,23 @@ fn ticks_are_whole(name: &str, log: &str) -> Result<(), Wrong> {
         let tick: u64 = line
             .strip_prefix("tick ")
             .and_then(|number| number.parse().ok())
-            .ok_or_else(|| Yet(format!("log of {name}: {line:?}")))?;
+            .ok_or_else(|| Transient(format!("log of {name}: {line:?}")))?;
         if tick != last + 1 && !(lost && tick > last) {
-            return Err(Forever(format!("log of {name}: tick {last}, then {tick}")));
+            return Err(Permanent(format!(
+                "log of {name}: tick {last}, then {tick}"
+            )));
         }
         lost = false;
         last = tick;
     }
     if last == 0 {
-        return Err(Yet(format!("log of {name} is empty")));
+        return Err(Transient(format!("log of {name} is empty")));
     }
     Ok(())
 }
 
 #[test]
-fn counts_are_accepted_only_without_other_words() {
+fn counts_are_accepted_only_without_other_fields() {
     let container = |name: &str| Container {
         name: name.to_owned(),
         id: String::new(),
@@ -563,7 +601,7 @@ fn counts_are_accepted_only_without_other_words() {
         restarts: 0,
         runs: 1,
     };
-    let pod = |target, containers: &[&str]| Standing {
+    let pod = |target, containers: &[&str]| LongRunningPod {
         name: "pod".to_owned(),
         node: "node1",
         target,
@@ -571,22 +609,22 @@ fn counts_are_accepted_only_without_other_words() {
         address: String::new(),
         containers: containers.iter().map(|name| container(name)).collect(),
     };
-    let parsed = |answer: &str, pod: &Standing| {
-        parse_counts(&answer.split_whitespace().collect::<Vec<_>>(), pod)
+    let parsed = |output: &str, pod: &LongRunningPod| {
+        parse_counts(&output.split_whitespace().collect::<Vec<_>>(), pod)
     };
     let steady = pod(Target::Steady, &["a", "b"]);
-    assert_eq!(parsed("1 2 whole", &steady), Some(vec![1, 2]));
-    for answer in [
+    assert_eq!(parsed("1 2 complete", &steady), Some(vec![1, 2]));
+    for output in [
         "",
         "1 2",
-        "1 whole",
-        "no address 1 2 whole",
-        "no network 1 2 whole",
-        "cat: can't open '/data/a.runs' 0 2 whole",
+        "1 complete",
+        "no address 1 2 complete",
+        "no network 1 2 complete",
+        "cat: can't open '/data/a.runs' 0 2 complete",
     ] {
-        assert_eq!(parsed(answer, &steady), None, "{answer}");
+        assert_eq!(parsed(output, &steady), None, "{output}");
     }
     let keeper = pod(Target::Keeper, &["a"]);
-    assert_eq!(parsed("whole", &keeper), Some(Vec::new()));
-    assert_eq!(parsed("no address whole", &keeper), None);
+    assert_eq!(parsed("complete", &keeper), Some(Vec::new()));
+    assert_eq!(parsed("no address complete", &keeper), None);
 }

@@ -1,157 +1,161 @@
-//! What a fault is.
+//! The kinds of faults.
 
 use std::fmt;
 use std::time::Duration;
 
 use e2e::Role;
 
-/// The nodes of the cluster; the leader and the control plane are on the first.
+/// The nodes of the cluster. The leader and the control plane are on the first.
 pub const NODES: [&str; 3] = ["node1", "node2", "node3"];
 
-/// One fault, and when it begins.
+/// A fault and its start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fault {
-    /// After the round's beginning.
+    /// Since the beginning of the round.
     pub delay: Duration,
-    pub kind: Kind,
+    pub kind: FaultKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Kind {
+pub enum FaultKind {
     /// SIGKILL.
     Kill(Victim),
-    /// SIGKILL of a part, and of what replaces it as soon as that is there, so many times.
-    KillAgain(Victim, usize),
-    /// SIGKILL while pods end, so long after they were told to.
-    KillAtEnd(Victim, End, Duration),
-    /// SIGSTOP, and SIGCONT after a while.
+    /// SIGKILL of a process, and of each of its replacements, this many times.
+    KillRepeatedly(Victim, usize),
+    /// SIGKILL while pods terminate, this long after the start of their termination.
+    KillAtTermination(Victim, Termination, Duration),
+    /// SIGSTOP, and SIGCONT after this time.
     Stop(Victim, Duration),
-    /// Packets between this node and the leader's are dropped for a while.
-    Cut(&'static str, Direction, Duration),
-    /// Another user fills `/tmp` of this node for a while.
+    /// Packets between this node and the leader's are dropped for this time.
+    Partition(&'static str, Direction, Duration),
+    /// Another user fills `/tmp` of this node for this time.
     FullDisk(&'static str, Duration),
 }
 
-/// How pods end.
+/// The cause of the termination of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum Termination {
     /// The pods of [`Target::Ends`] exit by themselves.
     Exit,
-    /// The pod of [`Target::Deleted`] is deleted, and takes a second to end.
+    /// The pod of [`Target::Deleted`] is deleted, and takes a second to terminate.
     Deletion,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Victim {
-    /// A part of Coracle or of the control plane on this host.
-    Part(&'static str, Role),
-    /// The process that pulls an image on this host, so long after it was found.
-    ImagePull(&'static str, Pull, Duration),
+    /// A process of Coracle or of the control plane on this host.
+    Process(&'static str, Role),
+    /// The process that pulls an image on this host, this long after it was found.
+    ImagePull(&'static str, PullKind, Duration),
     /// A process of a pod on this host.
-    Pod(&'static str, Target, Layer),
+    Pod(&'static str, Target, PodProcess),
 }
 
-/// What a pull of an image has to do.
+/// The kinds of image pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pull {
-    /// The store has the image, and the node has to unpack it.
+pub enum PullKind {
+    /// The store has the image. The node has to unpack it.
     Unpack,
-    /// Also to fetch it from a registry.
+    /// The image has to be downloaded from a registry, too.
     Download,
 }
 
-/// The pods that are attacked; each node has one of each, but for `Work`, which is where the scheduler puts it, and `Deleted`,
-/// which is made for its fault.
+/// Kinds of pods that faults hit. Each node has one of each, with two exceptions: the scheduler places `Work`, and `Deleted` is
+/// created for its fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Restarted always, two containers, an emptyDir.
+    /// Policy Always, with two containers and an emptyDir.
     Steady,
-    /// Of a StatefulSet, with a local volume.
+    /// In a StatefulSet, with a local volume.
     Keeper,
-    /// Never restarted, ends by itself with a code of its own.
+    /// Policy Never; exits with a code of its own.
     Ends,
-    /// Of an Indexed Job.
+    /// In an Indexed Job.
     Work,
-    /// Restarted always, until it is deleted.
+    /// Policy Always, until it is deleted.
     Deleted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layer {
+pub enum PodProcess {
     Sandbox,
-    /// The process of which pulls of images are forked.
-    Puller,
+    /// The fork server of image pulls.
+    ForkServer,
     Inner,
     /// The first process of the pod's first container.
-    Process,
+    Container,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Both,
-    /// Only what the node sends to the leader's host is dropped.
+    /// Only packets from the node to the leader's host are dropped.
     ToLeader,
-    /// Only what the leader's host sends to the node is dropped.
+    /// Only packets from the leader's host to the node are dropped.
     FromLeader,
-    /// Nothing is dropped silently: the kernel says that the leader's host can't be reached.
+    /// Packets are rejected: the kernel reports that the leader's host is unreachable.
     Unreachable,
 }
 
 impl Victim {
-    /// Where it is.
+    /// The victim's node.
     pub fn node(&self) -> &'static str {
         match self {
-            Self::Part(node, _) | Self::ImagePull(node, ..) | Self::Pod(node, ..) => node,
+            Self::Process(node, _) | Self::ImagePull(node, ..) | Self::Pod(node, ..) => node,
         }
     }
 
-    /// What it is, wherever that is.
-    fn role(&self) -> String {
+    /// The victim's kind, regardless of its node.
+    fn kind(&self) -> String {
         match self {
-            Self::Part(_, Role::Component(name)) => (*name).to_owned(),
-            Self::Part(_, role) => format!("{role:?}"),
-            Self::ImagePull(_, pull, _) => format!("the pull of an image ({pull:?})"),
-            Self::Pod(_, _, layer) => format!("{layer:?} of a pod"),
+            Self::Process(_, Role::Component(name)) => (*name).to_owned(),
+            Self::Process(_, role) => format!("{role:?}"),
+            Self::ImagePull(_, pull, _) => format!("image pull ({pull:?})"),
+            Self::Pod(_, _, process) => format!("{process:?} of a pod"),
         }
     }
 }
 
-impl Kind {
-    /// Where it happens.
+impl FaultKind {
+    /// The node that the fault affects.
     pub fn node(&self) -> &'static str {
         match self {
             Self::Kill(victim)
-            | Self::KillAgain(victim, _)
-            | Self::KillAtEnd(victim, ..)
+            | Self::KillRepeatedly(victim, _)
+            | Self::KillAtTermination(victim, ..)
             | Self::Stop(victim, _) => victim.node(),
-            Self::Cut(node, ..) | Self::FullDisk(node, _) => node,
+            Self::Partition(node, ..) | Self::FullDisk(node, _) => node,
         }
     }
 
-    /// The same for all faults of this kind.
+    /// A name that all faults of this kind share.
     pub fn name(&self) -> String {
         match self {
-            Self::Kill(victim) => format!("kill {}", victim.role()),
-            Self::KillAgain(victim, times) => format!("kill {} {times} times", victim.role()),
-            Self::KillAtEnd(victim, End::Exit, _) => format!("kill {} at exit", victim.role()),
-            Self::KillAtEnd(victim, End::Deletion, _) => {
-                format!("kill {} at deletion", victim.role())
+            Self::Kill(victim) => format!("kill {}", victim.kind()),
+            Self::KillRepeatedly(victim, times) => format!("kill {} {times} times", victim.kind()),
+            Self::KillAtTermination(victim, Termination::Exit, _) => {
+                format!("kill {} at exit", victim.kind())
             }
-            Self::Stop(victim, _) => format!("stop {}", victim.role()),
-            Self::Cut(_, direction, _) => format!("cut the network ({direction:?})"),
+            Self::KillAtTermination(victim, Termination::Deletion, _) => {
+                format!("kill {} at deletion", victim.kind())
+            }
+            Self::Stop(victim, _) => format!("stop {}", victim.kind()),
+            Self::Partition(_, direction, _) => format!("network partition ({direction:?})"),
             Self::FullDisk(..) => "fill the disk".to_owned(),
         }
     }
 }
 
 impl Fault {
-    /// When it is over; a kill at once.
+    /// When the fault ends; `None` for kills.
     pub fn end(&self) -> Option<Duration> {
         match &self.kind {
-            Kind::Kill(_) | Kind::KillAgain(..) | Kind::KillAtEnd(..) => None,
-            Kind::Stop(_, time) | Kind::Cut(_, _, time) | Kind::FullDisk(_, time) => {
-                Some(self.delay + *time)
-            }
+            FaultKind::Kill(_)
+            | FaultKind::KillRepeatedly(..)
+            | FaultKind::KillAtTermination(..) => None,
+            FaultKind::Stop(_, time)
+            | FaultKind::Partition(_, _, time)
+            | FaultKind::FullDisk(_, time) => Some(self.delay + *time),
         }
     }
 }
@@ -162,23 +166,23 @@ impl fmt::Display for Fault {
             write!(f, "after {} ms ", self.delay.as_millis())?;
         }
         match &self.kind {
-            Kind::Kill(victim) => write!(f, "kill {victim}"),
-            Kind::KillAgain(victim, times) => write!(f, "kill {victim} {times} times"),
-            Kind::KillAtEnd(victim, end, after) => {
+            FaultKind::Kill(victim) => write!(f, "kill {victim}"),
+            FaultKind::KillRepeatedly(victim, times) => write!(f, "kill {victim} {times} times"),
+            FaultKind::KillAtTermination(victim, end, after) => {
                 let after = after.as_millis();
                 write!(f, "kill {victim} {after} ms after the {end:?} of pods")
             }
-            Kind::Stop(victim, time) => write!(f, "stop {victim} for {} ms", time.as_millis()),
-            Kind::Cut(node, direction, time) => {
-                let which = match direction {
+            FaultKind::Stop(victim, time) => write!(f, "stop {victim} for {} ms", time.as_millis()),
+            FaultKind::Partition(node, direction, time) => {
+                let packets = match direction {
                     Direction::Both => "all packets",
                     Direction::ToLeader => "packets to the leader",
                     Direction::FromLeader => "packets from the leader",
                     Direction::Unreachable => "and refuse packets to the leader",
                 };
-                write!(f, "drop {which} at {node} for {} ms", time.as_millis())
+                write!(f, "drop {packets} at {node} for {} ms", time.as_millis())
             }
-            Kind::FullDisk(node, time) => {
+            FaultKind::FullDisk(node, time) => {
                 write!(f, "fill the disk of {node} for {} ms", time.as_millis())
             }
         }
@@ -188,12 +192,12 @@ impl fmt::Display for Fault {
 impl fmt::Display for Victim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Part(host, _) => write!(f, "{} on {host}", self.role()),
+            Self::Process(host, _) => write!(f, "{} on {host}", self.kind()),
             Self::ImagePull(host, _, after) => {
                 let after = after.as_millis();
-                write!(f, "{} on {host}, {after} ms old", self.role())
+                write!(f, "{} on {host}, {after} ms old", self.kind())
             }
-            Self::Pod(host, target, layer) => write!(f, "{layer:?} of {target:?} on {host}"),
+            Self::Pod(host, target, process) => write!(f, "{process:?} of {target:?} on {host}"),
         }
     }
 }

@@ -1,29 +1,31 @@
-//! Injects faults, and takes those back that last for a while.
+//! Injects faults, and reverts those that last for a while.
 
 use std::time::{Duration, Instant};
 
-use e2e::{Cluster, Lab, Process, Role, eventually};
+use e2e::{Lab, Process, Role, TestCluster, eventually};
 use serde_json::Value;
 
-use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
+use crate::fault::{
+    Direction, Fault, FaultKind, NODES, PodProcess, PullKind, Target, Termination, Victim,
+};
 use crate::workload;
 
-/// How long a victim may take to appear: pods of Jobs come and go.
+/// How long to wait for a victim in a pod: pods of Jobs come and go.
 const POD_TIMEOUT: Duration = Duration::from_secs(20);
-/// The same for parts.
-const PART_TIMEOUT: Duration = Duration::from_secs(4);
-/// What a part may take to be replaced, in the middle of a fault.
-const NEXT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a pull is begun until it is hit.
+/// How long to wait for a victim that is a process of Coracle.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long the replacement of a killed process may take during a fault.
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How many pulls are started until one is found in progress.
 const PULL_ATTEMPTS: usize = 3;
-/// What the agent takes to remove the layers of an image that no pod uses any more, so that the next pull unpacks them again.
+/// Time in which the agent removes the layers of an image that no pod uses, so that the next pull unpacks them again.
 const GC_TIME: Duration = Duration::from_secs(3);
 /// The address of the leader's host.
 const LEADER: &str = "10.77.0.11";
 
-/// Sends a signal to the process that pulls the image of a pod, so many seconds after it was found, and prints its pid. It is there for a
-/// moment only: a fork of a fork of the sandbox that holds the pod's lock, in the pid namespace of the host.
-const HIT_PULL: &str = r#"
+/// Sends a signal to the process that pulls the image of a pod, this many seconds after it was found, and prints its pid. The
+/// process is short-lived: a grandchild of the sandbox that holds the pod's lock, in the pid namespace of the host.
+const SIGNAL_PULL: &str = r#"
 import os, signal, sys, time
 lock, number, delay = f"/pods/{sys.argv[1]}/lock", getattr(signal, sys.argv[2]), float(sys.argv[3])
 def holds(pid):
@@ -31,16 +33,16 @@ def holds(pid):
         return any(os.readlink(f"/proc/{pid}/fd/{fd}").endswith(lock) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return False
-end = time.monotonic() + 12
-while time.monotonic() < end:
+deadline = time.monotonic() + 12
+while time.monotonic() < deadline:
     parents = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
-            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+            args = open(f"/proc/{pid}/cmdline").read().split("\0")
         except OSError:
             continue
-        if words[1:3] == ["internal", "sandbox"] and len(status["NSpid"].split()) == 1:
+        if args[1:3] == ["internal", "sandbox"] and len(status["NSpid"].split()) == 1:
             parents[pid] = status["PPid"].strip()
     for pid, parent in parents.items():
         if parent in parents and parents[parent] in parents and holds(parents[parent]):
@@ -53,25 +55,25 @@ while time.monotonic() < end:
             raise SystemExit
 "#;
 
-/// What the faults of a round did.
+/// The effect of a round's faults.
 #[derive(Debug, Default)]
 pub struct Injected {
-    /// The uids of pods of Jobs of which a process was killed.
+    /// The UIDs of Job pods of which a process was killed.
     pub killed_work: Vec<String>,
-    /// For each fault that hit nothing, its number and why.
+    /// For each fault that found no victim, its number and the reason.
     pub missed: Vec<(usize, String)>,
 }
 
-/// How to take a fault back.
+/// How to revert a fault.
 enum Undo {
     Continue(&'static str, u32),
-    Connect(&'static str, usize),
+    EndPartition(&'static str, usize),
     FreeDisk(&'static str, usize),
 }
 
-/// Injects the faults of a round, each at its time, and returns when all are over. Pods are told to end as soon as the faults have
-/// begun that come at once.
-pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], round: usize) -> Injected {
+/// Injects the faults of a round, each at its time, and returns when all have ended. The pods' termination begins after the faults
+/// without a delay.
+pub fn inject(lab: &Lab, cluster: &mut TestCluster, faults: &[Fault], round: usize) -> Injected {
     let mut injector = Injector {
         lab,
         cluster,
@@ -80,13 +82,13 @@ pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], round: usize) 
         undos: Vec::new(),
         injected: Injected::default(),
     };
-    let mut told = false;
+    let mut exit_requested = false;
     for (number, fault) in faults.iter().enumerate() {
-        if !told && !fault.delay.is_zero() {
-            workload::tell_to_end(lab, round);
-            told = true;
+        if !exit_requested && !fault.delay.is_zero() {
+            workload::make_pods_exit(lab, round);
+            exit_requested = true;
         }
-        injector.take_back_until(fault.delay);
+        injector.revert_until(fault.delay);
         match injector.begin(number, fault) {
             Ok(undo) => injector
                 .undos
@@ -94,87 +96,87 @@ pub fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], round: usize) 
             Err(missing) => injector.injected.missed.push((number, missing)),
         }
     }
-    if !told {
-        workload::tell_to_end(lab, round);
+    if !exit_requested {
+        workload::make_pods_exit(lab, round);
     }
     while let Some(end) = injector.undos.iter().map(|(end, ..)| *end).min() {
-        injector.take_back_until(end);
+        injector.revert_until(end);
     }
     injector.injected
 }
 
 struct Injector<'a> {
     lab: &'a Lab,
-    cluster: &'a mut Cluster,
+    cluster: &'a mut TestCluster,
     round: usize,
     began: Instant,
-    /// When, of which fault, and how.
+    /// When to revert, which fault, and how.
     undos: Vec<(Duration, usize, Undo)>,
     injected: Injected,
 }
 
 impl Injector<'_> {
-    /// Begins a fault; an error if it hit nothing.
+    /// Begins a fault; an error if it found no victim.
     fn begin(&mut self, number: usize, fault: &Fault) -> Result<Option<Undo>, String> {
         match &fault.kind {
-            Kind::Kill(victim) => {
-                self.hit(number, *victim, "KILL")?;
+            FaultKind::Kill(victim) => {
+                self.signal_victim(number, *victim, "KILL")?;
                 Ok(None)
             }
-            Kind::KillAgain(victim, times) => {
+            FaultKind::KillRepeatedly(victim, times) => {
                 let mut last = 0;
                 for _ in 0..*times {
-                    let next = eventually(NEXT_TIMEOUT, || {
+                    let next = eventually(REPLACEMENT_TIMEOUT, || {
                         let (host, pid) = self.find(*victim).ok()?;
                         (pid != last).then_some((host, pid))
                     });
-                    let (host, pid) = next.ok_or_else(|| format!("no next {victim}"))?;
+                    let (host, pid) = next.ok_or_else(|| format!("no replacement of {victim}"))?;
                     last = pid;
                     signal(self.lab, host, "KILL", pid)?;
                 }
                 Ok(None)
             }
-            Kind::KillAtEnd(victim, End::Exit, after) => {
+            FaultKind::KillAtTermination(victim, Termination::Exit, after) => {
                 let (host, pid) = self.find(*victim)?;
-                let go = format!("/home/user1/{}", workload::go(self.round));
+                let exit_file = format!("/home/user1/{}", workload::exit_file(self.round));
                 let script = format!(
-                    "install -o user1 /dev/null {go} && sleep {} && {}",
+                    "install -o user1 /dev/null {exit_file} && sleep {} && {}",
                     after.as_secs_f64(),
                     signal_command("KILL", pid)
                 );
                 match self.lab.root(host, &script).code {
                     0 => Ok(None),
-                    _ => Err(format!("{victim} has ended")),
+                    _ => Err(format!("{victim} has exited")),
                 }
             }
-            Kind::KillAtEnd(victim, End::Deletion, after) => {
+            FaultKind::KillAtTermination(victim, Termination::Deletion, after) => {
                 let node = victim.node();
                 let name = workload::deleted_name(number, node);
-                self.create(&workload::deleted(number, node))?;
+                self.create(&workload::deleted_pod(number, node))?;
                 self.cluster.wait_for(&name, "condition=Ready");
                 let (host, pid) = self.find(*victim)?;
                 self.cluster
-                    .ask(&format!("kubectl delete pod {name} --wait=false"));
+                    .shell(&format!("kubectl delete pod {name} --wait=false"));
                 std::thread::sleep(*after);
                 signal(self.lab, host, "KILL", pid)?;
                 Ok(None)
             }
-            Kind::Stop(victim, _) => {
-                // A process that is stopped fails nothing.
+            FaultKind::Stop(victim, _) => {
+                // Stopping a process does not make its pod fail.
                 let killed = self.injected.killed_work.len();
-                let (host, pid) = self.hit(number, *victim, "STOP")?;
+                let (host, pid) = self.signal_victim(number, *victim, "STOP")?;
                 self.injected.killed_work.truncate(killed);
                 Ok(Some(Undo::Continue(host, pid)))
             }
-            Kind::Cut(node, direction, _) => {
+            FaultKind::Partition(node, direction, _) => {
                 let script = format!(
                     "nft 'table inet fault{number} {{ {}; }}'",
                     chains(*direction)
                 );
                 self.lab.root(node, &script).succeeded();
-                Ok(Some(Undo::Connect(node, number)))
+                Ok(Some(Undo::EndPartition(node, number)))
             }
-            Kind::FullDisk(node, _) => {
+            FaultKind::FullDisk(node, _) => {
                 let fill = format!("cat /dev/zero > /tmp/fill-{number}");
                 let filled = self.lab.sh(&fill).user("user2").on(node).run();
                 assert!(
@@ -186,15 +188,15 @@ impl Injector<'_> {
         }
     }
 
-    /// Sends a signal to a victim; its host and pid.
-    fn hit(
+    /// Sends a signal to a victim; returns its host and pid.
+    fn signal_victim(
         &mut self,
         number: usize,
         victim: Victim,
         name: &str,
     ) -> Result<(&'static str, u32), String> {
         if let Victim::ImagePull(host, pull, after) = victim {
-            let pid = self.hit_pull(number, host, pull, after, name)?;
+            let pid = self.signal_pull(number, host, pull, after, name)?;
             return Ok((host, pid));
         }
         let (host, pid) = self.find(victim)?;
@@ -202,73 +204,76 @@ impl Injector<'_> {
         Ok((host, pid))
     }
 
-    /// Makes a pod whose image has to be pulled, and sends a signal to the process that does.
-    fn hit_pull(
+    /// Creates a pod whose image has to be pulled, and sends a signal to the process that pulls it.
+    fn signal_pull(
         &mut self,
         number: usize,
         host: &'static str,
-        pull: Pull,
+        pull: PullKind,
         after: Duration,
         name: &str,
     ) -> Result<u32, String> {
-        let pod = workload::pull(number, host);
+        let pod = workload::pulling_pod(number, host);
         let pod_name = workload::pull_name(number, host);
         for attempt in 0..PULL_ATTEMPTS {
             if attempt > 0 {
                 let delete = format!("kubectl delete pod {pod_name} --timeout=50s");
-                self.cluster.ask(&delete);
+                self.cluster.shell(&delete);
                 std::thread::sleep(GC_TIME);
             }
-            if pull == Pull::Download {
+            if pull == PullKind::Download {
                 workload::forget_image(self.lab, number);
             }
             let uid = self.create(&pod)?;
             let seconds = after.as_secs_f64();
-            let words = format!("{uid} SIG{name} {seconds}");
+            let args = format!("{uid} SIG{name} {seconds}");
             let found = self
                 .lab
-                .root(host, &format!("/usr/bin/python3 -c '{HIT_PULL}' {words}"));
+                .root(host, &format!("/usr/bin/python3 -c '{SIGNAL_PULL}' {args}"));
             if let Ok(pid) = found.stdout.trim().parse() {
                 return Ok(pid);
             }
         }
-        Err(format!("{pod_name} pulled its image unseen"))
+        Err(format!(
+            "found no process that pulls the image of {pod_name}"
+        ))
     }
 
-    /// Makes a pod, also if the API server is just being replaced; its uid.
+    /// Creates a pod, with retries while the API server restarts; returns its UID.
     fn create(&mut self, pod: &Value) -> Result<String, String> {
         let command = format!(
             "kubectl create --validate=ignore --output=jsonpath={{.metadata.uid}} --filename=- <<'END OF OBJECT'\n{pod}\nEND OF OBJECT"
         );
-        let mut said = String::new();
+        let mut output = String::new();
         let created = eventually(POD_TIMEOUT, || {
-            let (code, text) = self.cluster.try_ask(&command);
-            said = text;
+            let (code, text) = self.cluster.try_shell(&command);
+            output = text;
             (code == 0).then_some(())
         });
         match created {
-            Some(()) => Ok(said),
-            None => Err(format!("cannot create a pod: {said}")),
+            Some(()) => Ok(output),
+            None => Err(format!("cannot create a pod: {output}")),
         }
     }
 
-    /// The victim's host and pid.
+    /// Finds the victim; returns its host and pid.
     fn find(&mut self, victim: Victim) -> Result<(&'static str, u32), String> {
         let timeout = match victim {
-            Victim::Part(..) => PART_TIMEOUT,
+            Victim::Process(..) => PROCESS_TIMEOUT,
             _ => POD_TIMEOUT,
         };
         let found = eventually(timeout, || {
-            self.take_back_due();
-            self.look(victim)
+            self.revert_due();
+            self.try_find(victim)
         });
         found.ok_or_else(|| format!("no {victim}"))
     }
 
-    fn look(&mut self, victim: Victim) -> Option<(&'static str, u32)> {
-        // The scheduler chooses the nodes of Jobs' pods, and a janitor that was killed comes again with the next agent's guard only.
+    fn try_find(&mut self, victim: Victim) -> Option<(&'static str, u32)> {
+        // On any node: the scheduler places the pods of Jobs, and a killed janitor is replaced only with the next guard of the
+        // agent.
         let anywhere = match victim {
-            Victim::Part(_, role) => role == Role::Janitor,
+            Victim::Process(_, role) => role == Role::Janitor,
             Victim::Pod(_, target, _) => target == Target::Work,
             Victim::ImagePull(..) => false,
         };
@@ -277,32 +282,32 @@ impl Injector<'_> {
         let mut hosts = std::iter::once(victim.node()).chain(others);
         hosts.find_map(|host| {
             let pid = match victim {
-                Victim::Part(_, role) => self.lab.try_find(host, "user1", role)?.pid,
-                Victim::Pod(_, target, layer) => self.of_pod(host, target, layer)?,
+                Victim::Process(_, role) => self.lab.try_find(host, "user1", role)?.pid,
+                Victim::Pod(_, target, process) => self.process_of_pod(host, target, process)?,
                 Victim::ImagePull(..) => return None,
             };
             Some((host, pid))
         })
     }
 
-    fn of_pod(&mut self, host: &str, target: Target, layer: Layer) -> Option<u32> {
+    fn process_of_pod(&mut self, host: &str, target: Target, wanted: PodProcess) -> Option<u32> {
         let all = self.lab.processes(host);
         let process = marked(&all, target.mark()).into_iter().next()?;
         let parent = |process: &Process| all.iter().find(|other| other.pid == process.parent);
         let inner = parent(process)?;
         let mut sandbox = inner;
-        // Above it are the agent, or the agent's guard, and Slurm's.
+        // The parent of the topmost sandbox process is the agent, its guard, or slurmstepd.
         while let Some(above) = parent(sandbox).filter(|above| is_sandbox(above)) {
             sandbox = above;
         }
-        let is_puller = |other: &&Process| {
+        let is_fork_server = |other: &&Process| {
             other.parent == sandbox.pid && other.pid != inner.pid && is_sandbox(other)
         };
-        let pid = match layer {
-            Layer::Process => process.pid,
-            Layer::Inner => inner.pid,
-            Layer::Puller => all.iter().find(is_puller)?.pid,
-            Layer::Sandbox => sandbox.pid,
+        let pid = match wanted {
+            PodProcess::Container => process.pid,
+            PodProcess::Inner => inner.pid,
+            PodProcess::ForkServer => all.iter().find(is_fork_server)?.pid,
+            PodProcess::Sandbox => sandbox.pid,
         };
         if target == Target::Work {
             let script = format!(
@@ -310,7 +315,6 @@ impl Injector<'_> {
                 process.pid
             );
             let uid = self.lab.root(host, &script).stdout.trim().to_owned();
-            // It has ended meanwhile.
             if uid.is_empty() {
                 return None;
             }
@@ -319,10 +323,10 @@ impl Injector<'_> {
         Some(pid)
     }
 
-    /// Waits until so long after the round's beginning, and takes faults back meanwhile.
-    fn take_back_until(&mut self, time: Duration) {
+    /// Waits until this time since the beginning of the round, and reverts faults that end before.
+    fn revert_until(&mut self, time: Duration) {
         loop {
-            self.take_back_due();
+            self.revert_due();
             let left = time.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 return;
@@ -333,30 +337,30 @@ impl Injector<'_> {
         }
     }
 
-    /// Takes back those faults whose time is over.
-    fn take_back_due(&mut self) {
+    /// Reverts the faults whose time is over.
+    fn revert_due(&mut self) {
         let now = self.began.elapsed();
         let is_due = |(end, ..): &mut (Duration, usize, Undo)| *end <= now;
         for (_, number, undo) in self.undos.extract_if(.., is_due) {
-            if let Err(missing) = take_back(self.lab, &undo) {
+            if let Err(missing) = revert(self.lab, &undo) {
                 self.injected.missed.push((number, missing));
             }
         }
     }
 }
 
-/// Takes a fault back; an error if it turns out to have hit nothing.
-fn take_back(lab: &Lab, undo: &Undo) -> Result<(), String> {
+/// Reverts a fault; an error if it had no effect.
+fn revert(lab: &Lab, undo: &Undo) -> Result<(), String> {
     match undo {
-        // Another fault may have killed it.
+        // Ignore errors: another fault may have killed the process.
         Undo::Continue(host, pid) => drop(lab.root(host, &format!("kill -CONT {pid}"))),
-        Undo::Connect(host, number) => {
+        Undo::EndPartition(host, number) => {
             let table = format!("table inet fault{number}");
             let script = format!("nft list {table} && nft delete {table}");
             let listed = lab.root(host, &script).succeeded().stdout;
             let counts = listed.split("counter packets ").skip(1);
             if !counts.into_iter().any(|count| !count.starts_with("0 ")) {
-                return Err(format!("no packet between {host} and the leader"));
+                return Err(format!("dropped no packet between {host} and the leader"));
             }
         }
         Undo::FreeDisk(host, number) => {
@@ -367,7 +371,7 @@ fn take_back(lab: &Lab, undo: &Undo) -> Result<(), String> {
     Ok(())
 }
 
-/// What drops packets, and counts them.
+/// nftables chains that drop packets and count them.
 fn chains(direction: Direction) -> String {
     let chain = |name: &str, hook: &str, field: &str, verdict: &str| {
         format!(
@@ -391,11 +395,11 @@ fn signal(lab: &Lab, host: &str, name: &str, pid: u32) -> Result<(), String> {
     if output.code == 0 {
         Ok(())
     } else {
-        Err(format!("{host}: process {pid} has ended"))
+        Err(format!("{host}: process {pid} has exited"))
     }
 }
 
-/// Fails also for a process that has ended and that its parent has not waited for.
+/// kill(1) that also fails for zombies.
 fn signal_command(name: &str, pid: u32) -> String {
     format!("! grep -qs '^State:[[:space:]]*[ZX]' /proc/{pid}/status && kill -{name} {pid}")
 }
@@ -404,8 +408,8 @@ fn is_sandbox(process: &Process) -> bool {
     process.args.contains("internal sandbox")
 }
 
-/// The first processes of containers with this mark as their last argument. A shell that has just forked has the same arguments
-/// as its child.
+/// The first processes of containers whose last argument is this mark. A child that a shell has just forked has the same arguments
+/// and is excluded.
 pub fn marked<'a>(all: &'a [Process], mark: &str) -> Vec<&'a Process> {
     let has = |process: &&Process| process.args.ends_with(mark) && process.args.starts_with("sh ");
     let is_child = |process: &Process| {

@@ -1,12 +1,12 @@
-//! Injects faults into a cluster under load, chosen by a seed, and checks after each that every pod is untouched or was restarted by
-//! its policy, with nothing lost or doubled.
+//! Injects faults, chosen by a seed, into a cluster under load. After each round, every pod must be untouched or restarted by its
+//! policy, and nothing may be lost or duplicated.
 //!
 //! ```text
 //!   plan.rs ── rounds of faults ──► inject.rs ──► the cluster with workload.rs ──► check.rs, by the rules of model.rs
 //! ```
 //!
-//! `CORACLE_FAULTS_SEED` chooses the faults, `CORACLE_FAULTS` how many have to be injected, in rounds of one fault or a pair, and
-//! `CORACLE_FAULTS_LONGEST` how many seconds one of them lasts at most. A fault that finds no victim doesn't count.
+//! `CORACLE_FAULTS_SEED` is the seed, `CORACLE_FAULTS` the number of faults, and `CORACLE_FAULTS_LONGEST` the maximum duration of one
+//! in seconds. A round has one fault or two. A fault that finds no victim doesn't count.
 
 mod check;
 mod fault;
@@ -18,18 +18,18 @@ mod workload;
 
 use std::time::{Duration, Instant};
 
-use check::Standing;
-use e2e::{Cluster, Lab, SmallDisk};
+use check::LongRunningPod;
+use e2e::{Lab, SmallDisk, TestCluster};
 use fault::{Fault, NODES, Target};
 use inject::Injected;
 use tally::Tally;
 
-/// Of the run that is a part of `make test`: always the same, and as long as a few others.
+/// Settings for `make test`: always the same faults, and so few that they take two minutes.
 const SEED: u64 = 1;
 const FAULTS: u64 = 10;
 const LONGEST_SECONDS: u64 = 4;
 
-/// Unpacked images go as soon as no pod uses them, so that there is always one to unpack.
+/// Unpacked images are removed as soon as no pod uses them, so that every pull has to unpack.
 const IMAGE_GC: &str = "CORACLE_IMAGE_GC=high=0,low=0,age=0,every=1s";
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -39,7 +39,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn injected_faults_lose_and_double_nothing() {
+fn injected_faults_lose_and_duplicate_nothing() {
     let seed = setting("CORACLE_FAULTS_SEED", SEED);
     let wanted = setting("CORACLE_FAULTS", FAULTS);
     let longest = Duration::from_secs(setting("CORACLE_FAULTS_LONGEST", LONGEST_SECONDS));
@@ -49,48 +49,48 @@ fn injected_faults_lose_and_double_nothing() {
     );
     println!("{settings}");
     let wanted = usize::try_from(wanted).expect("a number");
-    // Without faults that hit nothing, as many rounds as faults are always enough.
+    // A quarter more rounds than wanted faults, because some faults find no victim.
     let rounds = plan::rounds(seed, longest).take(wanted + wanted / 4);
 
-    let lab = Lab::ready();
+    let lab = Lab::acquire();
     let registry = workload::load_images(&lab);
     let disks = NODES.map(|node| SmallDisk::on(&lab, node, "small", "/tmp", "size=160m,mode=1777"));
-    let words = ["env", IMAGE_GC, "srun", "-N3", "coracle", "run"];
-    let mut cluster = Cluster::start_as(&lab, "user1", &words);
-    workload::begin(&lab, &mut cluster);
+    let args = ["env", IMAGE_GC, "srun", "-N3", "coracle", "run"];
+    let mut cluster = TestCluster::start_as(&lab, "user1", &args);
+    workload::start(&lab, &mut cluster);
 
     let mut problems = Vec::new();
     let mut tally = Tally::default();
-    let mut before = check::standing(&lab, &mut cluster).expect("the workload runs");
+    let mut before = check::long_running_pods(&lab, &mut cluster).expect("the workload runs");
     for (number, faults) in rounds.enumerate() {
         if tally.injected() >= wanted {
             break;
         }
-        let words: Vec<String> = faults.iter().map(Fault::to_string).collect();
-        let words = format!("{}: {}", number + 1, words.join("; "));
-        println!("{words}");
-        let began = Instant::now();
+        let descriptions: Vec<String> = faults.iter().map(Fault::to_string).collect();
+        let description = format!("{}: {}", number + 1, descriptions.join("; "));
+        println!("{description}");
+        let start = Instant::now();
         let injected = inject(&lab, &mut cluster, &faults, number);
         for (_, missing) in &injected.missed {
             println!("  not injected: {missing}");
         }
         tally.count(&faults, &injected);
-        match heal(&lab, &mut cluster, &faults, number, &before, &injected) {
+        match recover(&lab, &mut cluster, &faults, number, &before, &injected) {
             Ok(now) => {
-                println!("  healed and checked in {:.1?}", began.elapsed());
+                println!("  recovered and checked in {:.1?}", start.elapsed());
                 before = now;
             }
             Err(problem) => {
                 println!("  FAILED: {problem}\n{}", state(&lab, &mut cluster));
-                problems.push(format!("{words}: {problem}"));
-                // The other rounds may show more, unless the cluster is broken for good.
-                workload::end_round(&lab, &mut cluster, number);
-                let now = check::standing(&lab, &mut cluster)
+                problems.push(format!("{description}: {problem}"));
+                // Continue, unless the cluster does not recover: further rounds may find more.
+                workload::clean_up_round(&lab, &mut cluster, number);
+                let now = check::long_running_pods(&lab, &mut cluster)
                     .and_then(|now| replace_restarted(&lab, &mut cluster, now, &faults));
                 match now {
                     Ok(now) => before = now,
                     Err(problem) => {
-                        problems.push(format!("never well again: {problem}"));
+                        problems.push(format!("the cluster did not recover: {problem}"));
                         break;
                     }
                 }
@@ -109,56 +109,57 @@ fn injected_faults_lose_and_double_nothing() {
 
     cluster.exit(0);
     drop(disks);
-    workload::end(&lab);
+    workload::clean_up(&lab);
     drop(registry);
-    lab.nothing_left();
+    lab.assert_nothing_left();
 }
 
 /// Starts the pods of a round, and injects its faults.
-fn inject(lab: &Lab, cluster: &mut Cluster, faults: &[Fault], number: usize) -> Injected {
-    workload::begin_round(cluster, number);
+fn inject(lab: &Lab, cluster: &mut TestCluster, faults: &[Fault], number: usize) -> Injected {
+    workload::start_round(cluster, number);
     inject::inject(lab, cluster, faults, number)
 }
 
-/// What runs after a round, when all is well.
-fn heal(
+/// Waits for recovery; returns the pods that run after the round.
+fn recover(
     lab: &Lab,
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     faults: &[Fault],
     number: usize,
-    before: &[Standing],
+    before: &[LongRunningPod],
     injected: &Injected,
-) -> Result<Vec<Standing>, String> {
-    let now = check::after(lab, cluster, faults, number, before, injected)?;
-    workload::end_round(lab, cluster, number);
+) -> Result<Vec<LongRunningPod>, String> {
+    let now = check::check_round(lab, cluster, faults, number, before, injected)?;
+    workload::clean_up_round(lab, cluster, number);
     replace_restarted(lab, cluster, now, faults)
 }
 
-/// Replaces pods that were restarted, so that the back-off never delays the next restart, and those that lost a part which only a new
-/// pod has again. Keepers find their volume again.
+/// Replaces pods that were restarted, so that the back-off never delays the next restart, and pods that lost both fork servers,
+/// which only a new pod gets again. The StatefulSet's pods keep their volumes.
 fn replace_restarted(
     lab: &Lab,
-    cluster: &mut Cluster,
-    now: Vec<Standing>,
+    cluster: &mut TestCluster,
+    now: Vec<LongRunningPod>,
     faults: &[Fault],
-) -> Result<Vec<Standing>, String> {
-    let is_worn =
-        |pod: &&Standing| pod.was_restarted() || model::lost_puller(faults, pod.node, pod.target);
-    let restarted: Vec<_> = now.iter().filter(is_worn).collect();
+) -> Result<Vec<LongRunningPod>, String> {
+    let must_be_replaced = |pod: &&LongRunningPod| {
+        pod.was_restarted() || model::lost_fork_servers(faults, pod.node, pod.target)
+    };
+    let restarted: Vec<_> = now.iter().filter(must_be_replaced).collect();
     if restarted.is_empty() {
         return Ok(now);
     }
     for pod in restarted {
-        cluster.ask(&format!("kubectl delete pod {} --timeout=50s", pod.name));
+        cluster.shell(&format!("kubectl delete pod {} --timeout=50s", pod.name));
         if pod.target == Target::Steady {
-            cluster.create_objects(&[workload::steady(pod.node)]);
+            cluster.create_objects(&[workload::steady_pod(pod.node)]);
         }
     }
-    check::standing(lab, cluster)
+    check::long_running_pods(lab, cluster)
 }
 
-/// What a person needs to understand a failure.
-fn state(lab: &Lab, cluster: &mut Cluster) -> String {
+/// The cluster's state, for debugging a failure.
+fn state(lab: &Lab, cluster: &mut TestCluster) -> String {
     let mut state = String::new();
     let mut show = |title: &str, text: &str| {
         let lines: Vec<_> = text.lines().collect();
@@ -169,14 +170,14 @@ fn state(lab: &Lab, cluster: &mut Cluster) -> String {
         "kubectl get nodes,pods,jobs --output=wide --request-timeout=10s",
         "kubectl get events --sort-by=.lastTimestamp --request-timeout=10s",
     ] {
-        let (_, text) = cluster.try_ask(command);
+        let (_, text) = cluster.try_shell(command);
         show(command, &text);
     }
     for node in NODES {
         let query = format!(
             "kubectl get --raw '/api/v1/nodes/{node}/proxy/logs/?query=kubelet' --request-timeout=10s"
         );
-        let (_, text) = cluster.try_ask(&query);
+        let (_, text) = cluster.try_shell(&query);
         show(&format!("log of the kubelet of {node}"), &text);
         let listed = lab.root(
             node,
@@ -184,6 +185,6 @@ fn state(lab: &Lab, cluster: &mut Cluster) -> String {
         );
         show(&format!("processes of {node}"), &listed.stdout);
     }
-    show("what coracle run said", &cluster.run.stderr());
+    show("stderr of coracle run", &cluster.run.stderr());
     state
 }

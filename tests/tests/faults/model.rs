@@ -1,81 +1,83 @@
-//! What faults may do to pods. Everything else is a defect.
+//! The effects that faults may have on pods. Any other effect is a defect.
 
-use crate::fault::{End, Fault, Kind, Layer, Target, Victim};
+use crate::fault::{Fault, FaultKind, PodProcess, Target, Termination, Victim};
 use crate::workload::{deleted_name, pull_name};
 
-/// How often a container may have been restarted by the faults of a round.
+/// How often the faults of a round may restart a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restarts {
     pub least: u64,
     pub most: u64,
 }
 
-/// The restarts of a container of a standing pod; `first` if it is the one that [`Layer::Process`] means.
+/// The restarts of a container of a long-running pod; `first` if the container is the one that [`PodProcess::Container`] hits.
 pub fn restarts(faults: &[Fault], node: &str, target: Target, first: bool) -> Restarts {
-    let hits = |layer: Layer| kills(faults, node, target, layer);
-    let mut kills = hits(Layer::Sandbox) + hits(Layer::Inner);
+    let hits = |process: PodProcess| kills(faults, node, target, process);
+    let mut kills = hits(PodProcess::Sandbox) + hits(PodProcess::Inner);
     if first {
-        kills += hits(Layer::Process);
+        kills += hits(PodProcess::Container);
     }
-    // A sandbox that has to pull and can't ends, and with it all containers.
-    let any = kills + hits(Layer::Process) > 0;
-    let lost_puller = any && lost_puller(faults, node, target);
+    // A sandbox that needs a pull and has no fork server exits, and with it all containers.
+    let any = kills + hits(PodProcess::Container) > 0;
+    let lost_fork_servers = any && lost_fork_servers(faults, node, target);
     Restarts {
-        // The second of two kills may hit what is about to end anyway.
+        // The second of two kills may hit a process that is already terminating.
         least: kills.min(1),
-        most: kills + u64::from(lost_puller),
+        most: kills + u64::from(lost_fork_servers),
     }
 }
 
-/// Whether the next restart of one container restarts the whole pod.
-pub fn lost_puller(faults: &[Fault], node: &str, target: Target) -> bool {
-    kills(faults, node, target, Layer::Puller) > 0
+/// Whether the next image pull restarts the whole pod. Each of the two fork servers is replaced by the other, unless both were
+/// killed at once.
+pub fn lost_fork_servers(faults: &[Fault], node: &str, target: Target) -> bool {
+    kills(faults, node, target, PodProcess::ForkServer) > 1
 }
 
-fn kills(faults: &[Fault], node: &str, target: Target, layer: Layer) -> u64 {
+fn kills(faults: &[Fault], node: &str, target: Target, process: PodProcess) -> u64 {
     let is_hit = |fault: &&Fault| match fault.kind {
-        Kind::Kill(Victim::Pod(host, victim, hit))
-        | Kind::KillAtEnd(Victim::Pod(host, victim, hit), ..) => {
-            (host, victim, hit) == (node, target, layer)
+        FaultKind::Kill(Victim::Pod(host, victim, hit))
+        | FaultKind::KillAtTermination(Victim::Pod(host, victim, hit), ..) => {
+            (host, victim, hit) == (node, target, process)
         }
         _ => false,
     };
     faults.iter().filter(is_hit).count() as u64
 }
 
-/// Whether a pod of policy Never may have been killed.
+/// Whether the pod with policy Never may have been killed.
 pub fn may_fail(faults: &[Fault], node: &str) -> bool {
     restarts(faults, node, Target::Ends, true).most > 0
 }
 
-/// Whether pods of a Job on this node may fail that no fault hit itself: those that start on a full disk may be refused.
+/// Whether Job pods on this node may fail without a fault of their own: the node may reject those that start on a full disk.
 pub fn work_may_fail(faults: &[Fault], node: &str) -> bool {
     disk_was_full(faults, node)
 }
 
-/// Whether logs may lack what was said meanwhile.
+/// Whether the disk was full, so that logs may have gaps.
 pub fn disk_was_full(faults: &[Fault], node: &str) -> bool {
     faults
         .iter()
-        .any(|fault| matches!(fault.kind, Kind::FullDisk(host, _) if host == node))
+        .any(|fault| matches!(fault.kind, FaultKind::FullDisk(host, _) if host == node))
 }
 
-/// The pods whose images were pulled for the faults of a round.
-pub fn pulls(faults: &[Fault]) -> Vec<String> {
-    let made = |(number, fault): (usize, &Fault)| match fault.kind {
-        Kind::Kill(Victim::ImagePull(node, ..)) | Kind::Stop(Victim::ImagePull(node, ..), _) => {
-            Some(pull_name(number, node))
-        }
+/// The pods that were created for faults during image pulls.
+pub fn pulling_pods(faults: &[Fault]) -> Vec<String> {
+    let created = |(number, fault): (usize, &Fault)| match fault.kind {
+        FaultKind::Kill(Victim::ImagePull(node, ..))
+        | FaultKind::Stop(Victim::ImagePull(node, ..), _) => Some(pull_name(number, node)),
         _ => None,
     };
-    faults.iter().enumerate().filter_map(made).collect()
+    faults.iter().enumerate().filter_map(created).collect()
 }
 
 /// The pods that were deleted for the faults of a round.
-pub fn deleted(faults: &[Fault]) -> Vec<String> {
-    let made = |(number, fault): (usize, &Fault)| match fault.kind {
-        Kind::KillAtEnd(victim, End::Deletion, _) => Some(deleted_name(number, victim.node())),
+pub fn deleted_pods(faults: &[Fault]) -> Vec<String> {
+    let created = |(number, fault): (usize, &Fault)| match fault.kind {
+        FaultKind::KillAtTermination(victim, Termination::Deletion, _) => {
+            Some(deleted_name(number, victim.node()))
+        }
         _ => None,
     };
-    faults.iter().enumerate().filter_map(made).collect()
+    faults.iter().enumerate().filter_map(created).collect()
 }

@@ -1,32 +1,35 @@
-//! Which faults a run injects: a pure function of its seed.
+//! Chooses the faults of a run: a pure function of its seed.
 
 use std::time::Duration;
 
 use e2e::Role;
 
-use crate::fault::{Direction, End, Fault, Kind, Layer, NODES, Pull, Target, Victim};
+use crate::fault::{
+    Direction, Fault, FaultKind, NODES, PodProcess, PullKind, Target, Termination, Victim,
+};
 
-/// The longest delay between the two faults of a pair that hits one moment.
+/// The maximum delay between two faults that are meant to overlap.
 const MAX_DELAY_MS: u64 = 2000;
-/// The delay of a pair whose second fault finds what has replaced or adopted the victim of the first.
+/// The delay of a second fault that hits a cluster which has already recovered from the first.
 const LATE_MS: u64 = 8000;
 
-/// The rounds of a run, without end: one fault or a pair in each.
+/// The rounds of a run: an infinite iterator. Each has one fault or two.
 pub struct Rounds {
     random: Random,
-    deck: Vec<Card>,
+    /// The templates that were not used yet, in random order.
+    templates: Vec<Template>,
     longest: Duration,
 }
 
-/// The rounds that a seed chooses. No fault lasts longer than `longest`.
+/// The rounds for a seed. No fault lasts longer than `longest`.
 pub fn rounds(seed: u64, longest: Duration) -> Rounds {
     Rounds {
         random: Random {
             state: seed,
-            here: None,
+            fixed_node: None,
             late: false,
         },
-        deck: Vec::new(),
+        templates: Vec::new(),
         longest,
     }
 }
@@ -35,16 +38,16 @@ impl Iterator for Rounds {
     type Item = Vec<Fault>;
 
     fn next(&mut self) -> Option<Vec<Fault>> {
-        let card = self.draw(|_| true);
+        let template = self.take_template(|_| true);
         let (random, longest) = (&mut self.random, self.longest);
         let now = |kind| Fault {
             delay: Duration::ZERO,
             kind,
         };
-        let first = match card {
-            Card::Any(draw) | Card::First(draw) => now(draw(random, longest)),
-            Card::LatePair(draw) => {
-                let [first, second] = draw(random, longest);
+        let first = match template {
+            Template::Any(generate) | Template::First(generate) => now(generate(random, longest)),
+            Template::LatePair(generate) => {
+                let [first, second] = generate(random, longest);
                 let delay = Duration::from_millis(LATE_MS);
                 return Some(vec![
                     now(first),
@@ -58,19 +61,21 @@ impl Iterator for Rounds {
         if self.random.below(3) > 0 {
             return Some(vec![first]);
         }
-        // Half of all pairs hit one node.
-        self.random.here = (self.random.below(2) == 0).then(|| first.kind.node());
+        // Half of all pairs are on one node.
+        self.random.fixed_node = (self.random.below(2) == 0).then(|| first.kind.node());
         let delay = match self.random.below(3) {
             0 => 0,
             1 => self.random.below(MAX_DELAY_MS),
             _ => LATE_MS,
         };
         self.random.late = delay == LATE_MS;
-        let second = match self.draw(|card| matches!(card, Card::Any(_))) {
-            Card::Any(draw) | Card::First(draw) => draw(&mut self.random, self.longest),
-            Card::LatePair(_) => unreachable!("not a second fault"),
+        let second = match self.take_template(|template| matches!(template, Template::Any(_))) {
+            Template::Any(generate) | Template::First(generate) => {
+                generate(&mut self.random, self.longest)
+            }
+            Template::LatePair(_) => unreachable!("not a second fault"),
         };
-        self.random.here = None;
+        self.random.fixed_node = None;
         self.random.late = false;
         let second = Fault {
             delay: Duration::from_millis(delay),
@@ -81,162 +86,164 @@ impl Iterator for Rounds {
 }
 
 impl Rounds {
-    /// The uppermost card that is `usable`. Every kind comes once before any comes again.
-    fn draw(&mut self, usable: fn(&Card) -> bool) -> Card {
+    /// Takes the last template that is `usable`. Every template is used once before any is repeated.
+    fn take_template(&mut self, usable: fn(&Template) -> bool) -> Template {
         loop {
-            if let Some(index) = self.deck.iter().rposition(usable) {
-                return self.deck.remove(index);
+            if let Some(index) = self.templates.iter().rposition(usable) {
+                return self.templates.remove(index);
             }
-            let mut below = kinds();
-            self.random.shuffle(&mut below);
-            below.append(&mut self.deck);
-            self.deck = below;
+            let mut shuffled = templates();
+            self.random.shuffle(&mut shuffled);
+            shuffled.append(&mut self.templates);
+            self.templates = shuffled;
         }
     }
 }
 
-/// A kind of fault; the function fills in what it leaves open.
-enum Card {
+/// A kind of fault. The function chooses the remaining parameters at random.
+enum Template {
     /// Alone, or in a pair with any other.
-    Any(Draw<Kind>),
-    /// Never the second of a pair, because it needs pods that the first may have kept from running, or from ending.
-    First(Draw<Kind>),
-    /// A pair by itself, the second so late that the cluster has adapted to the first.
-    LatePair(Draw<[Kind; 2]>),
+    Any(Generate<FaultKind>),
+    /// Never the second of a pair, because it needs pods that the first fault may have prevented from running or terminating.
+    First(Generate<FaultKind>),
+    /// A pair of which the second fault comes after the cluster has recovered from the first.
+    LatePair(Generate<[FaultKind; 2]>),
 }
 
-type Draw<T> = fn(&mut Random, Duration) -> T;
+type Generate<T> = fn(&mut Random, Duration) -> T;
 
-fn kinds() -> Vec<Card> {
-    use Card::{Any, First, LatePair};
-    use Kind::{Cut, FullDisk, Kill, KillAgain, KillAtEnd, Stop};
+fn templates() -> Vec<Template> {
+    use FaultKind::{FullDisk, Kill, KillAtTermination, KillRepeatedly, Partition, Stop};
+    use Template::{Any, First, LatePair};
     vec![
-        Any(|random, _| Kill(random.part(Role::Agent))),
-        Any(|random, _| Kill(random.part(Role::AgentGuard))),
-        Any(|random, _| Kill(random.part(Role::Hub))),
-        Any(|random, _| Kill(random.part(Role::HubGuard))),
-        Any(|random, _| Kill(random.part(Role::Janitor))),
-        Any(|random, _| KillAgain(random.part(Role::Agent), AGAIN)),
-        Any(|random, _| KillAgain(random.part(Role::Hub), AGAIN)),
-        Any(|_, _| Kill(of_leader(Role::Component("etcd")))),
-        Any(|_, _| Kill(of_leader(Role::Component("kube-apiserver")))),
-        Any(|_, _| Kill(of_leader(Role::Component("kube-scheduler")))),
-        Any(|_, _| Kill(of_leader(Role::Component("kube-controller-manager")))),
-        First(|random, _| Kill(random.pull(Pull::Unpack))),
-        First(|random, _| Kill(random.pull(Pull::Download))),
-        Any(|random, _| Kill(random.pod(Layer::Sandbox))),
-        Any(|random, _| Kill(random.pod(Layer::Puller))),
-        Any(|random, _| Kill(random.pod(Layer::Inner))),
-        Any(|random, _| Kill(random.pod(Layer::Process))),
+        Any(|random, _| Kill(random.process(Role::Agent))),
+        Any(|random, _| Kill(random.process(Role::AgentGuard))),
+        Any(|random, _| Kill(random.process(Role::Hub))),
+        Any(|random, _| Kill(random.process(Role::HubInside))),
+        Any(|random, _| Kill(random.process(Role::Janitor))),
+        Any(|random, _| KillRepeatedly(random.process(Role::Agent), REPETITIONS)),
+        Any(|random, _| KillRepeatedly(random.process(Role::Hub), REPETITIONS)),
+        Any(|_, _| Kill(on_leader(Role::Component("etcd")))),
+        Any(|_, _| Kill(on_leader(Role::Component("kube-apiserver")))),
+        Any(|_, _| Kill(on_leader(Role::Component("kube-scheduler")))),
+        Any(|_, _| Kill(on_leader(Role::Component("kube-controller-manager")))),
+        First(|random, _| Kill(random.pull(PullKind::Unpack))),
+        First(|random, _| Kill(random.pull(PullKind::Download))),
+        Any(|random, _| Kill(random.pod(PodProcess::Sandbox))),
+        Any(|random, _| Kill(random.pod(PodProcess::ForkServer))),
+        Any(|random, _| Kill(random.pod(PodProcess::Inner))),
+        Any(|random, _| Kill(random.pod(PodProcess::Container))),
         First(|random, _| {
-            let victim = Victim::Pod(random.node(), Target::Ends, Layer::Sandbox);
-            KillAtEnd(victim, End::Exit, random.up_to(EXIT_MS))
+            let victim = Victim::Pod(random.node(), Target::Ends, PodProcess::Sandbox);
+            KillAtTermination(victim, Termination::Exit, random.up_to(EXIT_MS))
         }),
         First(|random, _| {
-            let victim = Victim::Pod(random.node(), Target::Ends, Layer::Inner);
-            KillAtEnd(victim, End::Exit, random.up_to(EXIT_MS))
+            let victim = Victim::Pod(random.node(), Target::Ends, PodProcess::Inner);
+            KillAtTermination(victim, Termination::Exit, random.up_to(EXIT_MS))
         }),
         First(|random, _| {
-            let agent = random.part(Role::Agent);
-            KillAtEnd(agent, End::Exit, random.up_to(EXIT_MS))
+            let agent = random.process(Role::Agent);
+            KillAtTermination(agent, Termination::Exit, random.up_to(EXIT_MS))
         }),
         First(|random, _| {
-            let guard = random.part(Role::AgentGuard);
-            KillAtEnd(guard, End::Exit, random.up_to(EXIT_MS))
+            let guard = random.process(Role::AgentGuard);
+            KillAtTermination(guard, Termination::Exit, random.up_to(EXIT_MS))
         }),
         First(|random, _| {
-            let server = of_leader(Role::Component("kube-apiserver"));
-            KillAtEnd(server, End::Exit, random.up_to(EXIT_MS))
+            let server = on_leader(Role::Component("kube-apiserver"));
+            KillAtTermination(server, Termination::Exit, random.up_to(EXIT_MS))
         }),
         First(|random, _| {
-            let victim = Victim::Pod(random.node(), Target::Deleted, Layer::Sandbox);
-            KillAtEnd(victim, End::Deletion, random.up_to(DELETION_MS))
+            let victim = Victim::Pod(random.node(), Target::Deleted, PodProcess::Sandbox);
+            KillAtTermination(victim, Termination::Deletion, random.up_to(DELETION_MS))
         }),
         First(|random, _| {
-            let victim = Victim::Pod(random.node(), Target::Deleted, Layer::Inner);
-            KillAtEnd(victim, End::Deletion, random.up_to(DELETION_MS))
+            let victim = Victim::Pod(random.node(), Target::Deleted, PodProcess::Inner);
+            KillAtTermination(victim, Termination::Deletion, random.up_to(DELETION_MS))
         }),
         First(|random, _| {
-            let agent = random.part(Role::Agent);
-            KillAtEnd(agent, End::Deletion, random.up_to(DELETION_MS))
+            let agent = random.process(Role::Agent);
+            KillAtTermination(agent, Termination::Deletion, random.up_to(DELETION_MS))
         }),
         First(|random, _| {
-            let guard = random.part(Role::AgentGuard);
-            KillAtEnd(guard, End::Deletion, random.up_to(DELETION_MS))
+            let guard = random.process(Role::AgentGuard);
+            KillAtTermination(guard, Termination::Deletion, random.up_to(DELETION_MS))
         }),
-        LatePair(|random, _| random.one_after_the_other(Role::HubGuard, Role::Hub)),
-        LatePair(|random, _| random.one_after_the_other(Role::Hub, Role::HubGuard)),
-        LatePair(|random, _| random.one_after_the_other(Role::AgentGuard, Role::Agent)),
-        LatePair(|random, _| random.one_after_the_other(Role::Agent, Role::AgentGuard)),
-        // The leader starts a new agent, so that there is an srun of which the agent may not depend.
+        LatePair(|random, _| random.kill_in_turn(Role::HubInside, Role::Hub)),
+        LatePair(|random, _| random.kill_in_turn(Role::Hub, Role::HubInside)),
+        LatePair(|random, _| random.kill_in_turn(Role::AgentGuard, Role::Agent)),
+        LatePair(|random, _| random.kill_in_turn(Role::Agent, Role::AgentGuard)),
+        // After the first kill, the leader starts a new agent by srun. The agent must not depend on that srun.
         LatePair(|random, _| {
-            let guard = random.part(Role::AgentGuard);
-            [Kill(guard), Kill(of_leader(Role::AgentSrun))]
+            let guard = random.process(Role::AgentGuard);
+            [Kill(guard), Kill(on_leader(Role::AgentSrun))]
         }),
         LatePair(|random, longest| {
-            let guard = random.part(Role::AgentGuard);
-            let srun = of_leader(Role::AgentSrun);
+            let guard = random.process(Role::AgentGuard);
+            let srun = on_leader(Role::AgentSrun);
             [Kill(guard), Stop(srun, random.time(longest))]
         }),
-        Any(|random, longest| Stop(random.part(Role::Agent), random.time(longest))),
-        Any(|random, longest| Stop(random.part(Role::AgentGuard), random.time(longest))),
-        Any(|random, longest| Stop(random.part(Role::Hub), random.time(longest))),
-        Any(|random, longest| Stop(random.part(Role::HubGuard), random.time(longest))),
-        Any(|random, longest| Stop(random.part(Role::Janitor), random.time(longest))),
-        Any(|random, longest| random.stop_of_leader(Role::LeaderGuard, longest)),
-        Any(|random, longest| random.stop_of_leader(Role::LeaderWorker, longest)),
-        Any(|random, longest| random.stop_of_leader(Role::ControlPlaneOuter, longest)),
-        Any(|random, longest| random.stop_of_leader(Role::ControlPlaneFirst, longest)),
-        Any(|random, longest| random.stop_of_leader(Role::Component("etcd"), longest)),
-        Any(|random, longest| random.stop_of_leader(Role::Component("kube-apiserver"), longest)),
-        Any(|random, longest| random.stop_of_leader(Role::Component("kube-scheduler"), longest)),
+        Any(|random, longest| Stop(random.process(Role::Agent), random.time(longest))),
+        Any(|random, longest| Stop(random.process(Role::AgentGuard), random.time(longest))),
+        Any(|random, longest| Stop(random.process(Role::Hub), random.time(longest))),
+        Any(|random, longest| Stop(random.process(Role::HubInside), random.time(longest))),
+        Any(|random, longest| Stop(random.process(Role::Janitor), random.time(longest))),
+        Any(|random, longest| random.stop_on_leader(Role::LeaderGuard, longest)),
+        Any(|random, longest| random.stop_on_leader(Role::LeaderWorker, longest)),
+        Any(|random, longest| random.stop_on_leader(Role::ControlPlaneOuter, longest)),
+        Any(|random, longest| random.stop_on_leader(Role::ControlPlaneFirst, longest)),
+        Any(|random, longest| random.stop_on_leader(Role::Component("etcd"), longest)),
+        Any(|random, longest| random.stop_on_leader(Role::Component("kube-apiserver"), longest)),
+        Any(|random, longest| random.stop_on_leader(Role::Component("kube-scheduler"), longest)),
         Any(|random, longest| {
-            random.stop_of_leader(Role::Component("kube-controller-manager"), longest)
+            random.stop_on_leader(Role::Component("kube-controller-manager"), longest)
         }),
-        First(|random, longest| Stop(random.pull(Pull::Unpack), random.time(longest))),
-        First(|random, longest| Stop(random.pull(Pull::Download), random.time(longest))),
-        Any(|random, longest| Stop(random.pod(Layer::Sandbox), random.time(longest))),
-        Any(|random, longest| Stop(random.pod(Layer::Puller), random.time(longest))),
-        Any(|random, longest| Stop(random.pod(Layer::Inner), random.time(longest))),
-        Any(|random, longest| Stop(random.pod(Layer::Process), random.time(longest))),
-        Any(|random, longest| Cut(random.other_node(), Direction::Both, random.time(longest))),
+        First(|random, longest| Stop(random.pull(PullKind::Unpack), random.time(longest))),
+        First(|random, longest| Stop(random.pull(PullKind::Download), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(PodProcess::Sandbox), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(PodProcess::ForkServer), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(PodProcess::Inner), random.time(longest))),
+        Any(|random, longest| Stop(random.pod(PodProcess::Container), random.time(longest))),
         Any(|random, longest| {
-            let node = random.other_node();
-            Cut(node, Direction::ToLeader, random.time(longest))
+            Partition(random.other_node(), Direction::Both, random.time(longest))
         }),
         Any(|random, longest| {
             let node = random.other_node();
-            Cut(node, Direction::FromLeader, random.time(longest))
+            Partition(node, Direction::ToLeader, random.time(longest))
         }),
         Any(|random, longest| {
             let node = random.other_node();
-            Cut(node, Direction::Unreachable, random.time(longest))
+            Partition(node, Direction::FromLeader, random.time(longest))
         }),
-        Any(|random, longest| FullDisk(random.node(), random.time(longest.min(DISK_LONGEST)))),
+        Any(|random, longest| {
+            let node = random.other_node();
+            Partition(node, Direction::Unreachable, random.time(longest))
+        }),
+        Any(|random, longest| FullDisk(random.node(), random.time(longest.min(MAX_FULL_DISK)))),
     ]
 }
 
-/// More often than a supervisor might take for a crash loop.
-const AGAIN: usize = 6;
-/// After half a minute of a full disk, the kubelet evicts pods.
-const DISK_LONGEST: Duration = Duration::from_secs(15);
-/// Within this, pods of [`Target::Ends`] that are told to end have done so.
+/// More kills than after which a supervisor might assume a crash loop.
+const REPETITIONS: usize = 6;
+/// Less than the half minute after which the kubelet evicts pods from a full disk.
+const MAX_FULL_DISK: Duration = Duration::from_secs(15);
+/// Within this time, pods of [`Target::Ends`] have exited.
 const EXIT_MS: u64 = 300;
-/// The same for the pod of [`Target::Deleted`]. Agents may be hit after that, too.
+/// Within this time, the pod of [`Target::Deleted`] has terminated. Agents may be hit later, too.
 const DELETION_MS: u64 = 1000;
-/// What a pull takes at least.
+/// The minimum duration of a pull.
 const PULL_MS: u64 = 100;
 
-fn of_leader(role: Role) -> Victim {
-    Victim::Part(NODES[0], role)
+fn on_leader(role: Role) -> Victim {
+    Victim::Process(NODES[0], role)
 }
 
 /// `SplitMix64`: small, and the same on every machine and in every release.
 struct Random {
     state: u64,
-    /// Where the next fault happens, if that is decided.
-    here: Option<&'static str>,
-    /// Whether the next fault comes when only the pods are left that run all the time.
+    /// The node of the next fault, if it is already chosen.
+    fixed_node: Option<&'static str>,
+    /// Whether the next fault comes when only the pods that run during all rounds are left.
     late: bool,
 }
 
@@ -267,36 +274,38 @@ impl Random {
 
     fn node(&mut self) -> &'static str {
         let chosen = self.choose(&NODES);
-        self.here.unwrap_or(chosen)
+        self.fixed_node.unwrap_or(chosen)
     }
 
-    /// Not the leader's own.
+    /// Any node but the leader's.
     fn other_node(&mut self) -> &'static str {
         let chosen = self.choose(&NODES[1..]);
-        self.here.filter(|node| *node != NODES[0]).unwrap_or(chosen)
+        self.fixed_node
+            .filter(|node| *node != NODES[0])
+            .unwrap_or(chosen)
     }
 
-    fn part(&mut self, role: Role) -> Victim {
-        Victim::Part(self.node(), role)
+    fn process(&mut self, role: Role) -> Victim {
+        Victim::Process(self.node(), role)
     }
 
-    fn pod(&mut self, layer: Layer) -> Victim {
+    fn pod(&mut self, process: PodProcess) -> Victim {
         let targets = [Target::Steady, Target::Keeper, Target::Ends, Target::Work];
-        let there = if self.late { &targets[..2] } else { &targets };
-        Victim::Pod(self.node(), self.choose(there), layer)
+        let available = if self.late { &targets[..2] } else { &targets };
+        Victim::Pod(self.node(), self.choose(available), process)
     }
 
-    fn pull(&mut self, pull: Pull) -> Victim {
+    fn pull(&mut self, pull: PullKind) -> Victim {
         Victim::ImagePull(self.node(), pull, self.up_to(PULL_MS))
     }
 
-    fn one_after_the_other(&mut self, first: Role, second: Role) -> [Kind; 2] {
+    fn kill_in_turn(&mut self, first: Role, second: Role) -> [FaultKind; 2] {
         let node = self.node();
-        [first, second].map(|role| Kind::Kill(Victim::Part(node, role)))
+        [first, second].map(|role| FaultKind::Kill(Victim::Process(node, role)))
     }
 
-    fn stop_of_leader(&mut self, role: Role, longest: Duration) -> Kind {
-        Kind::Stop(of_leader(role), self.time(longest))
+    fn stop_on_leader(&mut self, role: Role, longest: Duration) -> FaultKind {
+        FaultKind::Stop(on_leader(role), self.time(longest))
     }
 
     fn up_to(&mut self, milliseconds: u64) -> Duration {
@@ -310,7 +319,7 @@ impl Random {
     }
 }
 
-/// How far the faults of a round are apart, if it is a pair.
+/// The delay between the two faults of a round, as a class.
 pub fn distance(round: &[Fault]) -> Option<&'static str> {
     let [_, second] = round else { return None };
     Some(match second.delay.as_millis() {
@@ -321,24 +330,27 @@ pub fn distance(round: &[Fault]) -> Option<&'static str> {
 }
 
 #[test]
-fn a_seed_always_chooses_the_same_faults() {
+fn seed_determines_faults() {
     let longest = Duration::from_secs(30);
     let chosen = |seed| -> Vec<_> { rounds(seed, longest).take(300).collect() };
     let plan = chosen(7);
     assert_eq!(plan, chosen(7));
     assert_ne!(plan, chosen(8));
-    let cuts = plan.iter().flatten();
-    let cuts: Vec<_> = cuts
+    let partitions = plan.iter().flatten();
+    let partitions: Vec<_> = partitions
         .filter_map(|fault| match fault.kind {
-            Kind::Cut(_, _, time) => Some(time),
+            FaultKind::Partition(_, _, time) => Some(time),
             _ => None,
         })
         .collect();
-    assert!(cuts.iter().any(|time| time.as_secs() >= 25), "{cuts:?}");
+    assert!(
+        partitions.iter().any(|time| time.as_secs() >= 25),
+        "{partitions:?}"
+    );
 }
 
 #[test]
-fn every_kind_comes_often_alone_and_in_pairs() {
+fn every_kind_occurs_alone_and_in_pairs() {
     use std::collections::BTreeMap;
 
     for seed in 0..20 {
@@ -357,22 +369,22 @@ fn every_kind_comes_often_alone_and_in_pairs() {
         for distance in ["pairs at once", "pairs within 2 s", "pairs 8 s apart"] {
             assert!(count(distance) >= 15, "{distance}: {}", count(distance));
         }
-        let guard_then_worker = |round: &&Vec<Fault>| {
-            let hit = |fault: &Fault, wanted: Role| matches!(fault.kind, Kind::Kill(Victim::Part(_, role)) if role == wanted);
+        let inside_then_hub = |round: &&Vec<Fault>| {
+            let hit = |fault: &Fault, wanted: Role| matches!(fault.kind, FaultKind::Kill(Victim::Process(_, role)) if role == wanted);
             let [first, second] = &round[..] else {
                 return false;
             };
-            hit(first, Role::HubGuard)
+            hit(first, Role::HubInside)
                 && hit(second, Role::Hub)
                 && first.kind.node() == second.kind.node()
                 && second.delay.as_millis() == u128::from(LATE_MS)
         };
-        assert!(plan.iter().filter(guard_then_worker).count() >= 3);
+        assert!(plan.iter().filter(inside_then_hub).count() >= 3);
         for fault in plan.iter().flatten().filter(|fault| !fault.delay.is_zero()) {
             assert!(
                 !matches!(
                     fault.kind,
-                    Kind::KillAtEnd(..) | Kind::Kill(Victim::ImagePull(..))
+                    FaultKind::KillAtTermination(..) | FaultKind::Kill(Victim::ImagePull(..))
                 ),
                 "{fault}"
             );

@@ -7,10 +7,10 @@ use crate::fault::Fault;
 use crate::inject::Injected;
 use crate::plan::distance;
 
-/// A kind that was chosen so often, and never hit anything, can't be injected at all.
-const NEVER: usize = 3;
+/// A kind that was chosen this often, but never found a victim, is taken for broken.
+const NEVER_THRESHOLD: usize = 3;
 
-/// How many faults were chosen, and how many of them hit something.
+/// How many faults were chosen, and how many of them were injected.
 #[derive(Debug, Default)]
 pub struct Tally {
     kinds: BTreeMap<String, Counts>,
@@ -31,7 +31,7 @@ impl Counts {
 }
 
 impl Tally {
-    /// Counts the faults of a round. A pair of which one fault hit nothing is no pair.
+    /// Counts the faults of a round. A pair with a missed fault does not count as a pair.
     pub fn count(&mut self, faults: &[Fault], injected: &Injected) {
         let missed = |number: usize| injected.missed.iter().any(|(other, _)| *other == number);
         for (number, fault) in faults.iter().enumerate() {
@@ -44,15 +44,16 @@ impl Tally {
         }
     }
 
-    /// How many faults hit something.
+    /// How many faults were injected.
     pub fn injected(&self) -> usize {
         self.kinds.values().map(|counts| counts.injected).sum()
     }
 
-    /// The kinds that never hit anything, although they were chosen often enough.
+    /// The kinds that were chosen often enough, but never injected.
     pub fn never_injected(&self) -> Vec<&str> {
-        let never =
-            |(_, counts): &(&String, &Counts)| counts.injected == 0 && counts.chosen >= NEVER;
+        let never = |(_, counts): &(&String, &Counts)| {
+            counts.injected == 0 && counts.chosen >= NEVER_THRESHOLD
+        };
         let kinds = self.kinds.iter().filter(never);
         kinds.map(|(name, _)| name.as_str()).collect()
     }

@@ -1,29 +1,29 @@
-//! What runs while faults are injected. Each part makes a loss or a second copy of itself visible.
+//! The pods that run while faults are injected. Each kind makes a loss or a duplicate visible.
 //!
 //! | Pods | Policy | Shows |
 //! |---|---|---|
 //! | `steady-NODE`, containers `a` and `b` | Always | a line per run in an emptyDir; numbered lines in the logs |
-//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that goes on where it ended; serves HTTP |
-//! | `ends-ROUND-NODE` | Never | its own exit code, after it was told to end amid the fault |
+//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that continues after a restart; serves HTTP |
+//! | `ends-ROUND-NODE` | Never | its own exit code, after it exited during the fault |
 //! | `work-ROUND-INDEX`, of an Indexed Job | Never | a record of each start and of each end, in the user's home directory |
-//! | `pull-NUMBER-NODE`, if pulls are hit | Never | that all of its image was unpacked |
-//! | `deleted-NUMBER-NODE`, if it is hit while it is deleted | Always | that no process of it stays |
+//! | `pull-NUMBER-NODE`, if pulls are hit | Never | that its image was unpacked completely |
+//! | `deleted-NUMBER-NODE`, if it is hit while it is deleted | Always | that no process of it is left |
 
-use e2e::{Cluster, Lab, MIRROR, Registry, pod, runs};
+use e2e::{Lab, MIRROR, Registry, TestCluster, pod, script_container};
 use serde_json::{Value, json};
 
 use crate::fault::{NODES, Target};
 
-/// In the home directory of `user1`, where records stay whatever becomes of pods.
+/// In the home directory of `user1`, so that records outlive the pods.
 pub const DIR: &str = "faults";
-/// How many indexes the Job of a round has.
+/// The number of indexes of a round's Job.
 pub const COMPLETIONS: usize = 3;
-/// How many faults a round has at most.
+/// The maximum number of faults in a round.
 const FAULTS: usize = 2;
-/// The size of the layer of an image that takes a while to pull.
-const HEAVY_MIB: usize = 24;
+/// The size of a layer that takes a while to pull.
+const LAYER_MIB: usize = 24;
 
-/// Records have eight bytes, so that a full disk never takes half of one.
+/// Records have eight bytes, so that a full disk never truncates one.
 const STEADY: &str = r#"
 until printf '%7d\n' 1 >> /data/NAME.runs; do sleep 0.2; done 2> /dev/null
 trap exit TERM; i=0
@@ -35,7 +35,7 @@ n=$(cat /data/seq 2> /dev/null | wc -l)
 while true; do n=$((n+1)); until printf '%7d\n' $n >> /data/seq; do sleep 0.2; done 2> /dev/null; sleep 0.5; done"#;
 
 const ENDS: &str =
-    "echo began; until test -e /out/go-ROUND; do sleep 0.2; done; echo gone; exit CODE";
+    "echo started; until test -e /out/go-ROUND; do sleep 0.2; done; echo exiting; exit CODE";
 
 const DELETED: &str = "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done";
 
@@ -56,27 +56,27 @@ impl Target {
     }
 }
 
-/// The code with which the pods of a round end by themselves.
+/// The exit code of the pods of a round that exit by themselves.
 pub fn exit_code(round: usize) -> u64 {
     1 + round as u64 % 100
 }
 
 fn container(name: &str, script: &str, mark: &str, mounts: Value) -> Value {
     let command = json!(["sh", "-c", script.trim().replace("$(", "$$("), mark]);
-    runs(
+    script_container(
         name,
         "",
         json!({"command": command, "volumeMounts": mounts}),
     )
 }
 
-fn records() -> Value {
+fn record_volumes() -> Value {
     let path = format!("/home/user1/{DIR}");
     json!([{"name": "out", "hostPath": {"path": path}}])
 }
 
-/// Pods never leave their node because it is not ready for a while, as with a long toleration of a user's own.
-fn stays() -> Value {
+/// Tolerations that keep pods on a node that is NotReady for a while.
+fn tolerations() -> Value {
     let tolerates = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute"});
     json!([
         tolerates("node.kubernetes.io/not-ready"),
@@ -85,26 +85,26 @@ fn stays() -> Value {
 }
 
 /// `steady-NODE`.
-pub fn steady(node: &str) -> Value {
+pub fn steady_pod(node: &str) -> Value {
     let one = |name: &str| {
         let mounts = json!([{"name": "data", "mountPath": "/data"}]);
         let script = STEADY.replace("NAME", name);
         container(name, &script, &format!("mark-steady-{name}"), mounts)
     };
-    let spec = json!({"nodeName": node, "restartPolicy": "Always", "tolerations": stays(),
+    let spec = json!({"nodeName": node, "restartPolicy": "Always", "tolerations": tolerations(),
         "volumes": [{"name": "data", "emptyDir": {}}]});
     pod(&format!("steady-{node}"), spec, &[one("a"), one("b")])
 }
 
-/// One on each node, by its anti-affinity.
+/// `keeper-N`, one on each node by anti-affinity.
 fn keepers() -> Value {
     let labels = json!({"app": "keeper"});
     let mounts = json!([{"name": "data", "mountPath": "/data"}]);
-    let apart = json!([{"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}]);
+    let anti_affinity = json!([{"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}]);
     let spec = json!({
         "terminationGracePeriodSeconds": 1,
-        "tolerations": stays(),
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}},
+        "tolerations": tolerations(),
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": anti_affinity}},
         "containers": [container("c", KEEPER, Target::Keeper.mark(), mounts)],
     });
     let claim = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "local",
@@ -117,12 +117,13 @@ fn keepers() -> Value {
     }})
 }
 
-fn ends(round: usize, node: &str) -> Value {
+/// `ends-ROUND-NODE`.
+fn exiting_pod(round: usize, node: &str) -> Value {
     let script = ENDS
         .replace("ROUND", &round.to_string())
         .replace("CODE", &exit_code(round).to_string());
     let mounts = json!([{"name": "out", "mountPath": "/out"}]);
-    let spec = json!({"nodeName": node, "tolerations": stays(), "volumes": records()});
+    let spec = json!({"nodeName": node, "tolerations": tolerations(), "volumes": record_volumes()});
     pod(
         &format!("ends-{round}-{node}"),
         spec,
@@ -130,7 +131,8 @@ fn ends(round: usize, node: &str) -> Value {
     )
 }
 
-fn work(round: usize) -> Value {
+/// The Job whose pods are `work-ROUND-INDEX`.
+fn job(round: usize) -> Value {
     let mounts = json!([{"name": "out", "mountPath": "/out"}]);
     let uid =
         json!([{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}]);
@@ -141,8 +143,8 @@ fn work(round: usize) -> Value {
         mounts,
     );
     main["env"] = uid;
-    let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "tolerations": stays(),
-        "volumes": records(), "containers": [main]});
+    let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "tolerations": tolerations(),
+        "volumes": record_volumes(), "containers": [main]});
     json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": format!("work-{round}")}, "spec": {
         "completions": COMPLETIONS, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 20,
         "template": {"spec": spec},
@@ -154,9 +156,9 @@ pub fn deleted_name(number: usize, node: &str) -> String {
 }
 
 /// `deleted-NUMBER-NODE`, for the fault of that number.
-pub fn deleted(number: usize, node: &str) -> Value {
+pub fn deleted_pod(number: usize, node: &str) -> Value {
     let spec = json!({"nodeName": node, "restartPolicy": "Always", "terminationGracePeriodSeconds": 20,
-        "tolerations": stays()});
+        "tolerations": tolerations()});
     let main = container("c", DELETED, Target::Deleted.mark(), json!([]));
     pod(&deleted_name(number, node), spec, &[main])
 }
@@ -166,81 +168,84 @@ pub fn pull_name(number: usize, node: &str) -> String {
 }
 
 /// `pull-NUMBER-NODE`, whose image has to be pulled, for the fault of that number.
-pub fn pull(number: usize, node: &str) -> Value {
-    let script = format!("test $(wc -c < /heavy) = {}", HEAVY_MIB << 20);
-    let main = json!({"name": "c", "image": heavy(number), "imagePullPolicy": "IfNotPresent",
+pub fn pulling_pod(number: usize, node: &str) -> Value {
+    let script = format!("test $(wc -c < /heavy) = {}", LAYER_MIB << 20);
+    let main = json!({"name": "c", "image": pulled_image(number), "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", script.replace("$(", "$$(")]});
     pod(
         &pull_name(number, node),
-        json!({"nodeName": node, "tolerations": stays()}),
+        json!({"nodeName": node, "tolerations": tolerations()}),
         &[main],
     )
 }
 
-/// The image that the pull for the fault of that number is about.
-fn heavy(number: usize) -> String {
+/// The image that is pulled for the fault of that number.
+fn pulled_image(number: usize) -> String {
     format!("{MIRROR}/heavy-{number}:1")
 }
 
 /// Removes that image from the store, so that it has to be downloaded again.
 pub fn forget_image(lab: &Lab, number: usize) {
-    // It may never have been there.
-    lab.sh(&format!("coracle image rm {}", heavy(number))).run();
+    // Ignore errors: the image may not be in the store.
+    lab.sh(&format!("coracle image rm {}", pulled_image(number)))
+        .run();
 }
 
-/// Puts the images of all pods into the store, and those that have to be pulled into a registry.
+/// Loads the images of all pods into the store, and pushes those that have to be pulled to a registry.
 pub fn load_images(lab: &Lab) -> Registry<'_> {
     lab.load_busybox();
-    let mirror = lab.mirror();
-    lab.registries(&format!(
+    let mirror = lab.start_mirror();
+    lab.write_registries_config(&format!(
         "[registry.\"{MIRROR}\"]\nca = \"/home/user1/mirror/ca.pem\"\n"
     ));
-    let layer = format!("head -c {HEAVY_MIB}M /dev/urandom > heavy; tar --create heavy");
+    let layer = format!("head -c {LAYER_MIB}M /dev/urandom > heavy; tar --create heavy");
     for number in 0..FAULTS {
         forget_image(lab, number);
         let name = format!("heavy-{number}");
         let pushed = mirror.push(&name, json!({"Env": ["PATH=/bin"]}), &layer);
-        assert_eq!(pushed, heavy(number));
+        assert_eq!(pushed, pulled_image(number));
     }
     mirror
 }
 
-/// Starts what runs all the time.
+/// Starts the pods that run during all rounds.
 #[track_caller]
-pub fn begin(lab: &Lab, cluster: &mut Cluster) {
+pub fn start(lab: &Lab, cluster: &mut TestCluster) {
     lab.remove(DIR);
     lab.sh(&format!("mkdir {DIR}")).run().succeeded();
-    let mut objects: Vec<Value> = NODES.iter().map(|node| steady(node)).collect();
+    let mut objects: Vec<Value> = NODES.iter().map(|node| steady_pod(node)).collect();
     objects.push(keepers());
     cluster.create_objects(&objects);
     for node in NODES {
         cluster.wait_for(&format!("steady-{node}"), "condition=Ready");
     }
-    cluster.ask("kubectl rollout status statefulset/keeper --timeout=50s");
+    cluster.shell("kubectl rollout status statefulset/keeper --timeout=50s");
 }
 
-/// Starts what a round has of its own. Of the Job, nothing need run yet.
-pub fn begin_round(cluster: &mut Cluster, round: usize) {
-    let objects: Vec<Value> = NODES.iter().map(|node| ends(round, node)).collect();
+/// Starts the pods of a round. Does not wait for those of the Job.
+pub fn start_round(cluster: &mut TestCluster, round: usize) {
+    let objects: Vec<Value> = NODES.iter().map(|node| exiting_pod(round, node)).collect();
     cluster.create_objects(&objects);
     for node in NODES {
         cluster.wait_for(&format!("ends-{round}-{node}"), "condition=Ready");
     }
-    cluster.create_objects(&[work(round)]);
+    cluster.create_objects(&[job(round)]);
 }
 
-/// The file for which the pods of a round wait, in the home directory of `user1`.
-pub fn go(round: usize) -> String {
+/// The file whose existence makes the pods of a round exit, in the home directory of `user1`.
+pub fn exit_file(round: usize) -> String {
     format!("{DIR}/go-{round}")
 }
 
-/// Tells the pods of a round to end.
-pub fn tell_to_end(lab: &Lab, round: usize) {
-    lab.sh(&format!("touch {}", go(round))).run().succeeded();
+/// Makes the pods of a round exit.
+pub fn make_pods_exit(lab: &Lab, round: usize) {
+    lab.sh(&format!("touch {}", exit_file(round)))
+        .run()
+        .succeeded();
 }
 
-/// Takes away what a round had of its own.
-pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
+/// Removes the pods and files of a round.
+pub fn clean_up_round(lab: &Lab, cluster: &mut TestCluster, round: usize) {
     let mut pods: Vec<String> = NODES
         .map(|node| format!("pod/ends-{round}-{node}"))
         .to_vec();
@@ -250,17 +255,17 @@ pub fn end_round(lab: &Lab, cluster: &mut Cluster, round: usize) {
             pods.push(format!("pod/{}", deleted_name(number, node)));
         }
     }
-    cluster.ask(&format!(
+    cluster.shell(&format!(
         "kubectl delete --ignore-not-found --timeout=50s {} job/work-{round}",
         pods.join(" ")
     ));
-    lab.sh(&format!("rm -f {} {DIR}/work-{round}", go(round)))
+    lab.sh(&format!("rm -f {} {DIR}/work-{round}", exit_file(round)))
         .run()
         .succeeded();
 }
 
-/// Takes away what is outside of the cluster.
-pub fn end(lab: &Lab) {
+/// Removes the files and images of the test from the user's home directory.
+pub fn clean_up(lab: &Lab) {
     lab.remove(DIR);
     for number in 0..FAULTS {
         forget_image(lab, number);

@@ -4,19 +4,19 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 use crate::protocol::ClusterConfig;
 
-/// The file that tells the API server how to reach nodes, pods and services.
+/// The file with the egress selector configuration.
 pub(super) const EGRESS_FILE: &str = "egress-selector.yaml";
 
-pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
-    let pki = |name: &str| home.pki_file(name);
+pub(super) fn flags(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> Vec<String> {
+    let pki = |name: &str| cp_dir.pki_file(name);
     let mut flags = vec![
-        format!("--etcd-servers=unix://{}", home.store_socket().display()),
+        format!("--etcd-servers=unix://{}", cp_dir.store_socket().display()),
         "--bind-address=0.0.0.0".to_owned(),
         format!("--secure-port={}", config.api_port),
-        // The port is held by a socket of ours that doesn't listen; see `port.rs`.
+        // The leader's reserved socket is bound to the port too; see `port.rs`.
         "--permit-port-sharing=true".to_owned(),
         format!("--tls-cert-file={}", pki("apiserver.crt")),
         format!("--tls-private-key-file={}", pki("apiserver.key")),
@@ -25,8 +25,7 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
         format!("--token-auth-file={}", pki("tokens.csv")),
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
-        // A new Node would otherwise be tainted until the controller-manager looks at it; our nodes
-        // register themselves as Ready when they are.
+        // Otherwise a new Node is tainted until the controller-manager handles it. Our nodes register as Ready.
         "--disable-admission-plugins=TaintNodesByCondition".to_owned(),
         "--allow-privileged=true".to_owned(),
         format!("--service-cluster-ip-range={}", config.service_cidr),
@@ -50,11 +49,10 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
         format!("--proxy-client-cert-file={}", pki("front-proxy-client.crt")),
         format!("--proxy-client-key-file={}", pki("front-proxy-client.key")),
-        // Service addresses exist only inside the pod network; endpoints are reached through the
-        // egress selector.
+        // Service addresses exist only in the pod network; the egress proxy connects to endpoints.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--egress-selector-config-file={}", pki(EGRESS_FILE)),
-        // Clients that watch would otherwise keep a stopping server for a minute.
+        // Otherwise open watches delay the shutdown by a minute.
         "--shutdown-send-retry-after=true".to_owned(),
         "--shutdown-watch-termination-grace-period=1s".to_owned(),
         "--enable-priority-and-fairness=false".to_owned(),
@@ -67,7 +65,7 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
     flags
 }
 
-/// All traffic into the cluster goes through a proxy on a Unix socket.
+/// Sends all traffic to the cluster through a proxy on a Unix socket.
 pub(super) fn egress_selector(socket: &Path) -> String {
     format!(
         "apiVersion: apiserver.k8s.io/v1beta1
@@ -84,8 +82,8 @@ egressSelections:
     )
 }
 
-/// The first and the last address of a network.
-pub fn network(cidr: &str) -> Option<RangeInclusive<Ipv4Addr>> {
+/// The first and the last address of a CIDR.
+pub fn address_range(cidr: &str) -> Option<RangeInclusive<Ipv4Addr>> {
     let (first, bits) = cidr.split_once('/')?;
     let first: Ipv4Addr = first.parse().ok()?;
     let size = u32::MAX.checked_shr(bits.parse().ok()?)?;
@@ -93,9 +91,9 @@ pub fn network(cidr: &str) -> Option<RangeInclusive<Ipv4Addr>> {
     Some(first..=Ipv4Addr::from(last))
 }
 
-/// The first address of a service range, under which pods reach the API server.
+/// The first address of a service range: the address of the `kubernetes` service.
 pub fn first_service_address(cidr: &str) -> Option<Ipv4Addr> {
-    let first = u32::from(*network(cidr)?.start());
+    let first = u32::from(*address_range(cidr)?.start());
     first.checked_add(1).map(Ipv4Addr::from)
 }
 
@@ -104,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_service_address_follows_the_network() {
+    fn first_service_address_follows_network_address() {
         let first = first_service_address("100.96.0.0/16").unwrap();
         assert_eq!(first, Ipv4Addr::new(100, 96, 0, 1));
         assert_eq!(first_service_address("nonsense"), None);

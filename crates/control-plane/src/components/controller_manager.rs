@@ -1,10 +1,10 @@
-//! kube-controller-manager: every controller of upstream, alone and without a listener.
+//! kube-controller-manager: all of upstream's controllers, without leader election and without a listener.
 
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 use crate::protocol::ClusterConfig;
 
-pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
-    let pki = |name: &str| home.pki_file(name);
+pub(super) fn flags(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> Vec<String> {
+    let pki = |name: &str| cp_dir.pki_file(name);
     let signer = |purpose: &str, ca: &str| {
         [
             format!(
@@ -35,6 +35,6 @@ pub(super) fn flags(config: &ClusterConfig, home: &Home) -> Vec<String> {
     flags.extend(signer("kubelet-client", "client-ca"));
     flags.extend(signer("kubelet-serving", "kubelet-ca"));
     flags.extend(signer("legacy-unknown", "client-ca"));
-    flags.extend(super::scheduler::quick_and_quiet());
+    flags.extend(super::scheduler::common_flags());
     flags
 }

@@ -1,24 +1,24 @@
-//! etcd: the store, in memory, behind a Unix socket that only we can reach.
+//! etcd: in memory, on a Unix socket in the control plane's private directory.
 
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 
-pub(super) fn flags(home: &Home) -> Vec<String> {
-    let socket = format!("unix://{}", home.store_socket().display());
-    // Relative on purpose: with an absolute path etcd takes the empty host for an abstract socket, which
-    // every user of the host could connect to. The working directory is the private place.
+pub(super) fn flags(cp_dir: &ControlPlaneDir) -> Vec<String> {
+    let socket = format!("unix://{}", cp_dir.store_socket().display());
+    // Relative on purpose: with an absolute path etcd creates an abstract socket, to which every user of the host could
+    // connect. The working directory is the control plane's directory.
     let peer = "unix://peer.sock";
     vec![
         "--name=coracle".to_owned(),
-        format!("--data-dir={}", home.store().display()),
+        format!("--data-dir={}", cp_dir.store().display()),
         format!("--listen-client-urls={socket}"),
         format!("--advertise-client-urls={socket}"),
         format!("--listen-peer-urls={peer}"),
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster=coracle={peer}"),
-        // A member that is alone need not wait a second for others before it elects itself.
+        // A single member needs no wait for others before it elects itself.
         "--heartbeat-interval=10".to_owned(),
         "--election-timeout=50".to_owned(),
-        // The store is in memory: there is no disk to wait for.
+        // The data is in memory.
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
         "--log-outputs=stderr".to_owned(),

@@ -1,4 +1,4 @@
-//! One file for each upstream program: its flags, as a pure function of the cluster's configuration.
+//! The flags of the upstream programs, as pure functions of the cluster's configuration; one file per program.
 
 mod apiserver;
 mod controller_manager;
@@ -7,39 +7,43 @@ mod scheduler;
 
 use std::collections::BTreeMap;
 
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 use crate::kubeconfig::kubeconfig;
-use crate::pki::Identity;
-use crate::protocol::{ClusterConfig, Component};
+use crate::pki::TlsIdentity;
+use crate::protocol::{ClusterConfig, ControlPlaneComponent};
 
-pub use apiserver::{first_service_address, network};
+pub use apiserver::{address_range, first_service_address};
 
 /// The command line of a component, without the program.
-pub fn flags(component: Component, config: &ClusterConfig, home: &Home) -> Vec<String> {
+pub fn flags(
+    component: ControlPlaneComponent,
+    config: &ClusterConfig,
+    cp_dir: &ControlPlaneDir,
+) -> Vec<String> {
     match component {
-        Component::Etcd => etcd::flags(home),
-        Component::KubeApiserver => apiserver::flags(config, home),
-        Component::KubeScheduler => scheduler::flags(home),
-        Component::KubeControllerManager => controller_manager::flags(config, home),
+        ControlPlaneComponent::Etcd => etcd::flags(cp_dir),
+        ControlPlaneComponent::KubeApiserver => apiserver::flags(config, cp_dir),
+        ControlPlaneComponent::KubeScheduler => scheduler::flags(cp_dir),
+        ControlPlaneComponent::KubeControllerManager => controller_manager::flags(config, cp_dir),
     }
 }
 
-/// The environment of a component: nothing of the user's own but what Go needs.
+/// The environment of a component: nothing from the user, only settings of Go.
 pub fn environment(config: &ClusterConfig) -> BTreeMap<&'static str, &'static str> {
     let mut env = BTreeMap::from([("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PATH", "/nowhere")]);
-    if config.tightens_memory {
-        // Collect little garbage while starting, then as usual; see kubernetes/main.go.
+    if config.lowers_gogc {
+        // Collect garbage rarely during the start, then as usual; see kubernetes/main.go.
         env.extend([("GOGC", "800"), ("CORACLE_REST_GOGC", "100")]);
     }
     env
 }
 
 /// The files that are derived from the configuration: component kubeconfigs and the egress selector.
-pub fn derived_files(config: &ClusterConfig, home: &Home) -> BTreeMap<String, String> {
+pub fn derived_files(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     for name in ["kube-controller-manager", "kube-scheduler"] {
         let file = |suffix: &str| config.files.get(&format!("{name}.{suffix}")).cloned();
-        let identity = Identity {
+        let identity = TlsIdentity {
             cert_pem: file("crt").unwrap_or_default(),
             key_pem: file("key").unwrap_or_default(),
         };
@@ -55,7 +59,7 @@ pub fn derived_files(config: &ClusterConfig, home: &Home) -> BTreeMap<String, St
     }
     files.insert(
         apiserver::EGRESS_FILE.to_owned(),
-        apiserver::egress_selector(&home.egress_socket()),
+        apiserver::egress_selector(&cp_dir.egress_socket()),
     );
     files
 }
@@ -74,7 +78,7 @@ mod tests {
             pod_cidr: "100.64.0.0/11".into(),
             seed: None,
             workload: None,
-            tightens_memory: true,
+            lowers_gogc: true,
             log_dir: None,
             verbose: false,
             files: BTreeMap::new(),
@@ -83,17 +87,17 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_every_component() {
-        let home = Home::at("/tmp");
-        for component in Component::ALL {
-            let flags = flags(component, &config(), &home).join("\n");
+    fn flags_of_all_components() {
+        let cp_dir = ControlPlaneDir::at("/tmp");
+        for component in ControlPlaneComponent::ALL {
+            let flags = flags(component, &config(), &cp_dir).join("\n");
             insta::assert_snapshot!(component.program(), flags);
         }
     }
 
     #[test]
     fn derived_files_of_the_components() {
-        let files = derived_files(&config(), &Home::at("/tmp"));
+        let files = derived_files(&config(), &ControlPlaneDir::at("/tmp"));
         insta::assert_debug_snapshot!(files.keys().collect::<Vec<_>>());
         insta::assert_snapshot!("egress-selector", files[apiserver::EGRESS_FILE]);
     }

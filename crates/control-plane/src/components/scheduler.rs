@@ -1,19 +1,19 @@
-//! kube-scheduler: alone and without a listener.
+//! kube-scheduler: without leader election and without a listener.
 
-use crate::home::Home;
+use crate::dir::ControlPlaneDir;
 
-pub(super) fn flags(home: &Home) -> Vec<String> {
+pub(super) fn flags(cp_dir: &ControlPlaneDir) -> Vec<String> {
     let mut flags = vec![format!(
         "--kubeconfig={}",
-        home.pki_file("kube-scheduler.kubeconfig")
+        cp_dir.pki_file("kube-scheduler.kubeconfig")
     )];
-    flags.extend(quick_and_quiet());
+    flags.extend(common_flags());
     flags
 }
 
-/// What the scheduler and the controller-manager have in common: there is only one of each, so no
-/// election; the API server is ours alone, so no throttling; nobody scrapes them, so no port.
-pub(super) fn quick_and_quiet() -> impl Iterator<Item = String> {
+/// Common flags of the scheduler and the controller-manager. There is one of each, so no leader election; the API server
+/// has no other users, so no throttling; and there is no metrics scraper, so no port.
+pub(super) fn common_flags() -> impl Iterator<Item = String> {
     [
         "--leader-elect=false",
         "--kube-api-qps=2000",

@@ -1,8 +1,7 @@
-//! Reading images from an archive or a directory into the store.
+//! Loads images from an archive or a directory into the store.
 //!
-//! An archive may come through a pipe, and says only at its end what its files were. So every file is
-//! kept as it comes, under a name of ours, and looked up afterwards: no name in the archive ever
-//! becomes a path.
+//! An archive may come through a pipe, and its index may be its last entry. So every file is first spooled to a
+//! temporary file in the store and looked up afterwards. No name from the archive ever becomes a path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -13,127 +12,127 @@ use serde::Deserialize;
 
 use crate::compression::{Compression, decompress, peek};
 use crate::digest::{Digest, HashingReader};
-use crate::layers::Limits;
-use crate::layers::tar::{Archive, Kind};
+use crate::layers::ImageLimits;
+use crate::layers::tar::{EntryKind, TarReader};
 use crate::manifest::{
-    Configuration, Descriptor, Document, DocumentError, LARGEST_DOCUMENT, Manifest, OCI_CONFIG,
-    OCI_LAYER, OCI_MANIFEST,
+    Descriptor, Document, DocumentError, ImageConfiguration, MAX_DOCUMENT_SIZE, Manifest,
+    OCI_CONFIG, OCI_LAYER, OCI_MANIFEST,
 };
 use crate::reference::{Reference, ReferenceError};
-use crate::store::{Store, StoreError, Written};
+use crate::store::{ImageStore, ImageStoreError, SpooledFile};
 
-/// Files in an archive that are no image: enough is enough.
-const MOST_FILES: usize = 20_000;
+/// An archive with more files is not an image.
+const MAX_ARCHIVE_FILES: usize = 20_000;
 
-/// How layers that come uncompressed are kept.
+/// zstd level for layers that arrive uncompressed.
 const COMPRESSION_LEVEL: i32 = 3;
 
-/// Where containerd, and after it Docker, note an image's full name.
+/// Annotation in which containerd and Docker store an image's full name.
 const FULL_NAME: &str = "io.containerd.image.name";
-/// Where OCI's layout notes a tag or a name.
+/// Annotation in which an OCI layout stores a tag or a name.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// An archive can't be loaded.
+/// An archive cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It can't be read.
-    #[error("the archive can't be read")]
+    /// Reading the archive failed.
+    #[error("cannot read the archive")]
     Read(#[source] io::Error),
-    /// Not a single byte came.
+    /// The archive has no bytes.
     #[error("the archive is empty")]
     Empty,
-    /// It is something else altogether.
-    #[error("this is no tar archive, neither compressed nor plain")]
-    NoArchive(#[source] io::Error),
-    /// There is no image in it.
-    #[error("the archive is neither one of `docker save` nor an OCI image layout: it has no {0}")]
+    /// The first entry is not a tar header.
+    #[error("not a tar archive, neither compressed nor plain")]
+    NotTar(#[source] io::Error),
+    /// The archive holds no image.
+    #[error("the archive is neither from `docker save` nor an OCI image layout: it has no {0}")]
     NoImage(&'static str),
-    /// A part of the image isn't there.
+    /// The archive lacks a file that the image refers to.
     #[error("the archive is incomplete: {0} is missing")]
     Missing(String),
-    /// A file isn't what its name says.
-    #[error("the archive is damaged: {name} is {got}")]
-    Digest {
-        /// Its name.
+    /// A file's digest differs from the one in its name.
+    #[error("the archive is damaged: {name} has digest {got}")]
+    DigestMismatch {
+        /// The file.
         name: String,
-        /// What it is.
+        /// Its actual digest.
         got: Digest,
     },
-    /// A document makes no sense.
-    #[error("{name} in the archive")]
+    /// A file is not the expected JSON.
+    #[error("cannot parse {name} in the archive")]
     Json {
-        /// Which one.
+        /// The file.
         name: String,
-        /// Why not.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A manifest or configuration makes no sense.
-    #[error("{name} in the archive")]
+    /// A manifest or configuration is invalid.
+    #[error("invalid {name} in the archive")]
     Document {
-        /// Which one.
+        /// The file.
         name: String,
-        /// Why not.
+        /// The reason.
         source: DocumentError,
     },
-    /// An image in it has an impossible name.
+    /// An image in the archive has an invalid name.
     #[error(transparent)]
     Name(#[from] ReferenceError),
-    /// It can't be kept.
+    /// Writing to the store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// It has far too many files.
-    #[error("the archive has more than {MOST_FILES} files: it is no image")]
-    TooMany,
-    /// A name was given, and it is not clear for which.
-    #[error("the archive has {0} images, and a name was given for one")]
-    Names(usize),
+    Store(#[from] ImageStoreError),
+    /// The archive has more than [`MAX_ARCHIVE_FILES`] files.
+    #[error("the archive has more than {MAX_ARCHIVE_FILES} files: it is not an image")]
+    TooManyFiles,
+    /// The caller named one image, but the archive has several.
+    #[error("the archive has {0} images, but one name was given")]
+    AmbiguousName(usize),
 }
 
-/// An image that was loaded.
+/// An image that was loaded from an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
-    /// Its full name; `None` if the archive has none for it, and none was given.
+pub struct LoadedImage {
+    /// The full name; `None` if neither the archive nor the caller names the image.
     pub reference: Option<Reference>,
-    /// What it is.
+    /// The digest of its manifest or index.
     pub digest: Digest,
 }
 
-/// A file of the archive, kept but not in its place.
-enum Kept {
-    /// As it was.
-    Plain(Written),
-    /// A layer that was compressed by us.
-    Compressed { file: Written, diff_id: Digest },
-    /// Another name in the archive.
+/// A file of the archive, spooled but not yet a blob of the store.
+enum StagedFile {
+    /// The unchanged bytes.
+    Plain(SpooledFile),
+    /// A layer that the loader compressed.
+    Compressed { file: SpooledFile, diff_id: Digest },
+    /// A link to another name in the archive.
     Link(String),
 }
 
-/// Loads all images of an archive, which may be compressed, but not hold more than `limits` allow for an image. `name` is
-/// what its only image shall be called. Blocks.
+/// Loads all images of an archive, which may be compressed. The uncompressed archive must not exceed `limits.bytes`.
+/// `name` replaces the name of its only image. Blocks.
 pub fn load(
-    store: &Store,
+    store: &ImageStore,
     archive: impl Read,
     name: Option<&Reference>,
-    limits: Limits,
-) -> Result<Vec<Loaded>, LoadError> {
-    let _in_use = store.in_use_blocking()?;
+    limits: ImageLimits,
+) -> Result<Vec<LoadedImage>, LoadError> {
+    let _lock = store.lock_shared_blocking()?;
     let (start, archive) = peek(archive).map_err(LoadError::Read)?;
     if start.is_empty() {
         return Err(LoadError::Empty);
     }
     let (_, stream) = decompress(archive).map_err(LoadError::Read)?;
-    let mut archive = Archive::new(Bounded {
+    let mut archive = TarReader::new(LimitedReader {
         inner: stream,
-        most: limits.bytes,
+        limit: limits.bytes,
         read: 0,
     });
-    let mut files = Files::new(store);
-    let mut next = archive.next().map_err(no_archive)?;
+    let mut files = ArchiveFiles::new(store);
+    let mut next = archive.next().map_err(first_entry_error)?;
     while let Some(entry) = next {
-        let path = normal(&String::from_utf8_lossy(&entry.path));
+        let path = normalize(&String::from_utf8_lossy(&entry.path));
         match entry.kind {
-            Kind::File => files.add(path, &mut archive)?,
-            Kind::Symlink | Kind::HardLink => {
+            EntryKind::File => files.add(path, &mut archive)?,
+            EntryKind::Symlink | EntryKind::HardLink => {
                 let target = String::from_utf8_lossy(&entry.link).into_owned();
                 files.link(path, &target, entry.kind)?;
             }
@@ -141,32 +140,32 @@ pub fn load(
         }
         next = archive.next().map_err(LoadError::Read)?;
     }
-    files.images(name)
+    files.load_images(name)
 }
 
-/// Sorts why not even the first entry can be read.
-fn no_archive(error: io::Error) -> LoadError {
+/// Distinguishes an input that is not a tar archive from a read error.
+fn first_entry_error(error: io::Error) -> LoadError {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     match error.kind() {
-        InvalidData | InvalidInput | UnexpectedEof => LoadError::NoArchive(error),
+        InvalidData | InvalidInput | UnexpectedEof => LoadError::NotTar(error),
         _ => LoadError::Read(error),
     }
 }
 
 /// Loads all images of an OCI layout, or of an unpacked `docker save`, in a directory. Blocks.
 pub fn load_directory(
-    store: &Store,
+    store: &ImageStore,
     dir: &Path,
     name: Option<&Reference>,
-) -> Result<Vec<Loaded>, LoadError> {
-    let _in_use = store.in_use_blocking()?;
-    let mut files = Files::new(store);
+) -> Result<Vec<LoadedImage>, LoadError> {
+    let _lock = store.lock_shared_blocking()?;
+    let mut files = ArchiveFiles::new(store);
     add_directory(&mut files, dir, "", 3)?;
-    files.images(name)
+    files.load_images(name)
 }
 
 fn add_directory(
-    files: &mut Files<'_>,
+    files: &mut ArchiveFiles<'_>,
     dir: &Path,
     prefix: &str,
     depth: u32,
@@ -175,7 +174,7 @@ fn add_directory(
         let entry = entry.map_err(LoadError::Read)?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
         let path = entry.path();
-        // The user's own directory: its symlinks are as good as files.
+        // The directory belongs to the user, so its symlinks are followed.
         let found = fs::metadata(&path).map_err(LoadError::Read)?;
         if found.is_dir() && depth > 0 {
             add_directory(files, &path, &format!("{name}/"), depth - 1)?;
@@ -186,8 +185,8 @@ fn add_directory(
     Ok(())
 }
 
-/// `./a//b` is `a/b`, and `a/../b` is `b`.
-fn normal(path: &str) -> String {
+/// Normalises `./a//b` to `a/b`, and `a/../b` to `b`.
+fn normalize(path: &str) -> String {
     let mut parts = Vec::new();
     for part in path.split('/') {
         match part {
@@ -199,12 +198,12 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-/// What an archive holds, by name.
-struct Files<'a> {
-    store: &'a Store,
-    kept: HashMap<String, Kept>,
-    /// What is in its place already, and its size.
-    placed: HashMap<String, (Descriptor, Option<Digest>)>,
+/// The files of an archive, by name.
+struct ArchiveFiles<'a> {
+    store: &'a ImageStore,
+    staged: HashMap<String, StagedFile>,
+    /// Files that are blobs of the store already, with their diff id if known.
+    stored: HashMap<String, (Descriptor, Option<Digest>)>,
 }
 
 /// An entry of `manifest.json`.
@@ -218,95 +217,95 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-impl<'a> Files<'a> {
-    fn new(store: &'a Store) -> Self {
-        Files {
+impl<'a> ArchiveFiles<'a> {
+    fn new(store: &'a ImageStore) -> Self {
+        ArchiveFiles {
             store,
-            kept: HashMap::new(),
-            placed: HashMap::new(),
+            staged: HashMap::new(),
+            stored: HashMap::new(),
         }
     }
 
     fn add(&mut self, name: String, content: impl Read) -> Result<(), LoadError> {
-        if self.kept.len() >= MOST_FILES {
-            return Err(LoadError::TooMany);
+        if self.staged.len() >= MAX_ARCHIVE_FILES {
+            return Err(LoadError::TooManyFiles);
         }
         let (start, mut content) = peek(content).map_err(LoadError::Read)?;
-        // In the new form a file's name is its digest, and must stay that.
-        let ours = !name.starts_with("blobs/") && name.ends_with(".tar");
-        let kept = match ours && Compression::of(&start) == Compression::None {
+        // In the new format a file's name is its digest, so its bytes must not change.
+        let may_compress = !name.starts_with("blobs/") && name.ends_with(".tar");
+        let staged = match may_compress && Compression::of(&start) == Compression::None {
             true => self.compress(content)?,
             false => {
                 let mut spool = self.store.spool()?;
                 copy(&mut content, &mut spool, self.store)?;
-                Kept::Plain(spool.close())
+                StagedFile::Plain(spool.close())
             }
         };
-        self.kept.insert(name, kept);
+        self.staged.insert(name, staged);
         Ok(())
     }
 
-    fn compress(&self, content: impl Read) -> Result<Kept, LoadError> {
+    fn compress(&self, content: impl Read) -> Result<StagedFile, LoadError> {
         let mut content = HashingReader::new(content);
         let spool = self.store.spool()?;
-        let writing = |e| StoreError::io("write to", self.store.path(), e);
+        let write_error = |e| ImageStoreError::io("write to", self.store.path(), e);
         let mut encoder =
-            zstd::stream::write::Encoder::new(spool, COMPRESSION_LEVEL).map_err(writing)?;
+            zstd::stream::write::Encoder::new(spool, COMPRESSION_LEVEL).map_err(write_error)?;
         copy(&mut content, &mut encoder, self.store)?;
-        let file = encoder.finish().map_err(writing)?.close();
+        let file = encoder.finish().map_err(write_error)?.close();
         let (_, diff_id) = content.finish();
-        Ok(Kept::Compressed { file, diff_id })
+        Ok(StagedFile::Compressed { file, diff_id })
     }
 
-    fn link(&mut self, name: String, target: &str, kind: Kind) -> Result<(), LoadError> {
-        if self.kept.len() >= MOST_FILES {
-            return Err(LoadError::TooMany);
+    fn link(&mut self, name: String, target: &str, kind: EntryKind) -> Result<(), LoadError> {
+        if self.staged.len() >= MAX_ARCHIVE_FILES {
+            return Err(LoadError::TooManyFiles);
         }
         let target = match (kind, name.rsplit_once('/')) {
-            (Kind::Symlink, Some((dir, _))) => normal(&format!("{dir}/{target}")),
-            _ => normal(target),
+            (EntryKind::Symlink, Some((dir, _))) => normalize(&format!("{dir}/{target}")),
+            _ => normalize(target),
         };
-        self.kept.insert(name, Kept::Link(target));
+        self.staged.insert(name, StagedFile::Link(target));
         Ok(())
     }
 
-    /// Names of files that stand for others.
+    /// Follows links within the archive.
     fn resolve(&self, name: &str) -> String {
-        let mut name = normal(name);
+        let mut name = normalize(name);
         for _ in 0..8 {
-            match self.kept.get(&name) {
-                Some(Kept::Link(target)) => name = target.clone(),
+            match self.staged.get(&name) {
+                Some(StagedFile::Link(target)) => name = target.clone(),
                 _ => break,
             }
         }
         name
     }
 
-    /// The content of a small file.
-    fn text(&self, name: &str) -> Result<Option<Vec<u8>>, LoadError> {
-        let Some(Kept::Plain(file)) = self.kept.get(&self.resolve(name)) else {
+    /// The content of a small file, such as an index.
+    fn read_small_file(&self, name: &str) -> Result<Option<Vec<u8>>, LoadError> {
+        let Some(StagedFile::Plain(file)) = self.staged.get(&self.resolve(name)) else {
             return Ok(None);
         };
         let mut bytes = Vec::new();
         file.open()?
-            .take(LARGEST_DOCUMENT)
+            .take(MAX_DOCUMENT_SIZE)
             .read_to_end(&mut bytes)
             .map_err(LoadError::Read)?;
         Ok(Some(bytes))
     }
 
-    /// Puts a file in its place in the store. The second value is the digest of what is inside, if known.
-    fn place(&mut self, name: &str) -> Result<(Descriptor, Option<Digest>), LoadError> {
+    /// Makes a file a blob of the store. The second value is its diff id, if known.
+    fn store_file(&mut self, name: &str) -> Result<(Descriptor, Option<Digest>), LoadError> {
         let name = self.resolve(name);
-        if let Some(placed) = self.placed.get(&name) {
-            return Ok(placed.clone());
+        if let Some(stored) = self.stored.get(&name) {
+            return Ok(stored.clone());
         }
-        let (file, diff_id) = match self.kept.remove(&name) {
-            Some(Kept::Plain(file)) => (file, None),
-            Some(Kept::Compressed { file, diff_id }) => (file, Some(diff_id)),
-            Some(Kept::Link(_)) | None => return Err(LoadError::Missing(name)),
+        let (file, diff_id) = match self.staged.remove(&name) {
+            Some(StagedFile::Plain(file)) => (file, None),
+            Some(StagedFile::Compressed { file, diff_id }) => (file, Some(diff_id)),
+            Some(StagedFile::Link(_)) | None => return Err(LoadError::Missing(name)),
         };
-        let (digest, size) = self.store.keep(file)?;
+        let (digest, size) = self.store.add_spooled(file)?;
         let descriptor = Descriptor {
             media_type: String::new(),
             digest,
@@ -314,45 +313,46 @@ impl<'a> Files<'a> {
             platform: None,
             annotations: BTreeMap::new(),
         };
-        self.placed.insert(name, (descriptor.clone(), diff_id));
+        self.stored.insert(name, (descriptor.clone(), diff_id));
         Ok((descriptor, diff_id))
     }
 
-    /// Puts a blob of the new form in its place.
-    fn place_blob(&mut self, blob: &Descriptor) -> Result<(), LoadError> {
+    /// Adds a blob of the new format to the store, and checks its digest.
+    fn store_blob(&mut self, blob: &Descriptor) -> Result<(), LoadError> {
         let name = format!("blobs/sha256/{}", blob.digest.hex());
-        let is_own = self.kept.contains_key(&name) || self.placed.contains_key(&name);
-        // An archive without a blob proves no access to it, and what is loaded becomes everybody's.
-        if !is_own && self.store.has(blob) && self.store.is_open(blob.digest)? {
+        let in_archive = self.staged.contains_key(&name) || self.stored.contains_key(&name);
+        // Loaded images are open to all pods. So a blob that the archive lacks may come from the store only if it
+        // is open to all pods already.
+        if !in_archive && self.store.has(blob) && self.store.is_public(blob.digest)? {
             return Ok(());
         }
-        let (found, _) = self.place(&name)?;
+        let (found, _) = self.store_file(&name)?;
         match found.digest == blob.digest {
             true => Ok(()),
-            false => Err(LoadError::Digest {
+            false => Err(LoadError::DigestMismatch {
                 name,
                 got: found.digest,
             }),
         }
     }
 
-    fn images(mut self, name: Option<&Reference>) -> Result<Vec<Loaded>, LoadError> {
-        let docker = match self.text("manifest.json")? {
+    fn load_images(mut self, name: Option<&Reference>) -> Result<Vec<LoadedImage>, LoadError> {
+        let docker = match self.read_small_file("manifest.json")? {
             Some(text) => serde_json::from_slice(&text).map_err(|source| LoadError::Json {
                 name: "manifest.json".to_owned(),
                 source,
             })?,
             None => Vec::new(),
         };
-        let mut loaded = by_image(match self.text("index.json")? {
-            Some(index) => self.layout(&index, &docker)?,
+        let mut loaded = merge_by_image(match self.read_small_file("index.json")? {
+            Some(index) => self.load_layout(&index, &docker)?,
             None if docker.is_empty() => return Err(LoadError::NoImage("manifest.json")),
-            None => self.docker(docker)?,
+            None => self.load_docker(docker)?,
         });
         match (name, loaded.as_mut_slice()) {
             (_, []) => return Err(LoadError::NoImage("image")),
             (Some(name), [only]) => only.1 = vec![name.clone()],
-            (Some(_), several) => return Err(LoadError::Names(several.len())),
+            (Some(_), several) => return Err(LoadError::AmbiguousName(several.len())),
             (None, _) => {}
         }
         let mut all = Vec::new();
@@ -364,15 +364,15 @@ impl<'a> Files<'a> {
                 }
             }
             for name in &names {
-                self.store.name(name, &descriptor)?;
+                self.store.set_reference(name, &descriptor)?;
             }
             let digest = descriptor.digest;
             match names.is_empty() {
-                true => all.push(Loaded {
+                true => all.push(LoadedImage {
                     reference: None,
                     digest,
                 }),
-                false => all.extend(names.into_iter().map(|name| Loaded {
+                false => all.extend(names.into_iter().map(|name| LoadedImage {
                     reference: Some(name),
                     digest,
                 })),
@@ -381,17 +381,17 @@ impl<'a> Files<'a> {
         Ok(all)
     }
 
-    /// The new form: everything by digest.
-    fn layout(
+    /// The new format, which is also OCI's: all files are blobs named by digest.
+    fn load_layout(
         &mut self,
         index: &[u8],
         docker: &[DockerImage],
     ) -> Result<Vec<(Descriptor, Vec<Reference>)>, LoadError> {
-        let wrong = |name: &str| {
+        let invalid = |name: &str| {
             let name = name.to_owned();
             move |source| LoadError::Document { name, source }
         };
-        let index = match Document::parse(index, "").map_err(wrong("index.json"))? {
+        let index = match Document::parse(index, "").map_err(invalid("index.json"))? {
             Document::Index(index) => index,
             Document::Manifest(_) => return Err(LoadError::NoImage("index.json")),
         };
@@ -399,19 +399,19 @@ impl<'a> Files<'a> {
         for top in index.manifests {
             let mut at = top.clone();
             for depth in 0.. {
-                self.place_blob(&at)?;
+                self.store_blob(&at)?;
                 let name = at.digest.to_string();
                 let bytes = self.store.read_document(at.digest)?.unwrap_or_default();
-                match Document::parse(&bytes, &at.media_type).map_err(wrong(&name))? {
+                match Document::parse(&bytes, &at.media_type).map_err(invalid(&name))? {
                     Document::Index(index) if depth < 3 => {
-                        at = index.choose().map_err(wrong(&name))?.clone();
+                        at = index.choose().map_err(invalid(&name))?.clone();
                     }
                     Document::Index(_) => return Err(LoadError::NoImage("manifest of an image")),
                     Document::Manifest(manifest) => {
                         for blob in manifest.blobs() {
-                            self.place_blob(blob)?;
+                            self.store_blob(blob)?;
                         }
-                        let names = names(&top, &manifest, docker)?;
+                        let names = image_names(&top, &manifest, docker)?;
                         let plain = Descriptor {
                             annotations: BTreeMap::new(),
                             ..top
@@ -425,19 +425,19 @@ impl<'a> Files<'a> {
         Ok(all)
     }
 
-    /// The old form: a list of configurations and layers, from which we make manifests.
-    fn docker(
+    /// The old format: a list of configurations and layers. The loader generates a manifest for each image.
+    fn load_docker(
         &mut self,
         images: Vec<DockerImage>,
     ) -> Result<Vec<(Descriptor, Vec<Reference>)>, LoadError> {
         let mut all = Vec::new();
         for image in images {
             let layer_names = image.layers.unwrap_or_default();
-            let (mut config, _) = self.place(&image.config)?;
+            let (mut config, _) = self.store_file(&image.config)?;
             config.media_type = OCI_CONFIG.to_owned();
             let text = self.store.read_document(config.digest)?.unwrap_or_default();
             let configuration =
-                Configuration::parse(&text, layer_names.len()).map_err(|source| {
+                ImageConfiguration::parse(&text, layer_names.len()).map_err(|source| {
                     LoadError::Document {
                         name: image.config.clone(),
                         source,
@@ -445,9 +445,9 @@ impl<'a> Files<'a> {
                 })?;
             let mut layers = Vec::new();
             for (name, expected) in layer_names.iter().zip(configuration.diff_ids) {
-                let (mut layer, diff_id) = self.place(name)?;
+                let (mut layer, diff_id) = self.store_file(name)?;
                 if let Some(got) = diff_id.filter(|got| *got != expected) {
-                    return Err(LoadError::Digest {
+                    return Err(LoadError::DigestMismatch {
                         name: name.clone(),
                         got,
                     });
@@ -483,14 +483,14 @@ impl<'a> Files<'a> {
     fn compression(&self, blob: Digest) -> Result<Compression, LoadError> {
         let path = self.store.blob_path(blob);
         let mut start = [0; 4];
-        let mut file = File::open(&path).map_err(|e| StoreError::io("read", &path, e))?;
+        let mut file = File::open(&path).map_err(|e| ImageStoreError::io("read", &path, e))?;
         let n = file.read(&mut start).map_err(LoadError::Read)?;
         Ok(Compression::of(&start[..n]))
     }
 }
 
-/// Each image once, with all of its names: a layout has an entry for each of them.
-fn by_image(listed: Vec<(Descriptor, Vec<Reference>)>) -> Vec<(Descriptor, Vec<Reference>)> {
+/// Merges entries of the same image: a layout has one entry per name.
+fn merge_by_image(listed: Vec<(Descriptor, Vec<Reference>)>) -> Vec<(Descriptor, Vec<Reference>)> {
     let mut all: Vec<(Descriptor, Vec<Reference>)> = Vec::new();
     for (descriptor, names) in listed {
         match all.iter_mut().find(|(d, _)| d.digest == descriptor.digest) {
@@ -504,17 +504,17 @@ fn by_image(listed: Vec<(Descriptor, Vec<Reference>)>) -> Vec<(Descriptor, Vec<R
     all
 }
 
-/// What an image of a layout is called: by its own notes, else by Docker's list beside it.
-fn names(
+/// The names of an image in a layout: from Docker's `manifest.json` if it lists the image, else from annotations.
+fn image_names(
     top: &Descriptor,
     manifest: &Manifest,
     docker: &[DockerImage],
 ) -> Result<Vec<Reference>, LoadError> {
     let config = format!("blobs/sha256/{}", manifest.config.digest.hex());
-    let same = |image: &&DockerImage| normal(&image.config) == config;
+    let has_config = |image: &&DockerImage| normalize(&image.config) == config;
     let tags: Vec<String> = docker
         .iter()
-        .filter(same)
+        .filter(has_config)
         .flat_map(|image| image.repo_tags.clone().unwrap_or_default())
         .collect();
     if !tags.is_empty() {
@@ -524,44 +524,44 @@ fn names(
     if let Some(name) = top.annotations.get(FULL_NAME) {
         return Ok(vec![name.parse()?]);
     }
-    // Often only a tag, which names nothing.
-    let named = |name: &&String| name.contains(['/', ':']);
-    match top.annotations.get(REF_NAME).filter(named) {
+    // Often only a tag without a repository, which is not a name.
+    let is_full_name = |name: &&String| name.contains(['/', ':']);
+    match top.annotations.get(REF_NAME).filter(is_full_name) {
         Some(name) => Ok(vec![name.parse()?]),
         None => Ok(Vec::new()),
     }
 }
 
-/// Ends with an error, and not quietly, where a few compressed bytes become more than an image may be.
-struct Bounded<R> {
+/// Fails at the size limit instead of reporting the end of the file: an archive may be a decompression bomb.
+struct LimitedReader<R> {
     inner: R,
-    most: u64,
+    limit: u64,
     read: u64,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for LimitedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         self.read += n as u64;
-        match self.read > self.most {
+        match self.read > self.limit {
             true => Err(io::Error::other(format!(
-                "it holds more than {} bytes, and no image may",
-                self.most
+                "it holds more than {} bytes, the limit for an image",
+                self.limit
             ))),
             false => Ok(n),
         }
     }
 }
 
-/// Tells an archive that can't be read from a store that can't be written.
-fn copy(from: &mut impl Read, to: &mut impl Write, store: &Store) -> Result<(), LoadError> {
+/// Copies, and distinguishes read errors of the archive from write errors of the store.
+fn copy(from: &mut impl Read, to: &mut impl Write, store: &ImageStore) -> Result<(), LoadError> {
     let mut buffer = vec![0; 256 << 10];
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => to
                 .write_all(&buffer[..n])
-                .map_err(|e| StoreError::io("write to", &store.path().join("."), e))?,
+                .map_err(|e| ImageStoreError::io("write to", &store.path().join("."), e))?,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(LoadError::Read(error)),
         }

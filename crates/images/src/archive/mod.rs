@@ -1,7 +1,7 @@
-//! Images in files: what `docker save` writes, in its old and its new form, and OCI image layouts.
+//! Image archives: `docker save` archives in the old and the new format, and OCI image layouts.
 
 mod load;
 mod save;
 
-pub use load::{LoadError, Loaded, load, load_directory};
-pub use save::{Format, SaveError, save};
+pub use load::{LoadError, LoadedImage, load, load_directory};
+pub use save::{ArchiveFormat, SaveError, save};

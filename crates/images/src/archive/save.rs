@@ -1,4 +1,4 @@
-//! Writing images to an archive or a directory that others can load.
+//! Writes images to an archive or a directory that other tools can load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::digest::Digest;
 use crate::manifest::{Descriptor, Index, OCI_INDEX};
 use crate::reference::Reference;
-use crate::store::{Store, StoreError, Stored};
+use crate::store::{ImageStore, ImageStoreError, StoredImage};
 
-/// What to write.
+/// The format to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// An OCI layout in a tar archive, with the list that `docker load` wants beside it.
+pub enum ArchiveFormat {
+    /// An OCI layout in a tar archive, plus the `manifest.json` that `docker load` needs.
     Docker,
     /// An OCI layout in a tar archive.
     Oci,
@@ -23,43 +23,43 @@ pub enum Format {
     OciDirectory,
 }
 
-/// An image can't be saved.
+/// An image cannot be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// It isn't in the store.
+    /// The image is not in the store.
     #[error("there is no image {0} in the store")]
     Unknown(String),
-    /// Some of it isn't.
+    /// The store lacks a blob of the image.
     #[error("the image {reference} is incomplete: {blob} is missing")]
     Incomplete {
-        /// Which image.
+        /// The image.
         reference: String,
-        /// What is missing.
+        /// The missing blob.
         blob: Digest,
     },
-    /// It can't be written.
-    #[error("can't write the archive")]
+    /// Writing the archive failed.
+    #[error("cannot write the archive")]
     Write(#[source] io::Error),
-    /// It can't be read.
+    /// Reading the store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] ImageStoreError),
 }
 
-/// Where files go.
+/// The output.
 enum Target<W: Write> {
     Tar(Box<tar::Builder<W>>),
     Directory(PathBuf),
 }
 
-/// Writes `references` to `out`, or, as a directory, to `dir`. Blocks.
+/// Writes `references` to `out`, or to `dir` with [`ArchiveFormat::OciDirectory`]. Blocks.
 pub fn save(
-    store: &Store,
+    store: &ImageStore,
     references: &[Reference],
-    format: Format,
+    format: ArchiveFormat,
     out: impl Write,
     dir: &Path,
 ) -> Result<(), SaveError> {
-    let _in_use = store.in_use_blocking()?;
+    let _lock = store.lock_shared_blocking()?;
     let mut images = Vec::new();
     for reference in references {
         let unknown = || SaveError::Unknown(reference.to_string());
@@ -73,24 +73,25 @@ pub fn save(
         }
         images.push((reference, image));
     }
-    // Not before: a tar archive that is dropped writes its end, and looks whole.
+    // Create the tar builder after all checks: when dropped, it writes the end marker, and an incomplete archive would look
+    // complete.
     let mut target = match format {
-        Format::OciDirectory => Target::Directory(dir.to_path_buf()),
-        Format::Docker | Format::Oci => Target::Tar(Box::new(tar::Builder::new(out))),
+        ArchiveFormat::OciDirectory => Target::Directory(dir.to_path_buf()),
+        ArchiveFormat::Docker | ArchiveFormat::Oci => Target::Tar(Box::new(tar::Builder::new(out))),
     };
-    target.text("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    target.write_bytes("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     let mut written = BTreeSet::new();
     for (_, image) in &images {
         let manifest = [&image.manifest_descriptor];
         for blob in image.manifest.blobs().chain(manifest) {
             if written.insert(blob.digest) {
-                target.file(&blob_name(blob.digest), &store.blob_path(blob.digest))?;
+                target.write_file(&blob_name(blob.digest), &store.blob_path(blob.digest))?;
             }
         }
     }
-    target.json("index.json", &index(&images))?;
-    if format == Format::Docker {
-        target.json("manifest.json", &docker_list(&images))?;
+    target.write_json("index.json", &index(&images))?;
+    if format == ArchiveFormat::Docker {
+        target.write_json("manifest.json", &docker_manifest(&images))?;
     }
     target.finish()
 }
@@ -99,8 +100,8 @@ fn blob_name(digest: Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// Of an index only the part for this machine is here, so only that is saved.
-fn index(images: &[(&Reference, Stored)]) -> Index {
+/// The store has only this machine's manifest of a multi-platform image, so only that one is saved.
+fn index(images: &[(&Reference, StoredImage)]) -> Index {
     let manifests = images.iter().map(|(reference, image)| Descriptor {
         annotations: BTreeMap::from([
             ("io.containerd.image.name".to_owned(), reference.to_string()),
@@ -127,12 +128,12 @@ struct DockerImage {
     layers: Vec<String>,
 }
 
-/// One entry for each image, with all of its names.
-fn docker_list(images: &[(&Reference, Stored)]) -> Vec<DockerImage> {
+/// One entry per image, with all of its tags.
+fn docker_manifest(images: &[(&Reference, StoredImage)]) -> Vec<DockerImage> {
     let mut list: Vec<DockerImage> = Vec::new();
     for (reference, image) in images {
         let config = blob_name(image.manifest.config.digest);
-        // A name with a digest is no tag.
+        // A name with a digest is not a tag.
         let tag = reference.digest().is_none().then(|| reference.to_string());
         if let Some(known) = list.iter_mut().find(|known| known.config == config) {
             known.repo_tags.extend(tag);
@@ -149,8 +150,8 @@ fn docker_list(images: &[(&Reference, Stored)]) -> Vec<DockerImage> {
 }
 
 impl<W: Write> Target<W> {
-    fn file(&mut self, name: &str, from: &Path) -> Result<(), SaveError> {
-        let mut file = File::open(from).map_err(|e| StoreError::io("read", from, e))?;
+    fn write_file(&mut self, name: &str, from: &Path) -> Result<(), SaveError> {
+        let mut file = File::open(from).map_err(|e| ImageStoreError::io("read", from, e))?;
         match self {
             Target::Directory(dir) => {
                 let to = dir.join(name);
@@ -167,20 +168,20 @@ impl<W: Write> Target<W> {
         }
     }
 
-    fn text(&mut self, name: &str, text: &[u8]) -> Result<(), SaveError> {
+    fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
         match self {
             Target::Directory(dir) => fs::create_dir_all(&*dir)
-                .and_then(|()| fs::write(dir.join(name), text))
+                .and_then(|()| fs::write(dir.join(name), bytes))
                 .map_err(SaveError::Write),
             Target::Tar(tar) => {
-                append(tar, name, text.len() as u64, &mut { text }).map_err(SaveError::Write)
+                append(tar, name, bytes.len() as u64, &mut { bytes }).map_err(SaveError::Write)
             }
         }
     }
 
-    fn json(&mut self, name: &str, value: &impl Serialize) -> Result<(), SaveError> {
+    fn write_json(&mut self, name: &str, value: &impl Serialize) -> Result<(), SaveError> {
         let text = serde_json::to_vec(value).map_err(|e| SaveError::Write(e.into()))?;
-        self.text(name, &text)
+        self.write_bytes(name, &text)
     }
 
     fn finish(self) -> Result<(), SaveError> {
@@ -194,7 +195,7 @@ impl<W: Write> Target<W> {
     }
 }
 
-/// The same image gives the same archive: nothing in it tells when or by whom it was written.
+/// Appends a file without time and owner, so that the same image always gives the same archive.
 fn append(
     tar: &mut tar::Builder<impl Write>,
     name: &str,

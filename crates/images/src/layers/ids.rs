@@ -1,33 +1,33 @@
-//! Which owners files can be given.
+//! The user namespace's id mappings: the owners that unpacked files can have.
 
 use std::fs;
 
 use rustix::fs::{Gid, Uid};
 
-/// The ids that this process's user namespace maps.
+/// The user and group ids that a user namespace maps, as ranges of first id and count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ids {
+pub struct IdMappings {
     users: Vec<(u64, u64)>,
     groups: Vec<(u64, u64)>,
 }
 
-impl Ids {
-    /// Those of the calling process.
-    pub fn of_this_process() -> Ids {
+impl IdMappings {
+    /// The mappings of the calling process.
+    pub fn of_this_process() -> IdMappings {
         let read = |path| parse(&fs::read_to_string(path).unwrap_or_default());
-        Ids {
+        IdMappings {
             users: read("/proc/self/uid_map"),
             groups: read("/proc/self/gid_map"),
         }
     }
 
-    /// The owner to give to a file, as far as it can be given.
+    /// The owner to set on a file; `None` for an id that is not mapped.
     pub fn owner(&self, uid: u64, gid: u64) -> (Option<Uid>, Option<Gid>) {
         let find = |ranges: &[(u64, u64)], id: u64| {
             let mapped = ranges
                 .iter()
                 .any(|(first, count)| id >= *first && id - first < *count);
-            // The last number means "leave it".
+            // chown takes u32::MAX as "do not change".
             u32::try_from(id)
                 .ok()
                 .filter(|id| mapped && *id != u32::MAX)
@@ -39,7 +39,7 @@ impl Ids {
     }
 }
 
-/// Lines of: first id inside, first id outside, count.
+/// Each line of a map: first id inside, first id outside, count.
 fn parse(map: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {
         let mut numbers = line.split_whitespace().map(|number| number.parse().ok());
@@ -54,18 +54,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mapped_ids_are_given() {
-        let ids = Ids {
+    fn owner_returns_only_mapped_ids() {
+        let ids = IdMappings {
             users: parse("         0       1000          1\n         1     100000      65535\n"),
             groups: parse("0 1000 1\n"),
         };
         assert_eq!(
             ids.owner(33, 33),
             (Some(Uid::from_raw(33)), None),
-            "groups are mapped on their own"
+            "users and groups are mapped independently"
         );
         assert_eq!(ids.owner(65536, 0), (None, Some(Gid::from_raw(0))));
-        let all = Ids {
+        let all = IdMappings {
             users: parse("0 0 4294967295"),
             groups: parse("0 0 4294967295"),
         };

@@ -1,21 +1,21 @@
 //! Layers, unpacked once per node into local storage.
 //!
 //! ```text
-//! DIR/0123456789abcdef0123456789abcdef   a layer, by the first half of its diff id; appears by one rename
-//! DIR/.lock-0123…                        held alone to unpack or remove it, for as long as that takes
-//! DIR/.from-0123…                        the digests of blobs that were seen to unpack to it, one per line
-//! DIR/.use-0123…                         shared by whoever uses it, held alone to remove it; its modification
-//!                                        time is when it was last used
-//! DIR/.new-0123…                         being unpacked by whoever holds the lock
-//! DIR/.old-0123…                         being removed by whoever holds it
+//! DIR/0123456789abcdef0123456789abcdef   a layer, named by the first half of its diff id; published by one rename
+//! DIR/.lock-0123…                        lock, exclusive while the layer is unpacked or removed
+//! DIR/.from-0123…                        digests of blobs that are known to unpack to the layer, one per line
+//! DIR/.use-0123…                         lock, shared while pods use the layer, exclusive to remove it; the
+//!                                        modification time is the time of last use
+//! DIR/.new-0123…                         the layer while it is unpacked, under the lock
+//! DIR/.old-0123…                         the layer while it is removed, under the lock
 //! ```
 //!
-//! Files belong to ids of the user namespace they were unpacked in, so they must be removed in it too.
+//! Files are owned by ids of the user namespace that they were unpacked in, so they must be removed in it too.
 
 mod ids;
+mod layer_tree;
 mod path;
 pub(crate) mod tar;
-mod tree;
 mod unpack;
 
 use std::ffi::CString;
@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-pub use unpack::{Allowance, UnpackError};
+pub use unpack::{UnpackBudget, UnpackError};
 
 use crate::compression::decompress;
 use crate::digest::{Digest, HashingReader};
@@ -38,115 +38,115 @@ use crate::digest::{Digest, HashingReader};
 #[derive(Debug, Clone)]
 pub struct Layers {
     dir: PathBuf,
-    limits: Limits,
+    limits: ImageLimits,
 }
 
-/// How large an image may be when unpacked.
+/// Limits for the unpacked size of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// All of its layers together.
+pub struct ImageLimits {
+    /// Bytes of all layers together.
     pub bytes: u64,
-    /// Files, directories and links of all of its layers.
+    /// Files, directories and links of all layers together.
     pub entries: u64,
 }
 
-impl Default for Limits {
-    /// More than any image of today, and less than what would hurt a node's disk for long.
+impl Default for ImageLimits {
+    /// Larger than today's images, but small enough for a node's disk.
     fn default() -> Self {
-        Limits {
+        ImageLimits {
             bytes: 128 << 30,
             entries: 8_000_000,
         }
     }
 }
 
-/// A layer can't be unpacked or used.
+/// A layer cannot be unpacked or used.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
-    /// The archive is at fault, or the disk.
-    #[error("layer {diff_id}")]
+    /// The archive is invalid, or the file system failed.
+    #[error("cannot unpack layer {diff_id}")]
     Unpack {
-        /// Which one.
+        /// The layer.
         diff_id: Digest,
-        /// Why.
+        /// The cause.
         source: UnpackError,
     },
-    /// It holds something else than the image says.
-    #[error("layer {blob} unpacks to {got}, not to {diff_id} as the image's configuration says")]
+    /// The uncompressed layer has another digest than the image's configuration says.
+    #[error("layer {blob} unpacks to {got}, but the image's configuration says {diff_id}")]
     DiffId {
         /// The compressed layer.
         blob: Digest,
-        /// What it should be.
+        /// The expected diff id.
         diff_id: Digest,
-        /// What it is.
+        /// The actual diff id.
         got: Digest,
     },
-    /// The system refused something.
-    #[error("can't {doing} {}", .path.display())]
+    /// A system call failed.
+    #[error("cannot {action} {}", .path.display())]
     Io {
-        /// A verb.
-        doing: &'static str,
+        /// The operation, as a verb.
+        action: &'static str,
         /// Its object.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
 }
 
 impl LayerError {
-    /// Whether the archive may be damaged, as opposed to the disk being full and the like.
-    pub fn blames_archive(&self) -> bool {
+    /// Whether the archive is the cause, and not the node's file system.
+    pub fn is_archive_fault(&self) -> bool {
         matches!(
             self,
             LayerError::DiffId { .. }
                 | LayerError::Unpack {
-                    source: UnpackError::Damaged(_) | UnpackError::Refused { .. },
+                    source: UnpackError::Damaged(_) | UnpackError::Rejected { .. },
                     ..
                 }
         )
     }
 }
 
-fn io_error<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LayerError + 'a {
+fn io_error<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LayerError + 'a {
     move |source| LayerError::Io {
-        doing,
+        action,
         path: path.to_path_buf(),
         source,
     }
 }
 
-/// As long as it lives, the layers it stands for are not removed.
+/// Protects layers from removal until it is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct LayerHold {
     _locks: Vec<File>,
 }
 
 impl Layers {
-    /// Opens the directory `dir`, and makes it if need be.
+    /// Opens the directory `dir`, and creates it if it is missing.
     pub fn open(dir: &Path) -> Result<Layers, LayerError> {
         let dir = std::path::absolute(dir).map_err(io_error("find", dir))?;
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)
-            .map_err(io_error("make the directory", &dir))?;
+            .map_err(io_error("create directory", &dir))?;
         Ok(Layers {
             dir,
-            limits: Limits::default(),
+            limits: ImageLimits::default(),
         })
     }
 
-    /// Bounds the size of images.
-    pub fn with_limits(self, limits: Limits) -> Layers {
+    /// Sets the limits for the size of images.
+    pub fn with_limits(self, limits: ImageLimits) -> Layers {
         Layers { limits, ..self }
     }
 
-    /// The bounds.
-    pub fn limits(&self) -> Limits {
+    /// The limits for the size of images.
+    pub fn limits(&self) -> ImageLimits {
         self.limits
     }
 
-    /// Its directory.
+    /// The directory of the layers.
     pub fn path(&self) -> &Path {
         &self.dir
     }
@@ -155,15 +155,15 @@ impl Layers {
         diff_id.hex()[..32].to_owned()
     }
 
-    /// Where this layer is, or would be.
+    /// The path of a layer, which need not exist.
     pub fn layer_path(&self, diff_id: Digest) -> PathBuf {
         self.dir.join(Self::name(diff_id))
     }
 
-    /// Whether this blob was unpacked to this layer, or seen to be the same. That a configuration names a layer beside a blob
-    /// proves nothing: whoever wrote it may not have the layer.
+    /// Whether the layer is unpacked and this blob is known to unpack to it. A configuration that pairs the two is no proof:
+    /// its author may not have access to the layer.
     pub fn has(&self, diff_id: Digest, blob: Digest) -> bool {
-        self.is_unpacked(diff_id) && self.is_from(diff_id, blob)
+        self.is_unpacked(diff_id) && self.has_origin(diff_id, blob)
     }
 
     fn is_unpacked(&self, diff_id: Digest) -> bool {
@@ -174,14 +174,14 @@ impl Layers {
         self.dir.join(format!(".from-{}", Self::name(diff_id)))
     }
 
-    fn is_from(&self, diff_id: Digest, blob: Digest) -> bool {
+    fn has_origin(&self, diff_id: Digest, blob: Digest) -> bool {
         let origins = fs::read_to_string(self.origins_path(diff_id)).unwrap_or_default();
         origins.lines().any(|line| line == blob.hex())
     }
 
-    /// Notes that a blob unpacks to a layer, which stays true whatever becomes of both. To be called by who holds the lock.
-    fn note_origin(&self, diff_id: Digest, blob: Digest) -> Result<(), LayerError> {
-        if self.is_from(diff_id, blob) {
+    /// Records that a blob unpacks to a layer; the record stays valid when either is removed. The caller holds the lock.
+    fn record_origin(&self, diff_id: Digest, blob: Digest) -> Result<(), LayerError> {
+        if self.has_origin(diff_id, blob) {
             return Ok(());
         }
         let path = self.origins_path(diff_id);
@@ -194,39 +194,39 @@ impl Layers {
             .map_err(io_error("write", &path))
     }
 
-    /// Unpacks the blob `digest`, at `blob`, unless that was done already. Waits for whoever does it now. If the layer was unpacked
-    /// from another blob, this one is read to see that it holds the same.
+    /// Unpacks the blob `digest`, stored at `blob`, unless [`has`](Self::has). Waits for a concurrent unpack of the layer. If the
+    /// layer was unpacked from another blob, this blob is only read and its diff id compared.
     pub fn unpack(
         &self,
         blob: &Path,
         digest: Digest,
         diff_id: Digest,
-        allowance: &Allowance,
+        budget: &UnpackBudget,
     ) -> Result<PathBuf, LayerError> {
         let target = self.layer_path(diff_id);
         let lock = self.lock_file(&Self::name(diff_id))?;
         lock.lock().map_err(io_error("lock", &target))?;
-        // From now on it is young, so that nobody removes it before it is held.
+        // Refresh the time of last use, so that no prune removes the layer before the caller holds it.
         self.touch(&self.use_file(&Self::name(diff_id))?);
         if self.has(diff_id, digest) {
             return Ok(target);
         }
-        let wrong = |source| LayerError::Unpack { diff_id, source };
+        let failed = |source| LayerError::Unpack { diff_id, source };
         let file = File::open(blob).map_err(io_error("read", blob))?;
-        let damaged = |error| wrong(UnpackError::Damaged(error));
+        let damaged = |error| failed(UnpackError::Damaged(error));
         let (_, stream) = decompress(file).map_err(damaged)?;
         let mut stream = HashingReader::new(stream);
         let staging = match self.is_unpacked(diff_id) {
             true => {
-                unpack::read_through(&mut stream, allowance).map_err(wrong)?;
+                unpack::read_through(&mut stream, budget).map_err(failed)?;
                 None
             }
             false => {
                 let staging = Staging::new(self, diff_id)?;
                 let root = staging.path();
                 let root = File::open(&root).map_err(io_error("open", &root))?;
-                let ids = ids::Ids::of_this_process();
-                unpack::unpack(root.into(), &mut stream, &ids, allowance).map_err(wrong)?;
+                let ids = ids::IdMappings::of_this_process();
+                unpack::unpack(root.into(), &mut stream, &ids, budget).map_err(failed)?;
                 Some(staging)
             }
         };
@@ -238,7 +238,7 @@ impl Layers {
                 got,
             });
         }
-        self.note_origin(diff_id, digest)?;
+        self.record_origin(diff_id, digest)?;
         if let Some(staging) = staging {
             staging.publish(&target)?;
         }
@@ -247,14 +247,14 @@ impl Layers {
     }
 
     fn lock_file(&self, name: &str) -> Result<File, LayerError> {
-        self.file_beside(&format!(".lock-{name}"))
+        self.open_side_file(&format!(".lock-{name}"))
     }
 
     fn use_file(&self, name: &str) -> Result<File, LayerError> {
-        self.file_beside(&format!(".use-{name}"))
+        self.open_side_file(&format!(".use-{name}"))
     }
 
-    fn file_beside(&self, name: &str) -> Result<File, LayerError> {
+    fn open_side_file(&self, name: &str) -> Result<File, LayerError> {
         let path = self.dir.join(name);
         OpenOptions::new()
             .read(true)
@@ -270,27 +270,27 @@ impl Layers {
         let _ = used.set_times(FileTimes::new().set_modified(SystemTime::now()));
     }
 
-    /// Keeps these layers from being pruned, as long as the result lives. Fails if one isn't there.
-    pub fn hold(&self, layers: &[PathBuf]) -> Result<Held, LayerError> {
+    /// Protects layers from being pruned until the result is dropped. Fails if one is missing.
+    pub fn hold(&self, layers: &[PathBuf]) -> Result<LayerHold, LayerError> {
         let mut locks = Vec::new();
         for layer in layers {
             let name = layer.file_name().unwrap_or_default().to_string_lossy();
             let used = self.use_file(&name)?;
             used.lock_shared().map_err(io_error("lock", layer))?;
-            fs::metadata(layer).map_err(io_error("find the layer", layer))?;
+            fs::metadata(layer).map_err(io_error("find layer", layer))?;
             self.touch(&used);
             locks.push(used);
         }
-        Ok(Held { _locks: locks })
+        Ok(LayerHold { _locks: locks })
     }
 
-    /// Removes layers that nobody holds and that were not used for `unused`. Says how many went.
+    /// Removes layers that are not in use and were not used for `unused`. Returns their number.
     pub fn prune(&self, unused: Duration) -> Result<usize, LayerError> {
-        self.free(unused, || false)
+        self.prune_until(unused, || false)
     }
 
-    /// The same, the least recently used first, and only until there is `enough` room.
-    pub fn free(
+    /// Like [`prune`](Self::prune), least recently used first, until `enough` returns true.
+    pub fn prune_until(
         &self,
         unused: Duration,
         mut enough: impl FnMut() -> bool,
@@ -302,13 +302,13 @@ impl Layers {
             let Some(name) = name.to_str() else {
                 continue;
             };
-            self.sweep(name)?;
+            self.remove_leftover(name)?;
             if !is_layer(name) {
                 continue;
             }
             let used = self.use_file(name)?;
             if used.try_lock().is_err() {
-                // In use until now, at least.
+                // In use: now is its time of last use.
                 self.touch(&used);
                 continue;
             }
@@ -316,7 +316,7 @@ impl Layers {
             idle.extend(last.ok().map(|last| (last, name.to_owned())));
         }
         idle.sort();
-        let mut gone = 0;
+        let mut removed = 0;
         for (used, name) in idle {
             if used.elapsed().is_ok_and(|age| age < unused) || enough() {
                 break;
@@ -325,37 +325,37 @@ impl Layers {
             if lock.try_lock().is_err() || used.try_lock().is_err() {
                 continue;
             }
-            self.take_away(&name)?;
-            gone += 1;
+            self.remove_layer(&name)?;
+            removed += 1;
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// Removes a layer whose locks are held. Its name goes first: who is killed, or fails, in the middle must not leave a
-    /// part of a layer that passes for all of it.
-    fn take_away(&self, name: &str) -> Result<(), LayerError> {
+    /// Removes a layer; the caller holds its locks. Renames it first, so that an interrupted removal does not leave an
+    /// incomplete layer under the layer's name.
+    fn remove_layer(&self, name: &str) -> Result<(), LayerError> {
         let (path, old) = (self.dir.join(name), format!(".old-{name}"));
         remove(&self.dir, &old)?;
         fs::rename(&path, self.dir.join(&old)).map_err(io_error("remove", &path))?;
         remove(&self.dir, &old)
     }
 
-    /// Removes `name` if it is what a killed process left of a layer.
-    fn sweep(&self, name: &str) -> Result<(), LayerError> {
+    /// Removes `name` if it is a leftover of a killed unpack or removal.
+    fn remove_leftover(&self, name: &str) -> Result<(), LayerError> {
         let part = name.strip_prefix(".old-").or(name.strip_prefix(".new-"));
         let Some(layer) = part.filter(|layer| is_layer(layer)) else {
             return Ok(());
         };
         let lock = self.lock_file(layer)?;
         if lock.try_lock().is_ok() {
-            // Only room is lost if this fails.
+            // A failure only wastes disk space.
             let _ = remove(&self.dir, name);
         }
         Ok(())
     }
 
-    /// Removes everything, and the directory itself. To be called in the user namespace that the
-    /// layers were unpacked in, when nothing uses them any more.
+    /// Removes all layers and the directory. The caller must be in the user namespace that the layers were unpacked in,
+    /// and no layer may be in use.
     pub fn remove_all(self) -> Result<(), LayerError> {
         let parent = self.dir.parent().unwrap_or(Path::new("/"));
         let name = self.dir.file_name().unwrap_or_default();
@@ -380,7 +380,7 @@ fn remove(dir: &Path, name: &str) -> Result<(), LayerError> {
         .map_err(io_error("remove", &path))
 }
 
-/// A layer being unpacked, by whoever holds its lock. Dropped unpublished, it is removed.
+/// A layer while it is unpacked, under its lock. Dropping it unpublished removes it.
 struct Staging<'a> {
     layers: &'a Layers,
     name: String,
@@ -390,7 +390,7 @@ struct Staging<'a> {
 impl<'a> Staging<'a> {
     fn new(layers: &'a Layers, diff_id: Digest) -> Result<Staging<'a>, LayerError> {
         let name = format!(".new-{}", Layers::name(diff_id));
-        // What a killed process left.
+        // The leftover of a killed unpack.
         remove(&layers.dir, &name)?;
         let staging = Staging {
             layers,
@@ -402,7 +402,7 @@ impl<'a> Staging<'a> {
             .mode(0o700)
             .create(&path)
             .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o755)))
-            .map_err(io_error("make the directory", &path))?;
+            .map_err(io_error("create directory", &path))?;
         Ok(staging)
     }
 
@@ -411,7 +411,7 @@ impl<'a> Staging<'a> {
     }
 
     fn publish(mut self, target: &Path) -> Result<(), LayerError> {
-        fs::rename(self.path(), target).map_err(io_error("make", target))?;
+        fs::rename(self.path(), target).map_err(io_error("create", target))?;
         self.published = true;
         Ok(())
     }
@@ -420,7 +420,7 @@ impl<'a> Staging<'a> {
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
         if !self.published {
-            // Only room is lost if this fails; the directory goes with the node's.
+            // A failure only wastes disk space, until the node's directory is removed.
             let _ = remove(&self.layers.dir, &self.name);
         }
     }

@@ -1,33 +1,32 @@
-//! Names in an archive, made harmless.
+//! Splits paths of archive entries into safe components.
 
-/// The components of a name: none is empty, `.`, `..` or holds a slash or a zero byte. No component at
-/// all is the root of the layer.
-pub type Components<'a> = Vec<&'a [u8]>;
+/// The components of a path. None is empty, `.` or `..`, or contains a slash or a NUL byte. No components means the root
+/// of the layer.
+pub type PathComponents<'a> = Vec<&'a [u8]>;
 
-/// Longer names can't be used on Linux.
-const LONGEST_PATH: usize = 4095;
-const LONGEST_NAME: usize = 255;
+/// Linux's PATH_MAX and NAME_MAX.
+const MAX_PATH_LEN: usize = 4095;
+const MAX_NAME_LEN: usize = 255;
 
-/// Takes a name apart, as if the root of the layer were the root of the file system. `Err` says why it
-/// can't be used.
-pub fn components(name: &[u8]) -> Result<Components<'_>, &'static str> {
-    if name.len() > LONGEST_PATH {
+/// Splits a path, relative to the root of the layer. `Err` is the reason for a rejection.
+pub fn components(name: &[u8]) -> Result<PathComponents<'_>, &'static str> {
+    if name.len() > MAX_PATH_LEN {
         return Err("its name is too long");
     }
     if name.contains(&0) {
-        return Err("its name holds a zero byte");
+        return Err("its name contains a NUL byte");
     }
     let mut components = Vec::new();
     for component in name.split(|byte| *byte == b'/') {
         match component {
             b"" | b"." => {}
-            // Go's Clean does the same; what would leave the root is an attack.
+            // Like Go's path.Clean, but a path that leaves the root is an attack.
             b".." => {
                 components
                     .pop()
-                    .ok_or("its name leads out of the layer by \"..\"")?;
+                    .ok_or("its name leaves the layer by \"..\"")?;
             }
-            name if name.len() > LONGEST_NAME => return Err("its name is too long"),
+            name if name.len() > MAX_NAME_LEN => return Err("its name is too long"),
             name => components.push(name),
         }
     }
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_apart() {
+    fn paths_are_split_or_rejected() {
         let good = |name: &str| -> Vec<String> {
             let parts = components(name.as_bytes()).unwrap().into_iter();
             parts
@@ -61,7 +60,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_comes_out_is_harmless(name in proptest::collection::vec(
+        fn components_are_always_safe(name in proptest::collection::vec(
             proptest::sample::select(vec![&b"a"[..], b"b", b".", b"..", b"/", b"\0", b"\xff", b".wh."]), 0..24)) {
             let name = name.concat();
             if let Ok(components) = components(&name) {
@@ -70,7 +69,7 @@ mod tests {
                     proptest::prop_assert!(*component != b"." && *component != b"..");
                     proptest::prop_assert!(!component.contains(&b'/') && !component.contains(&0));
                 }
-                // The lexical meaning is kept: what a shell would find from the root.
+                // The lexical meaning is unchanged.
                 let mut expected = Vec::new();
                 for part in name.split(|byte| *byte == b'/') {
                     match part {

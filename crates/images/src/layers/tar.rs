@@ -1,8 +1,8 @@
-//! Reading a tar archive that may be hostile, as a stream and with bounded memory.
+//! A streaming reader for tar archives that may be hostile, with bounded memory.
 //!
-//! The formats are those that image builders write: ustar, pax and GNU, with sparse files. Where they
-//! leave room, entries are understood as Go's archive/tar does, because that is what everybody else
-//! reads layers with: two readings of one archive would be two different images.
+//! It supports the formats that image builders write: ustar, pax and GNU, with sparse files. Ambiguous entries
+//! are interpreted like Go's archive/tar does, because other runtimes read layers with that: another
+//! interpretation would give another image.
 
 mod pax;
 mod sparse;
@@ -11,16 +11,16 @@ pub mod testing;
 
 use std::io::{self, Read};
 
-pub use sparse::Segment;
+pub use sparse::SparseSegment;
 
-/// Extension headers (long names, pax records) may be no larger.
-pub const LARGEST_HEADER: u64 = 1 << 20;
+/// The largest extension header (long names, pax records).
+pub const MAX_EXTENSION_HEADER: u64 = 1 << 20;
 
 const BLOCK: usize = 512;
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A regular file.
     File,
     /// A directory.
@@ -35,59 +35,59 @@ pub enum Kind {
     Device,
 }
 
-/// One entry; its data, if any, is read from the archive afterwards.
+/// One entry. Its data is read from the archive afterwards.
 #[derive(Debug, Clone)]
-pub struct Entry {
-    /// Its name, as it stands there.
+pub struct TarEntry {
+    /// The path, unchecked.
     pub path: Vec<u8>,
-    /// The target of a link.
+    /// The target of a link, unchecked.
     pub link: Vec<u8>,
-    /// What it is.
-    pub kind: Kind,
-    /// Permissions, with setuid and its kin.
+    /// The type.
+    pub kind: EntryKind,
+    /// Permissions, including setuid, setgid and sticky bits.
     pub mode: u32,
     /// The owner.
     pub uid: u64,
     /// The group.
     pub gid: u64,
-    /// When it was modified: seconds and nanoseconds.
+    /// Modification time: seconds and nanoseconds.
     pub mtime: (i64, u32),
-    /// The size of a file.
+    /// The size of a file, including holes.
     pub size: u64,
-    /// Where the data belongs, if not simply one after the other from the start.
-    pub segments: Option<Vec<Segment>>,
+    /// The data segments of a sparse file.
+    pub segments: Option<Vec<SparseSegment>>,
     /// Extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// An archive being read.
 #[derive(Debug)]
-pub struct Archive<R> {
+pub struct TarReader<R> {
     inner: R,
-    /// What the current entry's data still has.
-    left: u64,
-    /// What follows it, up to a whole block.
+    /// Unread bytes of the current entry's data.
+    remaining: u64,
+    /// Padding after the data, up to a whole block.
     padding: u64,
 }
 
-fn bad(reason: impl Into<String>) -> io::Error {
+fn invalid(reason: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason.into())
 }
 
-impl<R: Read> Archive<R> {
-    /// Begins to read.
+impl<R: Read> TarReader<R> {
+    /// Reads an archive from `inner`.
     pub fn new(inner: R) -> Self {
         Self {
             inner,
-            left: 0,
+            remaining: 0,
             padding: 0,
         }
     }
 
-    /// The next entry, or `None` at the end. Skips what wasn't read of the one before.
-    pub fn next(&mut self) -> io::Result<Option<Entry>> {
+    /// The next entry, or `None` at the end. Skips unread data of the previous one.
+    pub fn next(&mut self) -> io::Result<Option<TarEntry>> {
         let (mut long_name, mut long_link) = (None, None);
-        let mut pax = pax::Records::default();
+        let mut pax = pax::PaxRecords::default();
         loop {
             self.skip()?;
             let Some(block) = self.block()? else {
@@ -96,14 +96,13 @@ impl<R: Read> Archive<R> {
             let header = Header(&block);
             let size = header.size()?;
             match header.kind() {
-                b'L' => long_name = Some(cut(self.extension(size)?)),
-                b'K' => long_link = Some(cut(self.extension(size)?)),
-                b'x' => pax = pax::Records::parse(&self.extension(size)?)?,
-                // Global records would change all that follows; nobody builds images with them,
-                // and Go ignores them too.
+                b'L' => long_name = Some(truncate_at_nul(self.extension(size)?)),
+                b'K' => long_link = Some(truncate_at_nul(self.extension(size)?)),
+                b'x' => pax = pax::PaxRecords::parse(&self.extension(size)?)?,
+                // Global records would apply to all later entries. Go ignores them too.
                 b'g' => drop(self.extension(size)?),
-                // The name of a volume.
-                b'V' => self.data(size)?,
+                // A volume label.
+                b'V' => self.begin_data(size)?,
                 _ => return self.entry(&header, pax, long_name, long_link).map(Some),
             }
         }
@@ -112,57 +111,57 @@ impl<R: Read> Archive<R> {
     fn entry(
         &mut self,
         header: &Header<'_>,
-        pax: pax::Records,
+        pax: pax::PaxRecords,
         long_name: Option<Vec<u8>>,
         long_link: Option<Vec<u8>>,
-    ) -> io::Result<Entry> {
+    ) -> io::Result<TarEntry> {
         let path = long_name
             .or(pax.sparse.name.clone())
             .or(pax.path)
             .unwrap_or_else(|| header.path());
         let kind = match header.kind() {
-            b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Directory,
-            b'0' | 0 | b'7' | b'S' => Kind::File,
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Symlink,
-            b'3' | b'4' => Kind::Device,
-            b'5' => Kind::Directory,
-            b'6' => Kind::Fifo,
+            b'0' | 0 | b'7' if path.ends_with(b"/") => EntryKind::Directory,
+            b'0' | 0 | b'7' | b'S' => EntryKind::File,
+            b'1' => EntryKind::HardLink,
+            b'2' => EntryKind::Symlink,
+            b'3' | b'4' => EntryKind::Device,
+            b'5' => EntryKind::Directory,
+            b'6' => EntryKind::Fifo,
             other => {
-                return Err(bad(format!(
-                    "{} is of an unknown type {:?}",
+                return Err(invalid(format!(
+                    "{} has the unknown type {:?}",
                     path.escape_ascii(),
                     char::from(other)
                 )));
             }
         };
-        let stored = match kind {
-            Kind::File => pax.size.map_or_else(|| header.size(), Ok)?,
-            // Whatever the header says: nobody writes data for these.
+        let stored_size = match kind {
+            EntryKind::File => pax.size.map_or_else(|| header.size(), Ok)?,
+            // The other types have no data, whatever the header says.
             _ => 0,
         };
-        // The map of an old sparse file stands between header and data.
+        // In the old GNU format the sparse map is between header and data.
         let old_map = match header.kind() {
-            b'S' => Some(sparse::old(header.0, || {
+            b'S' => Some(sparse::read_old_gnu(header.0, || {
                 self.block()?
                     .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
             })?),
             _ => None,
         };
-        self.data(stored)?;
+        self.begin_data(stored_size)?;
         let sparse = match old_map {
             Some(map) => Some(map),
-            None if kind == Kind::File => sparse::pax(&pax.sparse, &mut *self)?,
+            None if kind == EntryKind::File => sparse::read_pax(&pax.sparse, &mut *self)?,
             None => None,
         };
         let (size, segments) = match sparse {
             Some(sparse) => {
-                sparse.check(self.left)?;
+                sparse.check(self.remaining)?;
                 (sparse.size, Some(sparse.segments))
             }
-            None => (stored, None),
+            None => (stored_size, None),
         };
-        Ok(Entry {
+        Ok(TarEntry {
             link: long_link.or(pax.link).unwrap_or_else(|| header.link()),
             kind,
             mode: u32::try_from(header.number(100..108)? & 0o7777).unwrap_or(0),
@@ -182,39 +181,39 @@ impl<R: Read> Archive<R> {
         })
     }
 
-    /// Sets where the data of the current entry ends.
-    fn data(&mut self, size: u64) -> io::Result<()> {
-        self.left = size;
+    /// Sets the length of the current entry's data.
+    fn begin_data(&mut self, size: u64) -> io::Result<()> {
+        self.remaining = size;
         self.padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
         match size > i64::MAX as u64 {
-            true => Err(bad("an entry is larger than any file can be")),
+            true => Err(invalid("an entry is larger than the largest file")),
             false => Ok(()),
         }
     }
 
-    /// Reads the whole of an extension header.
+    /// Reads a whole extension header.
     fn extension(&mut self, size: u64) -> io::Result<Vec<u8>> {
-        if size > LARGEST_HEADER {
-            return Err(bad(format!("an extension header is {size} bytes large")));
+        if size > MAX_EXTENSION_HEADER {
+            return Err(invalid(format!("an extension header has {size} bytes")));
         }
-        self.data(size)?;
+        self.begin_data(size)?;
         let mut bytes = Vec::new();
         self.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
     fn skip(&mut self) -> io::Result<()> {
-        let rest = self.left + self.padding;
+        let rest = self.remaining + self.padding;
         let skipped = io::copy(&mut (&mut self.inner).take(rest), &mut io::sink())?;
-        // Some archives end without the last padding.
-        if skipped < self.left {
+        // Some archives lack the padding of the last entry.
+        if skipped < self.remaining {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        (self.left, self.padding) = (0, 0);
+        (self.remaining, self.padding) = (0, 0);
         Ok(())
     }
 
-    /// The next header; `None` at the end, which a block of zeros marks.
+    /// The next header; `None` at the end of the file or at a block of zeros.
     fn block(&mut self) -> io::Result<Option<[u8; BLOCK]>> {
         let (mut block, mut at) = ([0; BLOCK], 0);
         while at < BLOCK {
@@ -229,32 +228,32 @@ impl<R: Read> Archive<R> {
         Ok(block.iter().any(|byte| *byte != 0).then_some(block))
     }
 
-    /// The rest, so that its digest can be taken.
+    /// The rest of the stream, so that it can be hashed.
     pub fn into_inner(self) -> R {
         self.inner
     }
 }
 
 /// The data of the current entry.
-impl<R: Read> Read for Archive<R> {
+impl<R: Read> Read for TarReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer
+        let limit = buffer
             .len()
-            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        if most == 0 {
+            .min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+        if limit == 0 {
             return Ok(0);
         }
-        match self.inner.read(&mut buffer[..most])? {
+        match self.inner.read(&mut buffer[..limit])? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             n => {
-                self.left -= n as u64;
+                self.remaining -= n as u64;
                 Ok(n)
             }
         }
     }
 }
 
-/// A block that holds a header.
+/// A header block.
 struct Header<'a>(&'a [u8; BLOCK]);
 
 impl Header<'_> {
@@ -262,7 +261,7 @@ impl Header<'_> {
         self.0[156]
     }
 
-    /// The size of the data; the checksum is good if this is.
+    /// The size of the data, after a check of the header's checksum.
     fn size(&self) -> io::Result<u64> {
         let sum = |byte: fn(u8) -> i64| -> i64 {
             let all = self.0.iter().enumerate();
@@ -273,9 +272,9 @@ impl Header<'_> {
             .sum()
         };
         let expected = i64::try_from(self.number(148..156)?).unwrap_or(-1);
-        // Ancient writers added signed bytes.
+        // Historic writers summed signed bytes.
         if sum(i64::from) != expected && sum(|byte| i64::from(byte.cast_signed())) != expected {
-            return Err(bad("a header's checksum is wrong: this is no tar archive"));
+            return Err(invalid("a header's checksum is wrong: not a tar archive"));
         }
         self.number(124..136)
     }
@@ -285,10 +284,10 @@ impl Header<'_> {
     }
 
     fn path(&self) -> Vec<u8> {
-        let name = until_zero(&self.0[..100]);
-        // GNU uses the prefix for other things.
+        let name = until_nul(&self.0[..100]);
+        // GNU headers use the prefix field otherwise.
         let prefix = match &self.0[257..263] {
-            b"ustar\0" => until_zero(&self.0[345..500]),
+            b"ustar\0" => until_nul(&self.0[345..500]),
             _ => b"",
         };
         match prefix {
@@ -298,38 +297,42 @@ impl Header<'_> {
     }
 
     fn link(&self) -> Vec<u8> {
-        until_zero(&self.0[157..257]).to_vec()
+        until_nul(&self.0[157..257]).to_vec()
     }
 }
 
 /// Octal text, or, if the highest bit is set, a binary number.
 fn number(field: &[u8]) -> io::Result<u64> {
-    let wrong = || bad("a number in a header is malformed");
+    let malformed = || invalid("a number in a header is malformed");
     if field[0] & 0x80 != 0 {
         let negative = field[0] & 0x40 != 0;
         let mut value = u64::from(field[0] & 0x3f);
         for byte in &field[1..] {
             value = value
                 .checked_mul(256)
-                .ok_or_else(wrong)?
+                .ok_or_else(malformed)?
                 .checked_add(u64::from(*byte))
-                .ok_or_else(wrong)?;
+                .ok_or_else(malformed)?;
         }
-        return if negative { Err(wrong()) } else { Ok(value) };
+        return if negative {
+            Err(malformed())
+        } else {
+            Ok(value)
+        };
     }
-    let text = std::str::from_utf8(until_zero(field)).map_err(|_| wrong())?;
+    let text = std::str::from_utf8(until_nul(field)).map_err(|_| malformed())?;
     match text.trim() {
         "" => Ok(0),
-        digits => u64::from_str_radix(digits, 8).map_err(|_| wrong()),
+        digits => u64::from_str_radix(digits, 8).map_err(|_| malformed()),
     }
 }
 
-fn until_zero(field: &[u8]) -> &[u8] {
+fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn cut(mut name: Vec<u8>) -> Vec<u8> {
-    let end = until_zero(&name).len();
+fn truncate_at_nul(mut name: Vec<u8>) -> Vec<u8> {
+    let end = until_nul(&name).len();
     name.truncate(end);
     name
 }

@@ -1,6 +1,6 @@
-//! Layers of all kinds, hostile ones above all, unpacked on this machine's file system.
+//! Unpacks ordinary and hostile layers on this machine's file system.
 
-use super::tar::testing::Builder;
+use super::tar::testing::TarBuilder;
 use super::*;
 use rustix::fs::{FileType, Mode, getxattr, lgetxattr};
 use std::collections::BTreeMap;
@@ -8,13 +8,13 @@ use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Unpacks an archive into `layer` of a new directory that also holds `outside/secret`.
+/// An archive unpacked into `layer` of a new directory, which also holds `outside/secret`.
 struct Unpacked {
     dir: tempfile::TempDir,
     result: Result<(), String>,
 }
 
-fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
+fn unpack_with(archive: &[u8], limits: ImageLimits) -> Unpacked {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("outside")).unwrap();
     fs::write(dir.path().join("outside/secret"), "untouched").unwrap();
@@ -22,24 +22,24 @@ fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
     fs::write(&blob, archive).unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
     let digest = Digest::of(archive);
-    let result = layers.unpack(&blob, digest, digest, &Allowance::new(limits));
+    let result = layers.unpack(&blob, digest, digest, &UnpackBudget::new(limits));
     let result = match result {
         Ok(path) => {
             fs::rename(path, dir.path().join("layer")).unwrap();
             Ok(())
         }
-        Err(error) => Err(crate::causes(&error)),
+        Err(error) => Err(crate::error_chain(&error)),
     };
-    // Whatever happened: nothing is outside, and nothing half done is left.
-    let left = fs::read_dir(layers.path()).unwrap().flatten();
-    let left: Vec<_> = left
+    // Neither a change outside of the layer nor a leftover, whatever the result.
+    let leftovers = fs::read_dir(layers.path()).unwrap().flatten();
+    let leftovers: Vec<_> = leftovers
         .map(|entry| entry.file_name().into_string().unwrap())
         .filter(|name| {
             let beside = [".lock-", ".use-", ".from-"];
             !beside.iter().any(|prefix| name.starts_with(prefix))
         })
         .collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert!(leftovers.is_empty(), "{leftovers:?}");
     assert_eq!(
         fs::read(dir.path().join("outside/secret")).unwrap(),
         b"untouched"
@@ -48,8 +48,8 @@ fn unpack_with(archive: &[u8], limits: Limits) -> Unpacked {
     Unpacked { dir, result }
 }
 
-fn unpack(archive: Builder) -> Unpacked {
-    unpack_with(&archive.finish(), Limits::default())
+fn unpack(archive: TarBuilder) -> Unpacked {
+    unpack_with(&archive.finish(), ImageLimits::default())
 }
 
 impl Unpacked {
@@ -83,9 +83,9 @@ impl Unpacked {
 }
 
 #[test]
-fn an_ordinary_layer() {
+fn ordinary_layer_unpacks() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .directory("./", 0o755)
             .directory("bin/", 0o555)
             .file("bin/su", 0o4755, b"program")
@@ -118,23 +118,23 @@ fn an_ordinary_layer() {
 }
 
 #[test]
-fn names_that_lead_out() {
+fn paths_out_of_the_layer_are_rejected() {
     for name in [
         "../outside/secret",
         "a/../../outside/secret",
         "/../outside/secret",
         "..",
     ] {
-        let layer = unpack(Builder::new().file(name, 0o644, b"evil"));
-        assert!(layer.error().contains("leads out of the layer"), "{name}");
+        let layer = unpack(TarBuilder::new().file(name, 0o644, b"evil"));
+        assert!(layer.error().contains("leaves the layer"), "{name}");
     }
-    // Absolute names are those of the container.
-    let layer = unpack(Builder::new().file("/etc/passwd", 0o644, b"root"));
+    // Absolute paths are relative to the layer's root.
+    let layer = unpack(TarBuilder::new().file("/etc/passwd", 0o644, b"root"));
     assert_eq!(layer.text("etc/passwd"), "root");
 }
 
 #[test]
-fn symlinks_that_lead_out_stay_inside() {
+fn symlinks_resolve_within_the_layer() {
     let secret = "../../outside";
     for target in [
         secret,
@@ -144,14 +144,14 @@ fn symlinks_that_lead_out_stay_inside() {
         "/proc/self/root/outside",
     ] {
         let layer = unpack(
-            Builder::new()
+            TarBuilder::new()
                 .symlink("link", target)
                 .file("link/secret", 0o644, b"evil")
                 .directory("link/new", 0o755)
                 .symlink("link/other", "x")
                 .fifo("link/pipe", 0o644),
         );
-        // The link is kept as it is, and what was written through it is in the layer.
+        // The link is unchanged, and files written through it are in the layer.
         assert_eq!(
             fs::read_link(layer.path("link")).unwrap(),
             Path::new(target)
@@ -162,9 +162,9 @@ fn symlinks_that_lead_out_stay_inside() {
         };
         assert_eq!(layer.text(inside), "evil", "{target}");
     }
-    // The last part of a name is never followed.
+    // The last component is never followed.
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .symlink("file", "../../outside/secret")
             .file("file", 0o600, b"own"),
     );
@@ -173,22 +173,22 @@ fn symlinks_that_lead_out_stay_inside() {
 }
 
 #[test]
-fn links_in_circles_are_refused() {
+fn symlink_loops_are_rejected() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .symlink("a", "b")
             .symlink("b", "a")
             .file("a/file", 0o644, b"x"),
     );
     assert!(
-        layer.error().contains("can't unpack a/file"),
+        layer.error().contains("cannot unpack a/file"),
         "{}",
         layer.error()
     );
 }
 
 #[test]
-fn hard_links_only_to_files_of_the_layer() {
+fn hard_links_need_a_file_of_the_layer() {
     for target in [
         "../outside/secret",
         "/outside/secret",
@@ -199,20 +199,20 @@ fn hard_links_only_to_files_of_the_layer() {
         "link/secret",
     ] {
         let layer = unpack(
-            Builder::new()
+            TarBuilder::new()
                 .directory("dir", 0o755)
                 .symlink("link", "../../outside")
                 .hard_link("evil", target),
         );
         assert!(
-            layer.error().contains("refused"),
+            layer.error().contains("rejected"),
             "{target}: {}",
             layer.error()
         );
     }
-    // To a symlink, and to itself.
+    // A link to a symlink, and a link to itself.
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .symlink("link", "/etc/shadow")
             .hard_link("same", "link")
             .file("file", 0o644, b"x")
@@ -223,9 +223,9 @@ fn hard_links_only_to_files_of_the_layer() {
 }
 
 #[test]
-fn the_last_entry_of_a_name_counts() {
+fn last_entry_of_a_name_wins() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .file("a", 0o644, b"first")
             .file("a", 0o600, b"second")
             .directory("b", 0o755)
@@ -247,9 +247,9 @@ fn the_last_entry_of_a_name_counts() {
 }
 
 #[test]
-fn a_directory_that_became_a_link_keeps_its_mode_to_itself() {
+fn mode_of_replaced_directory_spares_link_target() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .directory("target", 0o755)
             .directory("dir", 0o000)
             .symlink("dir", "target"),
@@ -258,13 +258,13 @@ fn a_directory_that_became_a_link_keeps_its_mode_to_itself() {
 }
 
 #[test]
-fn whiteouts_become_those_of_overlayfs() {
+fn whiteouts_are_converted_for_overlayfs() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .file("etc/.wh.gone", 0o644, b"")
             .file("opaque/.wh..wh..opq", 0o644, b"")
             .file("opaque/new", 0o644, b"x")
-            // Of this layer: stays, and hides what is below.
+            // This layer's own entries stay, and hide lower layers.
             .file("both", 0o644, b"stays")
             .file(".wh.both", 0o644, b"")
             .file(".wh.later", 0o644, b"")
@@ -275,7 +275,7 @@ fn whiteouts_become_those_of_overlayfs() {
             .file("deep/er/file", 0o644, b"x")
             .directory("before", 0o755)
             .file(".wh.before", 0o644, b"")
-            // What aufs left.
+            // Internal files of aufs.
             .file(".wh..wh.plnk/1.2", 0o644, b"x")
             .file(".wh..wh.aufs", 0o644, b"x"),
     );
@@ -294,15 +294,15 @@ fn whiteouts_become_those_of_overlayfs() {
             .all(|e| !e.file_name().to_string_lossy().starts_with(".wh"))
     );
     for name in [".wh.", ".wh..", "a/.wh..."] {
-        let layer = unpack(Builder::new().file(name, 0o644, b""));
-        assert!(layer.error().contains("refused"), "{name}");
+        let layer = unpack(TarBuilder::new().file(name, 0o644, b""));
+        assert!(layer.error().contains("rejected"), "{name}");
     }
 }
 
 #[test]
-fn whiteouts_hide_through_a_symlink_only_inside() {
+fn whiteouts_behind_symlinks_stay_in_the_layer() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .symlink("link", "/outside")
             .file("link/.wh.secret", 0o644, b"")
             .file("link/.wh..wh..opq", 0o644, b""),
@@ -311,9 +311,9 @@ fn whiteouts_hide_through_a_symlink_only_inside() {
 }
 
 #[test]
-fn devices_are_left_out() {
+fn devices_are_skipped() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .device("dev/null", b'3', 1, 3)
             .device("dev/sda", b'4', 8, 0)
             // A forged whiteout.
@@ -326,9 +326,9 @@ fn devices_are_left_out() {
 }
 
 #[test]
-fn attributes_that_could_forge_are_dropped() {
+fn overlay_attributes_are_dropped() {
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .pax(&[
                 ("SCHILY.xattr.user.mine", b"kept"),
                 ("SCHILY.xattr.user.overlay.opaque", b"y"),
@@ -359,8 +359,8 @@ fn attributes_that_could_forge_are_dropped() {
 }
 
 #[test]
-fn owners_are_those_of_the_archive_if_that_can_be() {
-    let archive = Builder::new()
+fn owners_are_set_if_mapped() {
+    let archive = TarBuilder::new()
         .owned_by(33, 44)
         .file("file", 0o4711, b"x")
         .symlink("link", "file")
@@ -383,10 +383,10 @@ fn owners_are_those_of_the_archive_if_that_can_be() {
 }
 
 #[test]
-fn long_names_in_all_forms() {
+fn long_names_of_gnu_and_pax_are_read() {
     let long = format!("{}/{}", "d".repeat(200), "f".repeat(200));
     let layer = unpack(
-        Builder::new()
+        TarBuilder::new()
             .gnu_long_name(&long)
             .file("short", 0o644, b"gnu")
             .pax(&[
@@ -405,63 +405,66 @@ fn long_names_in_all_forms() {
 }
 
 #[test]
-fn headers_without_measure_are_refused() {
+fn oversized_headers_are_rejected() {
     let huge = "x".repeat(2 << 20);
     for archive in [
-        Builder::new().gnu_long_name(&huge).file("a", 0o644, b""),
-        Builder::new()
+        TarBuilder::new().gnu_long_name(&huge).file("a", 0o644, b""),
+        TarBuilder::new()
             .pax(&[("comment", huge.as_bytes())])
             .file("a", 0o644, b""),
-        Builder::new().global(huge.as_bytes()).file("a", 0o644, b""),
+        TarBuilder::new()
+            .global(huge.as_bytes())
+            .file("a", 0o644, b""),
     ] {
         let layer = unpack(archive);
         assert!(
-            layer.error().contains("extension header is"),
+            layer.error().contains("extension header has"),
             "{}",
             layer.error()
         );
     }
     let long = unpack(
-        Builder::new()
+        TarBuilder::new()
             .gnu_long_name(&"x/".repeat(2100))
             .file("a", 0o644, b""),
     );
     assert!(long.error().contains("too long"));
     let long = unpack(
-        Builder::new()
+        TarBuilder::new()
             .gnu_long_name(&"x".repeat(256))
             .file("a", 0o644, b""),
     );
     assert!(long.error().contains("too long"));
     let zero = unpack(
-        Builder::new()
+        TarBuilder::new()
             .pax(&[("path", b"a\0b")])
             .file("a", 0o644, b""),
     );
-    assert!(zero.error().contains("zero byte"));
+    assert!(zero.error().contains("NUL byte"));
 }
 
 #[test]
-fn bombs_are_stopped() {
-    let limits = Limits {
+fn decompression_bombs_are_rejected() {
+    let limits = ImageLimits {
         bytes: 1 << 20,
         entries: 100,
     };
     let zeros = vec![0; 64 << 20];
-    let bomb = zstd::encode_all(&Builder::new().file("a", 0o644, &zeros).finish()[..], 1).unwrap();
+    let bomb =
+        zstd::encode_all(&TarBuilder::new().file("a", 0o644, &zeros).finish()[..], 1).unwrap();
     assert!(bomb.len() < 100_000);
     let layer = unpack_with(&bomb, limits);
     assert!(
-        layer.error().contains("more bytes than may be unpacked"),
+        layer.error().contains("more bytes than the limit"),
         "{}",
         layer.error()
     );
-    // After the end of the archive, too.
-    let mut late = Builder::new().file("a", 0o644, b"x").finish();
+    // Also after the end marker of the archive.
+    let mut late = TarBuilder::new().file("a", 0o644, b"x").finish();
     late.extend(&zeros);
     let layer = unpack_with(&zstd::encode_all(&late[..], 1).unwrap(), limits);
     assert!(layer.error().contains("more bytes"), "{}", layer.error());
-    let mut many = Builder::new();
+    let mut many = TarBuilder::new();
     for at in 0..200 {
         many = many.directory(&format!("d{at}"), 0o755);
     }
@@ -470,108 +473,109 @@ fn bombs_are_stopped() {
 }
 
 #[test]
-fn names_of_directories_do_not_fill_the_memory() {
+fn memory_for_directory_paths_is_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
-    let unpack = |archive: Builder| {
+    let unpack = |archive: TarBuilder| {
         let archive = archive.finish();
         let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
         fs::write(&blob, &archive).unwrap();
-        let allowance = Allowance::new(Limits::default());
-        allowance.pending.store(1000, Relaxed);
-        let result = layers.unpack(&blob, digest, digest, &allowance);
-        result.map_err(|error| crate::causes(&error))
+        let budget = UnpackBudget::new(ImageLimits::default());
+        budget.directory_memory.store(1000, Relaxed);
+        let result = layers.unpack(&blob, digest, digest, &budget);
+        result.map_err(|error| crate::error_chain(&error))
     };
     let name = |at: usize| format!("{at:090}");
-    let directories = |all: Builder, at| all.directory(&name(at), 0o755);
-    let files = |all: Builder, at| all.file(&name(at), 0o644, b"");
-    unpack((0..4).fold(Builder::new(), directories)).unwrap();
-    // Files are not remembered.
-    unpack((0..100).fold(Builder::new(), files)).unwrap();
-    let error = unpack((0..5).fold(Builder::new(), directories)).unwrap_err();
+    let directories = |all: TarBuilder, at| all.directory(&name(at), 0o755);
+    let files = |all: TarBuilder, at| all.file(&name(at), 0o644, b"");
+    unpack((0..4).fold(TarBuilder::new(), directories)).unwrap();
+    // Files do not count.
+    unpack((0..100).fold(TarBuilder::new(), files)).unwrap();
+    let error = unpack((0..5).fold(TarBuilder::new(), directories)).unwrap_err();
     assert!(error.contains("too much memory"), "{error}");
 }
 
 #[test]
-fn damage_is_an_error() {
-    let whole = Builder::new().file("a", 0o644, &[7; 5000]).finish();
-    for (archive, words) in [
-        (b"<html>not found</html>".to_vec(), "can't be read"),
-        (whole[..700].to_vec(), "can't be read"),
-        (whole[..300].to_vec(), "can't be read"),
+fn damaged_archives_are_rejected() {
+    let whole = TarBuilder::new().file("a", 0o644, &[7; 5000]).finish();
+    for (archive, expected) in [
+        (b"<html>not found</html>".to_vec(), "cannot read the layer"),
+        (whole[..700].to_vec(), "cannot read the layer"),
+        (whole[..300].to_vec(), "cannot read the layer"),
         (
             [&whole[..100], b"x", &whole[101..]].concat(),
             "checksum is wrong",
         ),
-        (b"\x1f\x8b\x08 no gzip".to_vec(), "can't be read"),
-        (b"\x28\xb5\x2f\xfd no zstd".to_vec(), "can't be read"),
+        (b"\x1f\x8b\x08 no gzip".to_vec(), "cannot read the layer"),
+        (
+            b"\x28\xb5\x2f\xfd no zstd".to_vec(),
+            "cannot read the layer",
+        ),
     ] {
-        let layer = unpack_with(&archive, Limits::default());
-        assert!(layer.error().contains(words), "{}", layer.error());
+        let layer = unpack_with(&archive, ImageLimits::default());
+        assert!(layer.error().contains(expected), "{}", layer.error());
     }
-    let big = Builder::new().sized("a", u64::MAX / 2, b"x").finish();
+    let big = TarBuilder::new().sized("a", u64::MAX / 2, b"x").finish();
     assert!(
-        unpack_with(&big, Limits::default())
+        unpack_with(&big, ImageLimits::default())
             .error()
-            .contains("can't be read")
+            .contains("cannot read the layer")
     );
 }
 
 #[test]
-fn content_that_is_not_the_promised_one_is_refused() {
+fn wrong_diff_id_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(dir.path()).unwrap();
     let blob = dir.path().join("blob");
-    fs::write(&blob, Builder::new().file("a", 0o644, b"evil").finish()).unwrap();
+    fs::write(&blob, TarBuilder::new().file("a", 0o644, b"evil").finish()).unwrap();
     let (digest, promised) = (Digest::of(b"blob"), Digest::of(b"promised"));
-    let allowance = Allowance::new(Limits::default());
-    let error = layers
-        .unpack(&blob, digest, promised, &allowance)
-        .unwrap_err();
-    assert!(error.blames_archive());
+    let budget = UnpackBudget::new(ImageLimits::default());
+    let error = layers.unpack(&blob, digest, promised, &budget).unwrap_err();
+    assert!(error.is_archive_fault());
     assert!(!layers.has(promised, digest));
 }
 
 #[test]
-fn layers_are_found_only_by_blobs_that_hold_them() {
+fn layers_need_a_blob_that_unpacks_to_them() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
-    let archive = Builder::new().file("a", 0o644, b"private").finish();
+    let archive = TarBuilder::new().file("a", 0o644, b"private").finish();
     let packed = zstd::encode_all(&archive[..], 1).unwrap();
-    let other = Builder::new().file("a", 0o644, b"other").finish();
+    let other = TarBuilder::new().file("a", 0o644, b"other").finish();
     let diff_id = Digest::of(&archive);
-    let unpack = |bytes: &[u8], limits: Limits| {
+    let unpack = |bytes: &[u8], limits: ImageLimits| {
         let (blob, digest) = (dir.path().join("blob"), Digest::of(bytes));
         fs::write(&blob, bytes).unwrap();
         layers
-            .unpack(&blob, digest, diff_id, &Allowance::new(limits))
-            .map_err(|error| error.blames_archive())
+            .unpack(&blob, digest, diff_id, &UnpackBudget::new(limits))
+            .map_err(|error| error.is_archive_fault())
     };
-    let path = unpack(&archive, Limits::default()).unwrap();
+    let path = unpack(&archive, ImageLimits::default()).unwrap();
     for hostile in [&other[..], b"no archive at all"] {
-        assert_eq!(unpack(hostile, Limits::default()), Err(true));
+        assert_eq!(unpack(hostile, ImageLimits::default()), Err(true));
         assert!(!layers.has(diff_id, Digest::of(hostile)));
     }
-    // The same in another form, once as much as may be read.
-    let limits = |bytes| Limits {
+    // The same layer in another compression, first beyond the size limit.
+    let limits = |bytes| ImageLimits {
         bytes,
-        ..Limits::default()
+        ..ImageLimits::default()
     };
     assert_eq!(unpack(&packed, limits(100)), Err(false));
     assert!(!layers.has(diff_id, Digest::of(&packed)));
     assert_eq!(unpack(&packed, limits(1 << 20)), Ok(path));
     assert!(layers.has(diff_id, Digest::of(&packed)));
     assert!(layers.has(diff_id, Digest::of(&archive)));
-    // What was seen once stays true when the layer is unpacked anew.
+    // The record of a blob stays valid after the layer was pruned.
     assert_eq!(layers.prune(std::time::Duration::ZERO).unwrap(), 1);
     assert!(!layers.has(diff_id, Digest::of(&archive)));
-    unpack(&packed, Limits::default()).unwrap();
+    unpack(&packed, ImageLimits::default()).unwrap();
     assert!(layers.has(diff_id, Digest::of(&archive)));
 }
 
 #[test]
-fn sparse_files_in_all_forms() {
-    // What GNU tar writes for a file of 1 MiB with "start" at 0 and "end" at 1 MiB - 3.
+fn sparse_files_of_all_formats_are_read() {
+    // GNU tar's output for a file of 1 MiB with "start" at 0 and "end" at 1 MiB - 3.
     let dir = tempfile::tempdir().unwrap();
     let mut file = File::create(dir.path().join("file")).unwrap();
     file.write_all(b"start").unwrap();
@@ -593,7 +597,7 @@ fn sparse_files_in_all_forms() {
             .unwrap();
         assert!(tar.status.success());
         assert!(tar.stdout.len() < 100_000, "{format:?} is not sparse");
-        let layer = unpack_with(&tar.stdout, Limits::default());
+        let layer = unpack_with(&tar.stdout, ImageLimits::default());
         assert!(
             fs::read(layer.path("file")).unwrap() == expected,
             "{format:?}"
@@ -603,7 +607,7 @@ fn sparse_files_in_all_forms() {
 }
 
 #[test]
-fn what_gnu_tar_and_busybox_write() {
+fn all_formats_of_gnu_tar_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     fs::create_dir_all(root.join("a/b")).unwrap();
@@ -616,17 +620,17 @@ fn what_gnu_tar_and_busybox_write() {
             .current_dir(&root)
             .output()
             .unwrap();
-        let layer = unpack_with(&tar.stdout, Limits::default());
+        let layer = unpack_with(&tar.stdout, ImageLimits::default());
         assert_eq!(layer.text("a/hard"), "x", "{format}");
         assert_eq!(layer.text("a/link/file"), "x", "{format}");
     }
 }
 
 #[test]
-fn unpacked_once_and_held() {
+fn layers_are_unpacked_once_and_held() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
-    let archive = Builder::new()
+    let archive = TarBuilder::new()
         .directory("closed", 0)
         .file("closed/file", 0, b"x")
         .finish();
@@ -636,8 +640,8 @@ fn unpacked_once_and_held() {
         .map(|_| {
             let (layers, blob) = (layers.clone(), blob.clone());
             std::thread::spawn(move || {
-                let allowance = Allowance::new(Limits::default());
-                layers.unpack(&blob, digest, digest, &allowance).unwrap()
+                let budget = UnpackBudget::new(ImageLimits::default());
+                layers.unpack(&blob, digest, digest, &budget).unwrap()
             })
         })
         .collect();
@@ -646,17 +650,17 @@ fn unpacked_once_and_held() {
         .map(|thread| thread.join().unwrap())
         .collect();
     assert!(paths.iter().all(|path| *path == paths[0]));
-    // Needs nothing but the unpacked layer.
+    // The blob is no longer needed.
     fs::remove_file(&blob).unwrap();
-    let allowance = Allowance::new(Limits::default());
-    layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let budget = UnpackBudget::new(ImageLimits::default());
+    layers.unpack(&blob, digest, digest, &budget).unwrap();
     let held = layers.hold(&paths[..1]).unwrap();
     assert_eq!(layers.prune(Duration::ZERO).unwrap(), 0);
-    // Others may use it beside us.
-    let allowance = Allowance::new(Limits::default());
-    layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    // Other processes may use it at the same time.
+    let budget = UnpackBudget::new(ImageLimits::default());
+    layers.unpack(&blob, digest, digest, &budget).unwrap();
     drop(held);
-    assert_eq!(layers.free(Duration::ZERO, || true).unwrap(), 0);
+    assert_eq!(layers.prune_until(Duration::ZERO, || true).unwrap(), 0);
     assert_eq!(layers.prune(Duration::from_secs(60)).unwrap(), 0);
     assert_eq!(layers.prune(Duration::ZERO).unwrap(), 1);
     assert!(layers.hold(&paths[..1]).is_err());
@@ -665,29 +669,29 @@ fn unpacked_once_and_held() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_replaced() {
+fn leftover_of_killed_unpack_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(dir.path()).unwrap();
-    let archive = Builder::new().file("file", 0o644, b"x").finish();
+    let archive = TarBuilder::new().file("file", 0o644, b"x").finish();
     let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
     fs::write(&blob, &archive).unwrap();
     let half = dir.path().join(format!(".new-{}", &digest.hex()[..32]));
     fs::create_dir(&half).unwrap();
     fs::write(half.join("half"), "").unwrap();
-    let allowance = Allowance::new(Limits::default());
-    let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let budget = UnpackBudget::new(ImageLimits::default());
+    let path = layers.unpack(&blob, digest, digest, &budget).unwrap();
     assert!(path.join("file").exists() && !path.join("half").exists());
 }
 
 #[test]
-fn what_killed_removals_and_pulls_left_goes_with_the_next() {
+fn prune_removes_leftovers_of_killed_processes() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
-    let archive = Builder::new().file("file", 0o644, b"x").finish();
+    let archive = TarBuilder::new().file("file", 0o644, b"x").finish();
     let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
     fs::write(&blob, &archive).unwrap();
-    let allowance = Allowance::new(Limits::default());
-    let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let budget = UnpackBudget::new(ImageLimits::default());
+    let path = layers.unpack(&blob, digest, digest, &budget).unwrap();
     let (name, other) = (&digest.hex()[..32], "0".repeat(32));
     let part = |kind: &str, name: &str| {
         let path = layers.path().join(format!(".{kind}-{name}"));
@@ -695,13 +699,13 @@ fn what_killed_removals_and_pulls_left_goes_with_the_next() {
         fs::write(path.join("part"), "").unwrap();
         path
     };
-    // But not what is under way.
+    // A layer whose lock is held is not a leftover.
     let (old, new) = (part("old", name), part("new", &other));
     let foreign = layers.path().join(".old-something");
     fs::create_dir(&foreign).unwrap();
     let lock = layers.lock_file(&other).unwrap();
     lock.lock().unwrap();
-    assert_eq!(layers.free(Duration::ZERO, || true).unwrap(), 0);
+    assert_eq!(layers.prune_until(Duration::ZERO, || true).unwrap(), 0);
     assert!(path.join("file").exists() && !old.exists() && new.exists() && foreign.exists());
     drop(lock);
     assert_eq!(layers.prune(Duration::ZERO).unwrap(), 1);
@@ -709,28 +713,28 @@ fn what_killed_removals_and_pulls_left_goes_with_the_next() {
 }
 
 #[test]
-fn nobody_finds_a_part_of_a_layer_that_is_removed() {
+fn removal_never_shows_an_incomplete_layer() {
     let dir = tempfile::tempdir().unwrap();
     let layers = Layers::open(&dir.path().join("layers")).unwrap();
-    let mut archive = Builder::new();
+    let mut archive = TarBuilder::new();
     for at in 0..3000 {
         archive = archive.file(&format!("file{at}"), 0o644, b"");
     }
     let archive = archive.finish();
     let (blob, digest) = (dir.path().join("blob"), Digest::of(&archive));
     fs::write(&blob, &archive).unwrap();
-    let allowance = Allowance::new(Limits::default());
-    let path = layers.unpack(&blob, digest, digest, &allowance).unwrap();
+    let budget = UnpackBudget::new(ImageLimits::default());
+    let path = layers.unpack(&blob, digest, digest, &budget).unwrap();
     let removing = std::thread::spawn(move || layers.prune(Duration::ZERO).unwrap());
     while let Ok(list) = fs::read_dir(&path) {
         let found = list.count();
-        // What has no name any more may have lost files since it was opened.
+        // After the rename, the open directory may have lost files.
         assert!(found == 3000 || !path.exists(), "{found}");
     }
     assert_eq!(removing.join().unwrap(), 1);
 }
 
-/// All entries below a directory, with what they are.
+/// All entries below a directory, with their types.
 fn listing(root: &Path) -> BTreeMap<PathBuf, FileType> {
     let mut all = BTreeMap::new();
     let mut todo = vec![root.to_path_buf()];
@@ -749,13 +753,12 @@ fn listing(root: &Path) -> BTreeMap<PathBuf, FileType> {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
 
-    /// Whatever an archive does with names and links: nothing outside of the layer changes, and no
-    /// device but a whiteout comes to be.
+    /// No combination of names and links changes a file outside of the layer or creates a device other than a whiteout.
     #[test]
-    fn nothing_outside_changes(entries in proptest::collection::vec(
+    fn unpack_changes_nothing_outside(entries in proptest::collection::vec(
         (0..6u8, path_strategy(), path_strategy()), 1..12))
     {
-        let mut archive = Builder::new();
+        let mut archive = TarBuilder::new();
         for (kind, name, target) in &entries {
             archive = match kind {
                 0 => archive.file(name, 0o644, b"evil"),
@@ -772,9 +775,9 @@ proptest::proptest! {
         fs::write(dir.path().join("outside/secret"), "untouched").unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
-        let ids = ids::Ids::of_this_process();
+        let ids = ids::IdMappings::of_this_process();
         let _ = unpack::unpack(File::open(&root).unwrap().into(), &archive[..], &ids,
-            &Allowance::new(Limits::default()));
+            &UnpackBudget::new(ImageLimits::default()));
         proptest::prop_assert_eq!(fs::read(dir.path().join("outside/secret")).unwrap(), b"untouched");
         proptest::prop_assert_eq!(fs::metadata(dir.path().join("outside/secret")).unwrap().nlink(), 1);
         proptest::prop_assert_eq!(fs::read_dir(dir.path().join("outside")).unwrap().count(), 1);
@@ -788,10 +791,10 @@ proptest::proptest! {
 }
 
 proptest::proptest! {
-    /// A damaged archive may be refused, or unpack to something else; it never panics.
+    /// A damaged archive may be rejected, or unpack to something else, but never panics.
     #[test]
-    fn no_damage_panics(changes in proptest::collection::vec((0..6000usize, proptest::num::u8::ANY), 1..20)) {
-        let mut archive = Builder::new()
+    fn damaged_archives_never_panic(changes in proptest::collection::vec((0..6000usize, proptest::num::u8::ANY), 1..20)) {
+        let mut archive = TarBuilder::new()
             .pax(&[("path", b"long/name"), ("GNU.sparse.size", b"10"), ("GNU.sparse.map", b"0,1")])
             .file("a", 0o644, b"x")
             .gnu_long_name("other/name")
@@ -803,12 +806,12 @@ proptest::proptest! {
             let at = at % archive.len();
             archive[at] = value;
         }
-        let mut tar = tar::Archive::new(&archive[..]);
+        let mut tar = tar::TarReader::new(&archive[..]);
         while let Ok(Some(_)) = tar.next() {}
         let dir = tempfile::tempdir().unwrap();
-        let ids = ids::Ids::of_this_process();
+        let ids = ids::IdMappings::of_this_process();
         let _ = unpack::unpack(File::open(dir.path()).unwrap().into(), &archive[..], &ids,
-            &Allowance::new(Limits { bytes: 1 << 20, entries: 100 }));
+            &UnpackBudget::new(ImageLimits { bytes: 1 << 20, entries: 100 }));
     }
 }
 
@@ -832,9 +835,9 @@ fn path_strategy() -> impl proptest::strategy::Strategy<Value = String> {
 
 #[test]
 fn modes_do_not_depend_on_the_umask() {
-    // Of the whole process: no other thread of this test program makes files by name only.
+    // The umask belongs to the whole process; other tests set modes explicitly.
     let before = rustix::process::umask(Mode::from_raw_mode(0o077));
-    let layer = unpack(Builder::new().file("made/file", 0o666, b"x"));
+    let layer = unpack(TarBuilder::new().file("made/file", 0o666, b"x"));
     rustix::process::umask(before);
     assert_eq!(layer.mode("made/file"), 0o666);
     assert_eq!(layer.mode("made"), 0o755);

@@ -1,7 +1,7 @@
 //! Unpacks one layer.
 //!
-//! What the archive may not do: lead out of the directory, make devices, forge the marks of overlayfs,
-//! or use more room than it is given. What it may: everything else that a file system is made of.
+//! An archive cannot write outside of the layer's directory, create devices, forge overlayfs's markers, or exceed its
+//! budget. All other types of entries are supported.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,96 +9,99 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use linux::file_id::FileId;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chownat, fchmod, fchown,
-    fsetxattr, fstat, futimens, linkat, mknodat, openat, symlinkat, utimensat,
+    fsetxattr, futimens, linkat, mknodat, openat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
-use super::Limits;
-use super::ids::Ids;
-use super::path::{Components, components};
-use super::tar::{Archive, Entry, Kind};
-use super::tree::{self, Tree};
+use super::ImageLimits;
+use super::ids::IdMappings;
+use super::layer_tree::{self, LayerTree};
+use super::path::{PathComponents, components};
+use super::tar::{EntryKind, TarEntry, TarReader};
 
-const WHITEOUT: &[u8] = b".wh.";
-const OPAQUE: &[u8] = b".wh..wh..opq";
-/// aufs kept its own records under such names.
-const RESERVED: &[u8] = b".wh..wh.";
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
+const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
+/// Prefix of aufs's internal files.
+const AUFS_PREFIX: &[u8] = b".wh..wh.";
 
-/// Directories of an image are remembered while it is unpacked, in at most so many bytes of memory.
-const MOST_PENDING: u64 = 256 << 20;
-/// What one takes beside its name.
-const PENDING: u64 = 128;
+/// Limit for the memory that holds the metadata of an image's directories during unpacking.
+const MAX_DIRECTORY_MEMORY: u64 = 256 << 20;
+/// Memory per directory, without its path.
+const DIRECTORY_OVERHEAD: u64 = 128;
 
-/// A layer can't be unpacked.
+/// A layer cannot be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// It does what no layer may.
-    #[error("{entry} in the layer is refused: {reason}")]
-    Refused {
-        /// Which entry.
+    /// An entry is not allowed in a layer.
+    #[error("entry {entry} of the layer is rejected: {reason}")]
+    Rejected {
+        /// The entry.
         entry: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// It is damaged, or no tar archive at all.
-    #[error("the layer can't be read")]
+    /// The layer is damaged or not a tar archive.
+    #[error("cannot read the layer")]
     Damaged(#[source] io::Error),
-    /// It is too large.
-    #[error("the image is larger than is allowed: {0}")]
+    /// The layer exceeds the budget.
+    #[error("the image is too large: {0}")]
     TooLarge(String),
-    /// The file system refused something.
-    #[error("can't unpack {entry}")]
+    /// A file system operation failed.
+    #[error("cannot unpack {entry}")]
     Io {
-        /// Which entry.
+        /// The entry.
         entry: String,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// What is left of the room that an image is given; its layers may be unpacked at the same time.
+/// The remaining limits of an image. Concurrent unpacks of its layers share them.
 #[derive(Debug)]
-pub struct Allowance {
+pub struct UnpackBudget {
     bytes: AtomicU64,
     entries: AtomicU64,
-    pub(super) pending: AtomicU64,
+    pub(super) directory_memory: AtomicU64,
 }
 
-impl Allowance {
-    /// As much as `limits` says.
-    pub fn new(limits: Limits) -> Allowance {
-        Allowance {
+impl UnpackBudget {
+    /// Starts with all of `limits`.
+    pub fn new(limits: ImageLimits) -> UnpackBudget {
+        UnpackBudget {
             bytes: limits.bytes.into(),
             entries: limits.entries.into(),
-            pending: MOST_PENDING.into(),
+            directory_memory: MAX_DIRECTORY_MEMORY.into(),
         }
     }
 }
 
-/// Says whether there was so much left.
-fn take(what: &AtomicU64, amount: u64) -> bool {
-    what.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(amount))
+/// Subtracts `amount`; false if less is left.
+fn consume(remaining: &AtomicU64, amount: u64) -> bool {
+    remaining
+        .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(amount))
         .is_ok()
 }
 
-/// When directories are complete they get their mode and time, which both would be in the way before.
+/// The final mode and time of a directory. They are set when the directory is complete: a read-only mode would prevent
+/// new entries, and new entries would change the time.
 #[derive(Debug)]
-struct Pending {
+struct DirectoryMetadata {
     path: Vec<u8>,
     mode: u32,
     times: Timestamps,
 }
 
-struct Unpacking<'a> {
-    tree: Tree,
-    ids: &'a Ids,
-    /// False as soon as the system refused to change an owner.
+struct Unpacker<'a> {
+    tree: LayerTree,
+    ids: &'a IdMappings,
+    /// False after the first chown that was not permitted.
     may_chown: bool,
-    /// Some deletions are marked by files, which go where something new comes.
-    marks_by_files: bool,
-    pending: HashMap<(u64, u64), Pending>,
+    /// Whether some whiteouts are marker files, which a new entry of the same name must remove.
+    has_whiteout_files: bool,
+    pending: HashMap<FileId, DirectoryMetadata>,
     buffer: Vec<u8>,
 }
 
@@ -106,150 +109,151 @@ struct Unpacking<'a> {
 pub fn unpack(
     root: OwnedFd,
     stream: impl Read,
-    ids: &Ids,
-    allowance: &Allowance,
+    ids: &IdMappings,
+    budget: &UnpackBudget,
 ) -> Result<(), UnpackError> {
-    let mut archive = Archive::new(Bounded {
+    let mut archive = TarReader::new(BudgetReader {
         inner: stream,
-        left: &allowance.bytes,
+        remaining: &budget.bytes,
     });
-    let mut unpacking = Unpacking {
-        tree: Tree::new(root),
+    let mut unpacker = Unpacker {
+        tree: LayerTree::new(root),
         ids,
         may_chown: true,
-        marks_by_files: false,
+        has_whiteout_files: false,
         pending: HashMap::new(),
         buffer: vec![0; 128 << 10],
     };
-    while let Some(entry) = archive.next().map_err(reading)? {
-        if !take(&allowance.entries, 1) {
+    while let Some(entry) = archive.next().map_err(read_error)? {
+        if !consume(&budget.entries, 1) {
             return Err(UnpackError::TooLarge(
-                "it has more files than may be unpacked".to_owned(),
+                "it has more files than the limit".to_owned(),
             ));
         }
-        let pending = PENDING + entry.path.len() as u64;
-        if entry.kind == Kind::Directory && !take(&allowance.pending, pending) {
+        let memory = DIRECTORY_OVERHEAD + entry.path.len() as u64;
+        if entry.kind == EntryKind::Directory && !consume(&budget.directory_memory, memory) {
             return Err(UnpackError::TooLarge(
-                "the names of its directories take too much memory".to_owned(),
+                "the paths of its directories need too much memory".to_owned(),
             ));
         }
-        unpacking.entry(&entry, &mut archive)?;
+        unpacker.unpack_entry(&entry, &mut archive)?;
     }
-    // What follows the end belongs to the digest, and to the room that is used.
-    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(reading)?;
-    unpacking.finish()
+    // Bytes after the end marker count for the digest and for the budget.
+    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(read_error)?;
+    unpacker.finish()
 }
 
-/// Reads the archive `stream` to its end, and unpacks nothing. What is read counts as if it were unpacked.
-pub fn read_through(stream: impl Read, allowance: &Allowance) -> Result<(), UnpackError> {
-    let mut stream = Bounded {
+/// Reads the archive `stream` to its end without unpacking it. The bytes count against the budget.
+pub fn read_through(stream: impl Read, budget: &UnpackBudget) -> Result<(), UnpackError> {
+    let mut stream = BudgetReader {
         inner: stream,
-        left: &allowance.bytes,
+        remaining: &budget.bytes,
     };
-    io::copy(&mut stream, &mut io::sink()).map_err(reading)?;
+    io::copy(&mut stream, &mut io::sink()).map_err(read_error)?;
     Ok(())
 }
 
-fn reading(error: io::Error) -> UnpackError {
+fn read_error(error: io::Error) -> UnpackError {
     match error.downcast::<UnpackError>() {
-        Ok(ours) => ours,
+        Ok(unpack_error) => unpack_error,
         Err(error) => UnpackError::Damaged(error),
     }
 }
 
-impl Unpacking<'_> {
-    fn entry(&mut self, entry: &Entry, data: &mut impl Read) -> Result<(), UnpackError> {
-        let shown = || entry.path.escape_ascii().to_string();
-        let refused = |reason: &str| UnpackError::Refused {
-            entry: shown(),
+impl Unpacker<'_> {
+    fn unpack_entry(&mut self, entry: &TarEntry, data: &mut impl Read) -> Result<(), UnpackError> {
+        let display = || entry.path.escape_ascii().to_string();
+        let rejected = |reason: &str| UnpackError::Rejected {
+            entry: display(),
             reason: reason.to_owned(),
         };
         let failed = |source| UnpackError::Io {
-            entry: shown(),
+            entry: display(),
             source,
         };
-        let path = components(&entry.path).map_err(refused)?;
+        let path = components(&entry.path).map_err(rejected)?;
         let Some((name, parents)) = path.split_last() else {
             return match entry.kind {
-                Kind::Directory => self.root(entry).map_err(failed),
-                _ => Err(refused("the root of a layer is a directory")),
+                EntryKind::Directory => self.root(entry).map_err(failed),
+                _ => Err(rejected("the root of a layer must be a directory")),
             };
         };
-        if *name == OPAQUE {
+        if *name == OPAQUE_MARKER {
             let dir = self.tree.directory(parents).map_err(failed)?;
-            return tree::make_opaque(dir).map_err(failed);
+            return layer_tree::set_opaque(dir).map_err(failed);
         }
-        if path.iter().any(|component| component.starts_with(RESERVED)) {
+        if path
+            .iter()
+            .any(|component| component.starts_with(AUFS_PREFIX))
+        {
             return Ok(());
         }
-        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+        if let Some(hidden) = name.strip_prefix(WHITEOUT_PREFIX) {
             if matches!(hidden, b"" | b"." | b"..") {
-                return Err(refused("it hides a name that no file has"));
+                return Err(rejected("it is a whiteout of an invalid name"));
             }
             let dir = self.tree.directory(parents).map_err(failed)?;
-            self.marks_by_files |= tree::white_out(dir, hidden).map_err(failed)?;
+            self.has_whiteout_files |= layer_tree::add_whiteout(dir, hidden).map_err(failed)?;
             return Ok(());
         }
         match entry.kind {
-            Kind::File => self.file(&path, entry, data),
-            Kind::Directory => self.directory(&path, entry).map_err(failed),
-            Kind::Symlink => self.symlink(&path, entry).map_err(failed),
-            Kind::Fifo => self.fifo(&path, entry).map_err(failed),
-            Kind::HardLink => {
-                let target = components(&entry.link).map_err(|reason| {
-                    refused(&reason.replace("its name", "the name it links to"))
-                })?;
+            EntryKind::File => self.file(&path, entry, data),
+            EntryKind::Directory => self.directory(&path, entry).map_err(failed),
+            EntryKind::Symlink => self.symlink(&path, entry).map_err(failed),
+            EntryKind::Fifo => self.fifo(&path, entry).map_err(failed),
+            EntryKind::HardLink => {
+                let target = components(&entry.link)
+                    .map_err(|reason| rejected(&reason.replace("its name", "the target's name")))?;
                 match self.hard_link(&path, &target) {
                     Ok(true) => Ok(()),
-                    Ok(false) => Err(refused(&format!(
-                        "it is a hard link to {}, which isn't a file of this layer",
+                    Ok(false) => Err(rejected(&format!(
+                        "it is a hard link to {}, which is not a file of this layer",
                         entry.link.escape_ascii()
                     ))),
                     Err(error) => Err(failed(error)),
                 }
             }
-            // An ordinary user can make none, and a container has its own /dev.
-            Kind::Device => Ok(()),
+            // Unprivileged users cannot create devices, and a container has its own /dev.
+            EntryKind::Device => Ok(()),
         }
     }
 
-    fn root(&mut self, entry: &Entry) -> io::Result<()> {
+    fn root(&mut self, entry: &TarEntry) -> io::Result<()> {
         let root = self.tree.root().try_clone_to_owned()?;
-        self.dress_directory(root.as_fd(), b"", entry)
+        self.set_directory_metadata(root.as_fd(), b"", entry)
     }
 
-    fn directory(&mut self, path: &Components<'_>, entry: &Entry) -> io::Result<()> {
+    fn directory(&mut self, path: &PathComponents<'_>, entry: &TarEntry) -> io::Result<()> {
         let Some((name, parents)) = path.split_last() else {
             return Ok(());
         };
         let parent = self.tree.directory(parents)?;
-        tree::make_directory(parent, name)?;
-        let made = tree::open(parent, name)?;
-        self.dress_directory(made.as_fd(), &path.join(&b"/"[..]), entry)
+        layer_tree::make_directory(parent, name)?;
+        let created = layer_tree::open(parent, name)?;
+        self.set_directory_metadata(created.as_fd(), &path.join(&b"/"[..]), entry)
     }
 
-    fn dress_directory(
+    fn set_directory_metadata(
         &mut self,
         dir: BorrowedFd<'_>,
         path: &[u8],
-        entry: &Entry,
+        entry: &TarEntry,
     ) -> io::Result<()> {
         set_user_xattrs(dir, entry);
         self.chown(entry, |uid, gid| fchown(dir, uid, gid))?;
-        let found = fstat(dir)?;
-        let pending = Pending {
+        let pending = DirectoryMetadata {
             path: path.to_vec(),
             mode: entry.mode,
             times: times(entry),
         };
-        self.pending.insert((found.st_dev, found.st_ino), pending);
+        self.pending.insert(FileId::of(dir)?, pending);
         Ok(())
     }
 
     fn file(
         &mut self,
-        path: &Components<'_>,
-        entry: &Entry,
+        path: &PathComponents<'_>,
+        entry: &TarEntry,
         data: &mut impl Read,
     ) -> Result<(), UnpackError> {
         let failed = |source| UnpackError::Io {
@@ -257,7 +261,7 @@ impl Unpacking<'_> {
             source,
         };
         let mut file = self
-            .place(path, |dir, name| {
+            .replace_entry(path, |dir, name| {
                 let flags = OFlags::WRONLY
                     | OFlags::CREATE
                     | OFlags::EXCL
@@ -277,37 +281,37 @@ impl Unpacking<'_> {
                 }
             }
         }
-        self.dress_file(&file, entry).map_err(failed)
+        self.set_file_metadata(&file, entry).map_err(failed)
     }
 
-    fn dress_file(&mut self, file: &File, entry: &Entry) -> io::Result<()> {
+    fn set_file_metadata(&mut self, file: &File, entry: &TarEntry) -> io::Result<()> {
         set_user_xattrs(file.as_fd(), entry);
         self.chown(entry, |uid, gid| fchown(file, uid, gid))?;
-        // After the owner: changing that takes setuid bits and capabilities away.
+        // After chown, which clears setuid bits and capabilities.
         fchmod(file, Mode::from_raw_mode(entry.mode))?;
         for (name, value) in &entry.xattrs {
             if name == b"security.capability" {
-                // Without the right to give capabilities, programs must do without.
+                // Fails without CAP_SETFCAP; then the program has no capabilities.
                 let _ = fsetxattr(file, name.as_slice(), value, XattrFlags::empty());
             }
         }
         Ok(futimens(file, &times(entry))?)
     }
 
-    fn symlink(&mut self, path: &Components<'_>, entry: &Entry) -> io::Result<()> {
-        self.place(path, |dir, name| {
+    fn symlink(&mut self, path: &PathComponents<'_>, entry: &TarEntry) -> io::Result<()> {
+        self.replace_entry(path, |dir, name| {
             symlinkat(entry.link.as_slice(), dir, name)
         })?;
-        self.dress(path, entry)
+        self.set_owner_and_time(path, entry)
     }
 
-    fn fifo(&mut self, path: &Components<'_>, entry: &Entry) -> io::Result<()> {
-        self.place(path, |dir, name| {
+    fn fifo(&mut self, path: &PathComponents<'_>, entry: &TarEntry) -> io::Result<()> {
+        self.replace_entry(path, |dir, name| {
             mknodat(dir, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
         })?;
         if let Some((name, parents)) = path.split_last() {
             let dir = self.tree.directory(parents)?;
-            // It was made a moment ago and is no symlink.
+            // It was just created, so it is not a symlink.
             rustix::fs::chmodat(
                 dir,
                 *name,
@@ -315,11 +319,15 @@ impl Unpacking<'_> {
                 AtFlags::empty(),
             )?;
         }
-        self.dress(path, entry)
+        self.set_owner_and_time(path, entry)
     }
 
-    /// Owner and time of what can't be opened.
-    fn dress(&mut self, path: &Components<'_>, entry: &Entry) -> io::Result<()> {
+    /// Sets owner and time of a symlink or FIFO, which cannot be opened.
+    fn set_owner_and_time(
+        &mut self,
+        path: &PathComponents<'_>,
+        entry: &TarEntry,
+    ) -> io::Result<()> {
         let Some((name, parents)) = path.split_last() else {
             return Ok(());
         };
@@ -329,8 +337,12 @@ impl Unpacking<'_> {
         Ok(utimensat(&dir, *name, &times(entry), no_follow)?)
     }
 
-    /// Says whether the target is something that can be linked to.
-    fn hard_link(&mut self, path: &Components<'_>, target: &Components<'_>) -> io::Result<bool> {
+    /// Returns false if the target is missing or cannot be linked to.
+    fn hard_link(
+        &mut self,
+        path: &PathComponents<'_>,
+        target: &PathComponents<'_>,
+    ) -> io::Result<bool> {
         let Some((target_name, target_parents)) = target.split_last() else {
             return Ok(false);
         };
@@ -339,49 +351,49 @@ impl Unpacking<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
-        let Some(found) = tree::stat(from.as_fd(), target_name)? else {
+        let Some(found) = layer_tree::stat(from.as_fd(), target_name)? else {
             return Ok(false);
         };
-        if tree::kind(&found) == FileType::Directory || tree::is_whiteout(&found) {
+        if layer_tree::kind(&found) == FileType::Directory || layer_tree::is_whiteout(&found) {
             return Ok(false);
         }
-        // A link to itself must not remove what it links to.
-        let there = self.tree.stat(path)?;
-        if there.is_some_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)) {
+        // A link to itself must not remove its target.
+        let existing = self.tree.stat(path)?;
+        if existing.is_some_and(|existing| FileId::from(&existing) == FileId::from(&found)) {
             return Ok(true);
         }
-        self.place(path, |dir, name| {
+        self.replace_entry(path, |dir, name| {
             linkat(&from, *target_name, dir, name, AtFlags::empty())
         })?;
         Ok(true)
     }
 
-    /// Makes something new, in the place of what may be there already: the last entry of a name counts.
-    fn place<T>(
+    /// Creates an entry and replaces an earlier one of the same name: the last entry wins.
+    fn replace_entry<T>(
         &mut self,
-        path: &Components<'_>,
-        make: impl Fn(BorrowedFd<'_>, &[u8]) -> rustix::io::Result<T>,
+        path: &PathComponents<'_>,
+        create: impl Fn(BorrowedFd<'_>, &[u8]) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         let Some((name, parents)) = path.split_last() else {
             return Err(Errno::ISDIR.into());
         };
         let dir = self.tree.directory(parents)?;
-        if self.marks_by_files {
-            tree::take_mark(dir, name)?;
+        if self.has_whiteout_files {
+            layer_tree::remove_whiteout_file(dir, name)?;
         }
-        match make(dir, name) {
+        match create(dir, name) {
             Err(Errno::EXIST) => {}
             done => return Ok(done?),
         }
-        tree::clear(dir, name)?;
-        let made = make(dir, name);
-        self.tree.forget();
-        Ok(made?)
+        layer_tree::remove_entry(dir, name)?;
+        let created = create(dir, name);
+        self.tree.clear_cache();
+        Ok(created?)
     }
 
     fn chown(
         &mut self,
-        entry: &Entry,
+        entry: &TarEntry,
         change: impl FnOnce(Option<rustix::fs::Uid>, Option<rustix::fs::Gid>) -> rustix::io::Result<()>,
     ) -> io::Result<()> {
         let (uid, gid) = self.ids.owner(entry.uid, entry.gid);
@@ -398,12 +410,12 @@ impl Unpacking<'_> {
     }
 
     fn finish(mut self) -> Result<(), UnpackError> {
-        // The deepest first: the time of a directory changes when something in it does, and
-        // one without permissions can't be entered any more.
+        // Deepest first: a change in a directory changes its time, and a directory without permissions
+        // cannot be entered.
         let mut pending: Vec<_> = self.pending.drain().collect();
         pending.sort_by_key(|(_, directory)| std::cmp::Reverse(directory.path.len()));
         for (id, directory) in pending {
-            self.complete(id, &directory)
+            self.set_mode_and_time(id, &directory)
                 .map_err(|source| UnpackError::Io {
                     entry: directory.path.escape_ascii().to_string(),
                     source,
@@ -412,7 +424,7 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    fn complete(&self, id: (u64, u64), directory: &Pending) -> io::Result<()> {
+    fn set_mode_and_time(&self, id: FileId, directory: &DirectoryMetadata) -> io::Result<()> {
         let dir = match self.tree.open_directory(&directory.path) {
             Ok(dir) => dir,
             Err(error) => {
@@ -423,8 +435,7 @@ impl Unpacking<'_> {
                 };
             }
         };
-        let found = fstat(&dir)?;
-        if (found.st_dev, found.st_ino) != id {
+        if FileId::of(&dir)? != id {
             return Ok(());
         }
         fchmod(&dir, Mode::from_raw_mode(directory.mode))?;
@@ -432,7 +443,7 @@ impl Unpacking<'_> {
     }
 }
 
-/// Copies exactly `length` bytes, and tells an archive that can't be read from a disk that can't be written.
+/// Copies exactly `length` bytes, and distinguishes read errors of the archive from write errors of the disk.
 fn copy(
     from: &mut impl Read,
     to: &mut File,
@@ -442,14 +453,14 @@ fn copy(
 ) -> Result<(), UnpackError> {
     let mut left = length;
     while left > 0 {
-        let most = buffer
+        let limit = buffer
             .len()
             .min(usize::try_from(left).unwrap_or(usize::MAX));
-        let n = match from.read(&mut buffer[..most]) {
+        let n = match from.read(&mut buffer[..limit]) {
             Ok(0) => return Err(UnpackError::Damaged(io::ErrorKind::UnexpectedEof.into())),
             Ok(n) => n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(reading(error)),
+            Err(error) => return Err(read_error(error)),
         };
         to.write_all(&buffer[..n]).map_err(&failed)?;
         left -= n as u64;
@@ -457,26 +468,27 @@ fn copy(
     Ok(())
 }
 
-/// Sets the attributes that mean nothing to the kernel. Those of overlay file systems could forge what a
-/// lower layer holds; the others are not ours to set.
-fn set_user_xattrs(fd: BorrowedFd<'_>, entry: &Entry) {
+/// Sets `user.*` attributes except those of overlay file systems, which could forge the content of lower layers.
+fn set_user_xattrs(fd: BorrowedFd<'_>, entry: &TarEntry) {
     for (name, value) in &entry.xattrs {
-        let forging = [
+        let overlay_prefixes = [
             &b"user.overlay."[..],
             b"user.fuseoverlayfs.",
             b"user.containers.",
         ];
         if name.starts_with(b"user.")
             && !name.contains(&0)
-            && !forging.iter().any(|prefix| name.starts_with(prefix))
+            && !overlay_prefixes
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
         {
-            // Many file systems have none; programs live with that.
+            // Ignore errors: many file systems have no xattrs.
             let _ = fsetxattr(fd, name.as_slice(), value, XattrFlags::empty());
         }
     }
 }
 
-fn times(entry: &Entry) -> Timestamps {
+fn times(entry: &TarEntry) -> Timestamps {
     let time = Timespec {
         tv_sec: entry.mtime.0,
         tv_nsec: entry.mtime.1.into(),
@@ -487,19 +499,19 @@ fn times(entry: &Entry) -> Timestamps {
     }
 }
 
-/// Ends with an error, and not quietly, where a stream is longer than allowed.
-struct Bounded<'a, R> {
+/// Fails when the budget is exceeded, instead of reporting the end of the file.
+struct BudgetReader<'a, R> {
     inner: R,
-    left: &'a AtomicU64,
+    remaining: &'a AtomicU64,
 }
 
-impl<R: Read> Read for Bounded<'_, R> {
+impl<R: Read> Read for BudgetReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
-        match take(self.left, n as u64) {
+        match consume(self.remaining, n as u64) {
             true => Ok(n),
             false => Err(io::Error::other(UnpackError::TooLarge(
-                "its layers hold more bytes than may be unpacked".to_owned(),
+                "its layers have more bytes than the limit".to_owned(),
             ))),
         }
     }

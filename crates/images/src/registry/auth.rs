@@ -1,4 +1,4 @@
-//! Challenges of registries, and the headers that answer them.
+//! Authentication challenges of registries (`WWW-Authenticate`), and the headers that answer them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,26 +6,26 @@ use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use serde::Deserialize;
 
-use super::credentials::Secret;
+use super::credentials::RegistrySecret;
 
-/// What a registry wants.
+/// An authentication challenge of a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Challenge {
-    /// A name and a password with every request.
+    /// A user name and a password with every request.
     Basic,
-    /// A token of a token server.
+    /// A token from a token server.
     Bearer {
-        /// The server.
+        /// The URL of the token server.
         realm: String,
-        /// The name by which it knows the registry.
+        /// The registry's name on the token server.
         service: Option<String>,
-        /// What the token must allow, if the registry says so.
+        /// The scope that the token needs, if the registry says so.
         scope: Option<String>,
     },
 }
 
 impl Challenge {
-    /// The challenge that can be answered best.
+    /// The preferred challenge of a response: Bearer before Basic.
     pub fn of(headers: &HeaderMap) -> Option<Challenge> {
         let all: Vec<_> = headers
             .get_all(WWW_AUTHENTICATE)
@@ -62,7 +62,7 @@ impl Challenge {
     }
 }
 
-/// `key="value",key=value`; a backslash in quotes stands before what is meant as it is.
+/// Parses `key="value",key=value`; a backslash escapes a character within quotes.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut all = Vec::new();
     let mut letters = text.chars().peekable();
@@ -112,33 +112,33 @@ fn secret_header(text: &str) -> Option<HeaderValue> {
 /// A request to a token server.
 #[derive(Debug)]
 pub struct TokenRequest {
-    /// Where to, with everything that isn't secret.
+    /// The URL, without secrets.
     pub url: Url,
-    /// A header, for a name and a password.
+    /// The `Authorization` header, for a user name and a password.
     pub header: Option<HeaderValue>,
     /// The body of a POST, for an identity token.
     pub form: Option<String>,
 }
 
 impl TokenRequest {
-    /// Asks for a token to pull from `repository`.
+    /// A request for a token with `scope`.
     pub fn new(
         realm: &Url,
         service: Option<&str>,
         scope: &str,
-        secret: Option<&Secret>,
+        secret: Option<&RegistrySecret>,
     ) -> TokenRequest {
         let mut url = realm.clone();
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         pairs.extend(service.map(|service| ("service", service)));
         pairs.push(("scope", scope));
-        if let Some(Secret::IdentityToken(token)) = secret {
+        if let Some(RegistrySecret::IdentityToken(token)) = secret {
             pairs.extend([
                 ("grant_type", "refresh_token"),
                 ("client_id", "coracle"),
                 ("refresh_token", token),
             ]);
-            // Encoded by a URL that goes nowhere: secrets don't belong into one.
+            // A scratch URL, only to encode the form: the secret must not be in the request's URL.
             let mut form = realm.clone();
             form.set_query(None);
             form.query_pairs_mut().extend_pairs(pairs);
@@ -152,7 +152,7 @@ impl TokenRequest {
         TokenRequest {
             url,
             header: match secret {
-                Some(Secret::Password { username, password }) => basic(username, password),
+                Some(RegistrySecret::Password { username, password }) => basic(username, password),
                 _ => None,
             },
             form: None,
@@ -160,19 +160,19 @@ impl TokenRequest {
     }
 }
 
-/// The token in a token server's answer.
+/// The token in a token server's response.
 pub fn token_of(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
-    struct Answer {
+    struct TokenResponse {
         token: Option<String>,
         access_token: Option<String>,
     }
-    let answer: Answer = serde_json::from_slice(body).ok()?;
-    let given = |token: &String| !token.is_empty();
-    answer
+    let response: TokenResponse = serde_json::from_slice(body).ok()?;
+    let non_empty = |token: &String| !token.is_empty();
+    response
         .token
-        .filter(given)
-        .or(answer.access_token.filter(given))
+        .filter(non_empty)
+        .or(response.access_token.filter(non_empty))
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_are_read() {
+    fn challenges_are_parsed() {
         let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/a:pull,push""#;
         let expected = Challenge::Bearer {
             realm: "https://auth.docker.io/token".into(),
@@ -212,7 +212,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_header_panics(text in "[ -~]{0,80}") {
+        fn parsing_never_panics(text in "[ -~]{0,80}") {
             let _ = Challenge::parse(&format!("Bearer {text}"));
         }
     }
@@ -221,7 +221,7 @@ mod tests {
     fn secrets_stay_out_of_urls() {
         let realm = Url::parse("https://auth.example/token?a=b").unwrap();
         let scope = "repository:library/a:pull";
-        let password = Secret::Password {
+        let password = RegistrySecret::Password {
             username: "u".into(),
             password: "secret".into(),
         };
@@ -231,7 +231,7 @@ mod tests {
             "https://auth.example/token?a=b&service=r&scope=repository%3Alibrary%2Fa%3Apull"
         );
         assert!(request.header.unwrap().is_sensitive());
-        let identity = Secret::IdentityToken("secret".into());
+        let identity = RegistrySecret::IdentityToken("secret".into());
         let request = TokenRequest::new(&realm, None, scope, Some(&identity));
         assert!(!request.url.as_str().contains("secret"));
         assert!(request.form.unwrap().ends_with("refresh_token=secret"));

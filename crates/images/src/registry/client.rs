@@ -1,4 +1,4 @@
-//! HTTP clients, as each place needs them.
+//! HTTP clients for registries and token servers.
 
 use std::error::Error;
 use std::fs;
@@ -9,29 +9,29 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Response};
 use serde::Deserialize;
 
-use super::config::{Place, TokenServer};
+use super::config::{RegistryEndpoint, TokenServer};
 use super::error::RegistryError;
 
-/// Explanations of errors and tokens are small.
-const LARGEST_ANSWER: usize = 1 << 20;
+/// The largest error message or token response.
+const MAX_SMALL_BODY: usize = 1 << 20;
 
-/// A client for one place. Registries send clients elsewhere for blobs; reqwest takes the `Authorization` header along only
-/// within one scheme, host and port.
-pub fn client(place: &Place) -> Result<Client, RegistryError> {
+/// A client for one endpoint. Registries redirect blob requests; reqwest sends the `Authorization` header only to the same
+/// scheme, host and port.
+pub fn client(endpoint: &RegistryEndpoint) -> Result<Client, RegistryError> {
     let redirects = Policy::custom(|attempt| {
         let secure = attempt.previous().iter().any(|url| url.scheme() == "https");
         if attempt.previous().len() > 10 {
             attempt.error("redirected more than ten times")
         } else if secure && attempt.url().scheme() != "https" {
-            attempt.error("redirected to a connection that is not secure")
+            attempt.error("redirected from https to an insecure URL")
         } else {
             attempt.follow()
         }
     });
-    build(redirects, place.verified, place.ca.as_deref())
+    build(redirects, endpoint.verified, endpoint.ca.as_deref())
 }
 
-/// A client for a token server. It may not send us elsewhere: the body of a request, which holds a secret too, would go along.
+/// A client for a token server. It follows no redirect to another server, because the body of a request may hold a secret.
 pub fn token_client(server: &TokenServer) -> Result<Client, RegistryError> {
     let redirects = Policy::custom(|attempt| {
         let first = attempt.previous().first();
@@ -51,13 +51,13 @@ fn build(redirects: Policy, verified: bool, ca: Option<&Path>) -> Result<Client,
         .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
         .redirect(redirects)
         .connect_timeout(Duration::from_secs(15))
-        // Of each read: a server that falls silent counts as a broken connection.
+        // Per read: a silent server counts as a lost connection.
         .read_timeout(Duration::from_secs(30));
     if !verified {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
     if let Some(path) = ca {
-        let unusable = |source: Box<dyn Error + Send + Sync>| RegistryError::Authority {
+        let unusable = |source: Box<dyn Error + Send + Sync>| RegistryError::CaFile {
             file: path.display().to_string(),
             source,
         };
@@ -68,42 +68,42 @@ fn build(redirects: Policy, verified: bool, ca: Option<&Path>) -> Result<Client,
     builder.build().map_err(RegistryError::Client)
 }
 
-/// A small body; `None` if it is larger than `most`.
-pub async fn body(mut response: Response, most: usize) -> Result<Option<Vec<u8>>, reqwest::Error> {
+/// A small body; `None` if it is larger than `limit`.
+pub async fn body(mut response: Response, limit: usize) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         body.extend_from_slice(&chunk);
-        if body.len() > most {
+        if body.len() > limit {
             return Ok(None);
         }
     }
     Ok(Some(body))
 }
 
-/// The body of an answer that should be small; empty if it can't be had.
+/// The body of a response that should be small; empty on error.
 pub async fn small_body(response: Response) -> Vec<u8> {
-    let body = body(response, LARGEST_ANSWER).await;
+    let body = body(response, MAX_SMALL_BODY).await;
     body.ok().flatten().unwrap_or_default()
 }
 
-/// A registry's own words in an answer that refuses, made fit for a status.
-pub async fn words(response: Response) -> String {
+/// The error messages in a registry's response, shortened for a pod's status.
+pub async fn error_message(response: Response) -> String {
     #[derive(Deserialize)]
-    struct Answer {
-        errors: Vec<Words>,
+    struct ErrorResponse {
+        errors: Vec<ErrorEntry>,
     }
     #[derive(Deserialize)]
-    struct Words {
+    struct ErrorEntry {
         #[serde(default)]
         code: String,
         #[serde(default)]
         message: String,
     }
     let body = small_body(response).await;
-    let Ok(answer) = serde_json::from_slice::<Answer>(&body) else {
+    let Ok(response) = serde_json::from_slice::<ErrorResponse>(&body) else {
         return String::new();
     };
-    let said: Vec<_> = answer
+    let messages: Vec<_> = response
         .errors
         .iter()
         .take(3)
@@ -113,5 +113,10 @@ pub async fn words(response: Response) -> String {
         })
         .collect();
     let printable = |c: char| if c.is_control() { ' ' } else { c };
-    said.join("; ").chars().map(printable).take(300).collect()
+    messages
+        .join("; ")
+        .chars()
+        .map(printable)
+        .take(300)
+        .collect()
 }

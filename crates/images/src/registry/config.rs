@@ -1,21 +1,21 @@
-//! `registries.toml`: mirrors, and registries that need a special treatment.
+//! `registries.toml`: mirrors and TLS settings of registries.
 //!
 //! ```toml
-//! # Asked before docker.io itself, in this order. A path and a scheme may be given.
+//! # Tried before docker.io itself, in this order. A scheme and a path are optional.
 //! [registry."docker.io"]
 //! mirrors = ["https://mirror.site.example/hub", "mirror2.site.example:5000"]
 //!
-//! # TLS with a certificate that is not verified, or no TLS at all, also for passwords.
+//! # Unverified TLS certificates and plain HTTP are allowed, also for passwords.
 //! [registry."node1:5000"]
 //! insecure = true
 //!
-//! # TLS with the site's own authority, in addition to the system's.
+//! # CA certificates in addition to the system's.
 //! [registry."registry.site.example"]
 //! ca = "/etc/site/ca.pem"
 //! ```
 //!
-//! A key is a host with an optional port, and perhaps a path; the longest that fits an image counts.
-//! Settings of a mirror are looked up under the mirror's own name, those of a token server under its host and port.
+//! A key is a host with an optional port and an optional path; the longest match wins.
+//! Settings of a mirror are under the mirror's own name, those of a token server under its host and port.
 //! `localhost` is no exception: every user of a shared node can listen there.
 
 use std::collections::BTreeMap;
@@ -28,31 +28,31 @@ use serde::Deserialize;
 
 use crate::reference::Reference;
 
-/// How registries are to be treated, and where credentials are.
+/// Settings of registries, and the location of the user's credentials.
 #[derive(Debug, Clone, Default)]
 pub struct RegistryConfig {
-    rules: BTreeMap<String, Rule>,
-    /// The directory of Docker's `config.json`, if there may be one.
+    rules: BTreeMap<String, RegistryRule>,
+    /// The directory of Docker's `config.json`.
     pub(super) docker_config: Option<PathBuf>,
 }
 
-/// The configuration can't be used.
+/// `registries.toml` cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// It can't be read.
-    #[error("can't read {}", .path.display())]
+pub enum RegistryConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}", .path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// It isn't as it should be.
-    #[error("{} is not a configuration of registries", .path.display())]
+    /// The file has invalid content.
+    #[error("cannot parse {}", .path.display())]
     Parse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// In which way.
+        /// The parser's error.
         source: Box<toml::de::Error>,
     },
 }
@@ -61,44 +61,63 @@ pub enum ConfigError {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    registry: BTreeMap<String, Rule>,
+    registry: BTreeMap<String, RegistryRule>,
 }
 
-/// What is configured for one registry.
+/// The settings of one registry.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
-    /// Asked before the registry itself.
+pub struct RegistryRule {
+    /// Mirrors, tried before the registry itself.
     #[serde(default)]
     pub mirrors: Vec<String>,
-    /// Whether TLS may be missing or unverified, and credentials sent all the same.
+    /// Allows unverified certificates and plain HTTP, also for credentials.
     #[serde(default)]
     pub insecure: bool,
-    /// More authorities.
+    /// A file of additional CA certificates.
     pub ca: Option<PathBuf>,
 }
 
-/// One place that an image may come from.
+/// The scheme of a registry's URL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UrlScheme {
+    /// Plain HTTP.
+    Http,
+    /// HTTP over TLS.
+    Https,
+}
+
+impl UrlScheme {
+    /// The scheme as in a URL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UrlScheme::Http => "http",
+            UrlScheme::Https => "https",
+        }
+    }
+}
+
+/// A registry or mirror that an image can be pulled from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The registry by the name that users know.
+pub struct RegistryEndpoint {
+    /// The registry's name in references.
     pub registry: String,
-    /// Where to connect to.
+    /// The host to connect to.
     pub host: String,
-    /// The path of the repository there.
+    /// The path of the repository on this host.
     pub repository: String,
-    /// Ways to connect, in the order to try them.
-    pub schemes: &'static [&'static str],
-    /// Whether certificates are verified, and credentials kept back from plain HTTP.
+    /// The schemes to try, in this order.
+    pub schemes: &'static [UrlScheme],
+    /// Verify certificates, and send no credentials over plain HTTP.
     pub verified: bool,
-    /// More authorities.
+    /// A file of additional CA certificates.
     pub ca: Option<PathBuf>,
 }
 
 impl RegistryConfig {
-    /// The user's own: `$XDG_CONFIG_HOME/coracle/registries.toml` and `$DOCKER_CONFIG`, or
+    /// The user's configuration: `$XDG_CONFIG_HOME/coracle/registries.toml` and `$DOCKER_CONFIG`, by default in
     /// `~/.config` and `~/.docker`.
-    pub fn from_environment() -> Result<RegistryConfig, ConfigError> {
+    pub fn from_environment() -> Result<RegistryConfig, RegistryConfigError> {
         let dir = |variable: &str| {
             let value = std::env::var_os(variable).map(PathBuf::from);
             value.filter(|path| path.is_absolute())
@@ -106,28 +125,29 @@ impl RegistryConfig {
         let home = dir("HOME");
         let config =
             dir("XDG_CONFIG_HOME").or_else(|| home.as_ref().map(|home| home.join(".config")));
-        let mut all = match config {
+        let mut registry_config = match config {
             Some(config) => Self::read(&config.join("coracle/registries.toml"))?,
             None => RegistryConfig::default(),
         };
-        all.docker_config = dir("DOCKER_CONFIG").or_else(|| home.map(|home| home.join(".docker")));
-        Ok(all)
+        registry_config.docker_config =
+            dir("DOCKER_CONFIG").or_else(|| home.map(|home| home.join(".docker")));
+        Ok(registry_config)
     }
 
-    /// The configuration in this file; it is no error if there is none.
-    pub fn read(path: &Path) -> Result<RegistryConfig, ConfigError> {
+    /// Reads a file; a missing file is the default configuration.
+    pub fn read(path: &Path) -> Result<RegistryConfig, RegistryConfigError> {
         let path_buf = || path.to_path_buf();
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => {
-                return Err(ConfigError::Read {
+                return Err(RegistryConfigError::Read {
                     path: path_buf(),
                     source,
                 });
             }
         };
-        let file: File = toml::from_str(&text).map_err(|source| ConfigError::Parse {
+        let file: File = toml::from_str(&text).map_err(|source| RegistryConfigError::Parse {
             path: path_buf(),
             source: Box::new(source),
         })?;
@@ -137,7 +157,7 @@ impl RegistryConfig {
         })
     }
 
-    /// Credentials are looked for in the `config.json` of this directory.
+    /// Sets the directory of Docker's `config.json`.
     pub fn with_docker_config(self, dir: &Path) -> RegistryConfig {
         RegistryConfig {
             docker_config: Some(dir.to_path_buf()),
@@ -145,21 +165,21 @@ impl RegistryConfig {
         }
     }
 
-    /// The rule for `host/path`: of all that fit, the longest.
-    fn rule(&self, name: &str) -> Rule {
-        let fits = |key: &&str| {
+    /// The rule for `host/path` with the longest matching key.
+    fn rule(&self, name: &str) -> RegistryRule {
+        let matches_name = |key: &&str| {
             let rest = name.strip_prefix(key.trim_end_matches('/'));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         let keys = self.rules.keys().map(String::as_str);
-        let best = keys.filter(fits).max_by_key(|key| key.len());
+        let best = keys.filter(matches_name).max_by_key(|key| key.len());
         best.and_then(|key| self.rules.get(key))
             .cloned()
             .unwrap_or_default()
     }
 
-    /// Where an image may come from: mirrors first.
-    pub(super) fn places(&self, reference: &Reference) -> Vec<Place> {
+    /// The endpoints of an image: mirrors first, then the registry.
+    pub(super) fn endpoints(&self, reference: &Reference) -> Vec<RegistryEndpoint> {
         let own = self.rule(&reference.name());
         let mirrors = own.mirrors.iter().map(|mirror| {
             let (scheme, rest) = match mirror.split_once("://") {
@@ -172,42 +192,42 @@ impl RegistryConfig {
                 "" => reference.repository().to_owned(),
                 prefix => format!("{prefix}/{}", reference.repository()),
             };
-            self.place(host, host, repository, scheme, &self.rule(rest))
+            self.endpoint(host, host, repository, scheme, &self.rule(rest))
         });
         let host = match reference.registry() {
             "docker.io" => "registry-1.docker.io",
             other => other,
         };
         let repository = reference.repository().to_owned();
-        let origin = self.place(reference.registry(), host, repository, None, &own);
+        let origin = self.endpoint(reference.registry(), host, repository, None, &own);
         mirrors.chain([origin]).collect()
     }
 
-    fn place(
+    fn endpoint(
         &self,
         registry: &str,
         host: &str,
         repository: String,
         scheme: Option<&str>,
-        rule: &Rule,
-    ) -> Place {
-        Place {
+        rule: &RegistryRule,
+    ) -> RegistryEndpoint {
+        RegistryEndpoint {
             registry: registry.to_owned(),
             host: host.to_owned(),
             repository,
             schemes: match scheme {
-                Some("http") => &["http"],
-                None if rule.insecure => &["https", "http"],
-                _ => &["https"],
+                Some("http") => &[UrlScheme::Http],
+                None if rule.insecure => &[UrlScheme::Https, UrlScheme::Http],
+                _ => &[UrlScheme::Https],
             },
             verified: !rule.insecure,
             ca: rule.ca.clone(),
         }
     }
 
-    /// How to connect to the token server at `realm`, which `place` has named. Credentials go there, so plain HTTP needs the
-    /// user's consent for that very server: what the registry is allowed counts only if both are one server.
-    pub(super) fn token_server(&self, realm: &Url, place: &Place) -> TokenServer {
+    /// The settings for the token server at `realm`, to which `endpoint` refers. It receives credentials, so plain HTTP needs
+    /// `insecure = true` for the token server itself; the registry's setting applies only if both are the same server.
+    pub(super) fn token_server(&self, realm: &Url, endpoint: &RegistryEndpoint) -> TokenServer {
         let host = realm.host_str().unwrap_or_default();
         let rule = [realm.port(), realm.port_or_known_default()]
             .into_iter()
@@ -215,28 +235,28 @@ impl RegistryConfig {
                 Some(port) => self.rule(&format!("{host}:{port}")),
                 None => self.rule(host),
             })
-            .find(|rule| *rule != Rule::default())
+            .find(|rule| *rule != RegistryRule::default())
             .unwrap_or_default();
-        let own = Url::parse(&format!("{}://{}", realm.scheme(), place.host));
+        let own = Url::parse(&format!("{}://{}", realm.scheme(), endpoint.host));
         let is_registry = own.is_ok_and(|own| own.origin() == realm.origin());
-        let verified = !rule.insecure && (place.verified || !is_registry);
+        let verified = !rule.insecure && (endpoint.verified || !is_registry);
         TokenServer {
             is_allowed: realm.scheme() == "https" || (realm.scheme() == "http" && !verified),
             verified,
-            // A site's registry and its token server mostly have certificates of one authority.
-            ca: rule.ca.or_else(|| place.ca.clone()),
+            // A site's registry and its token server mostly have the same CA.
+            ca: rule.ca.or_else(|| endpoint.ca.clone()),
         }
     }
 }
 
-/// How to connect to a token server.
+/// The settings for a token server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TokenServer {
-    /// Whether credentials may be sent to it.
+    /// Whether credentials may be sent to the server.
     pub is_allowed: bool,
-    /// Whether its certificate is verified.
+    /// Whether the server's certificate is verified.
     pub verified: bool,
-    /// More authorities.
+    /// A file of additional CA certificates.
     pub ca: Option<PathBuf>,
 }
 
@@ -252,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_come_first_and_the_longest_key_counts() {
+    fn mirrors_come_first_and_longest_key_wins() {
         let config = config(
             r#"
             [registry."docker.io"]
@@ -262,8 +282,8 @@ mod tests {
             insecure = true
             "#,
         );
-        let places = config.places(&"busybox".parse().unwrap());
-        let shown: Vec<_> = places
+        let endpoints = config.endpoints(&"busybox".parse().unwrap());
+        let shown: Vec<_> = endpoints
             .iter()
             .map(|p| {
                 (
@@ -280,25 +300,25 @@ mod tests {
                 (
                     "mirror.example",
                     "hub/library/busybox",
-                    &["https"][..],
+                    &[UrlScheme::Https][..],
                     true
                 ),
                 (
                     "node1:5000",
                     "library/busybox",
-                    &["https", "http"][..],
+                    &[UrlScheme::Https, UrlScheme::Http][..],
                     false
                 ),
                 (
                     "registry-1.docker.io",
                     "library/busybox",
-                    &["https"][..],
+                    &[UrlScheme::Https][..],
                     true
                 ),
             ]
         );
-        assert_eq!(config.places(&"secret".parse().unwrap()).len(), 1);
-        assert_eq!(config.places(&"secretive".parse().unwrap()).len(), 3);
+        assert_eq!(config.endpoints(&"secret".parse().unwrap()).len(), 1);
+        assert_eq!(config.endpoints(&"secretive".parse().unwrap()).len(), 3);
     }
 
     #[test]
@@ -311,14 +331,17 @@ mod tests {
             ("[::1]:5000/a", false),
             ("10.0.0.1/a", false),
         ] {
-            let place = &config.places(&name.parse().unwrap())[0];
-            let shown = (place.schemes.contains(&"http"), place.verified);
+            let endpoint = &config.endpoints(&name.parse().unwrap())[0];
+            let shown = (
+                endpoint.schemes.contains(&UrlScheme::Http),
+                endpoint.verified,
+            );
             assert_eq!(shown, (insecure, !insecure), "{name}");
         }
     }
 
     #[test]
-    fn plain_token_servers_need_consent_of_their_own() {
+    fn insecure_token_servers_need_their_own_rule() {
         let config = config(
             r#"
             [registry."plain:5000"]
@@ -341,15 +364,15 @@ mod tests {
             ("plain:5000", "https://tokens.example/t", true, true),
             ("plain-port-80", "http://plain-port-80:80/t", true, false),
         ] {
-            let place = &config.places(&format!("{registry}/a").parse().unwrap())[0];
-            let server = config.token_server(&Url::parse(realm).unwrap(), place);
+            let endpoint = &config.endpoints(&format!("{registry}/a").parse().unwrap())[0];
+            let server = config.token_server(&Url::parse(realm).unwrap(), endpoint);
             let shown = (server.is_allowed, server.verified);
             assert_eq!(shown, (is_allowed, verified), "{registry} {realm}");
         }
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn unknown_settings_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("registries.toml");
         assert!(RegistryConfig::read(&path).is_ok());

@@ -1,4 +1,4 @@
-//! Credentials, and which registry each is for.
+//! Registry credentials, and the registries that they match.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,84 +11,84 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// A way into some repositories.
+/// A secret for matching repositories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Credential {
-    /// A host, with an optional port and the beginning of a path; `*` stands for a part of a host's name.
+pub struct RegistryCredential {
+    /// A host with an optional port and an optional path prefix; `*` matches within a label of the host name.
     pub pattern: String,
-    /// The way in.
-    pub secret: Secret,
+    /// The secret.
+    pub secret: RegistrySecret,
 }
 
-/// What a registry or its token server wants to see. Never shown.
+/// A secret for a registry or its token server. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Secret {
-    /// A name and a password.
+pub enum RegistrySecret {
+    /// A user name and a password.
     Password {
-        /// The name.
+        /// The user name.
         username: String,
         /// The password.
         password: String,
     },
-    /// A token that the token server exchanges for another.
+    /// A refresh token for the token server.
     IdentityToken(String),
-    /// A token for the registry itself.
+    /// A bearer token for the registry.
     RegistryToken(String),
 }
 
-impl Secret {
-    /// By this the store knows again who was let into a repository, without knowing the secret.
-    pub fn mark(&self, repository: &str) -> Digest {
-        let words: &[&str] = match self {
-            Secret::Password { username, password } => &["password", username, password],
-            Secret::IdentityToken(token) => &["identity-token", token],
-            Secret::RegistryToken(token) => &["registry-token", token],
+impl RegistrySecret {
+    /// A hash by which access records identify holders of the secret without storing it.
+    pub fn fingerprint(&self, repository: &str) -> Digest {
+        let parts: &[&str] = match self {
+            RegistrySecret::Password { username, password } => &["password", username, password],
+            RegistrySecret::IdentityToken(token) => &["identity-token", token],
+            RegistrySecret::RegistryToken(token) => &["registry-token", token],
         };
-        // No name of a repository, of a user or of a kind holds a zero byte.
-        let text = [&[repository], words].concat().join("\0");
+        // Names of repositories, users and types contain no NUL byte, so the separator is unambiguous.
+        let text = [&[repository], parts].concat().join("\0");
         Digest::of(text.as_bytes())
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for RegistrySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
 }
 
-/// Credentials can't be read.
+/// Credentials cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// The JSON isn't Docker's.
-    #[error("{what} is not in the format of ~/.docker/config.json")]
+    /// The JSON is not in Docker's format.
+    #[error("{origin} is not in the format of ~/.docker/config.json")]
     Format {
-        /// Whose.
-        what: String,
-        /// In which way.
+        /// The file or secret.
+        origin: String,
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// The file can't be read.
-    #[error("can't read {}", .path.display())]
+    /// The file cannot be read.
+    #[error("cannot read {}", .path.display())]
     Read {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// An entry makes no sense.
+    /// An entry is malformed.
     #[error("the entry for {registry} is malformed: its \"auth\" is not base64 of name:password")]
     Auth {
-        /// Whose.
+        /// The registry of the entry.
         registry: String,
     },
-    /// A helper failed.
-    #[error("the credential helper {program} failed: {said}")]
+    /// A credential helper failed.
+    #[error("credential helper {program} failed: {output}")]
     Helper {
-        /// Which program.
+        /// The program.
         program: String,
-        /// Its words, or why it didn't run.
-        said: String,
+        /// Its output, or the reason why it did not run.
+        output: String,
     },
 }
 
@@ -104,37 +104,39 @@ pub(super) struct Auth {
 }
 
 impl Auth {
-    /// `None`: the entry only says that a helper knows more.
-    pub fn secret(&self, registry: &str) -> Result<Option<Secret>, CredentialError> {
-        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-        if let Some(token) = given(&self.registrytoken) {
-            return Ok(Some(Secret::RegistryToken(token)));
+    /// `None` for an empty entry, which Docker writes when a helper has the secret.
+    pub fn secret(&self, registry: &str) -> Result<Option<RegistrySecret>, CredentialError> {
+        let non_empty = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+        if let Some(token) = non_empty(&self.registrytoken) {
+            return Ok(Some(RegistrySecret::RegistryToken(token)));
         }
-        if let Some(token) = given(&self.identitytoken) {
-            return Ok(Some(Secret::IdentityToken(token)));
+        if let Some(token) = non_empty(&self.identitytoken) {
+            return Ok(Some(RegistrySecret::IdentityToken(token)));
         }
-        if let Some(auth) = given(&self.auth) {
-            let wrong = || CredentialError::Auth {
+        if let Some(auth) = non_empty(&self.auth) {
+            let malformed = || CredentialError::Auth {
                 registry: registry.to_owned(),
             };
-            let bytes = STANDARD.decode(auth.trim()).map_err(|_| wrong())?;
-            let text = String::from_utf8(bytes).map_err(|_| wrong())?;
-            let (username, password) = text.split_once(':').ok_or_else(wrong)?;
-            return Ok(Some(Secret::Password {
+            let bytes = STANDARD.decode(auth.trim()).map_err(|_| malformed())?;
+            let text = String::from_utf8(bytes).map_err(|_| malformed())?;
+            let (username, password) = text.split_once(':').ok_or_else(malformed)?;
+            return Ok(Some(RegistrySecret::Password {
                 username: username.to_owned(),
-                // Old clients wrote a zero byte at the end.
+                // Old clients appended NUL bytes.
                 password: password.trim_end_matches('\0').to_owned(),
             }));
         }
-        match (given(&self.username), given(&self.password)) {
-            (Some(username), Some(password)) => Ok(Some(Secret::Password { username, password })),
+        match (non_empty(&self.username), non_empty(&self.password)) {
+            (Some(username), Some(password)) => {
+                Ok(Some(RegistrySecret::Password { username, password }))
+            }
             _ => Ok(None),
         }
     }
 }
 
-/// The credentials in a secret of type `kubernetes.io/dockerconfigjson`: the key `.dockerconfigjson`.
-pub fn from_dockerconfigjson(json: &[u8]) -> Result<Vec<Credential>, CredentialError> {
+/// The credentials in the key `.dockerconfigjson` of a secret of type `kubernetes.io/dockerconfigjson`.
+pub fn from_dockerconfigjson(json: &[u8]) -> Result<Vec<RegistryCredential>, CredentialError> {
     #[derive(Deserialize)]
     struct Config {
         #[serde(default)]
@@ -144,46 +146,46 @@ pub fn from_dockerconfigjson(json: &[u8]) -> Result<Vec<Credential>, CredentialE
     credentials(config.auths)
 }
 
-/// The credentials in a secret of type `kubernetes.io/dockercfg`: the key `.dockercfg`.
-pub fn from_dockercfg(json: &[u8]) -> Result<Vec<Credential>, CredentialError> {
+/// The credentials in the key `.dockercfg` of a secret of type `kubernetes.io/dockercfg`.
+pub fn from_dockercfg(json: &[u8]) -> Result<Vec<RegistryCredential>, CredentialError> {
     credentials(serde_json::from_slice(json).map_err(not_docker)?)
 }
 
 fn not_docker(source: serde_json::Error) -> CredentialError {
     CredentialError::Format {
-        what: "the pull secret".to_owned(),
+        origin: "the pull secret".to_owned(),
         source,
     }
 }
 
-fn credentials(auths: BTreeMap<String, Auth>) -> Result<Vec<Credential>, CredentialError> {
+fn credentials(auths: BTreeMap<String, Auth>) -> Result<Vec<RegistryCredential>, CredentialError> {
     let mut all = Vec::new();
     for (pattern, auth) in auths {
         if let Some(secret) = auth.secret(&pattern)? {
-            all.push(Credential { pattern, secret });
+            all.push(RegistryCredential { pattern, secret });
         }
     }
     Ok(all)
 }
 
-/// Those of `credentials` that fit `registry/repository`, the most specific first.
+/// The secrets for `registry/repository`, most specific first.
 pub(super) fn matching<'a>(
-    credentials: &'a [Credential],
+    credentials: &'a [RegistryCredential],
     registry: &str,
     repository: &str,
-) -> Vec<&'a Secret> {
+) -> Vec<&'a RegistrySecret> {
     let mut all: Vec<_> = credentials
         .iter()
-        .filter(|credential| fits(&credential.pattern, registry, repository))
+        .filter(|credential| matches_pattern(&credential.pattern, registry, repository))
         .collect();
-    all.sort_by_key(|credential| std::cmp::Reverse(normal(&credential.pattern).len()));
+    all.sort_by_key(|credential| std::cmp::Reverse(normalized(&credential.pattern).len()));
     all.into_iter()
         .map(|credential| &credential.secret)
         .collect()
 }
 
-/// Without scheme and the version that old clients added to a registry's address.
-pub(super) fn normal(pattern: &str) -> String {
+/// Strips the scheme, and the API version that old clients appended to a registry's address.
+pub(super) fn normalized(pattern: &str) -> String {
     let rest = pattern.split_once("://").map_or(pattern, |(_, rest)| rest);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let path = path.trim_end_matches('/');
@@ -203,8 +205,8 @@ pub(super) fn normal(pattern: &str) -> String {
     }
 }
 
-fn fits(pattern: &str, registry: &str, repository: &str) -> bool {
-    let pattern = normal(pattern);
+fn matches_pattern(pattern: &str, registry: &str, repository: &str) -> bool {
+    let pattern = normalized(pattern);
     let (host, path) = pattern.split_once('/').unwrap_or((&pattern, ""));
     let split = |host: &str| -> (Vec<String>, Option<String>) {
         let (name, port) = match host.rsplit_once(':') {
@@ -213,24 +215,24 @@ fn fits(pattern: &str, registry: &str, repository: &str) -> bool {
         };
         (name.split('.').map(str::to_owned).collect(), port)
     };
-    let ((wanted, wanted_port), (parts, port)) = (split(host), split(registry));
-    // As upstream's kubelet has it: the path is the beginning of a string, not of a folder.
-    wanted_port == port
-        && wanted.len() == parts.len()
-        && wanted
+    let ((globs, glob_port), (labels, port)) = (split(host), split(registry));
+    // Like upstream's kubelet: the path is a string prefix, not a directory prefix.
+    glob_port == port
+        && globs.len() == labels.len()
+        && globs
             .iter()
-            .zip(&parts)
-            .all(|(glob, part)| glob_fits(glob, part))
+            .zip(&labels)
+            .all(|(glob, label)| matches_glob(glob, label))
         && repository.starts_with(path)
 }
 
-/// `*` stands for any number of letters.
-fn glob_fits(glob: &str, text: &str) -> bool {
+/// `*` matches any number of characters.
+fn matches_glob(glob: &str, text: &str) -> bool {
     match glob.split_once('*') {
         None => glob == text,
         Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
             let ends = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
-            ends.into_iter().any(|at| glob_fits(after, &rest[at..]))
+            ends.into_iter().any(|at| matches_glob(after, &rest[at..]))
         }),
     }
 }
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_as_kubernetes_has_them() {
+    fn patterns_match_like_the_kubelets() {
         for (pattern, registry, repository, expected) in [
             (
                 "https://index.docker.io/v1/",
@@ -266,12 +268,16 @@ mod tests {
             ("https://registry.example", "registry.example", "a", true),
             ("evil.example", "registry.example", "a", false),
         ] {
-            assert_eq!(fits(pattern, registry, repository), expected, "{pattern}");
+            assert_eq!(
+                matches_pattern(pattern, registry, repository),
+                expected,
+                "{pattern}"
+            );
         }
     }
 
     #[test]
-    fn secrets_are_read_and_not_shown() {
+    fn secrets_are_parsed_and_not_printed() {
         let json = br#"{"auths":{
             "a.example":{"auth":"dXNlcjpwYTpzcw=="},
             "b.example":{"username":"u","password":"p"},
@@ -281,7 +287,7 @@ mod tests {
         assert_eq!(all.len(), 3);
         assert_eq!(
             all[0].secret,
-            Secret::Password {
+            RegistrySecret::Password {
                 username: "user".into(),
                 password: "pa:ss".into()
             }
@@ -298,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_comes_first() {
-        let one = |pattern: &str, token: &str| Credential {
+    fn most_specific_credential_comes_first() {
+        let one = |pattern: &str, token: &str| RegistryCredential {
             pattern: pattern.into(),
-            secret: Secret::RegistryToken(token.into()),
+            secret: RegistrySecret::RegistryToken(token.into()),
         };
         let all = [one("r.example", "host"), one("r.example/team", "team")];
         let found = matching(&all, "r.example", "team/app");

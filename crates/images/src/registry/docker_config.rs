@@ -1,4 +1,4 @@
-//! Docker's own `config.json`, and the helpers that it names.
+//! Docker's `config.json`, and its credential helpers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use super::credentials::{Auth, CredentialError, Secret, normal};
+use super::credentials::{Auth, CredentialError, RegistrySecret, normalized};
 
-/// A helper may ask a server somewhere, but nobody waits for ever.
-const HELPER_PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for a credential helper, which may ask a server.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -26,12 +26,12 @@ struct DockerConfig {
     creds_store: Option<String>,
 }
 
-/// The secret for `registry/repository`, if there is one.
+/// The secret for `registry/repository`, if the configuration has one.
 pub async fn secret(
     dir: &Path,
     registry: &str,
     repository: &str,
-) -> Result<Option<Secret>, CredentialError> {
+) -> Result<Option<RegistrySecret>, CredentialError> {
     let path = dir.join("config.json");
     let text = match fs::read(&path) {
         Ok(text) => text,
@@ -47,40 +47,40 @@ pub async fn secret(
     };
     let config: DockerConfig =
         serde_json::from_slice(&text).map_err(|source| CredentialError::Format {
-            what: path.display().to_string(),
+            origin: path.display().to_string(),
             source,
         })?;
-    let wanted = |key: &&String| normal(key) == registry;
-    if let Some(key) = config.cred_helpers.keys().find(wanted) {
-        return ask(&config.cred_helpers[key], &server(registry)).await;
+    let is_registry = |key: &&String| normalized(key) == registry;
+    if let Some(key) = config.cred_helpers.keys().find(is_registry) {
+        return run_helper(&config.cred_helpers[key], &server_url(registry)).await;
     }
     if let Some(store) = config
         .creds_store
         .as_deref()
         .filter(|name| !name.is_empty())
-        && let Some(secret) = ask(store, &server(registry)).await?
+        && let Some(secret) = run_helper(store, &server_url(registry)).await?
     {
         return Ok(Some(secret));
     }
-    // podman writes paths of repositories too; the longest that fits counts.
+    // Keys that podman writes may contain a repository path; the longest match wins.
     let name = format!("{registry}/{repository}");
-    let fits = |key: &&String| {
-        let rest = name.strip_prefix(normal(key).as_str());
+    let matches_name = |key: &&String| {
+        let rest = name.strip_prefix(normalized(key).as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     let best = config
         .auths
         .keys()
-        .filter(fits)
-        .max_by_key(|key| normal(key).len());
+        .filter(matches_name)
+        .max_by_key(|key| normalized(key).len());
     match best {
         Some(key) => config.auths[key].secret(key),
         None => Ok(None),
     }
 }
 
-/// What helpers know a registry by.
-fn server(registry: &str) -> String {
+/// The server URL under which helpers store a registry's credentials.
+fn server_url(registry: &str) -> String {
     match registry {
         "docker.io" => "https://index.docker.io/v1/".to_owned(),
         other => other.to_owned(),
@@ -88,14 +88,17 @@ fn server(registry: &str) -> String {
 }
 
 /// Runs `docker-credential-NAME get`.
-async fn ask(name: &str, server: &str) -> Result<Option<Secret>, CredentialError> {
+async fn run_helper(
+    name: &str,
+    server_url: &str,
+) -> Result<Option<RegistrySecret>, CredentialError> {
     let program = format!("docker-credential-{name}");
-    let failed = |said: String| CredentialError::Helper {
+    let failed = |output: String| CredentialError::Helper {
         program: program.clone(),
-        said,
+        output,
     };
     if name.contains('/') {
-        return Err(failed("its name is a path".to_owned()));
+        return Err(failed("the name is a path".to_owned()));
     }
     let mut child = Command::new(&program)
         .arg("get")
@@ -106,37 +109,37 @@ async fn ask(name: &str, server: &str) -> Result<Option<Secret>, CredentialError
         .spawn()
         .map_err(|error| failed(error.to_string()))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that doesn't read its input may still answer.
-        let _ = stdin.write_all(server.as_bytes()).await;
+        // A helper that does not read its input may still respond.
+        let _ = stdin.write_all(server_url.as_bytes()).await;
     }
-    let output = tokio::time::timeout(HELPER_PATIENCE, child.wait_with_output())
+    let output = tokio::time::timeout(HELPER_TIMEOUT, child.wait_with_output())
         .await
-        .map_err(|_| failed("it didn't answer within 30 s".to_owned()))?
+        .map_err(|_| failed("no response within 30 s".to_owned()))?
         .map_err(|error| failed(error.to_string()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        // Helpers say so on their output.
-        if said.contains("credentials not found") {
+        // Helpers print this to stdout.
+        if stdout.contains("credentials not found") {
             return Ok(None);
         }
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let words = format!("{} {} {}", said.trim(), errors.trim(), output.status);
-        return Err(failed(words.trim().chars().take(500).collect()));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let message = format!("{} {} {}", stdout.trim(), stderr.trim(), output.status);
+        return Err(failed(message.trim().chars().take(500).collect()));
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Answer {
+    struct HelperResponse {
         username: String,
         secret: String,
     }
-    // What it said may hold the secret: it isn't shown.
-    let answer: Answer = serde_json::from_str(&said)
-        .map_err(|_| failed("it answered something else than credentials".to_owned()))?;
-    Ok(Some(match answer.username.as_str() {
-        "<token>" => Secret::IdentityToken(answer.secret),
-        _ => Secret::Password {
-            username: answer.username,
-            password: answer.secret,
+    // The output may contain the secret, so it is not in the error.
+    let response: HelperResponse = serde_json::from_str(&stdout)
+        .map_err(|_| failed("the output is not in the format of credential helpers".to_owned()))?;
+    Ok(Some(match response.username.as_str() {
+        "<token>" => RegistrySecret::IdentityToken(response.secret),
+        _ => RegistrySecret::Password {
+            username: response.username,
+            password: response.secret,
         },
     }))
 }
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_longest_entry_counts() {
+    async fn longest_matching_entry_wins() {
         let dir = tempfile::tempdir().unwrap();
         let find = |registry: &'static str, repository: &'static str| {
             let dir = dir.path().to_path_buf();
@@ -159,7 +162,7 @@ mod tests {
                 "r.example":{"registrytoken":"host"},"r.example/team":{"registrytoken":"team"}}}"#,
         )
         .unwrap();
-        let token = |token: &str| Some(Secret::RegistryToken(token.into()));
+        let token = |token: &str| Some(RegistrySecret::RegistryToken(token.into()));
         assert_eq!(find("docker.io", "library/a").await, token("hub"));
         assert_eq!(find("r.example", "a").await, token("host"));
         assert_eq!(find("r.example", "team/a").await, token("team"));

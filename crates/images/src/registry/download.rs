@@ -1,5 +1,5 @@
-//! Downloading one blob: checked while it streams, resumed when the connection breaks, and resumed
-//! by the next pull when this one ends.
+//! Downloads one blob: hashes it as it streams, resumes after a lost connection, and leaves a partial file for the next
+//! pull to resume.
 
 use std::time::{Duration, Instant};
 
@@ -7,97 +7,97 @@ use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode};
 
 use super::error::RegistryError;
-use super::source::Source;
-use crate::error::causes;
+use super::source::PullSource;
+use crate::error::error_chain;
 use crate::manifest::Descriptor;
-use crate::progress::{Event, Progress};
-use crate::store::{Grant, Partial};
+use crate::progress::{PullEvent, PullProgress};
+use crate::store::{Grant, PartialBlob};
 
-/// How often a broken connection is tried again without getting anywhere.
-const RETRIES: u32 = 4;
+/// Retries after a lost connection, reset by progress.
+const MAX_RETRIES: u32 = 4;
 
-/// The pause before the first retry; it doubles with each.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The back-off before the first retry; it doubles with each.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 
-/// An attempt that brought this much counts as getting somewhere.
-const SOMEWHERE: u64 = 1 << 20;
+/// An attempt that downloads this much resets the retry count.
+const RETRY_RESET_BYTES: u64 = 1 << 20;
 
-/// Nobody looks at a bar more often.
-const TELL_EVERY: Duration = Duration::from_millis(100);
+/// The interval of progress events.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A failed attempt.
-enum Trouble {
-    /// Another attempt may succeed.
-    Passing(RegistryError),
-    /// It won't.
-    Lasting(RegistryError),
+/// The error of one attempt.
+enum AttemptError {
+    /// A retry may succeed.
+    Transient(RegistryError),
+    /// A retry is useless.
+    Permanent(RegistryError),
 }
 
-impl<E: Into<RegistryError>> From<E> for Trouble {
+impl<E: Into<RegistryError>> From<E> for AttemptError {
     fn from(error: E) -> Self {
-        Trouble::Lasting(error.into())
+        AttemptError::Permanent(error.into())
     }
 }
 
-/// Downloads what `partial` lacks of `blob`, until it is complete and verified. Says to whom the source has sent its parts.
+/// Downloads the rest of `blob` into `partial`, and verifies it. Returns the grant under which the source sent each part.
 pub async fn download(
-    source: &Source,
+    source: &PullSource,
     blob: &Descriptor,
-    partial: &mut Partial,
-    progress: &dyn Progress,
+    partial: &mut PartialBlob,
+    progress: &dyn PullProgress,
 ) -> Result<Vec<Grant>, RegistryError> {
     let mut failures = 0;
-    let mut again = true;
+    let mut may_restart = true;
     let mut grants = Vec::new();
     loop {
         let before = partial.len();
         match attempt(source, blob, partial, &mut grants, progress).await {
             Ok(()) => {
                 let resumed = partial.resumed();
-                let Err(got) = partial.verify() else {
+                let Err(actual) = partial.verify() else {
                     return Ok(grants);
                 };
                 partial.restart()?;
-                if !(resumed && again) {
-                    return Err(RegistryError::Digest {
+                if !(resumed && may_restart) {
+                    return Err(RegistryError::DigestMismatch {
                         host: source.host().to_owned(),
                         expected: blob.digest,
-                        got,
+                        got: actual,
                     });
                 }
-                // Pieces of different files, perhaps: the disk lost some.
-                again = false;
+                // The resumed part may have been damaged on disk: download the whole blob again, but only once.
+                may_restart = false;
             }
-            Err(Trouble::Lasting(error)) => return Err(error),
-            Err(Trouble::Passing(error)) => {
-                if partial.len() >= before + SOMEWHERE {
+            Err(AttemptError::Permanent(error)) => return Err(error),
+            Err(AttemptError::Transient(error)) => {
+                if partial.len() >= before + RETRY_RESET_BYTES {
                     failures = 0;
                 }
                 failures += 1;
-                if failures > RETRIES {
+                if failures > MAX_RETRIES {
                     return Err(error);
                 }
-                let pause = FIRST_PAUSE * (1 << (failures - 1));
+                let backoff = INITIAL_BACKOFF * (1 << (failures - 1));
                 let text = format!(
-                    "{}; trying again in {:.1} s",
-                    causes(&error),
-                    pause.as_secs_f64()
+                    "{}; retrying in {:.1} s",
+                    error_chain(&error),
+                    backoff.as_secs_f64()
                 );
-                progress.event(Event::Note { text });
-                tokio::time::sleep(pause).await;
+                progress.event(PullEvent::Note { text });
+                tokio::time::sleep(backoff).await;
             }
         }
     }
 }
 
-/// One request for what `partial` lacks.
+/// One request for the missing part.
 async fn attempt(
-    source: &Source,
+    source: &PullSource,
     blob: &Descriptor,
-    partial: &mut Partial,
+    partial: &mut PartialBlob,
     grants: &mut Vec<Grant>,
-    progress: &dyn Progress,
-) -> Result<(), Trouble> {
+    progress: &dyn PullProgress,
+) -> Result<(), AttemptError> {
     if partial.len() > blob.size {
         partial.restart()?;
     }
@@ -106,40 +106,40 @@ async fn attempt(
     }
     let (mut response, grant) = source.blob(blob.digest, partial.len()).await?;
     grants.push(grant);
-    let nonsense = |said: &str| RegistryError::Nonsense {
-        what: blob.digest.to_string(),
+    let invalid = |detail: &str| RegistryError::InvalidResponse {
+        subject: blob.digest.to_string(),
         host: source.host().to_owned(),
-        said: said.to_owned(),
+        detail: detail.to_owned(),
     };
     match response.status() {
         StatusCode::PARTIAL_CONTENT if range_start(&response) == Some(partial.len()) => {}
         StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
             partial.restart()?;
-            return Err(Trouble::Passing(nonsense("sent another range")));
+            return Err(AttemptError::Transient(invalid("sent another range")));
         }
         _ => partial.restart()?,
     }
-    let begin = Event::Begin {
+    let begin = PullEvent::Begin {
         blob: blob.digest,
         at: partial.len(),
         total: blob.size,
     };
     progress.event(begin);
-    let mut told = Instant::now();
+    let mut last_event = Instant::now();
     loop {
         let chunk = match response.chunk().await {
             Ok(Some(chunk)) => chunk,
             Ok(None) => break,
-            Err(error) => return Err(Trouble::Passing(source.broken(1, error))),
+            Err(error) => return Err(AttemptError::Transient(source.connection_error(1, error))),
         };
         if partial.len() + chunk.len() as u64 > blob.size {
             partial.restart()?;
-            return Err(nonsense("sends more than the manifest says").into());
+            return Err(invalid("sent more bytes than the manifest says").into());
         }
         partial.append(&chunk)?;
-        if told.elapsed() > TELL_EVERY {
-            told = Instant::now();
-            progress.event(Event::Advance {
+        if last_event.elapsed() > PROGRESS_INTERVAL {
+            last_event = Instant::now();
+            progress.event(PullEvent::Advance {
                 blob: blob.digest,
                 at: partial.len(),
             });
@@ -147,11 +147,13 @@ async fn attempt(
     }
     match partial.len() == blob.size {
         true => Ok(()),
-        false => Err(Trouble::Passing(nonsense("sent less than it should have"))),
+        false => Err(AttemptError::Transient(invalid(
+            "sent fewer bytes than the manifest says",
+        ))),
     }
 }
 
-/// The first byte of the range that the server sends: `bytes 100-199/200`.
+/// The offset of the first byte in a `Content-Range` such as `bytes 100-199/200`.
 fn range_start(response: &Response) -> Option<u64> {
     let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     let start = range.strip_prefix("bytes ")?.split_once('-')?.0;

@@ -1,155 +1,156 @@
-//! What can go wrong with a registry.
+//! Errors of registries.
 
 use std::error::Error;
 
 use reqwest::StatusCode;
 
 use crate::digest::Digest;
-use crate::error::causes;
-use crate::store::StoreError;
+use crate::error::error_chain;
+use crate::store::ImageStoreError;
 
-/// Something can't be had from a registry.
+/// A request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// TLS can't be used at all.
-    #[error("can't make secure connections")]
+    /// The TLS client cannot be set up.
+    #[error("cannot set up TLS")]
     Client(#[source] reqwest::Error),
-    /// A file of certificates can't be used.
-    #[error("can't use the certificates in {file}")]
-    Authority {
-        /// As configured.
+    /// A file of CA certificates cannot be used.
+    #[error("cannot use the CA certificates in {file}")]
+    CaFile {
+        /// The configured path.
         file: String,
-        /// Why not.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// No connection could be made.
-    #[error("can't connect to {host}")]
+    /// Connecting failed.
+    #[error("cannot connect to {host}")]
     Unreachable {
         /// The registry.
         host: String,
-        /// What failed.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The connection broke, several times.
-    #[error("the connection to {host} broke {tries} times")]
-    Broken {
+    /// The connection was lost in every attempt.
+    #[error("lost the connection to {host} {tries} times")]
+    ConnectionLost {
         /// The registry.
         host: String,
-        /// How often.
+        /// The number of attempts.
         tries: u32,
-        /// The last failure.
+        /// The last error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It has no such image.
-    #[error("{what}: not found")]
+    /// The registry has no such image or blob.
+    #[error("{subject}: not found")]
     NotFound {
-        /// The image, or a part of it.
-        what: String,
+        /// The image or blob.
+        subject: String,
     },
-    /// It lets nobody in, or not with these credentials.
+    /// The registry denied access.
     #[error(
-        "{what}: pull access denied, repository does not exist or may require authorization{}{}",
-        colon(.said),
-        also(.missing)
+        "{subject}: pull access denied, repository does not exist or may require authorization{}{}",
+        after_colon(.message),
+        credentials_not_tried(.missing)
     )]
     Denied {
         /// The image.
-        what: String,
-        /// The registry's own words.
-        said: String,
-        /// Why the user's own credentials could not be tried.
+        subject: String,
+        /// The registry's error message.
+        message: String,
+        /// Why the user's own credentials were not tried.
         missing: Option<String>,
     },
-    /// It answered something else.
-    #[error("{what}: {host} answered {status}{}", colon(.said))]
+    /// The registry responded with another status.
+    #[error("{subject}: {host} answered {status}{}", after_colon(.message))]
     Status {
         /// The image.
-        what: String,
-        /// Who answered.
+        subject: String,
+        /// The host that answered.
         host: String,
-        /// The answer.
+        /// The status.
         status: StatusCode,
-        /// The registry's own words.
-        said: String,
+        /// The registry's error message.
+        message: String,
     },
-    /// It answered something that makes no sense.
-    #[error("{what}: {host} {said}")]
-    Nonsense {
+    /// The registry's response violates the protocol.
+    #[error("{subject}: {host} {detail}")]
+    InvalidResponse {
         /// The image.
-        what: String,
-        /// Who answered.
+        subject: String,
+        /// The host that answered.
         host: String,
-        /// In which way.
-        said: String,
+        /// The violation, as a predicate of the host: `sent another range`.
+        detail: String,
     },
-    /// It sent something else than what was asked for.
+    /// The response has another digest than requested.
     #[error("{host} sent {got} instead of {expected}")]
-    Digest {
-        /// Who.
+    DigestMismatch {
+        /// The host that answered.
         host: String,
-        /// What was asked for.
+        /// The requested digest.
         expected: Digest,
-        /// What came.
+        /// The digest of the response.
         got: Digest,
     },
-    /// What came can't be kept.
+    /// Writing to the store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The configuration names no place to pull from.
-    #[error("there is no registry to pull from")]
+    Store(#[from] ImageStoreError),
+    /// There is no endpoint to pull from.
+    #[error("no registry to pull from")]
     NoSource,
 }
 
-/// By the words of the TLS library, which nothing else tells apart.
-fn hint_of_tls(said: &str) -> Option<&'static str> {
-    if said.contains("InvalidContentType") {
+/// Matches the error text, because the TLS library's errors have no codes.
+fn tls_hint(error: &str) -> Option<&'static str> {
+    if error.contains("InvalidContentType") {
         return Some(
-            "if this registry has no TLS, say `insecure = true` for it in \
+            "if this registry has no TLS, set `insecure = true` for it in \
              ~/.config/coracle/registries.toml (docs/images.md)",
         );
     }
-    said.contains("certificate").then_some(
-        "if this registry has a certificate of its own, name its authority with `ca = \"FILE\"` in \
+    error.contains("certificate").then_some(
+        "if this registry has a certificate of a private CA, set `ca = \"FILE\"` for it in \
          ~/.config/coracle/registries.toml (docs/images.md)",
     )
 }
 
-fn colon(said: &str) -> String {
-    match said {
+fn after_colon(message: &str) -> String {
+    match message {
         "" => String::new(),
-        said => format!(": {said}"),
+        message => format!(": {message}"),
     }
 }
 
-fn also(missing: &Option<String>) -> String {
+fn credentials_not_tried(missing: &Option<String>) -> String {
     match missing {
         None => String::new(),
-        Some(why) => format!("; your own credentials were not tried: {why}"),
+        Some(reason) => format!("; your own credentials were not tried: {reason}"),
     }
 }
 
 impl RegistryError {
-    /// Whether the registry can't be reached at all, as opposed to having said no.
+    /// Whether the registry cannot be reached or has an internal error, as opposed to rejecting the request.
     pub fn is_unavailable(&self) -> bool {
         match self {
-            RegistryError::Unreachable { .. } | RegistryError::Broken { .. } => true,
+            RegistryError::Unreachable { .. } | RegistryError::ConnectionLost { .. } => true,
             RegistryError::Status { status, .. } => status.is_server_error(),
             _ => false,
         }
     }
 
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             RegistryError::Client(_) => {
-                Some("if this host has no CA certificates, name a file of them: SSL_CERT_FILE=…")
+                Some("if this host has no CA certificates, set SSL_CERT_FILE to a file of them")
             }
             RegistryError::Denied { .. } => Some(
-                "is the name right? If the repository is private, credentials are taken from \
+                "check the name; if the repository is private, credentials are read from \
                  ~/.docker/config.json (`docker login`, `podman login --authfile ~/.docker/config.json`)",
             ),
-            RegistryError::Unreachable { source, .. } | RegistryError::Broken { source, .. } => {
-                hint_of_tls(&causes(source.as_ref()))
+            RegistryError::Unreachable { source, .. }
+            | RegistryError::ConnectionLost { source, .. } => {
+                tls_hint(&error_chain(source.as_ref()))
             }
             _ => None,
         }

@@ -1,8 +1,8 @@
-//! Registries: where an image may come from, how to get in, and how to fetch from there.
+//! The client for registries.
 //!
-//! [`Sources`] are the places that an image can come from: the mirrors of its registry, then the
-//! registry itself. Each is a [`source::Source`], which speaks the distribution protocol over HTTP,
-//! and answers challenges with what [`auth`] and [`credentials`] find.
+//! [`PullSources`] are the mirrors of an image's registry, then the registry itself. Each is a
+//! [`source::PullSource`], which speaks the OCI distribution protocol and answers authentication challenges
+//! ([`auth`]) with the matching [`credentials`].
 
 mod auth;
 mod client;
@@ -15,49 +15,49 @@ mod source;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub use config::{ConfigError, RegistryConfig};
-pub use credentials::{Credential, CredentialError, Secret};
+pub use config::{RegistryConfig, RegistryConfigError};
+pub use credentials::{CredentialError, RegistryCredential, RegistrySecret};
 pub use error::RegistryError;
 
 use crate::digest::Digest;
-use crate::error::causes;
+use crate::error::error_chain;
 use crate::manifest::Descriptor;
-use crate::progress::{Event, Progress};
+use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
-use crate::store::{Claim, Grant, Requester, Store, StoreError};
-use source::Source;
+use crate::store::{BlobClaim, Grant, ImageStore, ImageStoreError, Requester};
+use source::PullSource;
 
-/// The places that one image may come from, in the order in which they are asked.
+/// The registries that one image can be pulled from, in the order of attempts.
 #[derive(Debug)]
-pub struct Sources {
+pub struct PullSources {
     reference: Reference,
-    all: Vec<Source>,
-    /// The one that had the manifest: it will have the blobs too.
+    all: Vec<PullSource>,
+    /// The source of the last success: if it has the manifest, it has the blobs too.
     best: AtomicUsize,
 }
 
-impl Sources {
-    /// Nothing is asked yet.
+impl PullSources {
+    /// Resolves the sources; sends no request.
     pub fn new(
         reference: &Reference,
         config: &RegistryConfig,
-        credentials: &[Credential],
-    ) -> Sources {
+        credentials: &[RegistryCredential],
+    ) -> PullSources {
         let all = config
-            .places(reference)
+            .endpoints(reference)
             .into_iter()
-            .map(|place| Source::new(place, config, credentials))
+            .map(|endpoint| PullSource::new(endpoint, config, credentials))
             .collect();
-        Sources {
+        PullSources {
             reference: reference.clone(),
             all,
             best: AtomicUsize::new(0),
         }
     }
 
-    /// Whether the reference still stands for `digest`, as far as the first place tells. It proves no access, so it is only
-    /// for requesters who may use the image. A digest can't stand for anything else, so that nobody needs to be asked.
-    pub async fn is_still(&self, digest: Digest) -> bool {
+    /// Whether the reference still resolves to `digest`, according to the first source. This does not prove access, so use
+    /// it only for requesters that may use the image. A reference with a digest needs no request.
+    pub async fn resolves_to(&self, digest: Digest) -> bool {
         match (self.reference.digest(), self.all.first()) {
             (Some(own), _) => own == digest,
             (_, Some(source)) => source.digest(&self.reference.version()).await == Some(digest),
@@ -65,17 +65,18 @@ impl Sources {
         }
     }
 
-    /// The manifest or index that the reference stands for, or one by its digest; and to whom it was sent.
+    /// Fetches the manifest or index of the reference, or the one with `digest`. Returns also the grant under which the registry
+    /// sent it.
     pub async fn manifest(
         &self,
         digest: Option<Digest>,
-        progress: &dyn Progress,
+        progress: &dyn PullProgress,
     ) -> Result<(Descriptor, Vec<u8>, Grant), RegistryError> {
         let digest = digest.or(self.reference.digest());
         let version = digest.map_or_else(|| self.reference.version(), |digest| digest.to_string());
         let mut last = None;
         for (at, source) in self.in_order() {
-            self.explain(last.take(), progress);
+            self.report_failed_mirror(last.take(), progress);
             match source.manifest(&version, digest).await {
                 Ok(found) => {
                     self.best.store(at, Relaxed);
@@ -87,44 +88,45 @@ impl Sources {
         Err(last.unwrap_or(RegistryError::NoSource))
     }
 
-    /// Has a blob in the store: finds it there, waits for whoever downloads it, or downloads it. Says what that took the
-    /// requester, if that is known.
+    /// Makes sure that a blob is in the store: finds it there, waits for a concurrent download, or downloads it. Returns
+    /// the grant under which the registry sent it, if known.
     pub async fn blob(
         &self,
-        store: &Store,
+        store: &ImageStore,
         blob: &Descriptor,
         requester: &Requester,
-        progress: &dyn Progress,
+        progress: &dyn PullProgress,
     ) -> Result<Option<Grant>, RegistryError> {
-        let waiting = || progress.event(Event::Waiting { blob: blob.digest });
+        let waiting = || progress.event(PullEvent::Waiting { blob: blob.digest });
         let mut partial = match store.claim(blob, requester, waiting).await? {
-            Claim::Present(grant) => return Ok(Some(grant)),
-            Claim::Download(partial) => partial,
+            BlobClaim::Present(grant) => return Ok(Some(grant)),
+            BlobClaim::Download(partial) => partial,
         };
         let mut last = None;
         for (at, source) in self.in_order() {
-            self.explain(last.take(), progress);
+            self.report_failed_mirror(last.take(), progress);
             match download::download(source, blob, &mut partial, progress).await {
                 Ok(grants) => {
                     self.best.store(at, Relaxed);
-                    // Without a request all of it was there from an attempt before, by whichever of the requester's secrets.
+                    // Without a request: an earlier attempt downloaded the whole blob, and it is unknown with which of the
+                    // requester's secrets.
                     let grant = match grants.is_empty() {
-                        true => requester.is_anonymous().then_some(Grant::Everybody),
+                        true => requester.is_anonymous().then_some(Grant::Public),
                         false => Grant::combined(&grants),
                     };
-                    // First, so that whoever waits for the blob finds that it may use it.
+                    // Before publishing the blob, so that waiting pulls find the grant.
                     if let Some(grant) = &grant {
                         store.grant(blob.digest, requester.repository(), grant)?;
                     }
-                    let kept = tokio::task::spawn_blocking(move || partial.finish()).await;
-                    kept.map_err(|_| StoreError::Busy(store.path().to_path_buf()))??;
-                    progress.event(Event::Downloaded {
+                    let published = tokio::task::spawn_blocking(move || partial.finish()).await;
+                    published.map_err(|_| ImageStoreError::Busy(store.path().to_path_buf()))??;
+                    progress.event(PullEvent::Downloaded {
                         blob: blob.digest,
                         size: blob.size,
                     });
                     return Ok(grant);
                 }
-                // No other place would help.
+                // Another source would not help.
                 Err(error @ RegistryError::Store(_)) => return Err(error),
                 Err(error) => last = Some(error),
             }
@@ -132,16 +134,16 @@ impl Sources {
         Err(last.unwrap_or(RegistryError::NoSource))
     }
 
-    /// Begins with the one that worked last; those before it have failed.
-    fn in_order(&self) -> impl Iterator<Item = (usize, &Source)> {
+    /// Starts with the last successful source; earlier ones have failed.
+    fn in_order(&self) -> impl Iterator<Item = (usize, &PullSource)> {
         let best = self.best.load(Relaxed);
         self.all.iter().enumerate().skip(best)
     }
 
-    fn explain(&self, error: Option<RegistryError>, progress: &dyn Progress) {
+    fn report_failed_mirror(&self, error: Option<RegistryError>, progress: &dyn PullProgress) {
         if let Some(error) = error {
-            let text = format!("a mirror can't be used: {}", causes(&error));
-            progress.event(Event::Note { text });
+            let text = format!("skipping a mirror: {}", error_chain(&error));
+            progress.event(PullEvent::Note { text });
         }
     }
 }

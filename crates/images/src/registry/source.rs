@@ -1,4 +1,4 @@
-//! One place that an image may come from: asks for manifests and blobs, and lets itself in.
+//! The client for one registry or mirror: requests manifests and blobs, and authenticates.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use tokio::sync::{Mutex, OnceCell};
 
 use super::auth::{self, Challenge, TokenRequest};
 use super::client;
-use super::config::{Place, RegistryConfig, TokenServer};
-use super::credentials::{Credential, Secret, matching};
+use super::config::{RegistryConfig, RegistryEndpoint, TokenServer, UrlScheme};
+use super::credentials::{RegistryCredential, RegistrySecret, matching};
 use super::docker_config;
 use super::error::RegistryError;
 use crate::digest::Digest;
-use crate::error::causes;
+use crate::error::error_chain;
 use crate::manifest::{
-    DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LARGEST_DOCUMENT, OCI_INDEX, OCI_MANIFEST,
+    DOCKER_LIST, DOCKER_MANIFEST, Descriptor, MAX_DOCUMENT_SIZE, OCI_INDEX, OCI_MANIFEST,
 };
 use crate::store::Grant;
 
-/// How often a small request is tried.
-const TRIES: u32 = 3;
-const FIRST_PAUSE: Duration = Duration::from_millis(300);
+/// Attempts for a small request.
+const MAX_ATTEMPTS: u32 = 3;
+const INITIAL_BACKOFF: Duration = Duration::from_millis(300);
 
-/// Where registries tell the digest of what they send.
+/// The header with the digest of the content.
 const CONTENT_DIGEST: &str = "docker-content-digest";
 
-/// The kinds of manifests that we understand.
-fn accepted() -> HeaderMap {
+/// The `Accept` headers for the supported manifests.
+fn manifest_accept_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     for kind in [OCI_INDEX, DOCKER_LIST, OCI_MANIFEST, DOCKER_MANIFEST] {
         headers.append(ACCEPT, HeaderValue::from_static(kind));
@@ -36,107 +36,112 @@ fn accepted() -> HeaderMap {
     headers
 }
 
-/// A registry or a mirror.
+/// The client for one registry or mirror.
 #[derive(Debug)]
-pub struct Source {
-    place: Place,
-    /// From the pod's pull secrets, the most specific first.
-    secrets: Vec<Secret>,
+pub struct PullSource {
+    endpoint: RegistryEndpoint,
+    /// From the pod's pull secrets, most specific first.
+    secrets: Vec<RegistrySecret>,
     config: RegistryConfig,
     client: OnceLock<Client>,
-    scheme: OnceCell<&'static str>,
-    door: Mutex<Door>,
+    scheme: OnceCell<UrlScheme>,
+    auth: Mutex<RegistryAuth>,
 }
 
-/// How far we got with letting ourselves in.
+/// The state of authentication.
 #[derive(Debug, Default)]
-struct Door {
-    /// What the registry wants to see.
+struct RegistryAuth {
+    /// The registry's latest challenge.
     challenge: Option<Challenge>,
-    /// All ways in, once they were needed; the last is to go without any.
-    ways: Option<Vec<Way>>,
-    /// Why the user's own is not among them, if it may have been one.
+    /// The identities to try, collected at the first challenge. The last one is anonymous.
+    identities: Option<Vec<AuthIdentity>>,
+    /// Why the user's own credentials are not among them.
     missing: Option<String>,
-    /// Which of them is tried.
-    at: usize,
-    /// What goes with requests.
-    pass: Option<Pass>,
-    /// Whether it has opened the door before.
-    worked: bool,
+    /// The index of the current identity.
+    current: usize,
+    /// Sent with requests.
+    authorization: Option<RequestAuthorization>,
+    /// Whether a request with it has succeeded.
+    has_succeeded: bool,
 }
 
-/// A way in.
+/// An identity to authenticate with.
 #[derive(Debug, Clone)]
-struct Way {
-    secret: Option<Secret>,
-    /// Who has it.
+struct AuthIdentity {
+    secret: Option<RegistrySecret>,
+    /// The grant for content that the registry sends to this identity.
     grant: Grant,
 }
 
-/// What lets a request in.
+/// The authorization of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pass {
+struct RequestAuthorization {
     header: HeaderValue,
-    /// Whom the answer is for.
+    /// The grant for the content of the response.
     grant: Grant,
 }
 
-impl Source {
-    /// Nothing is asked yet.
-    pub fn new(place: Place, config: &RegistryConfig, credentials: &[Credential]) -> Source {
-        let secrets = matching(credentials, &place.registry, &place.repository);
-        Source {
+impl PullSource {
+    /// A client for `endpoint` that has sent no request yet.
+    pub fn new(
+        endpoint: RegistryEndpoint,
+        config: &RegistryConfig,
+        credentials: &[RegistryCredential],
+    ) -> PullSource {
+        let secrets = matching(credentials, &endpoint.registry, &endpoint.repository);
+        PullSource {
             secrets: secrets.into_iter().cloned().collect(),
             config: config.clone(),
             client: OnceLock::new(),
             scheme: OnceCell::new(),
-            door: Mutex::default(),
-            place,
+            auth: Mutex::default(),
+            endpoint,
         }
     }
 
-    /// Its name, for messages.
+    /// The host, for messages.
     pub fn host(&self) -> &str {
-        &self.place.host
+        &self.endpoint.host
     }
 
-    fn what(&self, version: &str) -> String {
-        let mark = if version.contains(':') { '@' } else { ':' };
+    fn subject_of(&self, version: &str) -> String {
+        let separator = if version.contains(':') { '@' } else { ':' };
         format!(
-            "{}/{}{mark}{version}",
-            self.place.registry, self.place.repository
+            "{}/{}{separator}{version}",
+            self.endpoint.registry, self.endpoint.repository
         )
     }
 
-    /// What a tag stands for now, if the registry tells without sending it. Registries that count
-    /// what is pulled don't count this.
+    /// The current digest of a tag, by a HEAD request, which does not count against pull rate limits.
     pub async fn digest(&self, version: &str) -> Option<Digest> {
         let path = format!("manifests/{version}");
-        let what = self.what(version);
-        let asked = self.ask(Method::HEAD, &path, &accepted(), &what).await;
-        let (response, _) = asked.ok()?;
-        let told = response.headers().get(CONTENT_DIGEST)?.to_str().ok()?;
-        told.parse().ok()
+        let subject = self.subject_of(version);
+        let response = self
+            .request(Method::HEAD, &path, &manifest_accept_headers(), &subject)
+            .await;
+        let (response, _) = response.ok()?;
+        let digest = response.headers().get(CONTENT_DIGEST)?.to_str().ok()?;
+        digest.parse().ok()
     }
 
-    /// A manifest or an index, by tag or digest; `expected` is checked.
+    /// Fetches a manifest or an index by tag or digest, and checks it against `expected`.
     pub async fn manifest(
         &self,
         version: &str,
         expected: Option<Digest>,
     ) -> Result<(Descriptor, Vec<u8>, Grant), RegistryError> {
-        let what = self.what(version);
-        let nonsense = |said: &str| RegistryError::Nonsense {
-            what: what.clone(),
-            host: self.place.host.clone(),
-            said: said.to_owned(),
+        let subject = self.subject_of(version);
+        let invalid = |detail: &str| RegistryError::InvalidResponse {
+            subject: subject.clone(),
+            host: self.endpoint.host.clone(),
+            detail: detail.to_owned(),
         };
-        let headers = accepted();
+        let headers = manifest_accept_headers();
         let mut tries = 0;
         loop {
             tries += 1;
             let (response, grant) = self
-                .get(&format!("manifests/{version}"), &headers, &what)
+                .get(&format!("manifests/{version}"), &headers, &subject)
                 .await?;
             let header = |name: &str| {
                 let value = response.headers().get(name)?;
@@ -149,19 +154,19 @@ impl Source {
                 .unwrap_or_default()
                 .trim()
                 .to_owned();
-            let told = header(CONTENT_DIGEST).and_then(|text| text.parse().ok());
-            let most = usize::try_from(LARGEST_DOCUMENT).unwrap_or(usize::MAX);
-            let bytes = match client::body(response, most).await {
+            let announced = header(CONTENT_DIGEST).and_then(|text| text.parse().ok());
+            let limit = usize::try_from(MAX_DOCUMENT_SIZE).unwrap_or(usize::MAX);
+            let bytes = match client::body(response, limit).await {
                 Ok(Some(bytes)) => bytes,
-                Ok(None) => return Err(nonsense("sent a manifest that is too large")),
-                Err(_) if tries < TRIES => continue,
-                Err(error) => return Err(self.broken(tries, error)),
+                Ok(None) => return Err(invalid("sent a manifest that is too large")),
+                Err(_) if tries < MAX_ATTEMPTS => continue,
+                Err(error) => return Err(self.connection_error(tries, error)),
             };
             let digest = Digest::of(&bytes);
-            match expected.or(told) {
+            match expected.or(announced) {
                 Some(expected) if expected != digest => {
-                    return Err(RegistryError::Digest {
-                        host: self.place.host.clone(),
+                    return Err(RegistryError::DigestMismatch {
+                        host: self.endpoint.host.clone(),
                         expected,
                         got: digest,
                     });
@@ -179,7 +184,7 @@ impl Source {
         }
     }
 
-    /// Begins to download a blob, at `from`.
+    /// Requests a blob from offset `from`.
     pub async fn blob(
         &self,
         digest: Digest,
@@ -192,49 +197,53 @@ impl Source {
             headers.insert(RANGE, range);
         }
         let version = digest.to_string();
-        self.get(&format!("blobs/{digest}"), &headers, &self.what(&version))
-            .await
+        self.get(
+            &format!("blobs/{digest}"),
+            &headers,
+            &self.subject_of(&version),
+        )
+        .await
     }
 
     async fn get(
         &self,
         path: &str,
         headers: &HeaderMap,
-        what: &str,
+        subject: &str,
     ) -> Result<(Response, Grant), RegistryError> {
-        self.ask(Method::GET, path, headers, what).await
+        self.request(Method::GET, path, headers, subject).await
     }
 
-    /// Sends a request for something in the repository, lets itself in if need be, and sorts the answer. Says whom else the
-    /// registry would have sent it to.
-    async fn ask(
+    /// Sends a request for a path in the repository, authenticates if needed, and classifies the response. Returns also
+    /// the grant for its content.
+    async fn request(
         &self,
         method: Method,
         path: &str,
         headers: &HeaderMap,
-        what: &str,
+        subject: &str,
     ) -> Result<(Response, Grant), RegistryError> {
         let url = self
-            .url(&format!("/v2/{}/{path}", self.place.repository))
+            .url(&format!("/v2/{}/{path}", self.endpoint.repository))
             .await?;
         let mut tries = 0;
         loop {
-            let pass = self.door.lock().await.pass.clone();
+            let authorization = self.auth.lock().await.authorization.clone();
             let mut request = self
                 .client()?
                 .request(method.clone(), url.clone())
                 .headers(headers.clone());
-            if let Some(pass) = &pass {
-                request = request.header(AUTHORIZATION, pass.header.clone());
+            if let Some(authorization) = &authorization {
+                request = request.header(AUTHORIZATION, authorization.header.clone());
             }
             let response = match request.send().await {
                 Ok(response) => response,
                 Err(error) => {
                     tries += 1;
-                    if tries >= TRIES {
-                        return Err(self.broken(tries, error));
+                    if tries >= MAX_ATTEMPTS {
+                        return Err(self.connection_error(tries, error));
                     }
-                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
                     continue;
                 }
             };
@@ -243,136 +252,143 @@ impl Source {
                 StatusCode::OK
                 | StatusCode::PARTIAL_CONTENT
                 | StatusCode::RANGE_NOT_SATISFIABLE => {
-                    self.door.lock().await.worked = true;
-                    let grant = pass.map_or(Grant::Everybody, |pass| pass.grant);
+                    self.auth.lock().await.has_succeeded = true;
+                    let grant =
+                        authorization.map_or(Grant::Public, |authorization| authorization.grant);
                     return Ok((response, grant));
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    self.knock(response, pass, what).await?;
+                    self.authenticate(response, authorization, subject).await?;
                 }
                 StatusCode::NOT_FOUND | StatusCode::GONE => {
                     return Err(RegistryError::NotFound {
-                        what: what.to_owned(),
+                        subject: subject.to_owned(),
                     });
                 }
-                // In trouble, perhaps for a moment.
-                _ if tries + 1 < TRIES
+                // Possibly transient.
+                _ if tries + 1 < MAX_ATTEMPTS
                     && (status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS) =>
                 {
                     tries += 1;
-                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
                 }
                 _ => {
                     return Err(RegistryError::Status {
-                        what: what.to_owned(),
-                        host: self.place.host.clone(),
+                        subject: subject.to_owned(),
+                        host: self.endpoint.host.clone(),
                         status,
-                        said: client::words(response).await,
+                        message: client::error_message(response).await,
                     });
                 }
             }
         }
     }
 
-    /// Finds the next way in, after `refused` was answered to a request with `pass`.
-    async fn knock(
+    /// Moves to the next identity after the registry answered `rejection` to a request with `authorization`.
+    async fn authenticate(
         &self,
-        refused: Response,
-        pass: Option<Pass>,
-        what: &str,
+        rejection: Response,
+        authorization: Option<RequestAuthorization>,
+        subject: &str,
     ) -> Result<(), RegistryError> {
-        let mut door = self.door.lock().await;
-        // Another request has found one meanwhile.
-        if door.pass != pass {
+        let mut auth = self.auth.lock().await;
+        // A concurrent request has authenticated meanwhile.
+        if auth.authorization != authorization {
             return Ok(());
         }
-        let forbidden = refused.status() == StatusCode::FORBIDDEN;
+        let forbidden = rejection.status() == StatusCode::FORBIDDEN;
         let challenge = match forbidden {
-            // It knows who we are, and that isn't enough; another may be let in.
-            true => door.challenge.clone(),
-            false => Challenge::of(refused.headers()),
+            // The identity is known but lacks permission; another one may have it.
+            true => auth.challenge.clone(),
+            false => Challenge::of(rejection.headers()),
         };
-        door.challenge = challenge.clone();
-        let said = client::words(refused).await;
-        if door.ways.is_none() {
-            let (ways, missing) = self.ways().await;
-            (door.ways, door.missing) = (Some(ways), missing);
+        auth.challenge = challenge.clone();
+        let message = client::error_message(rejection).await;
+        if auth.identities.is_none() {
+            let (identities, missing) = self.identities().await;
+            (auth.identities, auth.missing) = (Some(identities), missing);
         }
-        let missing = door.missing.clone();
+        let missing = auth.missing.clone();
         let denied = || RegistryError::Denied {
-            what: what.to_owned(),
-            said,
+            subject: subject.to_owned(),
+            message,
             missing,
         };
         let Some(challenge) = challenge else {
             return Err(denied());
         };
-        // A token that worked has run out; one that never did is the wrong one.
-        if pass.is_some() && (forbidden || !door.worked) {
-            door.at += 1;
+        // A token that worked has expired and is renewed; one that never worked is wrong.
+        if authorization.is_some() && (forbidden || !auth.has_succeeded) {
+            auth.current += 1;
         }
-        door.worked = false;
+        auth.has_succeeded = false;
         loop {
-            let way = door.ways.as_ref().and_then(|ways| ways.get(door.at));
-            let Some(way) = way.cloned() else {
+            let identity = auth
+                .identities
+                .as_ref()
+                .and_then(|identities| identities.get(auth.current));
+            let Some(identity) = identity.cloned() else {
                 return Err(denied());
             };
-            let answer = self.answer(&challenge, way.secret.as_ref(), what).await?;
-            if let Some(header) = answer {
-                let grant = way.grant;
-                door.pass = Some(Pass { header, grant });
+            let header = self
+                .answer_challenge(&challenge, identity.secret.as_ref(), subject)
+                .await?;
+            if let Some(header) = header {
+                let grant = identity.grant;
+                auth.authorization = Some(RequestAuthorization { header, grant });
                 return Ok(());
             }
-            door.at += 1;
+            auth.current += 1;
         }
     }
 
-    /// Whether everybody on the way may not read what we send, or the user has accepted that.
+    /// Whether the connection is encrypted, or the user allows credentials over plain HTTP.
     fn may_send_credentials(&self) -> bool {
-        self.scheme.get() == Some(&"https") || !self.place.verified
+        self.scheme.get() == Some(&UrlScheme::Https) || !self.endpoint.verified
     }
 
-    /// The pod's own secrets, then the user's, then none at all. If the user's can't be had, the others may do: why is told
-    /// beside them.
-    async fn ways(&self) -> (Vec<Way>, Option<String>) {
-        // The user's own are for all of the user's pods.
-        let open = |secret| Way {
+    /// The identities to try: the pod's secrets, the user's credentials, anonymous. The second value is the reason why the
+    /// user's credentials are missing; the other identities may still suffice.
+    async fn identities(&self) -> (Vec<AuthIdentity>, Option<String>) {
+        // The user's own credentials are for all of the user's pods.
+        let public = |secret| AuthIdentity {
             secret,
-            grant: Grant::Everybody,
+            grant: Grant::Public,
         };
-        let own = self.secrets.iter().map(|secret| Way {
+        let pod_secrets = self.secrets.iter().map(|secret| AuthIdentity {
             secret: Some(secret.clone()),
             grant: Grant::Holder(secret.clone()),
         });
-        let mut ways: Vec<_> = own.collect();
+        let mut identities: Vec<_> = pod_secrets.collect();
         let mut missing = None;
         if !self.may_send_credentials() {
-            let why = "the connection is plain HTTP, which needs `insecure = true`";
-            return (vec![open(None)], Some(why.to_owned()));
+            let reason = "the connection is plain HTTP, which needs `insecure = true`";
+            return (vec![public(None)], Some(reason.to_owned()));
         }
         if let Some(dir) = &self.config.docker_config {
-            let found = docker_config::secret(dir, &self.place.registry, &self.place.repository);
+            let found =
+                docker_config::secret(dir, &self.endpoint.registry, &self.endpoint.repository);
             match found.await {
-                Ok(found) => ways.extend(found.map(|secret| open(Some(secret)))),
-                Err(error) => missing = Some(causes(&error)),
+                Ok(found) => identities.extend(found.map(|secret| public(Some(secret)))),
+                Err(error) => missing = Some(error_chain(&error)),
             }
         }
-        ways.push(open(None));
-        (ways, missing)
+        identities.push(public(None));
+        (identities, missing)
     }
 
-    /// The header that answers a challenge, if this secret can.
-    async fn answer(
+    /// The header that answers a challenge, if the secret fits.
+    async fn answer_challenge(
         &self,
         challenge: &Challenge,
-        secret: Option<&Secret>,
-        what: &str,
+        secret: Option<&RegistrySecret>,
+        subject: &str,
     ) -> Result<Option<HeaderValue>, RegistryError> {
-        if let Some(Secret::RegistryToken(token)) = secret {
+        if let Some(RegistrySecret::RegistryToken(token)) = secret {
             return Ok(auth::bearer(token));
         }
         match (challenge, secret) {
-            (Challenge::Basic, Some(Secret::Password { username, password })) => {
+            (Challenge::Basic, Some(RegistrySecret::Password { username, password })) => {
                 Ok(auth::basic(username, password))
             }
             (Challenge::Basic, _) => Ok(None),
@@ -384,38 +400,42 @@ impl Source {
                 },
                 secret,
             ) => {
-                let (realm, server) = self.token_server(realm, what)?;
-                let own = format!("repository:{}:pull", self.place.repository);
-                let scope = scope.as_deref().unwrap_or(&own);
+                let (realm, server) = self.token_server(realm, subject)?;
+                let default_scope = format!("repository:{}:pull", self.endpoint.repository);
+                let scope = scope.as_deref().unwrap_or(&default_scope);
                 let request = TokenRequest::new(&realm, service.as_deref(), scope, secret);
-                self.token(request, &server, what).await
+                self.request_token(request, &server, subject).await
             }
         }
     }
 
-    /// The token server's address, and how to connect to it.
-    fn token_server(&self, realm: &str, what: &str) -> Result<(Url, TokenServer), RegistryError> {
-        let nonsense = |said: String| RegistryError::Nonsense {
-            what: what.to_owned(),
-            host: self.place.host.clone(),
-            said,
+    /// The token server's URL and settings.
+    fn token_server(
+        &self,
+        realm: &str,
+        subject: &str,
+    ) -> Result<(Url, TokenServer), RegistryError> {
+        let invalid = |detail: String| RegistryError::InvalidResponse {
+            subject: subject.to_owned(),
+            host: self.endpoint.host.clone(),
+            detail,
         };
         let url = Url::parse(realm)
-            .map_err(|_| nonsense(format!("names a token server that is no URL: {realm:?}")))?;
-        let server = self.config.token_server(&url, &self.place);
+            .map_err(|_| invalid(format!("names an invalid URL of a token server: {realm:?}")))?;
+        let server = self.config.token_server(&url, &self.endpoint);
         match server.is_allowed {
             true => Ok((url, server)),
-            false => Err(nonsense(format!(
-                "names a token server that is not secure: {realm:?}; plain HTTP needs `insecure = true` for that server"
+            false => Err(invalid(format!(
+                "names an insecure token server: {realm:?}; plain HTTP needs `insecure = true` for that server"
             ))),
         }
     }
 
-    async fn token(
+    async fn request_token(
         &self,
         request: TokenRequest,
         server: &TokenServer,
-        what: &str,
+        subject: &str,
     ) -> Result<Option<HeaderValue>, RegistryError> {
         let client = client::token_client(server)?;
         let mut tries = 0;
@@ -433,11 +453,11 @@ impl Source {
             tries += 1;
             match attempt.send().await {
                 Ok(response) if !response.status().is_server_error() => break response,
-                Ok(_) | Err(_) if tries < TRIES => {
-                    tokio::time::sleep(FIRST_PAUSE * (1 << tries)).await;
+                Ok(_) | Err(_) if tries < MAX_ATTEMPTS => {
+                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
                 }
                 Ok(response) => break response,
-                Err(error) => return Err(self.broken(tries, error)),
+                Err(error) => return Err(self.connection_error(tries, error)),
             }
         };
         let status = response.status();
@@ -446,10 +466,10 @@ impl Source {
         }
         if !status.is_success() {
             return Err(RegistryError::Status {
-                what: what.to_owned(),
+                subject: subject.to_owned(),
                 host: request.url.host_str().unwrap_or_default().to_owned(),
                 status,
-                said: client::words(response).await,
+                message: client::error_message(response).await,
             });
         }
         let body = client::small_body(response).await;
@@ -460,44 +480,44 @@ impl Source {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
-        let made = client::client(&self.place)?;
-        Ok(self.client.get_or_init(|| made))
+        let new = client::client(&self.endpoint)?;
+        Ok(self.client.get_or_init(|| new))
     }
 
-    /// Chooses how to connect: where TLS may be missing, it is tried first.
+    /// The URL of `path`. Probes the schemes once: https first, then http if it is allowed.
     async fn url(&self, path: &str) -> Result<Url, RegistryError> {
-        let parse = |scheme: &str, path: &str| {
-            let text = format!("{scheme}://{}{path}", self.place.host);
+        let parse = |scheme: UrlScheme, path: &str| {
+            let text = format!("{}://{}{path}", scheme.as_str(), self.endpoint.host);
             Url::parse(&text).map_err(|error| RegistryError::Unreachable {
-                host: self.place.host.clone(),
+                host: self.endpoint.host.clone(),
                 source: error.into(),
             })
         };
         let choose = || async {
-            for scheme in self.place.schemes {
-                if Some(scheme) == self.place.schemes.last() {
-                    return Ok::<&'static str, RegistryError>(scheme);
+            for &scheme in self.endpoint.schemes {
+                if Some(&scheme) == self.endpoint.schemes.last() {
+                    return Ok::<UrlScheme, RegistryError>(scheme);
                 }
                 let ping = self.client()?.get(parse(scheme, "/v2/")?).send().await;
                 if !ping.is_err_and(|error| error.is_connect()) {
                     return Ok(scheme);
                 }
             }
-            Ok("https")
+            Ok(UrlScheme::Https)
         };
         let scheme = self.scheme.get_or_try_init(choose).await?;
-        parse(scheme, path)
+        parse(*scheme, path)
     }
 
-    /// Sorts a failure of the connection. Its URL may hold a name and a password, and is not shown.
-    pub fn broken(&self, tries: u32, error: reqwest::Error) -> RegistryError {
-        let host = self.place.host.clone();
+    /// Classifies a connection error, without its URL, which may contain a password.
+    pub fn connection_error(&self, tries: u32, error: reqwest::Error) -> RegistryError {
+        let host = self.endpoint.host.clone();
         match error.is_connect() {
             true => RegistryError::Unreachable {
                 host,
                 source: error.without_url().into(),
             },
-            false => RegistryError::Broken {
+            false => RegistryError::ConnectionLost {
                 host,
                 tries,
                 source: error.without_url().into(),

@@ -1,10 +1,10 @@
-//! Who may use what is in the store: whoever has obtained the same bytes from a registry before.
+//! Access control: a requester may use a blob of the store if it has obtained the same bytes from a registry before.
 //!
-//! The store is shared by the pods of all namespaces, and every digest in a manifest or configuration is chosen by whoever
-//! wrote it. So neither that a blob is here nor that a registry names its digest says that a pod may have it. Each blob has
-//! an access record, which lists by repository whom a registry sent it to: everybody, or the holders of a secret. The record of a
-//! manifest is written last and covers everything that the manifest names. A blob without a record is for nobody; what the user loads
-//! from an archive is for everybody.
+//! Pods of all namespaces share the store, and the author of a manifest or configuration chooses the digests in it. So
+//! neither the presence of a blob nor a registry that names its digest proves that a pod may have the blob. Each blob has an
+//! access record, which lists per repository to which requesters a registry sent it: to all, or to holders of a secret. The record
+//! of a manifest is written last and covers all blobs of the image. Without a record no access is granted; blobs that the
+//! user loads from an archive are open to all pods.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -14,105 +14,110 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::gc::young;
-use super::{Store, StoreError};
+use super::gc::is_recent;
+use super::{ImageStore, ImageStoreError};
 use crate::digest::Digest;
 use crate::reference::Reference;
-use crate::registry::{Credential, Secret};
+use crate::registry::{RegistryCredential, RegistrySecret};
 
-/// The number of secrets that are remembered for a blob in one repository; the oldest are forgotten, and their holders
-/// download again.
+/// The number of secrets in a blob's record for one repository. The oldest are dropped, and their holders download again.
 const MAX_SECRETS: usize = 100;
 
-/// Who asks for an image.
+/// The pod, or user, on whose behalf an image is pulled.
 #[derive(Debug)]
 pub struct Requester {
-    /// The repository of the image that it names.
+    /// The repository of the requested image.
     repository: String,
-    /// All secrets that it holds.
-    secrets: Vec<Secret>,
+    /// All secrets that the requester holds.
+    secrets: Vec<RegistrySecret>,
 }
 
-/// Whom a registry sends something to.
+/// The requesters to which a registry sends a blob or document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Grant {
-    /// Pods without a secret of their own.
-    Everybody,
+    /// All pods: the request needed no pod's secret.
+    Public,
     /// Holders of this secret.
-    Holder(Secret),
+    Holder(RegistrySecret),
 }
 
-/// Of one blob: who has obtained it.
+/// The access record of one blob.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AccessRecord {
-    /// The user has loaded it: it may be used under every name.
+    /// The user has loaded the blob: it may be used under every name.
     #[serde(default)]
     loaded: bool,
-    /// Whom registries have sent it to. Records of before were by image, and not to be trusted; they have another field.
+    /// The requesters to which each repository has sent the blob. Older versions wrote another field, which is not trusted.
     #[serde(default)]
-    sent_by: BTreeMap<String, Access>,
+    sent_by: BTreeMap<String, RepositoryAccess>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Access {
-    /// No secret of a pod was needed.
-    #[serde(default)]
-    everybody: bool,
-    /// Marks of the secrets that were, the latest last.
+struct RepositoryAccess {
+    /// No pod's secret was needed.
+    #[serde(default, rename = "everybody")]
+    public: bool,
+    /// Fingerprints of the secrets that were used, latest last.
     #[serde(default)]
     secrets: Vec<Digest>,
 }
 
 impl Requester {
-    /// Somebody who holds `credentials`, whatever registries they are for, and wants `reference`.
-    pub fn new(reference: &Reference, credentials: &[Credential]) -> Requester {
+    /// A requester of `reference` that holds `credentials`, which may be for any registry.
+    pub fn new(reference: &Reference, credentials: &[RegistryCredential]) -> Requester {
         Requester {
             repository: reference.name(),
-            secrets: credentials.iter().map(|one| one.secret.clone()).collect(),
+            secrets: credentials
+                .iter()
+                .map(|credential| credential.secret.clone())
+                .collect(),
         }
     }
 
-    /// The repository of the image that it names.
+    /// The repository of the requested image.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// Whether it holds no secret.
+    /// Whether the requester holds no secret.
     pub fn is_anonymous(&self) -> bool {
         self.secrets.is_empty()
     }
 
-    /// Requesters of one scope have the same rights at a registry, and may resume each other's downloads.
+    /// Requesters of one scope have the same permissions on a registry, so they may resume each other's downloads.
     pub(super) fn scope(&self) -> Digest {
-        let marks = self.secrets.iter().map(|one| one.mark(&self.repository));
-        let mut words: Vec<_> = marks.map(|mark| mark.hex()).collect();
-        words.sort();
-        words.insert(0, self.repository.clone());
-        Digest::of(words.join("\0").as_bytes())
+        let fingerprints = self
+            .secrets
+            .iter()
+            .map(|secret| secret.fingerprint(&self.repository));
+        let mut parts: Vec<_> = fingerprints.map(|fingerprint| fingerprint.hex()).collect();
+        parts.sort();
+        parts.insert(0, self.repository.clone());
+        Digest::of(parts.join("\0").as_bytes())
     }
 
-    /// Whether `access` to `repository` was given to the requester too.
-    fn shares(&self, repository: &str, access: &Access) -> Option<Grant> {
-        if access.everybody {
-            return Some(Grant::Everybody);
+    /// The grant by which `access` to `repository` includes the requester.
+    fn grant_in(&self, repository: &str, access: &RepositoryAccess) -> Option<Grant> {
+        if access.public {
+            return Some(Grant::Public);
         }
         let own = self
             .secrets
             .iter()
-            .find(|one| access.secrets.contains(&one.mark(repository)));
+            .find(|secret| access.secrets.contains(&secret.fingerprint(repository)));
         own.cloned().map(Grant::Holder)
     }
 }
 
 impl Grant {
-    /// What parts that were obtained by these grants take together: a secret if one was needed. `None` if it was more than
-    /// one, for no single holder has access then.
+    /// The grant that covers all of `grants`: the secret if one was needed. `None` if several secrets were needed, since no
+    /// single holder has access then.
     pub fn combined(grants: &[Grant]) -> Option<Grant> {
-        let mut needed = Grant::Everybody;
+        let mut needed = Grant::Public;
         for grant in grants {
             match (&needed, grant) {
-                (_, Grant::Everybody) => {}
-                (Grant::Everybody, holder) => needed = holder.clone(),
+                (_, Grant::Public) => {}
+                (Grant::Public, holder) => needed = holder.clone(),
                 (one, other) if one == other => {}
                 _ => return None,
             }
@@ -121,61 +126,70 @@ impl Grant {
     }
 }
 
-impl Store {
-    /// Whether the requester may use a manifest or index, and everything that a manifest names, without asking a registry: it
-    /// was loaded, or the requester's repository has sent it to such a one before.
-    pub fn may_use(&self, document: Digest, requester: &Requester) -> Result<bool, StoreError> {
+impl ImageStore {
+    /// Whether the requester may use a manifest or index, and all blobs of a manifest, without asking a registry: the user
+    /// loaded it, or the requester's repository has sent it to an equivalent requester before.
+    pub fn may_use(
+        &self,
+        document: Digest,
+        requester: &Requester,
+    ) -> Result<bool, ImageStoreError> {
         let record = self.access_record(document)?;
         let access = record.sent_by.get(&requester.repository);
         Ok(record.loaded
             || access
-                .is_some_and(|access| requester.shares(&requester.repository, access).is_some()))
+                .is_some_and(|access| requester.grant_in(&requester.repository, access).is_some()))
     }
 
-    /// Whether the requester has, or could have, obtained a layer or configuration, from whichever repository: it learns
-    /// nothing new from it then. Says what that takes.
+    /// The grant by which the requester could have obtained a layer or configuration from any repository. Using the stored
+    /// copy then discloses nothing new.
     pub fn blob_grant(
         &self,
         blob: Digest,
         requester: &Requester,
-    ) -> Result<Option<Grant>, StoreError> {
+    ) -> Result<Option<Grant>, ImageStoreError> {
         let record = self.access_record(blob)?;
         if record.loaded {
-            return Ok(Some(Grant::Everybody));
+            return Ok(Some(Grant::Public));
         }
         let all = record.sent_by.iter();
         let grants: Vec<_> = all
-            .filter_map(|(repository, access)| requester.shares(repository, access))
+            .filter_map(|(repository, access)| requester.grant_in(repository, access))
             .collect();
-        let open = grants.contains(&Grant::Everybody);
-        Ok(match open {
-            true => Some(Grant::Everybody),
+        let is_public = grants.contains(&Grant::Public);
+        Ok(match is_public {
+            true => Some(Grant::Public),
             false => grants.into_iter().next(),
         })
     }
 
-    /// Notes that a repository has sent a blob to whom `grant` says. For a manifest: everything that it names, too.
-    pub fn grant(&self, blob: Digest, repository: &str, grant: &Grant) -> Result<(), StoreError> {
+    /// Records that a repository has sent a blob under `grant`. For a manifest this covers all blobs of the image.
+    pub fn grant(
+        &self,
+        blob: Digest,
+        repository: &str,
+        grant: &Grant,
+    ) -> Result<(), ImageStoreError> {
         let mut record = self.access_record(blob)?;
         let access = record.sent_by.entry(repository.to_owned()).or_default();
         match grant {
-            Grant::Everybody if access.everybody => return Ok(()),
-            Grant::Everybody => access.everybody = true,
+            Grant::Public if access.public => return Ok(()),
+            Grant::Public => access.public = true,
             Grant::Holder(secret) => {
-                let mark = secret.mark(repository);
-                if access.secrets.contains(&mark) {
+                let fingerprint = secret.fingerprint(repository);
+                if access.secrets.contains(&fingerprint) {
                     return Ok(());
                 }
-                access.secrets.push(mark);
-                let surplus = access.secrets.len().saturating_sub(MAX_SECRETS);
-                access.secrets.drain(..surplus);
+                access.secrets.push(fingerprint);
+                let excess = access.secrets.len().saturating_sub(MAX_SECRETS);
+                access.secrets.drain(..excess);
             }
         }
         self.write_access(blob, &record)
     }
 
-    /// Notes that the user has loaded a blob, which makes it everybody's.
-    pub fn grant_loaded(&self, blob: Digest) -> Result<(), StoreError> {
+    /// Records that the user has loaded a blob, which opens it to all pods.
+    pub fn grant_loaded(&self, blob: Digest) -> Result<(), ImageStoreError> {
         let mut record = self.access_record(blob)?;
         if record.loaded {
             return Ok(());
@@ -184,47 +198,47 @@ impl Store {
         self.write_access(blob, &record)
     }
 
-    /// Whether everybody may use a blob.
-    pub fn is_open(&self, blob: Digest) -> Result<bool, StoreError> {
+    /// Whether all pods may use a blob.
+    pub fn is_public(&self, blob: Digest) -> Result<bool, ImageStoreError> {
         let record = self.access_record(blob)?;
-        Ok(record.loaded || record.sent_by.values().any(|access| access.everybody))
+        Ok(record.loaded || record.sent_by.values().any(|access| access.public))
     }
 
-    /// Removes the records of blobs that are gone; what can't be removed only takes room. Unless it is `certain` that nobody
-    /// pulls, a blob may be about to come.
-    pub(super) fn forget_access(&self, certain: bool) {
+    /// Removes the records of missing blobs; a failure only wastes space. Without an exclusive lock a pull may be about to add
+    /// the blob, so recent records stay.
+    pub(super) fn prune_access_records(&self, is_exclusive: bool) {
         for entry in fs::read_dir(self.access()).into_iter().flatten().flatten() {
             let path = entry.path();
             let name = path.file_stem().and_then(|name| name.to_str());
             let digest = name.and_then(Digest::from_hex);
             if digest.is_some_and(|digest| !self.blob_path(digest).exists())
-                && (certain || !young(&path))
+                && (is_exclusive || !is_recent(&path))
             {
                 let _ = fs::remove_file(path);
             }
         }
     }
 
-    /// A record that is missing or can't be understood lets nobody in.
-    fn access_record(&self, blob: Digest) -> Result<AccessRecord, StoreError> {
+    /// A missing or unreadable record grants no access.
+    fn access_record(&self, blob: Digest) -> Result<AccessRecord, ImageStoreError> {
         let path = self.access_path(blob);
         match fs::read(&path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(AccessRecord::default()),
-            Err(error) => Err(StoreError::io("read", &path, error)),
+            Err(error) => Err(ImageStoreError::io("read", &path, error)),
         }
     }
 
-    /// Of two that write one record at once, one is lost, as one may be by a crash: its requester downloads again.
-    fn write_access(&self, blob: Digest, record: &AccessRecord) -> Result<(), StoreError> {
+    /// One of two concurrent writes may be lost, as in a crash. Its requester then downloads the blob again.
+    fn write_access(&self, blob: Digest, record: &AccessRecord) -> Result<(), ImageStoreError> {
         let (dir, path) = (self.access(), self.access_path(blob));
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)
-            .map_err(|e| StoreError::io("make the directory", &dir, e))?;
+            .map_err(|e| ImageStoreError::io("create directory", &dir, e))?;
         let text = serde_json::to_vec(record)
-            .map_err(|e| StoreError::io("write", &path, io::Error::other(e)))?;
+            .map_err(|e| ImageStoreError::io("write", &path, io::Error::other(e)))?;
         self.write_unsynced(&path, &text)
     }
 
@@ -237,18 +251,18 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store() -> (tempfile::TempDir, ImageStore) {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ImageStore::open(dir.path()).unwrap();
         (dir, store)
     }
 
-    fn secret(number: usize) -> Secret {
-        Secret::RegistryToken(format!("token {number}"))
+    fn secret(number: usize) -> RegistrySecret {
+        RegistrySecret::RegistryToken(format!("token {number}"))
     }
 
     fn requester(reference: &str, secrets: &[usize]) -> Requester {
-        let credential = |number: &usize| Credential {
+        let credential = |number: &usize| RegistryCredential {
             pattern: "any".to_owned(),
             secret: secret(*number),
         };
@@ -261,20 +275,20 @@ mod tests {
         let (_dir, store) = store();
         let blob = Digest::of(b"config");
         let is_known = || store.access_path(blob).exists();
-        // Under way: whether the pull still lives is not known without locks.
-        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
-        store.forget_access(false);
+        // Without locks, a pull may still be running.
+        store.grant(blob, "r.example/a", &Grant::Public).unwrap();
+        store.prune_access_records(false);
         assert!(is_known());
-        store.forget_access(true);
+        store.prune_access_records(true);
         assert!(!is_known());
         store.put(b"config").unwrap();
-        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
-        store.forget_access(true);
+        store.grant(blob, "r.example/a", &Grant::Public).unwrap();
+        store.prune_access_records(true);
         assert!(is_known());
     }
 
     #[test]
-    fn documents_need_their_repository_and_blobs_any() {
+    fn document_access_is_per_repository() {
         let (_dir, store) = store();
         let blob = Digest::of(b"blob");
         let (holder, other) = (
@@ -283,17 +297,17 @@ mod tests {
         );
         let elsewhere = requester("r.example/b", &[1]);
         let all = [&holder, &other, &elsewhere];
-        let may = |store: &Store| all.map(|one| store.may_use(blob, one).unwrap());
-        let grants = |store: &Store| all.map(|one| store.blob_grant(blob, one).unwrap());
+        let may = |store: &ImageStore| all.map(|one| store.may_use(blob, one).unwrap());
+        let grants = |store: &ImageStore| all.map(|one| store.blob_grant(blob, one).unwrap());
         assert_eq!(may(&store), [false; 3]);
         assert_eq!(grants(&store), [None, None, None]);
         let own = Grant::Holder(secret(1));
         store.grant(blob, "r.example/a", &own).unwrap();
         assert_eq!(may(&store), [true, false, false]);
         assert_eq!(grants(&store), [Some(own.clone()), None, Some(own)]);
-        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
+        store.grant(blob, "r.example/a", &Grant::Public).unwrap();
         assert_eq!(may(&store), [true, true, false]);
-        assert_eq!(grants(&store), [const { Some(Grant::Everybody) }; 3]);
+        assert_eq!(grants(&store), [const { Some(Grant::Public) }; 3]);
         store.grant_loaded(blob).unwrap();
         assert_eq!(may(&store), [true; 3]);
     }
@@ -301,19 +315,19 @@ mod tests {
     #[test]
     fn damaged_and_old_records_grant_nothing() {
         let (_dir, store) = store();
-        let (blob, anybody) = (Digest::of(b"blob"), requester("r.example/a", &[]));
-        store.grant(blob, "r.example/a", &Grant::Everybody).unwrap();
-        assert!(store.may_use(blob, &anybody).unwrap());
-        let old = r#"{"repositories":{"r.example/a":{"everybody":true,"secrets":[]}}}"#;
+        let (blob, anonymous) = (Digest::of(b"blob"), requester("r.example/a", &[]));
+        store.grant(blob, "r.example/a", &Grant::Public).unwrap();
+        assert!(store.may_use(blob, &anonymous).unwrap());
+        let old = r#"{"repositories":{"r.example/a":{"public":true,"secrets":[]}}}"#;
         for unusable in ["{", "", old] {
             fs::write(store.access_path(blob), unusable).unwrap();
-            assert!(!store.may_use(blob, &anybody).unwrap(), "{unusable}");
-            assert_eq!(store.blob_grant(blob, &anybody).unwrap(), None);
+            assert!(!store.may_use(blob, &anonymous).unwrap(), "{unusable}");
+            assert_eq!(store.blob_grant(blob, &anonymous).unwrap(), None);
         }
     }
 
     #[test]
-    fn the_latest_secrets_are_kept() {
+    fn oldest_secrets_are_dropped() {
         let (_dir, store) = store();
         let blob = Digest::of(b"blob");
         for number in 0..=MAX_SECRETS {
@@ -329,9 +343,9 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_several_holders_are_nobodys() {
+    fn grants_of_several_secrets_do_not_combine() {
         let (all, one, two) = (
-            Grant::Everybody,
+            Grant::Public,
             Grant::Holder(secret(1)),
             Grant::Holder(secret(2)),
         );

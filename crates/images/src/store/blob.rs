@@ -1,34 +1,34 @@
-//! How blobs get into the store: verified, flushed to disk, then renamed.
+//! Adds blobs to the store: they are verified, flushed to disk, then renamed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::file_id::FileId;
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Grant, Requester, Store, StoreError, lock};
+use super::{Grant, ImageStore, ImageStoreError, Requester, lock};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
-const TRY_EVERY: Duration = Duration::from_millis(100);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How the names of files begin that are being written.
-pub(super) const UNFINISHED: &str = ".new-";
+/// Prefix of files that are being written.
+pub(super) const TEMP_PREFIX: &str = ".new-";
 
 /// Whether this process has to download a blob.
 #[derive(Debug)]
-pub enum Claim {
-    /// No: it is there, perhaps because another process has just downloaded it, and the requester may use it by this grant.
+pub enum BlobClaim {
+    /// No: the store has it, possibly from a concurrent download, and this grant lets the requester use it.
     Present(Grant),
-    /// Yes.
-    Download(Box<Partial>),
+    /// Yes, into this file.
+    Download(Box<PartialBlob>),
 }
 
-/// A download under way. Dropped, it stays for the next attempt to resume.
+/// A partial download. After a drop the file stays, and the next attempt resumes it.
 #[derive(Debug)]
-pub struct Partial {
+pub struct PartialBlob {
     file: File,
     path: PathBuf,
     target: PathBuf,
@@ -36,36 +36,37 @@ pub struct Partial {
     hasher: Hasher,
     len: u64,
     resumed: bool,
-    /// Where the file system has no locks: a file of our own, which goes if it isn't finished.
-    unshared: Option<TempPath>,
+    /// On a file system without locks: a temporary file of this process, removed unless it is finished.
+    temp_path: Option<TempPath>,
 }
 
-/// A new file whose digest isn't known yet.
+/// Writes a temporary file in the store and hashes its content.
 #[derive(Debug)]
-pub struct Spool {
+pub struct SpoolWriter {
     file: NamedTempFile,
     hasher: Hasher,
     len: u64,
 }
 
-/// A new file that is complete. It isn't open: an archive may have more files than a process may have open.
+/// A complete temporary file in the store. It is closed, because an archive may have more files than a process may have
+/// descriptors.
 #[derive(Debug)]
-pub struct Written {
+pub struct SpooledFile {
     path: TempPath,
     digest: Digest,
     len: u64,
 }
 
-impl Store {
-    /// Waits until nobody else downloads this blob for the same kind of requester, and says whether there is still something
-    /// to do. A blob that is here doesn't count for a requester without access to it: it has to bring the same bytes, and
-    /// may not resume what others have begun. `waiting` is called once if there is somebody.
+impl ImageStore {
+    /// Waits for concurrent downloads of this blob by requesters of the same scope, then returns whether the blob must be
+    /// downloaded. A requester without access to a stored blob must download it all the same, and may not resume downloads of
+    /// other scopes. Calls `waiting` once if it has to wait.
     pub async fn claim(
         &self,
         blob: &Descriptor,
         requester: &Requester,
         waiting: impl FnOnce(),
-    ) -> Result<Claim, StoreError> {
+    ) -> Result<BlobClaim, ImageStoreError> {
         let scope = requester.scope().hex();
         let name = format!("{}-{}", blob.digest.hex(), &scope[..32]);
         let path = self.partial().join(name);
@@ -74,7 +75,7 @@ impl Store {
             if self.has(blob)
                 && let Some(grant) = self.blob_grant(blob.digest, requester)?
             {
-                return Ok(Claim::Present(grant));
+                return Ok(BlobClaim::Present(grant));
             }
             let file = lock::open(&path)?;
             match file.try_lock() {
@@ -83,31 +84,32 @@ impl Store {
                     if let Some(waiting) = waiting.take() {
                         waiting();
                     }
-                    tokio::time::sleep(TRY_EVERY).await;
-                    // Makes NFS look again for a name that wasn't there a moment ago.
+                    tokio::time::sleep(LOCK_POLL_INTERVAL).await;
+                    // Invalidates NFS's negative cache entry for the blob.
                     let _ = fs::read_dir(self.blobs());
                     continue;
                 }
-                Err(TryLockError::Error(_)) => return self.unshared(blob.digest),
+                Err(TryLockError::Error(_)) => return self.unlocked_partial(blob.digest),
             }
-            // The file that we locked may have become the blob, and no longer be the one at this path.
-            if !still_at(&file, &path) {
+            // The locked file may have been renamed to the blob meanwhile.
+            if !is_file_at(&file, &path) {
                 continue;
             }
             let (target, digest) = (self.blob_path(blob.digest), blob.digest);
-            let resumed =
-                tokio::task::spawn_blocking(move || Partial::resume(file, path, target, digest));
+            let resumed = tokio::task::spawn_blocking(move || {
+                PartialBlob::resume(file, path, target, digest)
+            });
             return match resumed.await {
-                Ok(partial) => partial.map(|partial| Claim::Download(Box::new(partial))),
-                Err(_) => Err(StoreError::Busy(self.root.clone())),
+                Ok(partial) => partial.map(|partial| BlobClaim::Download(Box::new(partial))),
+                Err(_) => Err(ImageStoreError::Busy(self.root.clone())),
             };
         }
     }
 
-    fn unshared(&self, digest: Digest) -> Result<Claim, StoreError> {
+    fn unlocked_partial(&self, digest: Digest) -> Result<BlobClaim, ImageStoreError> {
         let spool = self.spool()?;
         let (file, path) = spool.file.into_parts();
-        Ok(Claim::Download(Box::new(Partial {
+        Ok(BlobClaim::Download(Box::new(PartialBlob {
             file,
             path: path.to_path_buf(),
             target: self.blob_path(digest),
@@ -115,18 +117,18 @@ impl Store {
             hasher: Hasher::default(),
             len: 0,
             resumed: false,
-            unshared: Some(path),
+            temp_path: Some(path),
         })))
     }
 
-    /// A new file, for content whose digest isn't known yet.
-    pub fn spool(&self) -> Result<Spool, StoreError> {
+    /// A temporary file for content of unknown digest.
+    pub fn spool(&self) -> Result<SpoolWriter, ImageStoreError> {
         let dir = self.partial();
         let file = tempfile::Builder::new()
-            .prefix(UNFINISHED)
+            .prefix(TEMP_PREFIX)
             .tempfile_in(&dir)
-            .map_err(|e| StoreError::io("write to", &dir.join("."), e))?;
-        Ok(Spool {
+            .map_err(|e| ImageStoreError::io("write to", &dir.join("."), e))?;
+        Ok(SpoolWriter {
             file,
             hasher: Hasher::default(),
             len: 0,
@@ -134,36 +136,40 @@ impl Store {
     }
 
     /// Adds a small blob.
-    pub fn put(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
+    pub fn put(&self, bytes: &[u8]) -> Result<Digest, ImageStoreError> {
         let digest = Digest::of(bytes);
         let target = self.blob_path(digest);
         if fs::read(&target).is_ok_and(|found| found == bytes) {
             return Ok(digest);
         }
-        self.write_whole(&target, bytes)?;
+        self.write_durably(&target, bytes)?;
         Ok(digest)
     }
 
-    /// Writes a file in one step.
-    pub(super) fn write_whole(&self, target: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    /// Writes a file atomically and durably.
+    pub(super) fn write_durably(&self, target: &Path, bytes: &[u8]) -> Result<(), ImageStoreError> {
         let mut spool = self.spool()?;
         spool
             .write_all(bytes)
-            .map_err(|e| StoreError::io("write", target, e))?;
+            .map_err(|e| ImageStoreError::io("write", target, e))?;
         spool.close().persist(target)
     }
 
-    /// The same, without waiting for the disk: after a crash it may be there, missing, or empty.
-    pub(super) fn write_unsynced(&self, target: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-        let failed = |e| StoreError::io("write", target, e);
+    /// Writes a file atomically without fsync: after a crash it may be complete, missing or empty.
+    pub(super) fn write_unsynced(
+        &self,
+        target: &Path,
+        bytes: &[u8],
+    ) -> Result<(), ImageStoreError> {
+        let failed = |e| ImageStoreError::io("write", target, e);
         let mut spool = self.spool()?;
         spool.write_all(bytes).map_err(failed)?;
         let path = spool.close().path;
         path.persist(target).map_err(|e| failed(e.error))
     }
 
-    /// Puts a new file in its place, and returns its digest and size.
-    pub fn keep(&self, file: Written) -> Result<(Digest, u64), StoreError> {
+    /// Makes a temporary file a blob, and returns its digest and size.
+    pub fn add_spooled(&self, file: SpooledFile) -> Result<(Digest, u64), ImageStoreError> {
         let (digest, len) = (file.digest, file.len);
         let target = self.blob_path(digest);
         if !fs::metadata(&target).is_ok_and(|found| found.len() == len) {
@@ -172,23 +178,23 @@ impl Store {
         Ok((digest, len))
     }
 
-    /// Removes a blob that turned out to be damaged; says whether it was.
-    pub fn discard_if_damaged(&self, digest: Digest) -> Result<bool, StoreError> {
+    /// Removes a blob if its digest is wrong; returns whether it was.
+    pub fn discard_if_damaged(&self, digest: Digest) -> Result<bool, ImageStoreError> {
         let path = self.blob_path(digest);
-        let failed = |e| StoreError::io("read", &path, e);
+        let failed = |e| ImageStoreError::io("read", &path, e);
         let mut file = File::open(&path).map_err(failed)?;
         let (hasher, _) = hash(&mut file).map_err(failed)?;
         let damaged = hasher.finish() != digest;
         if damaged {
-            fs::remove_file(&path).map_err(|e| StoreError::io("remove", &path, e))?;
+            fs::remove_file(&path).map_err(|e| ImageStoreError::io("remove", &path, e))?;
         }
         Ok(damaged)
     }
 }
 
-fn still_at(file: &File, path: &Path) -> bool {
+fn is_file_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
-        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        (Ok(ours), Ok(found)) => FileId::from(&ours) == FileId::from(&found),
         _ => false,
     }
 }
@@ -206,15 +212,15 @@ fn hash(file: &mut File) -> io::Result<(Hasher, u64)> {
     }
 }
 
-impl Partial {
+impl PartialBlob {
     fn resume(
         mut file: File,
         path: PathBuf,
         target: PathBuf,
         digest: Digest,
-    ) -> Result<Partial, StoreError> {
-        let (hasher, len) = hash(&mut file).map_err(|e| StoreError::io("read", &path, e))?;
-        Ok(Partial {
+    ) -> Result<PartialBlob, ImageStoreError> {
+        let (hasher, len) = hash(&mut file).map_err(|e| ImageStoreError::io("read", &path, e))?;
+        Ok(PartialBlob {
             file,
             path,
             target,
@@ -222,46 +228,46 @@ impl Partial {
             hasher,
             len,
             resumed: len > 0,
-            unshared: None,
+            temp_path: None,
         })
     }
 
-    /// How much is there.
+    /// The number of downloaded bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether nothing is there yet.
+    /// Whether no byte is downloaded yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether a part of it comes from an earlier attempt.
+    /// Whether a part comes from an earlier attempt.
     pub fn resumed(&self) -> bool {
         self.resumed
     }
 
-    /// Forgets what is there.
-    pub fn restart(&mut self) -> Result<(), StoreError> {
+    /// Discards the downloaded bytes.
+    pub fn restart(&mut self) -> Result<(), ImageStoreError> {
         let restart = self.file.set_len(0).and_then(|()| self.file.rewind());
-        restart.map_err(|e| StoreError::io("write", &self.path, e))?;
+        restart.map_err(|e| ImageStoreError::io("write", &self.path, e))?;
         self.hasher = Hasher::default();
         self.len = 0;
         self.resumed = false;
         Ok(())
     }
 
-    /// Adds what came.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+    /// Appends downloaded bytes.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), ImageStoreError> {
         self.file
             .write_all(bytes)
-            .map_err(|e| StoreError::io("write", &self.path, e))?;
+            .map_err(|e| ImageStoreError::io("write", &self.path, e))?;
         self.hasher.update(bytes);
         self.len += bytes.len() as u64;
         Ok(())
     }
 
-    /// Whether everything is there and is what it should be.
+    /// Checks the digest; `Err` is the actual one.
     pub fn verify(&self) -> Result<(), Digest> {
         match self.hasher.clone().finish() {
             got if got == self.digest => Ok(()),
@@ -269,30 +275,29 @@ impl Partial {
         }
     }
 
-    /// Puts the verified blob in its place. Blocks until it is on disk.
-    pub fn finish(self) -> Result<(), StoreError> {
-        let failed = |e| StoreError::io("write", &self.target, e);
-        // The same blob, downloaded for others: somebody may be reading it, and NFS takes a replaced file from its readers.
-        if fs::metadata(&self.target).is_ok_and(|there| there.len() == self.len) {
-            return match self.unshared {
+    /// Publishes the verified blob. Blocks until it is on disk.
+    pub fn finish(self) -> Result<(), ImageStoreError> {
+        let failed = |e| ImageStoreError::io("write", &self.target, e);
+        // A download of another scope was faster. Do not replace the file: on NFS its readers would get ESTALE.
+        if fs::metadata(&self.target).is_ok_and(|found| found.len() == self.len) {
+            return match self.temp_path {
                 Some(_) => Ok(()),
-                None => {
-                    fs::remove_file(&self.path).map_err(|e| StoreError::io("remove", &self.path, e))
-                }
+                None => fs::remove_file(&self.path)
+                    .map_err(|e| ImageStoreError::io("remove", &self.path, e)),
             };
         }
         self.file.sync_all().map_err(failed)?;
         fs::rename(&self.path, &self.target).map_err(failed)?;
-        if let Some(unshared) = self.unshared {
-            // There is nothing left at this path.
-            let _ = unshared.keep();
+        if let Some(temp_path) = self.temp_path {
+            // The file was renamed, so there is nothing to remove.
+            let _ = temp_path.keep();
         }
         sync_dir(&self.target);
         Ok(())
     }
 }
 
-impl Write for Spool {
+impl Write for SpoolWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.file.write(bytes)?;
         self.hasher.update(&bytes[..n]);
@@ -305,10 +310,10 @@ impl Write for Spool {
     }
 }
 
-impl Spool {
-    /// Nothing more is written.
-    pub fn close(self) -> Written {
-        Written {
+impl SpoolWriter {
+    /// Finishes the file.
+    pub fn close(self) -> SpooledFile {
+        SpooledFile {
             path: self.file.into_temp_path(),
             digest: self.hasher.finish(),
             len: self.len,
@@ -316,15 +321,15 @@ impl Spool {
     }
 }
 
-impl Written {
-    /// Reads back what was written.
-    pub fn open(&self) -> Result<File, StoreError> {
-        File::open(&self.path).map_err(|e| StoreError::io("read", &self.path, e))
+impl SpooledFile {
+    /// Opens the file for reading.
+    pub fn open(&self) -> Result<File, ImageStoreError> {
+        File::open(&self.path).map_err(|e| ImageStoreError::io("read", &self.path, e))
     }
 
-    fn persist(self, target: &Path) -> Result<(), StoreError> {
-        let failed = |e| StoreError::io("write", target, e);
-        // By whichever descriptor: all that was written to the file is flushed.
+    fn persist(self, target: &Path) -> Result<(), ImageStoreError> {
+        let failed = |e| ImageStoreError::io("write", target, e);
+        // fsync flushes the file's data whichever descriptor wrote it.
         self.open()?.sync_all().map_err(failed)?;
         self.path.persist(target).map_err(|e| failed(e.error))?;
         sync_dir(target);
@@ -332,7 +337,7 @@ impl Written {
     }
 }
 
-/// Makes a rename last. Some file systems can't, and then it lasts as they like it.
+/// Makes a rename durable. Errors are ignored: some file systems cannot sync directories.
 fn sync_dir(file: &Path) {
     if let Some(dir) = file.parent().and_then(|dir| File::open(dir).ok()) {
         let _ = dir.sync_all();

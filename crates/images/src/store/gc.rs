@@ -1,94 +1,94 @@
-//! Garbage collection: references by age and size, then blobs that no reference needs.
+//! Garbage collection: removes references by age and size, then unreferenced blobs.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::blob::UNFINISHED;
-use super::{Store, StoreError};
+use super::blob::TEMP_PREFIX;
+use super::{ImageStore, ImageStoreError};
 use crate::digest::Digest;
 use crate::manifest::{Descriptor, Document};
 use crate::reference::Reference;
 
-/// Where nobody can say whether somebody pulls, what is younger than this stays.
-const YOUNG: Duration = Duration::from_secs(24 * 3600);
+/// Without a lock a pull may be running, so files younger than this stay.
+const RECENT: Duration = Duration::from_secs(24 * 3600);
 
-/// How long pulls under way are waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for the exclusive lock, which running pulls delay.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What may go.
+/// Options of a garbage collection.
 #[derive(Debug, Clone, Default)]
-pub struct Prune {
-    /// References that weren't used for so long.
+pub struct PruneOptions {
+    /// Remove references that were not used for this long.
     pub older_than: Option<Duration>,
-    /// References, least recently used first, until all blobs together are at most so large.
+    /// Remove references, least recently used first, until the size of all blobs is at most this.
     pub keep_bytes: Option<u64>,
-    /// Only say what would go.
+    /// Only report, remove nothing.
     pub dry_run: bool,
 }
 
-/// What went.
+/// The result of a garbage collection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Collected {
-    /// The references.
+pub struct PruneReport {
+    /// The removed references.
     pub references: Vec<String>,
-    /// How many blobs.
+    /// The number of removed blobs.
     pub blobs: u64,
-    /// How large they were.
+    /// The number of freed bytes.
     pub bytes: u64,
 }
 
-/// A reference, and the blobs that it needs.
+/// A reference and its blobs.
 struct Root {
     reference: String,
     used: SystemTime,
     blobs: HashSet<Digest>,
 }
 
-impl Store {
-    /// Removes what `what` names, and all blobs that nothing needs. Waits for pulls that are under way.
-    pub async fn prune(&self, what: &Prune) -> Result<Collected, StoreError> {
-        let alone = self.alone(PATIENCE).await?;
+impl ImageStore {
+    /// Removes the references that `options` selects, and all unreferenced blobs. Waits for running pulls.
+    pub async fn prune(&self, options: &PruneOptions) -> Result<PruneReport, ImageStoreError> {
+        let lock = self.lock_exclusive(LOCK_TIMEOUT).await?;
         let mut roots = self.roots()?;
         roots.sort_by_key(|root| std::cmp::Reverse(root.used));
-        let sizes = self.sizes()?;
-        let gone = what.choose(&mut roots, &sizes, SystemTime::now());
-        let mut collected = Collected::default();
-        for root in gone {
+        let blob_sizes = self.blob_sizes()?;
+        let removed = options.select(&mut roots, &blob_sizes, SystemTime::now());
+        let mut report = PruneReport::default();
+        for root in removed {
             if let Ok(reference) = root.reference.parse::<Reference>()
-                && !what.dry_run
+                && !options.dry_run
             {
-                self.forget_name(&reference)?;
+                self.remove_reference_file(&reference)?;
             }
-            collected.references.push(root.reference);
+            report.references.push(root.reference);
         }
         let needed: HashSet<Digest> = roots.into_iter().flat_map(|root| root.blobs).collect();
-        for (digest, size) in sizes {
+        for (digest, size) in blob_sizes {
             let path = self.blob_path(digest);
-            if needed.contains(&digest) || (!alone.certain() && young(&path)) {
+            if needed.contains(&digest) || (!lock.is_exclusive() && is_recent(&path)) {
                 continue;
             }
-            if !what.dry_run {
-                fs::remove_file(&path).map_err(|e| StoreError::io("remove", &path, e))?;
+            if !options.dry_run {
+                fs::remove_file(&path).map_err(|e| ImageStoreError::io("remove", &path, e))?;
             }
-            collected.blobs += 1;
-            collected.bytes += size;
+            report.blobs += 1;
+            report.bytes += size;
         }
-        if !what.dry_run {
-            self.forget_access(alone.certain());
-            let certain = alone.certain();
-            collected.bytes += self.sweep_partial(|path| certain || !young(path));
+        if !options.dry_run {
+            self.prune_access_records(lock.is_exclusive());
+            let is_exclusive = lock.is_exclusive();
+            report.bytes += self.remove_partial_files(|path| is_exclusive || !is_recent(path));
         }
-        collected.references.sort();
-        Ok(collected)
+        report.references.sort();
+        Ok(report)
     }
 
-    fn roots(&self) -> Result<Vec<Root>, StoreError> {
+    fn roots(&self) -> Result<Vec<Root>, ImageStoreError> {
         let mut roots = Vec::new();
         for (record, used) in self.records()? {
             let mut blobs = HashSet::new();
-            self.reach(&record.descriptor, &mut blobs, 3)?;
+            self.collect_reachable(&record.descriptor, &mut blobs, 3)?;
             roots.push(Root {
                 reference: record.reference,
                 used,
@@ -98,13 +98,13 @@ impl Store {
         Ok(roots)
     }
 
-    /// Collects everything below `top`. Of an index only what is here was ever wanted.
-    fn reach(
+    /// Collects all blobs below `top`. Manifests of other platforms are mostly absent, and are skipped.
+    fn collect_reachable(
         &self,
         top: &Descriptor,
         blobs: &mut HashSet<Digest>,
         depth: u32,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ImageStoreError> {
         blobs.insert(top.digest);
         let Some(bytes) = self.read_document(top.digest)? else {
             return Ok(());
@@ -115,7 +115,7 @@ impl Store {
             }
             Ok(Document::Index(index)) if depth > 0 => {
                 for entry in &index.manifests {
-                    self.reach(entry, blobs, depth - 1)?;
+                    self.collect_reachable(entry, blobs, depth - 1)?;
                 }
             }
             _ => {}
@@ -123,34 +123,34 @@ impl Store {
         Ok(())
     }
 
-    fn sizes(&self) -> Result<HashMap<Digest, u64>, StoreError> {
+    fn blob_sizes(&self) -> Result<HashMap<Digest, u64>, ImageStoreError> {
         let dir = self.blobs();
-        let failed = |e| StoreError::io("list", &dir, e);
-        let mut sizes = HashMap::new();
+        let failed = |e| ImageStoreError::io("list", &dir, e);
+        let mut blob_sizes = HashMap::new();
         for entry in fs::read_dir(&dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let digest = entry.file_name().to_str().and_then(Digest::from_hex);
             if let (Some(digest), Ok(found)) = (digest, entry.metadata()) {
-                sizes.insert(digest, found.len());
+                blob_sizes.insert(digest, found.len());
             }
         }
-        Ok(sizes)
+        Ok(blob_sizes)
     }
 
-    /// Removes what processes that died have not written to its end, but no download that can be resumed. To be called by who
-    /// is alone.
-    pub(super) fn sweep_unfinished(&self) {
-        self.sweep_partial(|path| {
+    /// Removes temporary files of killed processes, but no partial downloads, which can be resumed. The caller holds the
+    /// exclusive lock.
+    pub(super) fn remove_temporary_files(&self) {
+        self.remove_partial_files(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| name.starts_with(UNFINISHED))
+            name.is_some_and(|name| name.starts_with(TEMP_PREFIX))
         });
     }
 
-    /// Removes what broken pulls left; what can't be removed only takes room.
-    fn sweep_partial(&self, unwanted: impl Fn(&Path) -> bool) -> u64 {
+    /// Removes leftovers of interrupted pulls; a failure only wastes space.
+    fn remove_partial_files(&self, is_removable: impl Fn(&Path) -> bool) -> u64 {
         let entries = fs::read_dir(self.partial()).into_iter().flatten().flatten();
         entries
-            .filter(|entry| unwanted(&entry.path()))
+            .filter(|entry| is_removable(&entry.path()))
             .filter_map(|entry| {
                 let size = entry.metadata().ok()?.len();
                 fs::remove_file(entry.path()).ok().map(|()| size)
@@ -159,28 +159,28 @@ impl Store {
     }
 }
 
-impl Prune {
-    /// Takes the references that go out of `roots`, which are sorted by use, the latest first.
-    fn choose(
+impl PruneOptions {
+    /// Moves the references to remove out of `roots`, which are sorted by last use, latest first.
+    fn select(
         &self,
         roots: &mut Vec<Root>,
-        sizes: &HashMap<Digest, u64>,
+        blob_sizes: &HashMap<Digest, u64>,
         now: SystemTime,
     ) -> Vec<Root> {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         if let Some(age) = self.older_than {
             let old = |root: &mut Root| {
                 now.duration_since(root.used)
                     .is_ok_and(|since| since >= age)
             };
-            gone.extend(roots.extract_if(.., old));
+            removed.extend(roots.extract_if(.., old));
         }
         if let Some(keep) = self.keep_bytes {
-            // The more recently used have the first call on the room; layers shared with them cost nothing.
+            // The most recently used references keep their blobs first; blobs shared with them count once.
             let (mut counted, mut total) = (HashSet::new(), 0);
             let over = |root: &mut Root| {
                 let new = root.blobs.iter().filter(|blob| !counted.contains(*blob));
-                let more: u64 = new.filter_map(|blob| sizes.get(blob)).sum();
+                let more: u64 = new.filter_map(|blob| blob_sizes.get(blob)).sum();
                 if total + more > keep {
                     return true;
                 }
@@ -188,17 +188,17 @@ impl Prune {
                 counted.extend(root.blobs.iter().copied());
                 false
             };
-            gone.extend(roots.extract_if(.., over));
+            removed.extend(roots.extract_if(.., over));
         }
-        gone
+        removed
     }
 }
 
-pub(super) fn young(path: &Path) -> bool {
+pub(super) fn is_recent(path: &Path) -> bool {
     let modified = fs::metadata(path).and_then(|found| found.modified());
     modified.is_ok_and(|at| {
         SystemTime::now()
             .duration_since(at)
-            .is_ok_and(|age| age < YOUNG)
+            .is_ok_and(|age| age < RECENT)
     })
 }

@@ -1,83 +1,88 @@
-//! Who may remove blobs, and when.
+//! The store's lock: shared while blobs are used, exclusive while they are removed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::{Store, StoreError};
+use super::{ImageStore, ImageStoreError};
 
-/// How often a lock that somebody else holds is tried again. Shared file systems have no other way to wait
-/// that can be interrupted.
-const TRY_EVERY: Duration = Duration::from_millis(100);
+/// The interval between attempts to take a lock: a blocking call on a shared file system could not be cancelled.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// As long as it lives, no blob is removed.
+/// Protects all blobs from removal until it is dropped.
 #[derive(Debug)]
-pub struct InUse {
+pub struct SharedLock {
     _lock: Option<File>,
 }
 
 /// The right to remove blobs.
 #[derive(Debug)]
-pub(super) struct Alone {
-    /// None where the file system has no locks.
+pub(super) struct ExclusiveLock {
+    /// `None` if the file system has no locks.
     lock: Option<File>,
 }
 
-impl Alone {
-    /// Whether it is certain that nobody pulls.
-    pub fn certain(&self) -> bool {
+impl ExclusiveLock {
+    /// Whether no pull can be running. False if the file system has no locks.
+    pub fn is_exclusive(&self) -> bool {
         self.lock.is_some()
     }
 }
 
-impl Store {
-    /// Keeps blobs from being removed while they are collected or read.
-    pub async fn in_use(&self) -> Result<InUse, StoreError> {
+impl ImageStore {
+    /// Takes the shared lock, which protects blobs from removal.
+    pub async fn lock_shared(&self) -> Result<SharedLock, ImageStoreError> {
         let path = self.root.join("use.lock");
         let lock = open(&path)?;
         loop {
             match lock.try_lock_shared() {
-                Ok(()) => return Ok(InUse { _lock: Some(lock) }),
-                Err(TryLockError::WouldBlock) => tokio::time::sleep(TRY_EVERY).await,
-                // Without locks garbage collection keeps whatever is young.
-                Err(TryLockError::Error(_)) => return Ok(InUse { _lock: None }),
+                Ok(()) => return Ok(SharedLock { _lock: Some(lock) }),
+                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
+                // No locks on this file system: garbage collection keeps recent files instead.
+                Err(TryLockError::Error(_)) => return Ok(SharedLock { _lock: None }),
             }
         }
     }
 
-    /// The same, for those who may block. What died while it wrote leaves its files to the first that finds nobody else here.
-    pub fn in_use_blocking(&self) -> Result<InUse, StoreError> {
+    /// Like [`lock_shared`](Self::lock_shared), but blocking. If no other process uses the store, it first removes temporary
+    /// files of killed processes.
+    pub fn lock_shared_blocking(&self) -> Result<SharedLock, ImageStoreError> {
         let lock = open(&self.root.join("use.lock"))?;
         if lock.try_lock().is_ok() {
-            self.sweep_unfinished();
+            self.remove_temporary_files();
             let _ = lock.unlock();
         }
-        Ok(InUse {
+        Ok(SharedLock {
             _lock: lock.lock_shared().is_ok().then_some(lock),
         })
     }
 
-    /// Waits until nobody uses the store.
-    pub(super) async fn alone(&self, patience: Duration) -> Result<Alone, StoreError> {
+    /// Waits for the exclusive lock.
+    pub(super) async fn lock_exclusive(
+        &self,
+        timeout: Duration,
+    ) -> Result<ExclusiveLock, ImageStoreError> {
         let path = self.root.join("use.lock");
         let lock = open(&path)?;
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             match lock.try_lock() {
-                Ok(()) => return Ok(Alone { lock: Some(lock) }),
-                Err(TryLockError::WouldBlock) if began.elapsed() < patience => {
-                    tokio::time::sleep(TRY_EVERY).await;
+                Ok(()) => return Ok(ExclusiveLock { lock: Some(lock) }),
+                Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
+                    tokio::time::sleep(LOCK_POLL_INTERVAL).await;
                 }
-                Err(TryLockError::WouldBlock) => return Err(StoreError::Busy(self.root.clone())),
-                Err(TryLockError::Error(_)) => return Ok(Alone { lock: None }),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ImageStoreError::Busy(self.root.clone()));
+                }
+                Err(TryLockError::Error(_)) => return Ok(ExclusiveLock { lock: None }),
             }
         }
     }
 }
 
-/// NFS wants the file open for writing to lock it alone, and for reading to share it.
-pub(super) fn open(path: &Path) -> Result<File, StoreError> {
+/// NFS requires a descriptor open for writing for an exclusive lock, and for reading for a shared one.
+pub(super) fn open(path: &Path) -> Result<File, ImageStoreError> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -85,5 +90,5 @@ pub(super) fn open(path: &Path) -> Result<File, StoreError> {
         .truncate(false)
         .mode(0o600)
         .open(path)
-        .map_err(|e| StoreError::io("open", path, e))
+        .map_err(|e| ImageStoreError::io("open", path, e))
 }

@@ -1,20 +1,19 @@
-//! Compressed blobs and what references stand for, on a file system that all nodes share.
+//! The image store: compressed blobs and references, on a file system that all nodes share.
 //!
 //! ```text
-//! DIR/oci-layout                 says that this is OCI's layout
-//! DIR/blobs/sha256/HEX           layers, configurations, manifests; each appears by one rename, verified
-//! DIR/references/HASH.json       one reference: its name and the descriptor it stands for; its
-//!                                modification time is when it was last used
-//! DIR/access/HEX.json            who has obtained the blob HEX, by repository: everybody, or marks of secrets; of a
-//!                                manifest: who has obtained all that it names
-//! DIR/partial/HEX-SCOPE          a download of the blob HEX under way, for requesters of one repository and with the same
-//!                                secrets; whoever downloads holds its lock
-//! DIR/partial/.new-XXXXXX        a file being written, by who shares the lock below; else left by who died
-//! DIR/use.lock                   shared by all who pull, load or unpack; held alone to collect garbage
+//! DIR/oci-layout                 marks an OCI layout
+//! DIR/blobs/sha256/HEX           layers, configurations, manifests; verified, then published by one rename
+//! DIR/references/HASH.json       one reference: its name and descriptor; the modification time is the time of last use
+//! DIR/access/HEX.json            access record of the blob HEX: for each repository `everybody`, or fingerprints of the secrets
+//!                                with which the blob was obtained; for a manifest it covers all blobs of the image
+//! DIR/partial/HEX-SCOPE          partial download of the blob HEX, for requesters of one repository with the same secrets; locked
+//!                                by the downloading process
+//! DIR/partial/.new-XXXXXX        a file while it is written, under the shared lock below; otherwise a leftover
+//! DIR/use.lock                   lock: shared for pulls, loads and unpacks, exclusive for garbage collection
 //! ```
 //!
-//! Nothing in the store is ever changed in place, and everything in it is checked against its name when it is
-//! used, so that several nodes, and processes that die at any moment, can do no harm.
+//! No file in the store changes in place, and every file is checked against its name when it is used. So concurrent
+//! nodes and killed processes cannot corrupt it.
 
 mod access;
 mod blob;
@@ -28,74 +27,66 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 pub use access::{Grant, Requester};
-pub use blob::{Claim, Partial, Written};
-pub use gc::{Collected, Prune};
-pub use references::Summary;
+pub use blob::{BlobClaim, PartialBlob, SpooledFile};
+pub use gc::{PruneOptions, PruneReport};
+pub use references::ImageSummary;
 
 use crate::digest::Digest;
 use crate::manifest::{
-    Configuration, Descriptor, Document, DocumentError, LARGEST_DOCUMENT, Manifest,
+    Descriptor, Document, DocumentError, ImageConfiguration, MAX_DOCUMENT_SIZE, Manifest,
 };
 
-/// The store of compressed images. See the module's own text for its files.
+/// The store of compressed images. The module documentation lists its files.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct ImageStore {
     root: PathBuf,
 }
 
-/// The store can't be read or written.
+/// The store cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum ImageStoreError {
     /// The file system or the quota is full.
-    #[error("there is no room left in {}", .dir.display())]
-    NoRoom {
-        /// Where.
+    #[error("no space left in {}", .dir.display())]
+    OutOfSpace {
+        /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// Anything else that the system refused.
-    #[error("can't {doing} {}", .path.display())]
+    /// Another system call failed.
+    #[error("cannot {action} {}", .path.display())]
     Io {
-        /// A verb.
-        doing: &'static str,
+        /// The operation, as a verb.
+        action: &'static str,
         /// Its object.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// A blob isn't what its name says.
-    #[error("the digest of {what} is {got}, not {expected}")]
-    Digest {
-        /// Which blob, and from where.
-        what: String,
-        /// Its name.
-        expected: Digest,
-        /// What it is.
-        got: Digest,
-    },
-    /// A document can't be used.
-    #[error("{digest} in the image store")]
+    /// A document is invalid.
+    #[error("invalid document {digest} in the image store")]
     Document {
-        /// Which one.
+        /// The document.
         digest: Digest,
-        /// Why not.
+        /// The reason.
         source: DocumentError,
     },
-    /// Somebody pulls all the time.
+    /// Another process kept the store locked.
     #[error("images in {} are being pulled or unpacked", .0.display())]
     Busy(PathBuf),
 }
 
-impl StoreError {
-    pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> StoreError {
+impl ImageStoreError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> ImageStoreError {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::NoRoom {
-                dir: path.parent().unwrap_or(path).to_path_buf(),
-                source,
-            },
-            _ => StoreError::Io {
-                doing,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ImageStoreError::OutOfSpace {
+                    dir: path.parent().unwrap_or(path).to_path_buf(),
+                    source,
+                }
+            }
+            _ => ImageStoreError::Io {
+                action,
                 path: path.to_path_buf(),
                 source,
             },
@@ -103,23 +94,23 @@ impl StoreError {
     }
 }
 
-/// An image as the store has it.
+/// An image in the store.
 #[derive(Debug, Clone)]
-pub struct Stored {
-    /// What the reference stands for: an index or a manifest.
+pub struct StoredImage {
+    /// The target of the reference: an index or a manifest.
     pub top: Descriptor,
     /// The manifest for this machine.
     pub manifest: Manifest,
-    /// Its descriptor.
+    /// The descriptor of that manifest.
     pub manifest_descriptor: Descriptor,
-    /// The digests of all documents that lead to the configuration: indexes, and the manifest at the end.
+    /// The digests of all indexes from `top` to the manifest, and of the manifest.
     pub documents: Vec<Digest>,
-    /// Its configuration.
-    pub configuration: Configuration,
+    /// The configuration.
+    pub configuration: ImageConfiguration,
 }
 
-impl Store {
-    /// Where the user's images are: `$XDG_DATA_HOME/coracle/images`, or below `~/.local/share`.
+impl ImageStore {
+    /// The default location of the user's images: `$XDG_DATA_HOME/coracle/images`, or below `~/.local/share`.
     pub fn default_path() -> Option<PathBuf> {
         let dir = |variable| std::env::var_os(variable).map(PathBuf::from);
         let absolute = |path: &PathBuf| path.is_absolute();
@@ -129,26 +120,26 @@ impl Store {
             .map(|data| data.join("coracle/images"))
     }
 
-    /// Opens the store in `dir`, and makes it if need be.
-    pub fn open(dir: &Path) -> Result<Store, StoreError> {
-        let root = std::path::absolute(dir).map_err(|e| StoreError::io("find", dir, e))?;
-        let store = Store { root };
+    /// Opens the store in `dir`, and creates it if it is missing.
+    pub fn open(dir: &Path) -> Result<ImageStore, ImageStoreError> {
+        let root = std::path::absolute(dir).map_err(|e| ImageStoreError::io("find", dir, e))?;
+        let store = ImageStore { root };
         for dir in [store.blobs(), store.references(), store.partial()] {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&dir)
-                .map_err(|e| StoreError::io("make the directory", &dir, e))?;
+                .map_err(|e| ImageStoreError::io("create directory", &dir, e))?;
         }
         let layout = store.root.join("oci-layout");
         if !layout.exists() {
-            let _in_use = store.in_use_blocking()?;
-            store.write_whole(&layout, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+            let _lock = store.lock_shared_blocking()?;
+            store.write_durably(&layout, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         }
         Ok(store)
     }
 
-    /// Its directory.
+    /// The directory of the store.
     pub fn path(&self) -> &Path {
         &self.root
     }
@@ -169,56 +160,56 @@ impl Store {
         self.root.join("partial")
     }
 
-    /// Where the blob of this digest is, or would be.
+    /// The path of a blob, which need not exist.
     pub fn blob_path(&self, digest: Digest) -> PathBuf {
         self.blobs().join(digest.hex())
     }
 
-    /// Whether a blob is there, whole.
+    /// Whether the store has a blob of this digest and size.
     pub fn has(&self, blob: &Descriptor) -> bool {
         let path = self.blob_path(blob.digest);
         fs::metadata(path).is_ok_and(|found| found.len() == blob.size)
     }
 
-    /// Reads a document, and checks that it is the one it should be. `None`: it isn't there, or damaged.
-    pub fn read_document(&self, digest: Digest) -> Result<Option<Vec<u8>>, StoreError> {
+    /// Reads a document and checks its digest. `None` if it is missing or damaged.
+    pub fn read_document(&self, digest: Digest) -> Result<Option<Vec<u8>>, ImageStoreError> {
         let path = self.blob_path(digest);
         let read = fs::File::open(&path).and_then(|file| {
             let mut bytes = Vec::new();
-            file.take(LARGEST_DOCUMENT + 1).read_to_end(&mut bytes)?;
+            file.take(MAX_DOCUMENT_SIZE + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         });
         match read {
             Ok(bytes) if Digest::of(&bytes) == digest => Ok(Some(bytes)),
             Ok(_) => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(StoreError::io("read", &path, error)),
+            Err(error) => Err(ImageStoreError::io("read", &path, error)),
         }
     }
 
-    /// The image that `top` leads to on this machine, as far as its documents are here.
-    pub fn image(&self, top: &Descriptor) -> Result<Option<Stored>, StoreError> {
+    /// This machine's image below `top`; `None` if a document is missing.
+    pub fn image(&self, top: &Descriptor) -> Result<Option<StoredImage>, ImageStoreError> {
         self.image_if(top, |_| Ok(true))
     }
 
-    /// The same, if the requester may use it. No document that it may not use is read, or spoken of.
+    /// Like [`image`](Self::image), if the requester may use it. Errors disclose no document that it may not use.
     pub fn image_for(
         &self,
         top: &Descriptor,
         requester: &Requester,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredImage>, ImageStoreError> {
         self.image_if(top, |document| self.may_use(document, requester))
     }
 
     fn image_if(
         &self,
         top: &Descriptor,
-        may_read: impl Fn(Digest) -> Result<bool, StoreError>,
-    ) -> Result<Option<Stored>, StoreError> {
-        let wrong = |digest| move |source| StoreError::Document { digest, source };
+        may_read: impl Fn(Digest) -> Result<bool, ImageStoreError>,
+    ) -> Result<Option<StoredImage>, ImageStoreError> {
+        let invalid = |digest| move |source| ImageStoreError::Document { digest, source };
         let mut at = top.clone();
         let mut documents = Vec::new();
-        // An index may hold an index; nobody nests them deeper.
+        // An index may contain an index; deeper nesting is not supported.
         for _ in 0..3 {
             if !may_read(at.digest)? {
                 return Ok(None);
@@ -227,17 +218,17 @@ impl Store {
             let Some(bytes) = self.read_document(at.digest)? else {
                 return Ok(None);
             };
-            match Document::parse(&bytes, &at.media_type).map_err(wrong(at.digest))? {
+            match Document::parse(&bytes, &at.media_type).map_err(invalid(at.digest))? {
                 Document::Index(index) => {
-                    at = index.choose().map_err(wrong(at.digest))?.clone();
+                    at = index.choose().map_err(invalid(at.digest))?.clone();
                 }
                 Document::Manifest(manifest) => {
                     let Some(config) = self.read_document(manifest.config.digest)? else {
                         return Ok(None);
                     };
-                    let configuration = Configuration::parse(&config, manifest.layers.len())
-                        .map_err(wrong(manifest.config.digest))?;
-                    return Ok(Some(Stored {
+                    let configuration = ImageConfiguration::parse(&config, manifest.layers.len())
+                        .map_err(invalid(manifest.config.digest))?;
+                    return Ok(Some(StoredImage {
                         top: top.clone(),
                         manifest,
                         manifest_descriptor: at,
@@ -247,8 +238,8 @@ impl Store {
                 }
             }
         }
-        Err(wrong(top.digest)(DocumentError::Unsupported(
-            "it is an index of an index of an index".to_owned(),
+        Err(invalid(top.digest)(DocumentError::Unsupported(
+            "its indexes are nested too deeply".to_owned(),
         )))
     }
 }

@@ -1,4 +1,4 @@
-//! What names stand for.
+//! References: the names of stored images.
 
 use std::fs::{self, File, FileTimes};
 use std::io;
@@ -7,28 +7,28 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Store, StoreError};
+use super::{ImageStore, ImageStoreError};
 use crate::digest::Digest;
 use crate::manifest::Descriptor;
 use crate::reference::Reference;
 
-/// A reference as it is stored.
+/// The content of a reference's file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Record {
-    /// Its full name.
+pub struct ReferenceRecord {
+    /// The full name.
     pub reference: String,
-    /// What it stands for.
+    /// Its manifest or index.
     pub descriptor: Descriptor,
-    /// When it came, in seconds since 1970.
+    /// When it was pulled or loaded, in seconds since 1970.
     pub pulled: u64,
 }
 
 /// A line of `coracle image ls`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Summary {
+pub struct ImageSummary {
     /// The full name.
     pub reference: String,
-    /// What it stands for.
+    /// The digest of its manifest or index.
     pub digest: Digest,
     /// The size of its blobs.
     pub size: u64,
@@ -36,23 +36,23 @@ pub struct Summary {
     pub pulled: u64,
     /// When it was last used, in seconds since 1970.
     pub used: u64,
-    /// Whether all of its blobs are there.
+    /// Whether the store has all of its blobs.
     pub complete: bool,
 }
 
-impl Store {
+impl ImageStore {
     fn record_path(&self, reference: &Reference) -> PathBuf {
-        // Names are longer than file names may be.
+        // Hashed, because names may be longer than NAME_MAX.
         let hash = Digest::of(reference.to_string().as_bytes()).hex();
         self.references().join(format!("{}.json", &hash[..40]))
     }
 
-    /// What `reference` stands for, if it is known.
-    pub fn lookup(&self, reference: &Reference) -> Result<Option<Descriptor>, StoreError> {
+    /// The manifest or index of `reference`, if the store has it.
+    pub fn lookup(&self, reference: &Reference) -> Result<Option<Descriptor>, ImageStoreError> {
         if let Some(record) = self.read_record(&self.record_path(reference))? {
             return Ok((record.reference == reference.to_string()).then_some(record.descriptor));
         }
-        // A digest names the same thing wherever it comes from.
+        // A digest identifies the same document in every repository.
         let Some(digest) = reference.digest() else {
             return Ok(None);
         };
@@ -65,32 +65,36 @@ impl Store {
         }))
     }
 
-    /// From now on `reference` stands for `descriptor`.
-    pub fn name(&self, reference: &Reference, descriptor: &Descriptor) -> Result<(), StoreError> {
+    /// Makes `reference` refer to `descriptor`.
+    pub fn set_reference(
+        &self,
+        reference: &Reference,
+        descriptor: &Descriptor,
+    ) -> Result<(), ImageStoreError> {
         let path = self.record_path(reference);
-        let record = Record {
+        let record = ReferenceRecord {
             reference: reference.to_string(),
             descriptor: descriptor.clone(),
             pulled: seconds(SystemTime::now()),
         };
         let text = serde_json::to_vec(&record)
-            .map_err(|e| StoreError::io("write", &path, io::Error::other(e)))?;
-        self.write_whole(&path, &text)
+            .map_err(|e| ImageStoreError::io("write", &path, io::Error::other(e)))?;
+        self.write_durably(&path, &text)
     }
 
-    /// Notes that `reference` was used now, for those who remove by age.
+    /// Updates the time of last use of `reference`.
     pub fn touch(&self, reference: &Reference) {
         let now = FileTimes::new().set_modified(SystemTime::now());
-        // A store that can only be read has no age to keep.
+        // Fails harmlessly for a read-only store.
         let _ = File::options()
             .append(true)
             .open(self.record_path(reference))
             .and_then(|file| file.set_times(now));
     }
 
-    /// Forgets a reference; says which names went, none if it isn't known. Its blobs stay until they are collected. With a
-    /// digest, all names go under which the repository's image of that digest is known.
-    pub fn forget(&self, reference: &Reference) -> Result<Vec<Reference>, StoreError> {
+    /// Removes a reference and returns the removed names. Its blobs stay until garbage collection. A reference with only a
+    /// digest removes all names of that image in its repository.
+    pub fn remove(&self, reference: &Reference) -> Result<Vec<Reference>, ImageStoreError> {
         let mut names = vec![reference.clone()];
         if let (Some(digest), None) = (reference.digest(), reference.tag()) {
             let records = self.records()?.into_iter();
@@ -98,33 +102,36 @@ impl Store {
             let others = same.filter_map(|(record, _)| record.reference.parse::<Reference>().ok());
             names.extend(others.filter(|name| name.name() == reference.name()));
         }
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for name in names {
-            if self.forget_name(&name)? {
-                gone.push(name);
+            if self.remove_reference_file(&name)? {
+                removed.push(name);
             }
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    pub(super) fn forget_name(&self, reference: &Reference) -> Result<bool, StoreError> {
+    pub(super) fn remove_reference_file(
+        &self,
+        reference: &Reference,
+    ) -> Result<bool, ImageStoreError> {
         let path = self.record_path(reference);
         match fs::remove_file(&path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(StoreError::io("remove", &path, error)),
+            Err(error) => Err(ImageStoreError::io("remove", &path, error)),
         }
     }
 
-    /// All references, by name.
-    pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
+    /// All references, sorted by name.
+    pub fn list(&self) -> Result<Vec<ImageSummary>, ImageStoreError> {
         let mut all = Vec::new();
         for (record, used) in self.records()? {
             let image = self.image(&record.descriptor).unwrap_or(None);
             let complete = image
                 .as_ref()
                 .is_some_and(|image| image.manifest.blobs().all(|blob| self.has(blob)));
-            all.push(Summary {
+            all.push(ImageSummary {
                 digest: record.descriptor.digest,
                 size: image.map_or(0, |image| image.manifest.size()),
                 pulled: record.pulled,
@@ -138,9 +145,9 @@ impl Store {
     }
 
     /// All records, with the time of their last use.
-    pub(super) fn records(&self) -> Result<Vec<(Record, SystemTime)>, StoreError> {
+    pub(super) fn records(&self) -> Result<Vec<(ReferenceRecord, SystemTime)>, ImageStoreError> {
         let dir = self.references();
-        let failed = |e| StoreError::io("list", &dir, e);
+        let failed = |e| ImageStoreError::io("list", &dir, e);
         let mut all = Vec::new();
         for entry in fs::read_dir(&dir).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -155,12 +162,15 @@ impl Store {
         Ok(all)
     }
 
-    /// `None`: not there, or no record. The latter can't come from us: it is passed over.
-    fn read_record(&self, path: &std::path::Path) -> Result<Option<Record>, StoreError> {
+    /// `None` if the file is missing or is not a record of this store.
+    fn read_record(
+        &self,
+        path: &std::path::Path,
+    ) -> Result<Option<ReferenceRecord>, ImageStoreError> {
         match fs::read(path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(StoreError::io("read", path, error)),
+            Err(error) => Err(ImageStoreError::io("read", path, error)),
         }
     }
 }

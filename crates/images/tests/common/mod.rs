@@ -1,19 +1,21 @@
-//! Images for tests, and directories to keep them in.
+//! Test images, and directories for them.
 
 #![allow(
     dead_code,
     clippy::unwrap_used,
-    reason = "not every test uses everything"
+    reason = "not every test uses every helper"
 )]
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use images::{Digest, Event, Layers, Progress, PullPolicy, PullRequest, RegistryConfig, Store};
+use images::{
+    Digest, ImageStore, Layers, PullEvent, PullPolicy, PullProgress, PullRequest, RegistryConfig,
+};
 use serde_json::{Value, json};
 
-/// How layers are compressed.
+/// The compression of a layer.
 #[derive(Debug, Clone, Copy)]
 pub enum Packing {
     Plain,
@@ -49,7 +51,7 @@ pub fn layer(files: &[(&str, &[u8])]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// An image as a registry has it.
+/// The blobs of an image.
 #[derive(Debug, Clone)]
 pub struct TestImage {
     pub manifest: Vec<u8>,
@@ -100,7 +102,7 @@ impl TestImage {
         }
     }
 
-    /// Three layers, each compressed in another way.
+    /// Three layers, each with another compression.
     pub fn usual(media_type: &'static str) -> TestImage {
         TestImage::new(
             &[
@@ -127,22 +129,22 @@ impl TestImage {
     }
 }
 
-/// A store and a node's layers.
-pub struct Place {
+/// A store and the layers of one node.
+pub struct TestNode {
     pub dir: tempfile::TempDir,
-    pub store: Store,
+    pub store: ImageStore,
     pub layers: Layers,
 }
 
-impl Place {
-    pub fn new() -> Place {
+impl TestNode {
+    pub fn new() -> TestNode {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("store")).unwrap();
+        let store = ImageStore::open(&dir.path().join("store")).unwrap();
         let layers = Layers::open(&dir.path().join("layers")).unwrap();
-        Place { dir, store, layers }
+        TestNode { dir, store, layers }
     }
 
-    /// Another node with the same store.
+    /// The layers of another node with the same store.
     pub fn other_node(&self, name: &str) -> Layers {
         Layers::open(&self.dir.path().join(name)).unwrap()
     }
@@ -154,7 +156,7 @@ impl Place {
     }
 }
 
-/// What a `registries.toml` says.
+/// Parses a `registries.toml`.
 pub fn read_config(text: &str) -> RegistryConfig {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("registries.toml");
@@ -162,7 +164,7 @@ pub fn read_config(text: &str) -> RegistryConfig {
     RegistryConfig::read(&path).unwrap()
 }
 
-/// Plain HTTP is allowed for these registries.
+/// A configuration that allows plain HTTP for these registries.
 pub fn insecure(addresses: &[impl std::fmt::Display]) -> RegistryConfig {
     let rule = |address| format!("[registry.\"{address}\"]\ninsecure = true\n");
     read_config(&addresses.iter().map(rule).collect::<String>())
@@ -176,18 +178,18 @@ pub fn request(reference: &str, policy: PullPolicy) -> PullRequest {
     }
 }
 
-/// Remembers what happened.
+/// Records progress events.
 #[derive(Default)]
-pub struct Recorder(pub Mutex<Vec<Event>>);
+pub struct Recorder(pub Mutex<Vec<PullEvent>>);
 
-impl Progress for Recorder {
-    fn event(&self, event: Event) {
+impl PullProgress for Recorder {
+    fn event(&self, event: PullEvent) {
         self.0.lock().unwrap().push(event);
     }
 }
 
 impl Recorder {
-    pub fn count(&self, wanted: impl Fn(&Event) -> bool) -> usize {
+    pub fn count(&self, wanted: impl Fn(&PullEvent) -> bool) -> usize {
         self.0
             .lock()
             .unwrap()
@@ -197,8 +199,8 @@ impl Recorder {
     }
 
     pub fn notes(&self) -> Vec<String> {
-        let note = |event: &Event| match event {
-            Event::Note { text } => Some(text.clone()),
+        let note = |event: &PullEvent| match event {
+            PullEvent::Note { text } => Some(text.clone()),
             _ => None,
         };
         self.0.lock().unwrap().iter().filter_map(note).collect()

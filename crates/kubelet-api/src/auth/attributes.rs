@@ -1,8 +1,8 @@
-//! Which right of RBAC a request needs: upstream's map of paths to subresources of the Node.
+//! The RBAC permission that a request needs: upstream's map of paths to subresources of the Node.
 
 use axum::http::Method;
 
-/// The subresources of which any one is enough, the narrowest first.
+/// The subresources that grant access to a path, the narrowest first. Any one of them is enough.
 pub(super) fn subresources(path: &str) -> &'static [&'static str] {
     const MAP: &[(&str, &[&str])] = &[
         ("/pods", &["pods", "proxy"]),
@@ -17,21 +17,21 @@ pub(super) fn subresources(path: &str) -> &'static [&'static str] {
         ("/statusz", &["statusz"]),
         ("/flagz", &["configz"]),
     ];
-    let found = MAP.iter().find(|(above, _)| is_below(path, above));
+    let found = MAP.iter().find(|(prefix, _)| is_below(path, prefix));
     found.map_or(&["proxy"], |(_, subresources)| subresources)
 }
 
-fn is_below(path: &str, above: &str) -> bool {
-    let rest = path.strip_prefix(above);
+fn is_below(path: &str, prefix: &str) -> bool {
+    let rest = path.strip_prefix(prefix);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The API's verb for a request. Streams into containers are `create` whatever the method: a WebSocket begins with a GET, and
-/// who may only read must not run commands. Upstream's API server asks for the same on pods
+/// The API's verb for a request. RequestedExec, attach and port-forward need `create` whatever the method: a WebSocket begins with a GET, and
+/// the permission to read must not allow running commands. Upstream's API server requires the same on pods
 /// (AuthorizePodWebsocketUpgradeCreatePermission).
 pub(super) fn verb(method: &Method, path: &str) -> &'static str {
     const STREAMS: &[&str] = &["/exec", "/attach", "/portForward"];
-    if STREAMS.iter().any(|above| is_below(path, above)) {
+    if STREAMS.iter().any(|prefix| is_below(path, prefix)) {
         return "create";
     }
     match *method {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_need_the_rights_that_upstream_asks_for() {
+    fn paths_map_to_upstreams_subresources() {
         assert_eq!(subresources("/pods"), ["pods", "proxy"]);
         assert_eq!(subresources("/pods/"), ["pods", "proxy"]);
         assert_eq!(subresources("/runningpods/"), ["pods", "proxy"]);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_have_verbs() {
+    fn methods_map_to_api_verbs() {
         let verb = |method| verb(&method, "/containerLogs/ns/pod/c");
         assert_eq!(verb(Method::GET), "get");
         assert_eq!(verb(Method::POST), "create");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_need_create_whatever_the_method() {
+    fn streams_need_create_for_every_method() {
         for path in [
             "/exec/ns/pod/c",
             "/exec/ns/pod/uid/c",

@@ -1,4 +1,4 @@
-//! Answers that hold for a while.
+//! A bounded cache with a TTL per entry.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Strangers can fill it with their tokens, so it is small.
+/// Unauthenticated clients can add entries with made-up tokens, so the cache is small.
 const MAX_ENTRIES: usize = 4096;
 
-/// Values that are forgotten when their time is over.
+/// A map whose entries expire.
 pub(super) struct Cache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
 impl<K: Eq + Hash, V: Clone> Cache<K, V> {
@@ -19,7 +19,7 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<K, (V, Instant)>> {
-        // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
+        // Ignore poisoning: the map is consistent after every statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,7 +36,7 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
             entries.retain(|_, (_, until)| *until > now);
         }
         if entries.len() >= MAX_ENTRIES {
-            // Only an attack fills it with what still holds; asking again is all that this costs.
+            // Only an attack fills the cache with unexpired entries. Clearing it costs only repeated reviews.
             entries.clear();
         }
         entries.insert(key, (value, now + ttl));
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_holds_for_its_time() {
+    async fn entries_expire_after_their_ttl() {
         let cache = Cache::new();
         cache.put("key", 1, Duration::from_secs(30));
         tokio::time::advance(Duration::from_secs(29)).await;
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_grows_beyond_its_bound() {
+    fn size_stays_within_the_limit() {
         let cache = Cache::new();
         for key in 0..=MAX_ENTRIES {
             cache.put(key, (), Duration::from_secs(30));

@@ -1,11 +1,11 @@
-//! Who may call: the API server by a certificate of a CA that signs nothing else; everybody else by a token, if RBAC allows
-//! it. Certificates of other CAs fail in the handshake (`tls.rs`).
+//! Authentication and authorization: the API server presents a certificate of a CA that signs nothing else; every other client presents a token,
+//! and RBAC decides. Certificates of other CAs fail in the TLS handshake (`tls.rs`).
 //!
-//! `attributes.rs` says which right a request needs, `authority.rs` whom to ask about it, `cache.rs` keeps the answers.
+//! `attributes.rs` maps a request to the RBAC permission that it needs, `delegated.rs` asks the API server, `cache.rs` keeps its decisions.
 
 mod attributes;
-mod authority;
 mod cache;
+mod delegated;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,57 +17,56 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Notify;
 
-use self::authority::Remembering;
-use crate::Peer;
+use self::delegated::CachedAuth;
 
-pub use authority::{Authority, NoJudgement, Question, User};
+pub use delegated::{AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
 
-/// Who may call the kubelet's API.
-pub struct Access {
+/// Which clients may call the kubelet's API.
+pub struct AccessPolicy {
     allowed: BTreeSet<String>,
-    authority: Option<Remembering>,
+    delegated: Option<CachedAuth>,
 }
 
-impl Access {
-    /// Only clients whose certificates have one of these common names.
-    pub fn only(common_names: impl IntoIterator<Item = String>) -> Self {
+impl AccessPolicy {
+    /// Allows only clients whose certificates have one of these common names.
+    pub fn for_common_names(common_names: impl IntoIterator<Item = String>) -> Self {
         Self {
             allowed: common_names.into_iter().collect(),
-            authority: None,
+            delegated: None,
         }
     }
 
-    /// And others, with a token, whom this authority knows and allows.
-    pub fn or_as_judged_by(mut self, authority: Arc<dyn Authority>) -> Self {
-        self.authority = Some(Remembering::new(authority));
+    /// Also allows clients with a token, if `delegated` authenticates and authorizes them.
+    pub fn with_delegated_auth(mut self, delegated: Arc<dyn DelegatedAuth>) -> Self {
+        self.delegated = Some(CachedAuth::new(delegated));
         self
     }
 
-    /// Whether clients without a certificate have any way in.
-    pub(crate) fn takes_tokens(&self) -> bool {
-        self.authority.is_some()
+    /// Whether clients without a certificate can authenticate.
+    pub(crate) fn accepts_tokens(&self) -> bool {
+        self.delegated.is_some()
     }
 
-    /// Whether the owner of this certificate may do everything.
-    pub(crate) fn is_listed(&self, peer: &Peer) -> bool {
-        self.allowed.contains(&peer.common_name)
+    /// Whether the owner of a certificate with this common name may call every endpoint.
+    pub(crate) fn allows_common_name(&self, common_name: &str) -> bool {
+        self.allowed.contains(common_name)
     }
 }
 
-/// Who is at the other end of a connection.
+/// The result of a client's TLS handshake.
 #[derive(Clone, Debug)]
-pub(crate) enum Caller {
-    /// The owner of a certificate with a common name on the list.
-    Listed,
-    /// Somebody with nothing but a token, if that; and who is told when one of its requests is allowed.
-    Stranger(Arc<Notify>),
+pub(crate) enum CallerIdentity {
+    /// A certificate with an allowed common name.
+    AllowedCertificate,
+    /// No such certificate: each request needs a token. The first allowed request notifies `authenticated`.
+    Unverified { authenticated: Arc<Notify> },
 }
 
-/// Why a request goes no further; the words are upstream's.
+/// Why a request is rejected; the messages are upstream's.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum AuthRejection {
     #[error("Unauthorized")]
-    Unauthorised,
+    Unauthenticated,
     #[error(
         "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])\n"
     )]
@@ -79,80 +78,79 @@ enum Refusal {
     #[error(
         "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})"
     )]
-    NoJudgement {
+    Unavailable {
         user: String,
         verb: &'static str,
         subresource: &'static str,
     },
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for AuthRejection {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::Unauthorised => StatusCode::UNAUTHORIZED,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::NoJudgement { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unavailable { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (code, self.to_string()).into_response()
     }
 }
 
-/// Lets a request pass if its caller may make it: being *a* user of the cluster is not enough to read its pods.
-pub(crate) async fn guard(
-    State(access): State<Arc<Access>>,
-    Extension(caller): Extension<Caller>,
+/// Middleware: passes a request on only if its client is authorized for it.
+pub(crate) async fn authorize_request(
+    State(access): State<Arc<AccessPolicy>>,
+    Extension(caller): Extension<CallerIdentity>,
     request: Request,
     next: Next,
 ) -> Response {
-    let Caller::Stranger(known) = caller else {
+    let CallerIdentity::Unverified { authenticated } = caller else {
         return next.run(request).await;
     };
-    // The request's body is no business of this, and can't be shared between threads.
+    // Only the head is needed here; the body is not Sync and must not be held across an await.
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     let verb = attributes::verb(&parts.method, path);
-    match judge(&access, &parts.headers, verb, path).await {
+    match authorize_token(&access, &parts.headers, verb, path).await {
         Ok(()) => {
-            known.notify_one();
+            authenticated.notify_one();
             next.run(Request::from_parts(parts, body)).await
         }
-        Err(refusal) => {
-            let why = refusal.to_string();
-            let why = why.trim_end();
-            match refusal {
-                // Anybody on the network can do this to us, so it is no warning.
-                Refusal::Unauthorised => {
-                    tracing::debug!(path, why, "refused a caller of the kubelet API");
+        Err(rejection) => {
+            let reason = rejection.to_string();
+            let reason = reason.trim_end();
+            match rejection {
+                // Debug level: any host on the network can cause this.
+                AuthRejection::Unauthenticated => {
+                    tracing::debug!(path, reason, "rejected kubelet API request");
                 }
-                _ => tracing::warn!(path, why, "refused a caller of the kubelet API"),
+                _ => tracing::warn!(path, reason, "rejected kubelet API request"),
             }
-            refusal.into_response()
+            rejection.into_response()
         }
     }
 }
 
-/// Decides about a caller who shows a token, or nothing.
-async fn judge(
-    access: &Access,
+/// Decides about a request with a bearer token, or without any.
+async fn authorize_token(
+    access: &AccessPolicy,
     headers: &HeaderMap,
     verb: &'static str,
     path: &str,
-) -> Result<(), Refusal> {
-    let (Some(authority), Some(token)) = (&access.authority, bearer(headers)) else {
-        return Err(Refusal::Unauthorised);
+) -> Result<(), AuthRejection> {
+    let (Some(delegated), Some(token)) = (&access.delegated, bearer_token(headers)) else {
+        return Err(AuthRejection::Unauthenticated);
     };
-    let user = owner(authority, token).await?;
+    let user = authenticate_token(delegated, token).await?;
     let subresources = attributes::subresources(path);
     for subresource in subresources {
-        let question = Question {
+        let request = AccessRequest {
             user: user.clone(),
             verb,
             subresource,
         };
-        let judged = authority.authorise(question).await;
-        let allowed = judged.map_err(|error| {
-            tracing::warn!(%error, user = user.name, "could not ask whether a caller is allowed");
-            Refusal::NoJudgement {
+        let allowed = delegated.authorize(request).await.map_err(|error| {
+            tracing::warn!(%error, user = user.name, "SubjectAccessReview failed");
+            AuthRejection::Unavailable {
                 user: user.name.clone(),
                 verb,
                 subresource,
@@ -162,25 +160,28 @@ async fn judge(
             return Ok(());
         }
     }
-    Err(Refusal::Forbidden {
+    Err(AuthRejection::Forbidden {
         user: user.name,
         verb,
         subresources: subresources.join(" "),
     })
 }
 
-async fn owner(authority: &Remembering, token: &str) -> Result<User, Refusal> {
-    match authority.authenticate(token).await {
+async fn authenticate_token(
+    delegated: &CachedAuth,
+    token: &str,
+) -> Result<AuthenticatedUser, AuthRejection> {
+    match delegated.authenticate(token).await {
         Ok(Some(user)) => Ok(user),
-        Ok(None) => Err(Refusal::Unauthorised),
+        Ok(None) => Err(AuthRejection::Unauthenticated),
         Err(error) => {
-            tracing::warn!(%error, "could not ask whose token a caller has");
-            Err(Refusal::Unauthorised)
+            tracing::warn!(%error, "TokenReview failed");
+            Err(AuthRejection::Unauthenticated)
         }
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.trim().split_once(' ')?;
     let token = token.trim();
@@ -197,36 +198,39 @@ mod tests {
 
     use super::*;
 
-    /// Knows two tokens, allows the owners to read metrics, and is down for anybody called "unlucky".
+    /// Authenticates two tokens and allows reading metrics; authorization fails for the user "unlucky".
     #[derive(Default)]
-    struct Judge {
-        asked: AtomicUsize,
+    struct FakeAuth {
+        calls: AtomicUsize,
     }
 
-    impl Authority for Judge {
+    impl DelegatedAuth for FakeAuth {
         fn authenticate(
             &self,
             token: &str,
-        ) -> BoxFuture<'static, Result<Option<User>, NoJudgement>> {
-            self.asked.fetch_add(1, Ordering::SeqCst);
+        ) -> BoxFuture<'static, Result<Option<AuthenticatedUser>, DelegatedAuthError>> {
+            self.calls.fetch_add(1, Ordering::SeqCst);
             let name = match token {
                 "good" => Some("reader"),
-                "cursed" => Some("unlucky"),
+                "unlucky" => Some("unlucky"),
                 _ => None,
             };
-            let user = name.map(|name| User {
+            let user = name.map(|name| AuthenticatedUser {
                 name: name.to_owned(),
-                ..User::default()
+                ..AuthenticatedUser::default()
             });
             async { Ok(user) }.boxed()
         }
 
-        fn authorise(&self, question: &Question) -> BoxFuture<'static, Result<bool, NoJudgement>> {
-            self.asked.fetch_add(1, Ordering::SeqCst);
-            if question.user.name == "unlucky" {
+        fn authorize(
+            &self,
+            request: &AccessRequest,
+        ) -> BoxFuture<'static, Result<bool, DelegatedAuthError>> {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            if request.user.name == "unlucky" {
                 return async { Err("down".into()) }.boxed();
             }
-            let allowed = question.verb == "get" && question.subresource == "metrics";
+            let allowed = request.verb == "get" && request.subresource == "metrics";
             async move { Ok(allowed) }.boxed()
         }
     }
@@ -238,49 +242,57 @@ mod tests {
         headers
     }
 
-    async fn judged(access: &Access, headers: &HeaderMap, path: &str) -> Result<(), String> {
-        let judged = judge(access, headers, "get", path).await;
-        judged.map_err(|refusal| refusal.to_string())
+    async fn authorize_get(
+        access: &AccessPolicy,
+        headers: &HeaderMap,
+        path: &str,
+    ) -> Result<(), String> {
+        let result = authorize_token(access, headers, "get", path).await;
+        result.map_err(|rejection| rejection.to_string())
     }
 
     #[tokio::test]
-    async fn tokens_are_judged_by_rbac_and_remembered() {
-        let authority = Arc::new(Judge::default());
-        let access = Access::only([]).or_as_judged_by(Arc::clone(&authority) as Arc<dyn Authority>);
+    async fn rbac_decisions_about_tokens_are_cached() {
+        let delegated = Arc::new(FakeAuth::default());
+        let access = AccessPolicy::for_common_names([])
+            .with_delegated_auth(Arc::clone(&delegated) as Arc<dyn DelegatedAuth>);
         for _ in 0..2 {
             let good = with_token("good");
-            assert_eq!(judged(&access, &good, "/metrics/resource").await, Ok(()));
+            assert_eq!(
+                authorize_get(&access, &good, "/metrics/resource").await,
+                Ok(())
+            );
         }
-        assert_eq!(authority.asked.load(Ordering::SeqCst), 2);
+        assert_eq!(delegated.calls.load(Ordering::SeqCst), 2);
         assert_eq!(
-            judged(&access, &with_token("good"), "/pods").await,
+            authorize_get(&access, &with_token("good"), "/pods").await,
             Err(
                 "Forbidden (user=reader, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
                     .to_owned()
             )
         );
         assert_eq!(
-            judged(&access, &with_token("cursed"), "/exec/a/b/c").await,
+            authorize_get(&access, &with_token("unlucky"), "/exec/a/b/c").await,
             Err(
                 "Authorization error (user=unlucky, verb=get, resource=nodes, subresource=proxy)"
                     .to_owned()
             )
         );
-        let unauthorised = Err("Unauthorized".to_owned());
+        let unauthorized = Err("Unauthorized".to_owned());
         for headers in [with_token("bad"), HeaderMap::new()] {
-            assert_eq!(judged(&access, &headers, "/metrics").await, unauthorised);
+            assert_eq!(
+                authorize_get(&access, &headers, "/metrics").await,
+                unauthorized
+            );
         }
     }
 
     #[tokio::test]
-    async fn without_an_authority_only_the_list_counts() {
-        let access = Access::only(["api".to_owned()]);
-        let named = |name: &str| Peer {
-            common_name: name.to_owned(),
-        };
-        assert!(access.is_listed(&named("api")));
-        assert!(!access.is_listed(&named("me")));
+    async fn without_delegated_auth_tokens_are_rejected() {
+        let access = AccessPolicy::for_common_names(["api".to_owned()]);
+        assert!(access.allows_common_name("api"));
+        assert!(!access.allows_common_name("me"));
         let headers = with_token("good");
-        assert!(judged(&access, &headers, "/metrics").await.is_err());
+        assert!(authorize_get(&access, &headers, "/metrics").await.is_err());
     }
 }

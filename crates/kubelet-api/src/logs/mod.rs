@@ -1,10 +1,10 @@
-//! `GET /containerLogs/NAMESPACE/POD/CONTAINER`: what `kubectl logs` reads, by way of the API server.
+//! `GET /containerLogs/NAMESPACE/POD/CONTAINER`: serves `kubectl logs`, through the API server.
 //!
-//! `options.rs` understands the query, `run.rs` judges by the container's status which of its runs is meant. The
-//! status codes and the words are upstream's, for the API server hands them to users as they are.
+//! `options.rs` parses the query, `run_selection.rs` selects a run of the container by its status. Status codes and
+//! messages are upstream's, since the API server passes them on to users.
 
 mod options;
-mod run;
+mod run_selection;
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 
-use crate::error::causes;
-use crate::lookup::{find_pod, has_container};
-use crate::seam::PodSource;
+use crate::error::error_chain;
+use crate::pod_lookup::{find_pod, has_container};
+use crate::pod_source::PodSource;
 
-/// Why a request for a log is answered with an error.
+/// Why a request for a log is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum Refusal {
+enum ContainerLogsError {
     #[error(r#"{{"message": "Unable to decode query."}}"#)]
     Undecodable,
     #[error(r#"{{"message": "Invalid request."}}"#)]
@@ -33,7 +33,7 @@ enum Refusal {
     NoLog(String),
 }
 
-impl Refusal {
+impl ContainerLogsError {
     fn code(&self) -> StatusCode {
         match self {
             Self::Undecodable | Self::NoLog(_) => StatusCode::BAD_REQUEST,
@@ -43,7 +43,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ContainerLogsError {
     fn into_response(self) -> Response {
         (self.code(), self.to_string()).into_response()
     }
@@ -55,47 +55,48 @@ pub(crate) async fn container_logs(
     Path((namespace, pod, container)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let wanted = Wanted {
+    let request = LogRequest {
         namespace,
         pod,
         container,
         query: query.unwrap_or_default(),
     };
-    wanted
-        .answer(&*source)
+    request
+        .respond(&*source)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// A request, before it is understood.
-struct Wanted {
+/// A request with an unparsed query.
+struct LogRequest {
     namespace: String,
     pod: String,
     container: String,
     query: String,
 }
 
-impl Wanted {
-    async fn answer(self, source: &dyn PodSource) -> Result<Response, Refusal> {
+impl LogRequest {
+    async fn respond(self, source: &dyn PodSource) -> Result<Response, ContainerLogsError> {
         let mut options = options::parse(&self.container, &self.query, Timestamp::now())?;
         let pod = find_pod(source, &self.namespace, &self.pod);
-        let pod = pod.ok_or_else(|| Refusal::NoPod {
+        let pod = pod.ok_or_else(|| ContainerLogsError::NoPod {
             pod: self.pod.clone(),
         })?;
         if !has_container(&pod, &self.container) {
-            return Err(Refusal::NoContainer {
+            return Err(ContainerLogsError::NoContainer {
                 container: self.container,
                 pod: self.pod,
             });
         }
-        options.previous = run::is_previous(&pod, &self.container, options.previous)
-            .map_err(|why| Refusal::NoLog(why.to_string()))?;
+        options.previous =
+            run_selection::select_previous_run(&pod, &self.container, options.previous)
+                .map_err(|error| ContainerLogsError::NoLog(error.to_string()))?;
 
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let log = source
             .logs(uid, options)
             .await
-            .map_err(|error| Refusal::NoLog(causes(&*error)))?;
+            .map_err(|error| ContainerLogsError::NoLog(error_chain(&*error)))?;
         let plain = [(header::CONTENT_TYPE, "text/plain")];
         Ok((plain, Body::from_stream(log)).into_response())
     }

@@ -1,21 +1,25 @@
-//! The query of a request for a log, read as upstream's decoder and validation read it.
+//! Parses the query of a log request, like upstream's decoder and validation.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::Refusal;
-use crate::seam::{LogOptions, LogStream};
+use super::ContainerLogsError;
+use crate::pod_source::{LogOptions, LogStream};
 
-/// Understands a query string; `now` is what `sinceSeconds` counts back from.
-pub(super) fn parse(container: &str, query: &str, now: Timestamp) -> Result<LogOptions, Refusal> {
+/// Parses a query string. `sinceSeconds` is relative to `now`.
+pub(super) fn parse(
+    container: &str,
+    query: &str,
+    now: Timestamp,
+) -> Result<LogOptions, ContainerLogsError> {
     let query = Query::of(query);
 
     let tail_lines = match query.get("tail") {
-        // Older than tailLines, and stronger.
+        // The older name of tailLines takes precedence.
         Some("all") => None,
-        Some(tail) if !tail.is_empty() => Some(number(tail)?),
+        Some(tail) if !tail.is_empty() => Some(parse_number(tail)?),
         _ => query.number("tailLines")?,
     };
     let limit_bytes = query.number("limitBytes")?;
@@ -23,21 +27,21 @@ pub(super) fn parse(container: &str, query: &str, now: Timestamp) -> Result<LogO
     let since_time = match query.get("sinceTime") {
         None => None,
         Some("" | "null") => Some(Timestamp::MIN),
-        Some(time) => Some(time.parse().map_err(|_| Refusal::Undecodable)?),
+        Some(time) => Some(time.parse().map_err(|_| ContainerLogsError::Undecodable)?),
     };
 
     let stream = match query.get("stream") {
         None | Some("All") => LogStream::All,
-        // Counting lines of one stream is what upstream has not built, so its clients don't expect it.
-        Some(_) if tail_lines.is_some() => return Err(Refusal::Invalid),
+        // Upstream does not support tailLines for a single stream.
+        Some(_) if tail_lines.is_some() => return Err(ContainerLogsError::Invalid),
         Some("Stdout") => LogStream::Stdout,
         Some("Stderr") => LogStream::Stderr,
-        Some(_) => return Err(Refusal::Invalid),
+        Some(_) => return Err(ContainerLogsError::Invalid),
     };
     let since = match (since_seconds, since_time) {
-        (Some(_), Some(_)) => return Err(Refusal::Invalid),
-        (Some(seconds), None) if seconds < 1 => return Err(Refusal::Invalid),
-        // More seconds than time has: everything.
+        (Some(_), Some(_)) => return Err(ContainerLogsError::Invalid),
+        (Some(seconds), None) if seconds < 1 => return Err(ContainerLogsError::Invalid),
+        // Before the earliest timestamp: the whole log.
         (Some(seconds), None) => Some(
             now.checked_sub(SignedDuration::from_secs(seconds))
                 .unwrap_or(Timestamp::MIN),
@@ -73,24 +77,24 @@ impl<'a> Query<'a> {
         self.0.get(name).map(AsRef::as_ref)
     }
 
-    /// Anything but a clear no is a yes, as upstream has it.
+    /// Like upstream: every value except "0" and "false" is true.
     fn flag(&self, name: &str) -> bool {
         self.get(name)
             .is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
     }
 
-    fn number(&self, name: &str) -> Result<Option<i64>, Refusal> {
-        self.get(name).map(number).transpose()
+    fn number(&self, name: &str) -> Result<Option<i64>, ContainerLogsError> {
+        self.get(name).map(parse_number).transpose()
     }
 }
 
-fn number(text: &str) -> Result<i64, Refusal> {
-    text.parse().map_err(|_| Refusal::Undecodable)
+fn parse_number(text: &str) -> Result<i64, ContainerLogsError> {
+    text.parse().map_err(|_| ContainerLogsError::Undecodable)
 }
 
-fn at_least(least: i64, value: Option<i64>) -> Result<Option<u64>, Refusal> {
+fn at_least(minimum: i64, value: Option<i64>) -> Result<Option<u64>, ContainerLogsError> {
     match value {
-        Some(value) if value < least => Err(Refusal::Invalid),
+        Some(value) if value < minimum => Err(ContainerLogsError::Invalid),
         value => Ok(value.and_then(|value| value.try_into().ok())),
     }
 }
@@ -109,12 +113,12 @@ mod tests {
         parse("c", query, now()).unwrap()
     }
 
-    fn refused(query: &str) -> Refusal {
+    fn rejected(query: &str) -> ContainerLogsError {
         parse("c", query, now()).unwrap_err()
     }
 
     #[test]
-    fn nothing_asked_is_everything() {
+    fn empty_query_selects_the_whole_log() {
         let options = parsed("");
         assert_eq!(options.container, "c");
         assert!(!options.follow && !options.previous && !options.timestamps);
@@ -126,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn all_parameters_are_read() {
+    fn parses_all_parameters() {
         let options = parsed(
             "follow=true&previous=1&timestamps=&tailLines=10&limitBytes=4096&sinceSeconds=60&stream=All",
         );
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_as_upstream_reads_them() {
+    fn flags_are_parsed_like_upstream() {
         assert!(!parsed("follow=false").follow);
         assert!(!parsed("follow=FALSE").follow);
         assert!(!parsed("follow=0").follow);
@@ -149,35 +153,41 @@ mod tests {
     }
 
     #[test]
-    fn the_old_name_of_tail_lines_wins() {
+    fn tail_takes_precedence_over_tail_lines() {
         assert_eq!(parsed("tail=5&tailLines=7").tail_lines, Some(5));
         assert_eq!(parsed("tail=all&tailLines=7").tail_lines, None);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
-        assert_eq!(refused("tailLines=ten"), Refusal::Undecodable);
-        assert_eq!(refused("sinceTime=yesterday"), Refusal::Undecodable);
-        assert_eq!(refused("tailLines=-1"), Refusal::Invalid);
-        assert_eq!(refused("limitBytes=0"), Refusal::Invalid);
-        assert_eq!(refused("sinceSeconds=0"), Refusal::Invalid);
-        assert_eq!(refused("stream=stdout"), Refusal::Invalid);
-        assert_eq!(refused("stream=Stdout&tailLines=1"), Refusal::Invalid);
+    fn invalid_parameters_are_rejected() {
+        assert_eq!(rejected("tailLines=ten"), ContainerLogsError::Undecodable);
         assert_eq!(
-            refused("sinceSeconds=1&sinceTime=2026-11-16T10:00:00Z"),
-            Refusal::Invalid
+            rejected("sinceTime=yesterday"),
+            ContainerLogsError::Undecodable
+        );
+        assert_eq!(rejected("tailLines=-1"), ContainerLogsError::Invalid);
+        assert_eq!(rejected("limitBytes=0"), ContainerLogsError::Invalid);
+        assert_eq!(rejected("sinceSeconds=0"), ContainerLogsError::Invalid);
+        assert_eq!(rejected("stream=stdout"), ContainerLogsError::Invalid);
+        assert_eq!(
+            rejected("stream=Stdout&tailLines=1"),
+            ContainerLogsError::Invalid
+        );
+        assert_eq!(
+            rejected("sinceSeconds=1&sinceTime=2026-11-16T10:00:00Z"),
+            ContainerLogsError::Invalid
         );
     }
 
     #[test]
-    fn the_longest_since_is_everything() {
+    fn huge_since_seconds_selects_the_whole_log() {
         let since = parsed(&format!("sinceSeconds={}", i64::MAX)).since;
         assert_eq!(since, Some(Timestamp::MIN));
     }
 
     proptest! {
         #[test]
-        fn any_query_is_answered(query in "(tailLines|sinceTime|limitBytes|sinceSeconds|[a-z%&=]{0,9})=.{0,20}") {
+        fn arbitrary_query_never_panics(query in "(tailLines|sinceTime|limitBytes|sinceSeconds|[a-z%&=]{0,9})=.{0,20}") {
             let _ = parse("c", &query, now());
         }
     }

@@ -1,12 +1,12 @@
-//! `GET /metrics…`: the node's figures in Prometheus' text format.
+//! `GET /metrics…`: stats of the node in the Prometheus text format.
 //!
-//! `resource.rs`, `cadvisor.rs`, `probes.rs` and `own.rs` are pure functions of figures and pods, one for each endpoint.
+//! `resource.rs`, `cadvisor.rs`, `probes.rs` and `kubelet.rs` render one endpoint each, as pure functions of stats and pods.
 
 mod cadvisor;
-mod own;
+mod exposition;
+mod kubelet;
 mod probes;
 mod resource;
-mod text;
 
 use std::sync::Arc;
 
@@ -14,49 +14,54 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::seam::PodSource;
-use crate::stats::node_of;
+use crate::pod_source::PodSource;
+use crate::stats::node_or_unavailable;
 
 /// `GET /metrics/resource`
 pub(crate) async fn resource(State(source): State<Arc<dyn PodSource>>) -> Response {
-    match node_of(&*source) {
-        Ok(node) => plain(resource::render(&node.measure().await)),
-        Err(answer) => *answer,
+    match node_or_unavailable(&*source) {
+        Ok(node) => exposition_response(resource::render(&node.measure().await)),
+        Err(response) => *response,
     }
 }
 
 /// `GET /metrics/cadvisor`
 pub(crate) async fn cadvisor(State(source): State<Arc<dyn PodSource>>) -> Response {
-    match node_of(&*source) {
+    match node_or_unavailable(&*source) {
         Ok(node) => {
             let measured = node.measure().await;
-            plain(cadvisor::render(&measured, &source.pods(), &node.machine()))
+            exposition_response(cadvisor::render(&measured, &source.pods(), &node.machine()))
         }
-        Err(answer) => *answer,
+        Err(response) => *response,
     }
 }
 
 /// `GET /metrics/probes`
 pub(crate) async fn probes(State(source): State<Arc<dyn PodSource>>) -> Response {
-    match node_of(&*source) {
-        Ok(node) => plain(probes::render(&node.measure().await)),
-        Err(answer) => *answer,
+    match node_or_unavailable(&*source) {
+        Ok(node) => exposition_response(probes::render(&node.measure().await)),
+        Err(response) => *response,
     }
 }
 
 /// `GET /metrics`
-pub(crate) async fn own(State(source): State<Arc<dyn PodSource>>) -> Response {
-    match node_of(&*source) {
+pub(crate) async fn kubelet(State(source): State<Arc<dyn PodSource>>) -> Response {
+    match node_or_unavailable(&*source) {
         Ok(node) => {
             let measured = node.measure().await;
-            let process = own::Process::read();
+            let process = kubelet::KubeletProcess::read();
             let (pods, machine) = (source.pods(), node.machine());
-            plain(own::render(&measured, &pods, &machine, process.as_ref()))
+            exposition_response(kubelet::render(
+                &measured,
+                &pods,
+                &machine,
+                process.as_ref(),
+            ))
         }
-        Err(answer) => *answer,
+        Err(response) => *response,
     }
 }
 
-fn plain(text: String) -> Response {
-    ([(header::CONTENT_TYPE, text::CONTENT_TYPE)], text).into_response()
+fn exposition_response(text: String) -> Response {
+    ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response()
 }

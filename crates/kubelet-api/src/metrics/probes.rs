@@ -1,11 +1,11 @@
-//! `GET /metrics/probes`: what containers have answered to their probes, under upstream's name.
+//! `GET /metrics/probes`: results of container probes, with upstream's names and labels.
 
-use super::text::Text;
-use crate::stats::Measured;
+use super::exposition::Exposition;
+use crate::stats::MeasuredSummary;
 
-pub(super) fn render(measured: &Measured) -> String {
+pub(super) fn render(measured: &MeasuredSummary) -> String {
     let help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.";
-    let mut text = Text::default();
+    let mut metrics = Exposition::default();
     for pod in &measured.summary.pods {
         for probe in &pod.probes {
             let labels = [
@@ -16,11 +16,12 @@ pub(super) fn render(measured: &Measured) -> String {
                 ("probe_type", probe.kind.as_str()),
                 ("result", probe.result.as_str()),
             ];
-            text.counter("prober_probe_total", help)
-                .now(&labels, probe.count as f64);
+            metrics
+                .counter("prober_probe_total", help)
+                .value(&labels, probe.count as f64);
         }
     }
-    text.render()
+    metrics.render()
 }
 
 #[cfg(test)]
@@ -30,7 +31,7 @@ mod tests {
     use crate::stats::tests::example;
 
     #[test]
-    fn names_and_labels_are_upstreams() {
+    fn names_and_labels_match_upstream() {
         let mut summary = example();
         summary.pods[0].probes = vec![ProbeStats {
             container: "main".to_owned(),
@@ -38,7 +39,7 @@ mod tests {
             result: "successful".to_owned(),
             count: 12,
         }];
-        let measured = Measured {
+        let measured = MeasuredSummary {
             summary,
             incomplete: false,
         };

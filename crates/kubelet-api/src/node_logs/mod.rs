@@ -1,6 +1,6 @@
-//! `GET /logs/…`: the log of the node's agent, which is what a user's node has of its own.
+//! `GET /logs/…`: the log of the kubelet, the only service of our own on a node.
 //!
-//! `?query=kubelet` is upstream's node log query; without a query there is a list of one file.
+//! `?query=kubelet` is upstream's node log query. Without a query there is a directory with one file.
 
 mod query;
 
@@ -10,12 +10,13 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::seam::PodSource;
-use crate::stats::{NodeSource, node_of};
+use self::query::{NodeLogsError, NodeLogsQuery};
+use crate::pod_source::PodSource;
+use crate::stats::{NodeSource, node_or_unavailable};
 
-/// The service whose log there is.
+/// The only service with a log.
 const SERVICE: &str = "kubelet";
-/// The same as a file.
+/// The name of its log file.
 const FILE: &str = "kubelet.log";
 
 /// `GET /logs/`
@@ -23,7 +24,7 @@ pub(crate) async fn list(
     State(source): State<Arc<dyn PodSource>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer(&*source, "", &query.unwrap_or_default())
+    respond(&*source, "", &query.unwrap_or_default())
 }
 
 /// `GET /logs/PATH`
@@ -32,36 +33,36 @@ pub(crate) async fn file(
     Path(path): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer(&*source, &path, &query.unwrap_or_default())
+    respond(&*source, &path, &query.unwrap_or_default())
 }
 
-fn answer(source: &dyn PodSource, path: &str, query: &str) -> Response {
-    let node = match node_of(source) {
+fn respond(source: &dyn PodSource, path: &str, query: &str) -> Response {
+    let node = match node_or_unavailable(source) {
         Ok(node) => node,
-        Err(answer) => return *answer,
+        Err(response) => return *response,
     };
     match query::parse(query) {
-        Err(refusal) if refusal.unreadable => said(StatusCode::BAD_REQUEST, refusal.words),
-        Err(refusal) => said(StatusCode::NOT_ACCEPTABLE, refusal.words),
-        Ok(Some(_)) if !path.is_empty() => said(
+        Err(NodeLogsError::Undecodable(message)) => plain_error(StatusCode::BAD_REQUEST, message),
+        Err(NodeLogsError::Invalid(message)) => plain_error(StatusCode::NOT_ACCEPTABLE, message),
+        Ok(Some(_)) if !path.is_empty() => plain_error(
             StatusCode::NOT_ACCEPTABLE,
             "path not allowed in query mode".to_owned(),
         ),
-        Ok(Some(query)) => queried(&*node, &query),
-        Ok(None) => shown(&*node, path),
+        Ok(Some(query)) => run_query(&*node, &query),
+        Ok(None) => serve_file(&*node, path),
     }
 }
 
-fn queried(node: &dyn NodeSource, query: &query::Query) -> Response {
+fn run_query(node: &dyn NodeSource, query: &NodeLogsQuery) -> Response {
     if let Some(path) = query.files.first() {
-        return shown(node, path.trim_start_matches('/'));
+        return serve_file(node, path.trim_start_matches('/'));
     }
     let mut text = String::new();
     for service in &query.services {
         if service != SERVICE {
-            // As upstream, an answer with a line that says so: other services may have logs.
+            // Like upstream: report it in the text, since other requested services may have logs.
             text.push_str(&format!(
-                "\nno log of {service:?} on this node: there is one of {SERVICE:?}\n"
+                "\nno log of service {service:?} on this node, only of {SERVICE:?}\n"
             ));
         } else if !query.earlier_boot {
             text.push_str(&query.text(&node.log()));
@@ -70,26 +71,26 @@ fn queried(node: &dyn NodeSource, query: &query::Query) -> Response {
     plain(text)
 }
 
-fn shown(node: &dyn NodeSource, path: &str) -> Response {
+fn serve_file(node: &dyn NodeSource, path: &str) -> Response {
     match path {
         "" => {
             let list = format!("<pre>\n<a href=\"{FILE}\">{FILE}</a>\n</pre>\n");
-            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
-            (kind, list).into_response()
+            let content_type = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+            (content_type, list).into_response()
         }
         FILE => {
             let lines = node.log().into_iter().map(|line| line.text + "\n");
             plain(lines.collect())
         }
-        _ => said(StatusCode::NOT_FOUND, "404 page not found".to_owned()),
+        _ => plain_error(StatusCode::NOT_FOUND, "404 page not found".to_owned()),
     }
 }
 
 fn plain(text: String) -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/plain; charset=UTF-8")];
-    (kind, text).into_response()
+    let content_type = [(header::CONTENT_TYPE, "text/plain; charset=UTF-8")];
+    (content_type, text).into_response()
 }
 
-fn said(code: StatusCode, words: String) -> Response {
-    (code, words + "\n").into_response()
+fn plain_error(code: StatusCode, message: String) -> Response {
+    (code, message + "\n").into_response()
 }

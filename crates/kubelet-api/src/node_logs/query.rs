@@ -1,50 +1,51 @@
-//! What is asked of a node's log, in upstream's words: `query`, `sinceTime`, `untilTime`, `tailLines`, `pattern`, `boot`.
+//! Upstream's node log query: `query`, `sinceTime`, `untilTime`, `tailLines`, `pattern`, `boot`.
 
 use jiff::Timestamp;
 use regex::Regex;
 
 use crate::stats::LogLine;
 
-/// The most lines that can be asked for, as upstream.
-const MOST_LINES: i64 = 100_000;
-/// The most services that can be asked for, as upstream.
-const MOST_SERVICES: usize = 4;
-/// No pattern needs more memory.
-const PATTERN_BYTES: usize = 1 << 20;
+/// Upstream's limit for `tailLines`.
+const MAX_LINES: i64 = 100_000;
+/// Upstream's limit for services in one query.
+const MAX_SERVICES: usize = 4;
+/// Limit for a compiled pattern, in bytes.
+const MAX_PATTERN_SIZE: usize = 1 << 20;
 
-/// Why a query is refused, and whether that is because it can't be read.
+/// Why a query is rejected, with the message for the client.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub unreadable: bool,
-    pub words: String,
+pub(super) enum NodeLogsError {
+    /// A parameter cannot be parsed.
+    Undecodable(String),
+    /// A parameter has a value that is not allowed.
+    Invalid(String),
 }
 
-/// A query that makes sense.
+/// A valid query.
 #[derive(Debug, Default)]
-pub(super) struct Query {
+pub(super) struct NodeLogsQuery {
     pub services: Vec<String>,
     pub files: Vec<String>,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
     tail: Option<usize>,
     pattern: Option<Regex>,
-    /// Of an earlier start of the machine, of which we know nothing.
+    /// The query asks for an earlier boot, of which there is no log.
     pub earlier_boot: bool,
 }
 
-/// Reads the query of a request; `None` if there is none, so that a file or the list of them is meant.
-pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
-    let mut query = Query::default();
-    let (mut asked, mut any) = (false, false);
+/// Parses the query string of a request; `None` if it has no log query, so that the path selects a file or the directory.
+pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> {
+    let mut query = NodeLogsQuery::default();
+    let (mut has_query, mut has_options) = (false, false);
     let mut queries = Vec::new();
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {
-        let bad = |what: &str| Refusal {
-            unreadable: true,
-            words: format!("{name}: Invalid value: {value:?}: {what}"),
+        let undecodable = |reason: &str| {
+            NodeLogsError::Undecodable(format!("{name}: Invalid value: {value:?}: {reason}"))
         };
         match (&*name, &*value) {
             ("query", value) => {
-                asked = true;
+                has_query = true;
                 queries.push(format!("{value:?}"));
                 if value.contains(['/', '\\']) {
                     query.files.push(value.to_owned());
@@ -54,25 +55,32 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
             }
             (_, "") => {}
             ("sinceTime", value) => {
-                query.since = Some(value.parse().map_err(|_| bad("invalid time format"))?);
+                query.since = Some(
+                    value
+                        .parse()
+                        .map_err(|_| undecodable("invalid time format"))?,
+                );
             }
             ("untilTime", value) => {
-                query.until = Some(value.parse().map_err(|_| bad("invalid time format"))?);
+                query.until = Some(
+                    value
+                        .parse()
+                        .map_err(|_| undecodable("invalid time format"))?,
+                );
             }
             ("tailLines", value) => {
-                let lines: i64 = value.parse().map_err(|_| bad("it is no number"))?;
-                if !(0..=MOST_LINES).contains(&lines) {
-                    let words = format!(
-                        "{name}: Invalid value: {lines}: must be between 0 and {MOST_LINES}, inclusive"
-                    );
-                    return Err(refusal(words));
+                let lines: i64 = value.parse().map_err(|_| undecodable("not a number"))?;
+                if !(0..=MAX_LINES).contains(&lines) {
+                    return Err(NodeLogsError::Invalid(format!(
+                        "{name}: Invalid value: {lines}: must be between 0 and {MAX_LINES}, inclusive"
+                    )));
                 }
                 query.tail = usize::try_from(lines).ok();
             }
             ("boot", value) => {
-                let boot: i64 = value.parse().map_err(|_| bad("it is no number"))?;
+                let boot: i64 = value.parse().map_err(|_| undecodable("not a number"))?;
                 if boot > 0 {
-                    return Err(refusal(format!(
+                    return Err(NodeLogsError::Invalid(format!(
                         "boot: Invalid value: {boot}: must be less than 1"
                     )));
                 }
@@ -80,37 +88,33 @@ pub(super) fn parse(text: &str) -> Result<Option<Query>, Refusal> {
             }
             ("pattern", value) => {
                 let pattern = regex::RegexBuilder::new(value)
-                    .size_limit(PATTERN_BYTES)
+                    .size_limit(MAX_PATTERN_SIZE)
                     .build();
                 let pattern = pattern.map_err(|error| {
-                    refusal(format!("pattern: Invalid value: {value:?}: {error}"))
+                    NodeLogsError::Invalid(format!("pattern: Invalid value: {value:?}: {error}"))
                 })?;
                 query.pattern = Some(pattern);
             }
             _ => continue,
         }
-        any = true;
+        has_options = true;
     }
     let nothing = query.services.is_empty() && query.files.is_empty();
-    if asked && nothing {
-        let words = format!(
+    if has_query && nothing {
+        return Err(NodeLogsError::Undecodable(format!(
             "query: Invalid value: [{}]: may not be empty",
             queries.join(", ")
-        );
-        return Err(Refusal {
-            unreadable: true,
-            words,
-        });
+        )));
     }
-    if !any {
+    if !has_options {
         return Ok(None);
     }
     query.check(nothing)?;
     Ok(Some(query))
 }
 
-impl Query {
-    fn check(&self, nothing: bool) -> Result<(), Refusal> {
+impl NodeLogsQuery {
+    fn check(&self, nothing: bool) -> Result<(), NodeLogsError> {
         let problem = if nothing {
             "query: Required value: cannot be empty with options".to_owned()
         } else if !self.files.is_empty() && !self.services.is_empty() {
@@ -119,15 +123,15 @@ impl Query {
             "query: Invalid value: cannot specify more than one file".to_owned()
         } else if !self.files.is_empty() && self.has_options() {
             "query: Invalid value: cannot specify file with options".to_owned()
-        } else if self.services.len() > MOST_SERVICES {
+        } else if self.services.len() > MAX_SERVICES {
             let count = self.services.len();
-            format!("query: Too many: {count}: must have at most {MOST_SERVICES} items")
+            format!("query: Too many: {count}: must have at most {MAX_SERVICES} items")
         } else if matches!((self.since, self.until), (Some(since), Some(until)) if since > until) {
             "untilTime: Invalid value: must be after `sinceTime`".to_owned()
         } else {
             return Ok(());
         };
-        Err(refusal(problem))
+        Err(NodeLogsError::Invalid(problem))
     }
 
     fn has_options(&self) -> bool {
@@ -138,9 +142,9 @@ impl Query {
             || self.earlier_boot
     }
 
-    /// The lines that are asked for.
-    pub(super) fn select<'a>(&self, lines: &'a [LogLine]) -> &'a [LogLine] {
-        // Lines are in the order of their times.
+    /// The lines within the requested time.
+    fn select_by_time<'a>(&self, lines: &'a [LogLine]) -> &'a [LogLine] {
+        // Lines are sorted by time.
         let first = self
             .since
             .map_or(0, |since| lines.partition_point(|line| line.at < since));
@@ -150,9 +154,9 @@ impl Query {
         lines.get(first..end).unwrap_or_default()
     }
 
-    /// The text of these lines: those that match, and of these the last.
+    /// The requested part of the log: by time, then by pattern, then the last lines.
     pub(super) fn text(&self, lines: &[LogLine]) -> String {
-        let selected = self.select(lines).iter();
+        let selected = self.select_by_time(lines).iter();
         let matching: Vec<&LogLine> = selected
             .filter(|line| match &self.pattern {
                 Some(pattern) => pattern.is_match(&line.text),
@@ -171,13 +175,6 @@ impl Query {
     }
 }
 
-fn refusal(words: String) -> Refusal {
-    Refusal {
-        unreadable: false,
-        words,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_chosen_by_time_number_and_pattern() {
+    fn lines_are_selected_by_time_pattern_and_count() {
         let text = |query: &str| {
             let query = parse(&format!("query=kubelet&{query}")).unwrap().unwrap();
             query.text(&lines()).replace("line ", "").replace('\n', "")
@@ -206,12 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_upstreams_words() {
-        let refused = |query: &str| parse(query).map(|_| ()).unwrap_err();
-        for (query, unreadable, words) in [
+    fn invalid_queries_are_rejected_with_upstreams_messages() {
+        for (query, is_undecodable, expected) in [
             ("query=+", true, "may not be empty"),
             ("query=k&sinceTime=yesterday", true, "invalid time format"),
-            ("query=k&tailLines=x", true, "no number"),
+            ("query=k&tailLines=x", true, "not a number"),
             ("query=k&tailLines=100001", false, "between 0 and 100000"),
             ("query=k&boot=1", false, "less than 1"),
             ("query=k&pattern=(", false, "pattern"),
@@ -220,9 +216,12 @@ mod tests {
             ("query=/f&tailLines=1", false, "file with options"),
             ("query=a&query=b&query=c&query=d&query=e", false, "Too many"),
         ] {
-            let refusal = refused(query);
-            assert!(refusal.words.contains(words), "{query}: {}", refusal.words);
-            assert_eq!(refusal.unreadable, unreadable, "{query}");
+            let (message, undecodable) = match parse(query).unwrap_err() {
+                NodeLogsError::Undecodable(message) => (message, true),
+                NodeLogsError::Invalid(message) => (message, false),
+            };
+            assert!(message.contains(expected), "{query}: {message}");
+            assert_eq!(undecodable, is_undecodable, "{query}");
         }
         assert!(parse("").unwrap().is_none());
         assert!(parse("timeout=3").unwrap().is_none());

@@ -1,7 +1,7 @@
 //! `/portForward`: connections to ports of a pod.
 //!
-//! Raw SPDY and SPDY in a WebSocket are the same (`spdy.rs`, with `pairs.rs`); channels in a WebSocket are simpler and rarer
-//! (`websocket.rs`, with `ports.rs`). `relay.rs` carries the bytes of either.
+//! SPDY, raw or tunnelled in a WebSocket, is in `spdy.rs` and `pairs.rs`; WebSocket channels, which few clients use, are in
+//! `websocket.rs` and `ports.rs`. `relay.rs` copies the bytes for both.
 
 mod pairs;
 mod ports;
@@ -20,63 +20,63 @@ use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::lookup::find_pod;
-use crate::remotecommand::until_either_ends;
-use crate::routes::Api;
-use crate::seam::PodSource;
-use crate::spdy::Connection;
-use crate::streams::{Driver, Limits, Protocol};
-use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::pod_lookup::find_pod;
+use crate::pod_source::PodSource;
+use crate::remotecommand::run_until_either_ends;
+use crate::routes::ApiState;
+use crate::spdy::SpdyConnection;
+use crate::streams::{StreamDriver, StreamProtocol, StreamTimeouts};
+use crate::upgrade::{UpgradeError, accept_spdy};
 use crate::websocket::{Channels, Encoding, Tunnel, accept, is_websocket, requested_protocols};
 
 const SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
 const TUNNEL_PROTOCOLS: &[(&str, ())] = &[("SPDY/3.1+portforward.k8s.io", ())];
 const TUNNEL_PREFIX: &str = "SPDY/3.1+";
 
-/// The pod that a path names.
+/// The path parameters of a request.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct PodPath {
     namespace: String,
     pod: String,
     uid: Option<String>,
 }
 
-/// The pod to which connections are made.
+/// The pod of a request.
 #[derive(Clone, Debug)]
-struct Pod {
+struct TargetPod {
     name: String,
     uid: String,
 }
 
-impl Pod {
-    /// What a client reads of a connection that could not be made, or broke.
-    fn failure(&self, port: u16, words: &str) -> String {
+impl TargetPod {
+    /// The message for the error stream of a failed connection.
+    fn error_message(&self, port: u16, error: &str) -> String {
         let Self { name, uid } = self;
-        format!("error forwarding port {port} to pod {name}, uid {uid}: {words}")
+        format!("error forwarding port {port} to pod {name}, uid {uid}: {error}")
     }
 }
 
-/// Why a request is answered with an error; the words are upstream's.
+/// Why a request is rejected; the messages are upstream's.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum PortForwardError {
     #[error(transparent)]
-    BadPorts(#[from] ports::BadPorts),
+    PortQueryError(#[from] ports::PortQueryError),
     #[error("pod does not exist")]
     NoPod,
     #[error("pod not found")]
-    OtherPod,
+    UidMismatch,
     #[error("pod not found ({0:?})")]
     NotRunning(String),
     #[error(transparent)]
-    NoUpgrade(#[from] NoUpgrade),
+    Upgrade(#[from] UpgradeError),
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for PortForwardError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::NoUpgrade(refusal) => return refusal.into_response(),
-            Self::BadPorts(_) => StatusCode::BAD_REQUEST,
-            Self::NoPod | Self::OtherPod => StatusCode::NOT_FOUND,
+            Self::Upgrade(error) => return error.into_response(),
+            Self::PortQueryError(_) => StatusCode::BAD_REQUEST,
+            Self::NoPod | Self::UidMismatch => StatusCode::NOT_FOUND,
             Self::NotRunning(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (code, self.to_string()).into_response()
@@ -85,14 +85,18 @@ impl IntoResponse for Refusal {
 
 /// The endpoint.
 pub(crate) async fn port_forward(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<PodPath>,
     request: Request,
 ) -> Response {
-    answer(&api, &target, request).unwrap_or_else(IntoResponse::into_response)
+    handle(&api, &target, request).unwrap_or_else(IntoResponse::into_response)
 }
 
-fn answer(api: &Api, target: &Target, mut request: Request) -> Result<Response, Refusal> {
+fn handle(
+    api: &ApiState,
+    target: &PodPath,
+    mut request: Request,
+) -> Result<Response, PortForwardError> {
     let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
     let (method, headers) = (request.method(), request.headers());
     let websocket = is_websocket(headers);
@@ -105,39 +109,50 @@ fn answer(api: &Api, target: &Target, mut request: Request) -> Result<Response, 
     } else {
         Vec::new()
     };
-    let pod = find(api, target)?;
+    let pod = find_target(api, target)?;
 
-    let (limits, pods) = (api.limits, Arc::clone(&api.pods));
+    let (timeouts, pods) = (api.timeouts, Arc::clone(&api.pods));
     if tunnel {
-        let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(NoUpgrade::from)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+        let accepted = accept(method, headers, TUNNEL_PROTOCOLS).map_err(UpgradeError::from)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let serve = move |io| async move {
-            serve_spdy(io, Tunnel::new(Connection::new()), limits, pod, pods).await;
+            serve_spdy(io, Tunnel::new(SpdyConnection::new()), timeouts, pod, pods).await;
         };
-        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+        return Ok(api
+            .upgrades
+            .switch_protocols(on_upgrade, accepted.headers, serve));
     }
     if websocket {
-        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-        let encoding = accepted.meaning;
+        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(UpgradeError::from)?;
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
+        let encoding = accepted.protocol;
         let serve = move |io| async move {
-            serve_channels(io, encoding, limits, ports, pod, pods).await;
+            serve_channels(io, encoding, timeouts, ports, pod, pods).await;
         };
-        return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+        return Ok(api
+            .upgrades
+            .switch_protocols(on_upgrade, accepted.headers, serve));
     }
     let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
-    let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
+    let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
     let serve = move |io| async move {
-        serve_spdy(io, Connection::new(), limits, pod, pods).await;
+        serve_spdy(io, SpdyConnection::new(), timeouts, pod, pods).await;
     };
-    Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
+    Ok(api
+        .upgrades
+        .switch_protocols(on_upgrade, accepted.headers, serve))
 }
 
-fn find(api: &Api, target: &Target) -> Result<Pod, Refusal> {
-    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+fn find_target(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwardError> {
+    let pod =
+        find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(PortForwardError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    if target.uid.as_ref().is_some_and(|wanted| *wanted != uid) {
-        return Err(Refusal::OtherPod);
+    if target
+        .uid
+        .as_ref()
+        .is_some_and(|requested| *requested != uid)
+    {
+        return Err(PortForwardError::UidMismatch);
     }
     let phase = pod
         .status
@@ -145,36 +160,36 @@ fn find(api: &Api, target: &Target) -> Result<Pod, Refusal> {
         .and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         let full_name = format!("{}_{}", target.pod, target.namespace);
-        return Err(Refusal::NotRunning(full_name));
+        return Err(PortForwardError::NotRunning(full_name));
     }
     let name = target.pod.clone();
-    Ok(Pod { name, uid })
+    Ok(TargetPod { name, uid })
 }
 
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
-    protocol: impl Protocol,
-    limits: Limits,
-    pod: Pod,
+    protocol: impl StreamProtocol,
+    timeouts: StreamTimeouts,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(protocol, limits);
+    let (mut driver, commands) = StreamDriver::new(protocol, timeouts);
     let opened = driver.opened();
     let session = spdy::run(opened, commands, pod, pods);
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
 async fn serve_channels(
     io: impl AsyncRead + AsyncWrite + Send,
     encoding: Encoding,
-    limits: Limits,
+    timeouts: StreamTimeouts,
     ports: Vec<u16>,
-    pod: Pod,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(Channels::new(encoding), limits);
+    let (mut driver, commands) = StreamDriver::new(Channels::new(encoding), timeouts);
     let channels = websocket::channels(&mut driver, &commands, &ports);
     drop(commands);
     let session = websocket::run(channels, pod, &*pods);
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }

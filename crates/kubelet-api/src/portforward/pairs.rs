@@ -1,101 +1,100 @@
-//! A forwarded connection is two streams of the client's: one for data, one for what went wrong. This finds those that belong
-//! together.
+//! Pairs the streams of a client: each forwarded connection has a data stream and an error stream.
 
 use std::collections::HashMap;
 
 use super::ports;
 use crate::streams::{Headers, StreamId};
 
-/// What a stream is for.
+/// The type of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum StreamType {
     Data,
     Error,
 }
 
-/// What the headers of a stream say.
+/// The port-forward headers of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Label {
+pub(super) struct StreamLabel {
     pub(super) port: u16,
-    pub(super) purpose: Purpose,
+    pub(super) stream_type: StreamType,
     pub(super) request: String,
 }
 
-impl Label {
-    /// Nothing if the headers don't say what must be said.
+impl StreamLabel {
+    /// Parses the headers; `None` if one is missing or invalid.
     pub(super) fn read(stream: StreamId, headers: &Headers) -> Option<Self> {
         let port = ports::number(headers.get("port")?).ok()?;
-        let purpose = match headers.get("streamType")? {
-            "data" => Purpose::Data,
-            "error" => Purpose::Error,
+        let stream_type = match headers.get("streamType")? {
+            "data" => StreamType::Data,
+            "error" => StreamType::Error,
             _ => return None,
         };
         let request = match headers.get("requestID") {
             Some(request) if !request.is_empty() => request.to_owned(),
-            // Clients of the first days name no request: they open the error stream, and then the data stream.
-            _ => match purpose {
-                Purpose::Error => stream.to_string(),
-                Purpose::Data => stream.saturating_sub(2).to_string(),
+            // Very old clients send no request id. They open the error stream right before the data stream.
+            _ => match stream_type {
+                StreamType::Error => stream.to_string(),
+                StreamType::Data => stream.saturating_sub(2).to_string(),
             },
         };
         Some(Self {
             port,
-            purpose,
+            stream_type,
             request,
         })
     }
 }
 
-/// Streams that wait for their other half.
+/// Streams whose counterpart is not open yet, by request id.
 #[derive(Debug)]
-pub(super) struct Pairs<S> {
-    waiting: HashMap<String, (Label, S)>,
+pub(super) struct StreamPairs<S> {
+    waiting: HashMap<String, (StreamLabel, S)>,
 }
 
-/// What becomes of a new stream.
+/// The result of [`StreamPairs::add`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Added<S> {
-    /// It waits for its other half.
-    Waits,
-    /// It has found it.
+pub(super) enum PairOutcome<S> {
+    /// The counterpart is not open yet.
+    Waiting,
+    /// Both streams are open.
     Pair { port: u16, data: S, error: S },
-    /// There is one of its kind already.
-    Twice(S),
+    /// The request already has a stream of this type.
+    Duplicate(S),
 }
 
-impl<S> Pairs<S> {
+impl<S> StreamPairs<S> {
     pub(super) fn new() -> Self {
         let waiting = HashMap::new();
         Self { waiting }
     }
 
-    pub(super) fn add(&mut self, label: Label, stream: S) -> Added<S> {
+    pub(super) fn add(&mut self, label: StreamLabel, stream: S) -> PairOutcome<S> {
         let Some((other, waiting)) = self.waiting.remove(&label.request) else {
             self.waiting.insert(label.request.clone(), (label, stream));
-            return Added::Waits;
+            return PairOutcome::Waiting;
         };
-        match (other.purpose, label.purpose) {
-            (Purpose::Error, Purpose::Data) => Added::Pair {
+        match (other.stream_type, label.stream_type) {
+            (StreamType::Error, StreamType::Data) => PairOutcome::Pair {
                 port: label.port,
                 data: stream,
                 error: waiting,
             },
-            (Purpose::Data, Purpose::Error) => Added::Pair {
+            (StreamType::Data, StreamType::Error) => PairOutcome::Pair {
                 port: other.port,
                 data: waiting,
                 error: stream,
             },
             _ => {
                 self.waiting.insert(label.request, (other, waiting));
-                Added::Twice(stream)
+                PairOutcome::Duplicate(stream)
             }
         }
     }
 
-    /// Gives up on a request, if it still waits.
-    pub(super) fn give_up(&mut self, request: &str) -> Option<(Purpose, S)> {
+    /// Removes a request that is still incomplete.
+    pub(super) fn expire(&mut self, request: &str) -> Option<(StreamType, S)> {
         let (label, stream) = self.waiting.remove(request)?;
-        Some((label.purpose, stream))
+        Some((label.stream_type, stream))
     }
 }
 
@@ -103,52 +102,52 @@ impl<S> Pairs<S> {
 mod tests {
     use super::*;
 
-    fn label(stream: StreamId, headers: &[(&str, &str)]) -> Option<Label> {
+    fn label(stream: StreamId, headers: &[(&str, &str)]) -> Option<StreamLabel> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        Label::read(stream, &Headers::new(headers.iter().map(owned).collect()))
+        StreamLabel::read(stream, &Headers::new(headers.iter().map(owned).collect()))
     }
 
-    fn of(stream: StreamId, purpose: &str, request: &str) -> Label {
+    fn of(stream: StreamId, stream_type: &str, request: &str) -> StreamLabel {
         let headers = [
             ("port", "80"),
-            ("streamtype", purpose),
+            ("streamtype", stream_type),
             ("requestid", request),
         ];
         label(stream, &headers).unwrap()
     }
 
     #[test]
-    fn halves_find_each_other_in_any_order() {
-        let mut pairs = Pairs::new();
-        assert_eq!(pairs.add(of(1, "error", "0"), 1), Added::Waits);
-        assert_eq!(pairs.add(of(3, "data", "1"), 3), Added::Waits);
-        let found = |data, error| Added::Pair {
+    fn streams_are_paired_in_any_order() {
+        let mut pairs = StreamPairs::new();
+        assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
+        assert_eq!(pairs.add(of(3, "data", "1"), 3), PairOutcome::Waiting);
+        let found = |data, error| PairOutcome::Pair {
             port: 80,
             data,
             error,
         };
         assert_eq!(pairs.add(of(5, "error", "1"), 5), found(3, 5));
         assert_eq!(pairs.add(of(7, "data", "0"), 7), found(7, 1));
-        assert_eq!(pairs.give_up("0"), None);
+        assert_eq!(pairs.expire("0"), None);
     }
 
     #[test]
-    fn a_request_has_one_stream_of_each_kind() {
-        let mut pairs = Pairs::new();
-        assert_eq!(pairs.add(of(1, "error", "0"), 1), Added::Waits);
-        assert_eq!(pairs.add(of(3, "error", "0"), 3), Added::Twice(3));
-        assert_eq!(pairs.give_up("0"), Some((Purpose::Error, 1)));
+    fn second_stream_of_the_same_type_is_rejected() {
+        let mut pairs = StreamPairs::new();
+        assert_eq!(pairs.add(of(1, "error", "0"), 1), PairOutcome::Waiting);
+        assert_eq!(pairs.add(of(3, "error", "0"), 3), PairOutcome::Duplicate(3));
+        assert_eq!(pairs.expire("0"), Some((StreamType::Error, 1)));
     }
 
     #[test]
-    fn clients_of_the_first_days_name_no_request() {
+    fn streams_without_request_id_are_paired() {
         let error = label(5, &[("port", "80"), ("streamtype", "error")]).unwrap();
         let data = label(7, &[("port", "80"), ("streamtype", "data")]).unwrap();
         assert_eq!(error.request, data.request);
     }
 
     #[test]
-    fn what_is_no_label_is_none() {
+    fn incomplete_headers_are_rejected() {
         assert_eq!(label(1, &[("streamtype", "data")]), None);
         assert_eq!(label(1, &[("port", "80")]), None);
         assert_eq!(label(1, &[("port", "0"), ("streamtype", "data")]), None);

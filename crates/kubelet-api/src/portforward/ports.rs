@@ -1,49 +1,49 @@
-//! The ports that a WebSocket's query names.
+//! Parses the ports in the query of a WebSocket request.
 
-/// Why the ports make no sense; the words are upstream's.
+/// Why the ports are invalid; the messages are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadPorts {
+pub(super) enum PortQueryError {
     #[error("query parameter \"port\" is required")]
     Missing,
     #[error("query parameter \"port\" cannot be empty")]
     Empty,
     #[error("unable to parse {0:?} as a port")]
-    NoNumber(String),
+    NotANumber(String),
     #[error("port {0:?} must be > 0")]
     Zero(String),
-    #[error("only {MAX} ports can be forwarded over one connection")]
+    #[error("only {MAX_PORTS} ports can be forwarded over one connection")]
     TooMany,
 }
 
-/// Each port has two channels, whose numbers are bytes.
-const MAX: usize = 127;
+/// Each port has two channels, and a channel number is one byte.
+const MAX_PORTS: usize = 127;
 
-pub(super) fn parse(query: &str) -> Result<Vec<u16>, BadPorts> {
+pub(super) fn parse(query: &str) -> Result<Vec<u16>, PortQueryError> {
     let mut ports = Vec::new();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         if name != "port" {
             continue;
         }
         if value.is_empty() {
-            return Err(BadPorts::Empty);
+            return Err(PortQueryError::Empty);
         }
         for text in value.split(',') {
-            ports.push(number(text).map_err(|wrong| wrong(value.clone().into_owned()))?);
+            ports.push(number(text).map_err(|variant| variant(value.clone().into_owned()))?);
         }
     }
     match ports.len() {
-        0 => Err(BadPorts::Missing),
-        1..=MAX => Ok(ports),
-        _ => Err(BadPorts::TooMany),
+        0 => Err(PortQueryError::Missing),
+        1..=MAX_PORTS => Ok(ports),
+        _ => Err(PortQueryError::TooMany),
     }
 }
 
-/// A port, or what to call that which is none.
-pub(super) fn number(text: &str) -> Result<u16, fn(String) -> BadPorts> {
+/// Parses a port. The error is the variant to report.
+pub(super) fn number(text: &str) -> Result<u16, fn(String) -> PortQueryError> {
     match text.parse() {
-        Ok(0) => Err(BadPorts::Zero),
+        Ok(0) => Err(PortQueryError::Zero),
         Ok(port) => Ok(port),
-        Err(_) => Err(BadPorts::NoNumber),
+        Err(_) => Err(PortQueryError::NotANumber),
     }
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_however_they_are_listed() {
+    fn parses_repeated_and_comma_separated_ports() {
         assert_eq!(
             parse("port=80&port=443,8080&other=1"),
             Ok(vec![80, 443, 8080])
@@ -60,19 +60,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_port_is_refused() {
-        assert_eq!(parse(""), Err(BadPorts::Missing));
-        assert_eq!(parse("port="), Err(BadPorts::Empty));
+    fn invalid_ports_are_rejected() {
+        assert_eq!(parse(""), Err(PortQueryError::Missing));
+        assert_eq!(parse("port="), Err(PortQueryError::Empty));
         assert_eq!(
             parse("port=http"),
-            Err(BadPorts::NoNumber("http".to_owned()))
+            Err(PortQueryError::NotANumber("http".to_owned()))
         );
         assert_eq!(
             parse("port=65536"),
-            Err(BadPorts::NoNumber("65536".to_owned()))
+            Err(PortQueryError::NotANumber("65536".to_owned()))
         );
-        assert_eq!(parse("port=0"), Err(BadPorts::Zero("0".to_owned())));
+        assert_eq!(parse("port=0"), Err(PortQueryError::Zero("0".to_owned())));
         let many = vec!["port=1"; 128].join("&");
-        assert_eq!(parse(&many), Err(BadPorts::TooMany));
+        assert_eq!(parse(&many), Err(PortQueryError::TooMany));
     }
 }

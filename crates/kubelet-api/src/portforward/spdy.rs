@@ -1,4 +1,4 @@
-//! Port-forward over SPDY, be it raw or in a WebSocket: one connection for as many forwarded ones as the client likes.
+//! Port-forward over SPDY, raw or in a WebSocket: one connection carries any number of forwarded connections.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -10,30 +10,32 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::Pod;
-use super::pairs::{Added, Label, Pairs, Purpose};
-use super::relay::{to_client, to_pod};
-use crate::seam::PodSource;
-use crate::streams::{Commands, Gone, Incoming, Opened, Outgoing};
+use super::TargetPod;
+use super::pairs::{PairOutcome, StreamLabel, StreamPairs, StreamType};
+use super::relay::{copy_to_client, copy_to_pod};
+use crate::pod_source::PodSource;
+use crate::streams::{
+    CommandSender, ConnectionClosed, IncomingStream, OpenedStream, OutgoingStream,
+};
 
-/// How long a stream may wait for its other half.
-const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a stream waits for its counterpart.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Stream {
-    incoming: Incoming,
-    outgoing: Outgoing,
+    incoming: IncomingStream,
+    outgoing: OutgoingStream,
 }
 
 /// Forwards until the connection ends.
 pub(super) async fn run(
-    mut opened: mpsc::Receiver<Opened>,
-    commands: Commands,
-    pod: Pod,
+    mut opened: mpsc::Receiver<OpenedStream>,
+    commands: CommandSender,
+    pod: TargetPod,
     pods: Arc<dyn PodSource>,
 ) {
-    let mut pairs = Pairs::new();
+    let mut pairs = StreamPairs::new();
     let mut forwarding = JoinSet::new();
-    // When to give up on which request; all wait equally long, so the first is the next.
+    // Deadlines of incomplete requests. All have the same time-out, so the queue is sorted.
     let mut deadlines: VecDeque<(Instant, String)> = VecDeque::new();
     loop {
         let next = deadlines.front().map(|(deadline, _)| *deadline);
@@ -47,8 +49,8 @@ pub(super) async fn run(
             new = opened.recv() => {
                 let Some(new) = new else { return };
                 let outgoing = commands.outgoing(new.stream);
-                let Some(label) = Label::read(new.stream, &new.headers) else {
-                    tracing::debug!(headers = ?new.headers, "a client opened a stream that is no half of a connection");
+                let Some(label) = StreamLabel::read(new.stream, &new.headers) else {
+                    tracing::debug!(headers = ?new.headers, "client opened stream without valid port-forward headers");
                     let _ = outgoing.reset().await;
                     continue;
                 };
@@ -58,79 +60,85 @@ pub(super) async fn run(
                 let request = label.request.clone();
                 let stream = Stream { incoming: new.incoming, outgoing };
                 match pairs.add(label, stream) {
-                    Added::Waits => {
-                        deadlines.push_back((Instant::now() + CREATION_TIMEOUT, request));
+                    PairOutcome::Waiting => {
+                        deadlines.push_back((Instant::now() + PAIR_TIMEOUT, request));
                     }
-                    Added::Twice(stream) => {
+                    PairOutcome::Duplicate(stream) => {
                         let _ = stream.outgoing.reset().await;
                     }
-                    Added::Pair { port, data, error } => {
+                    PairOutcome::Pair { port, data, error } => {
                         forwarding.spawn(forward(pod.clone(), Arc::clone(&pods), port, data, error));
                     }
                 }
             }
             () = expired => {
                 if let Some((_, request)) = deadlines.pop_front()
-                    && let Some((purpose, stream)) = pairs.give_up(&request)
+                    && let Some((stream_type, stream)) = pairs.expire(&request)
                 {
-                    give_up(purpose, &stream, &request).await;
+                    expire(stream_type, &stream, &request).await;
                 }
             }
-            // Only to be rid of what is done.
+            // Reap finished tasks.
             Some(_) = forwarding.join_next() => {}
         }
     }
 }
 
-async fn give_up(purpose: Purpose, stream: &Stream, request: &str) {
-    if purpose == Purpose::Error {
-        let words = format!("(request={request}) timed out waiting for streams");
-        let _ = report(&stream.outgoing, words).await;
+async fn expire(stream_type: StreamType, stream: &Stream, request: &str) {
+    if stream_type == StreamType::Error {
+        let message = format!("(request={request}) timed out waiting for streams");
+        let _ = report(&stream.outgoing, message).await;
     }
     let _ = stream.outgoing.reset().await;
 }
 
-/// One forwarded connection.
-async fn forward(pod: Pod, pods: Arc<dyn PodSource>, port: u16, mut data: Stream, error: Stream) {
-    // A client that is gone takes the whole connection with it, so no failure here needs care.
+/// Serves one forwarded connection.
+async fn forward(
+    pod: TargetPod,
+    pods: Arc<dyn PodSource>,
+    port: u16,
+    mut data: Stream,
+    error: Stream,
+) {
+    // Errors mean that the client has disconnected, which ends everything.
     let _ = match connect(&pod, &*pods, port, &mut data, &error.outgoing).await {
         Ok(()) => Ok(()),
-        Err(words) => {
-            tracing::debug!(port, pod = pod.name, error = words, "forwarding failed");
-            let _ = report(&error.outgoing, pod.failure(port, &words)).await;
+        Err(message) => {
+            tracing::debug!(port, pod = pod.name, error = message, "forwarding failed");
+            let _ = report(&error.outgoing, pod.error_message(port, &message)).await;
             data.outgoing.reset().await
         }
     };
 }
 
 async fn connect(
-    pod: &Pod,
+    pod: &TargetPod,
     pods: &dyn PodSource,
     port: u16,
     data: &mut Stream,
-    error: &Outgoing,
+    error: &OutgoingStream,
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, port).await;
-    let connection = connected.map_err(|refusal| refusal.words)?;
+    let connection = connected.map_err(|error| error.message)?;
     let (read, write) = tokio::io::split(connection);
     let outgoing = &data.outgoing;
-    let there = async {
-        to_client(read, outgoing)
+    let pod_to_client = async {
+        copy_to_client(read, outgoing)
             .await
             .map_err(|error| error.to_string())?;
         let _ = outgoing.finish().await;
-        // kubectl closes its own end only after it has read that nothing went wrong.
+        // kubectl closes its end only after the error stream has ended.
         let _ = error.finish().await;
         Ok(())
     };
-    let back = async {
-        to_pod(&mut data.incoming, write).await;
+    let client_to_pod = async {
+        copy_to_pod(&mut data.incoming, write).await;
         Ok::<(), String>(())
     };
-    tokio::try_join!(there, back).map(|_| ())
+    tokio::try_join!(pod_to_client, client_to_pod).map(|_| ())
 }
 
-async fn report(error: &Outgoing, words: String) -> Result<(), Gone> {
-    error.send(Bytes::from(words)).await?;
+async fn report(error: &OutgoingStream, message: String) -> Result<(), ConnectionClosed> {
+    error.send(Bytes::from(message)).await?;
     error.finish().await
 }

@@ -1,4 +1,4 @@
-//! Forwarded connections as kubectl makes them.
+//! Port-forward with streams as kubectl opens them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::spdy::peer::{Client, Received};
+use crate::spdy::test_client::{Received, SpdyTestClient};
 use crate::testing::TestPods;
-use crate::websocket::peer::{client_frame, server_frame};
+use crate::websocket::test_frames::{client_frame, server_frame};
 
-fn pod() -> Pod {
-    Pod {
+fn pod() -> TargetPod {
+    TargetPod {
         name: "p".to_owned(),
         uid: "1234".to_owned(),
     }
@@ -21,7 +21,7 @@ fn pod() -> Pod {
 
 struct Forwarder {
     io: DuplexStream,
-    client: Client,
+    client: SpdyTestClient,
     received: Vec<Received>,
     pods: Arc<TestPods>,
     server: JoinHandle<()>,
@@ -31,24 +31,24 @@ impl Forwarder {
     fn start() -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
-        let limits = Limits::default();
+        let timeouts = StreamTimeouts::default();
         let server = serve_spdy(
             served,
-            Connection::new(),
-            limits,
+            SpdyConnection::new(),
+            timeouts,
             pod(),
             Arc::clone(&pods) as _,
         );
         Self {
             io,
-            client: Client::new(),
+            client: SpdyTestClient::new(),
             received: Vec::new(),
             pods,
             server: tokio::spawn(server),
         }
     }
 
-    /// Opens the two streams of a connection as kubectl does: the error stream, of which it closes its end, and the data.
+    /// Opens the streams of a connection as kubectl does: the error stream, whose client side it closes at once, and the data stream.
     async fn connect(&mut self, port: &str, request: &str) -> (u32, u32) {
         let with = |kind| [("streamtype", kind), ("port", port), ("requestid", request)];
         let (error, bytes) = self.client.open(&with("error"));
@@ -65,9 +65,9 @@ impl Forwarder {
         self.io.write_all(&bytes).await.unwrap();
     }
 
-    async fn until(&mut self, enough: impl Fn(&[Received]) -> bool) {
+    async fn until(&mut self, condition: impl Fn(&[Received]) -> bool) {
         let mut buffer = [0; 4096];
-        while !enough(&self.received) {
+        while !condition(&self.received) {
             let read = timeout(Duration::from_secs(60), self.io.read(&mut buffer));
             let count = read.await.unwrap().unwrap();
             assert_ne!(count, 0, "the connection ended: {:?}", self.received);
@@ -75,9 +75,9 @@ impl Forwarder {
         }
     }
 
-    fn data(&self, wanted: u32) -> Vec<u8> {
+    fn data(&self, id: u32) -> Vec<u8> {
         let bytes = self.received.iter().map(|received| match received {
-            Received::Data { stream, bytes } if *stream == wanted => &bytes[..],
+            Received::Data { stream, bytes } if *stream == id => &bytes[..],
             _ => &[],
         });
         bytes.collect::<Vec<_>>().concat()
@@ -85,7 +85,7 @@ impl Forwarder {
 }
 
 #[tokio::test]
-async fn bytes_go_there_and_back_and_both_ends_are_heard() {
+async fn bytes_are_forwarded_both_ways_until_closed() {
     let mut forwarder = Forwarder::start();
     let (data, error) = forwarder.connect("7", "0").await;
     forwarder.send(data, b"hello", false).await;
@@ -100,7 +100,7 @@ async fn bytes_go_there_and_back_and_both_ends_are_heard() {
 }
 
 #[tokio::test]
-async fn a_pod_that_closes_first_is_heard_before_the_client_closes() {
+async fn close_by_the_pod_reaches_the_client() {
     let mut forwarder = Forwarder::start();
     let (data, error) = forwarder.connect("80", "0").await;
     forwarder
@@ -113,7 +113,7 @@ async fn a_pod_that_closes_first_is_heard_before_the_client_closes() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_told_and_harms_no_other() {
+async fn refused_connection_does_not_affect_others() {
     let mut forwarder = Forwarder::start();
     let (data, error) = forwarder.connect("9", "0").await;
     forwarder
@@ -122,8 +122,8 @@ async fn a_refused_connection_is_told_and_harms_no_other() {
     forwarder
         .until(|received| received.contains(&Received::Finished(error)))
         .await;
-    let words = b"error forwarding port 9 to pod p, uid 1234: connection refused";
-    assert_eq!(forwarder.data(error), words);
+    let message = b"error forwarding port 9 to pod p, uid 1234: connection refused";
+    assert_eq!(forwarder.data(error), message);
     let (data, _) = forwarder.connect("80", "1").await;
     forwarder
         .until(|received| received.contains(&Received::Finished(data)))
@@ -132,7 +132,7 @@ async fn a_refused_connection_is_told_and_harms_no_other() {
 }
 
 #[tokio::test]
-async fn many_connections_share_one() {
+async fn many_connections_share_one_client_connection() {
     let mut forwarder = Forwarder::start();
     let mut streams = Vec::new();
     for request in 0..100 {
@@ -154,7 +154,7 @@ async fn many_connections_share_one() {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_ends_all_connections() {
+async fn disconnect_ends_all_connections() {
     let mut forwarder = Forwarder::start();
     forwarder.connect("1", "0").await;
     forwarder.connect("7", "1").await;
@@ -172,7 +172,7 @@ async fn a_client_that_vanishes_ends_all_connections() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_connection_is_given_up() {
+async fn incomplete_stream_pair_times_out() {
     let mut forwarder = Forwarder::start();
     let headers = [("streamtype", "error"), ("port", "7"), ("requestid", "0")];
     let (error, bytes) = forwarder.client.open(&headers);
@@ -187,7 +187,7 @@ async fn half_a_connection_is_given_up() {
 }
 
 #[tokio::test]
-async fn streams_that_say_nothing_useful_are_reset() {
+async fn streams_without_valid_headers_are_reset() {
     let mut forwarder = Forwarder::start();
     let (stream, bytes) = forwarder.client.open(&[("streamtype", "data")]);
     forwarder.io.write_all(&bytes).await.unwrap();
@@ -197,11 +197,11 @@ async fn streams_that_say_nothing_useful_are_reset() {
 }
 
 #[tokio::test]
-async fn channels_begin_with_their_ports() {
+async fn channels_start_with_their_port_number() {
     let (mut io, served) = duplex(16 * 1024);
     let pods = Arc::new(TestPods::default());
-    let (limits, ports) = (Limits::default(), vec![80, 9]);
-    let server = serve_channels(served, Encoding::Binary, limits, ports, pod(), pods);
+    let (timeouts, ports) = (StreamTimeouts::default(), vec![80, 9]);
+    let server = serve_channels(served, Encoding::Binary, timeouts, ports, pod(), pods);
     let server = tokio::spawn(server);
     let mut bytes = Vec::new();
     timeout(Duration::from_secs(20), io.read_to_end(&mut bytes))
@@ -218,8 +218,8 @@ async fn channels_begin_with_their_ports() {
         [[0, 80, 0], [1, 80, 0], [2, 9, 0], [3, 9, 0]]
     );
     assert!(messages.contains(&b"\x00hello".to_vec()));
-    let words = b"\x03error forwarding port 9 to pod p, uid 1234: connection refused";
-    assert!(messages.contains(&words.to_vec()));
+    let message = b"\x03error forwarding port 9 to pod p, uid 1234: connection refused";
+    assert!(messages.contains(&message.to_vec()));
     io.write_all(&client_frame(0x88, &[3, 0xe8])).await.unwrap();
     drop(io);
     server.await.unwrap();

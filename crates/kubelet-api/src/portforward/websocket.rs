@@ -1,17 +1,17 @@
-//! Port-forward over WebSocket channels: two for each port that the query names, one connection for each port.
+//! Port-forward over WebSocket channels: two channels and one connection for each port in the query.
 
 use std::future::pending;
 
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::Pod;
-use super::relay::{to_client, to_pod};
-use crate::seam::PodSource;
-use crate::streams::{Commands, Driver, Incoming, Outgoing};
+use super::TargetPod;
+use super::relay::{copy_to_client, copy_to_pod};
+use crate::pod_source::PodSource;
+use crate::streams::{CommandSender, IncomingStream, OutgoingStream, StreamDriver};
 use crate::websocket::{Channels, Encoding};
 
-/// A client that names no protocol speaks the newest one in binary.
+/// Supported protocols. A client that names none uses the binary one.
 pub(super) const PROTOCOLS: &[(&str, Encoding)] = &[
     ("v4.channel.k8s.io", Encoding::Binary),
     ("v4.base64.channel.k8s.io", Encoding::Base64),
@@ -21,30 +21,30 @@ pub(super) const PROTOCOLS: &[(&str, Encoding)] = &[
 /// The channels of a port.
 pub(super) struct PortChannels {
     port: u16,
-    incoming: Incoming,
-    data: Outgoing,
-    error: Outgoing,
+    incoming: IncomingStream,
+    data: OutgoingStream,
+    error: OutgoingStream,
 }
 
 pub(super) fn channels(
-    driver: &mut Driver<Channels>,
-    commands: &Commands,
+    driver: &mut StreamDriver<Channels>,
+    commands: &CommandSender,
     ports: &[u16],
 ) -> Vec<PortChannels> {
     let numbered = ports.iter().zip((0..).step_by(2));
     numbered
         .map(|(port, first)| PortChannels {
             port: *port,
-            incoming: driver.expect(first),
+            incoming: driver.register(first),
             data: commands.outgoing(first),
             error: commands.outgoing(first + 1),
         })
         .collect()
 }
 
-/// Forwards until all pods' ends are closed, or the client is gone.
-pub(super) async fn run(channels: Vec<PortChannels>, pod: Pod, pods: &dyn PodSource) {
-    // Each channel begins with its port, before anything of any other.
+/// Forwards until the pod has closed all connections, or the client disconnects.
+pub(super) async fn run(channels: Vec<PortChannels>, pod: TargetPod, pods: &dyn PodSource) {
+    // Upstream sends the port on every channel before any data.
     for channel in &channels {
         let port = Bytes::copy_from_slice(&channel.port.to_le_bytes());
         for outgoing in [&channel.data, &channel.error] {
@@ -62,30 +62,30 @@ pub(super) async fn run(channels: Vec<PortChannels>, pod: Pod, pods: &dyn PodSou
     .await;
 }
 
-async fn forward(mut channels: PortChannels, pod: &Pod, pods: &dyn PodSource) {
+async fn forward(mut channels: PortChannels, pod: &TargetPod, pods: &dyn PodSource) {
     let port = channels.port;
-    if let Err(words) = connect(&mut channels, pod, pods).await {
-        tracing::debug!(port, pod = pod.name, error = words, "forwarding failed");
-        let words = pod.failure(port, &words);
-        let _ = channels.error.send(Bytes::from(words)).await;
+    if let Err(message) = connect(&mut channels, pod, pods).await {
+        tracing::debug!(port, pod = pod.name, error = message, "forwarding failed");
+        let message = pod.error_message(port, &message);
+        let _ = channels.error.send(Bytes::from(message)).await;
     }
 }
 
 async fn connect(
     channels: &mut PortChannels,
-    pod: &Pod,
+    pod: &TargetPod,
     pods: &dyn PodSource,
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, channels.port).await;
-    let connection = connected.map_err(|refusal| refusal.words)?;
+    let connection = connected.map_err(|error| error.message)?;
     let (read, write) = tokio::io::split(connection);
-    let back = async {
-        to_pod(&mut channels.incoming, write).await;
-        // The client can't say that it is done with one channel, so only the pod's end is an end.
+    let client_to_pod = async {
+        copy_to_pod(&mut channels.incoming, write).await;
+        // The protocol has no way for the client to close one channel, so only the pod ends the connection.
         pending::<()>().await;
     };
     tokio::select! {
-        there = to_client(read, &channels.data) => there.map_err(|error| error.to_string()),
-        () = back => Ok(()),
+        result = copy_to_client(read, &channels.data) => result.map_err(|error| error.to_string()),
+        () = client_to_pod => Ok(()),
     }
 }

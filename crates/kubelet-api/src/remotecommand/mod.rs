@@ -1,8 +1,8 @@
-//! `/exec` and `/attach`: a process in a container, and a client's streams to it.
+//! `/exec` and `/attach`: connects a client's streams to a process in a container.
 //!
-//! This file decides whether there may be a session and what carries it. `options.rs` reads the query; `spdy.rs` and
-//! `websocket.rs` make a client's streams out of what its protocol has; `session.rs` joins them with those of the process;
-//! `status.rs` tells the end. `run.rs` is `/run`, the same without streams.
+//! This file checks the request and upgrades the connection. `options.rs` parses the query; `spdy.rs` and
+//! `websocket.rs` map the protocol's streams to stdin, stdout, stderr, resize and error; `session.rs` copies between them and the process;
+//! `status.rs` formats the exit status. `run.rs` is `/run`: a command without streams.
 
 mod options;
 mod resize;
@@ -25,124 +25,144 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::options::Options;
+use self::options::RemoteCommandOptions;
 pub(crate) use self::run::run;
-use crate::lookup::{find_pod, has_terminal, is_running};
-use crate::routes::Api;
-use crate::seam::{AttachOptions, ExecOptions, NoSession, PodSource, Session, Streams};
-use crate::spdy::Connection;
-use crate::streams::{Driver, Ended, Limits};
-use crate::upgrade::{NoUpgrade, accept_spdy};
+use crate::pod_lookup::{find_pod, has_tty, is_running};
+use crate::pod_source::{
+    AttachOptions, ContainerSession, ExecOptions, PodSource, RequestedStreams, SessionError,
+};
+use crate::routes::ApiState;
+use crate::spdy::SpdyConnection;
+use crate::streams::{ConnectionEnd, StreamDriver, StreamTimeouts};
+use crate::upgrade::{UpgradeError, accept_spdy};
 use crate::websocket::{accept, is_websocket};
 
-/// What is asked for.
+/// Which endpoint a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RemoteCommandKind {
     Exec,
     Attach,
 }
 
-/// The container that a path names.
+/// The path parameters of a request.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct ContainerPath {
     namespace: String,
     pod: String,
     uid: Option<String>,
     container: String,
 }
 
-/// Why a request is answered with an error; the words are upstream's.
+/// Why a request is rejected; the messages are upstream's.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum RemoteCommandError {
     #[error(transparent)]
-    NoStreams(#[from] options::NoStreams),
+    NoStreamRequested(#[from] options::NoStreamRequested),
     #[error("pod does not exist")]
     NoPod,
     #[error("container not found ({container:?})")]
-    NotRunning { container: String },
+    NotRunningForExec { container: String },
     #[error("container {container} not found in pod {pod}_{namespace}")]
-    NotAttachable {
+    NotRunningForAttach {
         container: String,
         pod: String,
         namespace: String,
     },
     #[error("tty and stderr cannot both be true")]
-    TerminalAndStderr,
+    TtyAndStderr,
     #[error("you must specify at least one command for the container")]
     NoCommand,
     #[error(transparent)]
-    NoUpgrade(#[from] NoUpgrade),
+    Upgrade(#[from] UpgradeError),
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for RemoteCommandError {
     fn into_response(self) -> Response {
         let code = match self {
-            Self::NoUpgrade(refusal) => return refusal.into_response(),
-            Self::NoStreams(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
+            Self::Upgrade(error) => return error.into_response(),
+            Self::NoStreamRequested(_) | Self::NoCommand => StatusCode::BAD_REQUEST,
             Self::NoPod => StatusCode::NOT_FOUND,
-            Self::NotRunning { .. } | Self::NotAttachable { .. } | Self::TerminalAndStderr => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            Self::NotRunningForExec { .. }
+            | Self::NotRunningForAttach { .. }
+            | Self::TtyAndStderr => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (code, self.to_string()).into_response()
     }
 }
 
-/// The endpoint `/exec`.
+/// `/exec/…`
 pub(crate) async fn exec(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     request: Request,
 ) -> Response {
-    answer(Kind::Exec, &api, target, request)
+    handle(RemoteCommandKind::Exec, &api, target, request)
 }
 
-/// The endpoint `/attach`.
+/// `/attach/…`
 pub(crate) async fn attach(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     request: Request,
 ) -> Response {
-    answer(Kind::Attach, &api, target, request)
+    handle(RemoteCommandKind::Attach, &api, target, request)
 }
 
-fn answer(kind: Kind, api: &Api, target: Target, request: Request) -> Response {
-    let agreed = agree(kind, api, target, &request);
-    agreed
-        .and_then(|session| session.upgrade(api, request))
+fn handle(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: ContainerPath,
+    request: Request,
+) -> Response {
+    let checked = check_request(kind, api, target, &request);
+    checked
+        .and_then(|checked| checked.upgrade(api, request))
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Checks everything that can be checked before the connection is upgraded.
-fn agree(kind: Kind, api: &Api, target: Target, request: &Request) -> Result<Agreed, Refusal> {
+/// Checks a request as far as possible before the upgrade.
+fn check_request(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: ContainerPath,
+    request: &Request,
+) -> Result<CheckedRequest, RemoteCommandError> {
     let options = options::parse(request.uri().query().unwrap_or_default())?;
-    let (pod, uid) = find(kind, api, &target)?;
-    if kind == Kind::Exec && options.command.is_empty() {
-        return Err(Refusal::NoCommand);
+    let (pod, uid) = find_running(kind, api, &target)?;
+    if kind == RemoteCommandKind::Exec && options.command.is_empty() {
+        return Err(RemoteCommandError::NoCommand);
     }
-    let has_terminal = has_terminal(&pod, &target.container);
-    if kind == Kind::Attach && has_terminal && options.streams.stderr {
-        return Err(Refusal::TerminalAndStderr);
+    let has_tty = has_tty(&pod, &target.container);
+    if kind == RemoteCommandKind::Attach && has_tty && options.streams.stderr {
+        return Err(RemoteCommandError::TtyAndStderr);
     }
-    Ok(Agreed {
+    Ok(CheckedRequest {
         kind,
         uid,
-        has_terminal,
+        has_tty,
         container: target.container,
         options,
     })
 }
 
-/// The pod and its uid, if the container that a path names runs.
-fn find(kind: Kind, api: &Api, target: &Target) -> Result<(Arc<Pod>, String), Refusal> {
-    let pod = find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(Refusal::NoPod)?;
+/// The pod and its uid, if the container is running.
+fn find_running(
+    kind: RemoteCommandKind,
+    api: &ApiState,
+    target: &ContainerPath,
+) -> Result<(Arc<Pod>, String), RemoteCommandError> {
+    let pod =
+        find_pod(&*api.pods, &target.namespace, &target.pod).ok_or(RemoteCommandError::NoPod)?;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    let other_pod = target.uid.as_ref().is_some_and(|wanted| *wanted != uid);
-    if other_pod || !is_running(&pod, &target.container) {
+    let uid_differs = target
+        .uid
+        .as_ref()
+        .is_some_and(|requested| *requested != uid);
+    if uid_differs || !is_running(&pod, &target.container) {
         let container = target.container.clone();
         return Err(match kind {
-            Kind::Exec => Refusal::NotRunning { container },
-            Kind::Attach => Refusal::NotAttachable {
+            RemoteCommandKind::Exec => RemoteCommandError::NotRunningForExec { container },
+            RemoteCommandKind::Attach => RemoteCommandError::NotRunningForAttach {
                 container,
                 pod: target.pod.clone(),
                 namespace: target.namespace.clone(),
@@ -152,46 +172,53 @@ fn find(kind: Kind, api: &Api, target: &Target) -> Result<(Arc<Pod>, String), Re
     Ok((pod, uid))
 }
 
-/// A session that nothing speaks against.
-struct Agreed {
-    kind: Kind,
+/// A request that has passed all checks.
+struct CheckedRequest {
+    kind: RemoteCommandKind,
     uid: String,
     container: String,
-    has_terminal: bool,
-    options: Options,
+    has_tty: bool,
+    options: RemoteCommandOptions,
 }
 
-impl Agreed {
-    fn upgrade(self, api: &Api, mut request: Request) -> Result<Response, Refusal> {
+impl CheckedRequest {
+    fn upgrade(self, api: &ApiState, mut request: Request) -> Result<Response, RemoteCommandError> {
         let on_upgrade = request.extensions_mut().remove::<OnUpgrade>();
         let headers = request.headers();
-        let wanted = self.options.streams;
+        let requested = self.options.streams;
         if is_websocket(headers) {
-            let accepted =
-                accept(request.method(), headers, websocket::PROTOCOLS).map_err(NoUpgrade::from)?;
-            let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-            let (version, limits) = (accepted.meaning, api.limits);
+            let accepted = accept(request.method(), headers, websocket::PROTOCOLS)
+                .map_err(UpgradeError::from)?;
+            let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
+            let (version, timeouts) = (accepted.protocol, api.timeouts);
             let pods = Arc::clone(&api.pods);
             let serve = move |io| async move {
-                serve_websocket(io, limits, wanted, version, self, pods).await;
+                serve_websocket(io, timeouts, requested, version, self, pods).await;
             };
-            return Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve));
+            return Ok(api
+                .upgrades
+                .switch_protocols(on_upgrade, accepted.headers, serve));
         }
         let accepted = accept_spdy(headers, spdy::PROTOCOLS)?;
-        let on_upgrade = on_upgrade.ok_or(NoUpgrade::Impossible)?;
-        let (version, limits) = (accepted.meaning, api.limits);
+        let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
+        let (version, timeouts) = (accepted.protocol, api.timeouts);
         let pods = Arc::clone(&api.pods);
         let serve = move |io| async move {
-            serve_spdy(io, limits, wanted, version, self, pods).await;
+            serve_spdy(io, timeouts, requested, version, self, pods).await;
         };
-        Ok(api.upgrades.switch(on_upgrade, accepted.headers, serve))
+        Ok(api
+            .upgrades
+            .switch_protocols(on_upgrade, accepted.headers, serve))
     }
 
-    /// Asks the kubelet for the session.
-    fn start(self, pods: &dyn PodSource) -> BoxFuture<'static, Result<Session, NoSession>> {
+    /// Starts the session in the container.
+    fn start(
+        self,
+        pods: &dyn PodSource,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         let (container, streams) = (self.container, self.options.streams);
         match self.kind {
-            Kind::Exec => {
+            RemoteCommandKind::Exec => {
                 let command = self.options.command;
                 let options = ExecOptions {
                     container,
@@ -200,10 +227,10 @@ impl Agreed {
                 };
                 pods.exec(&self.uid, options)
             }
-            Kind::Attach => {
-                // Whether there is a terminal is not the client's choice.
-                let tty = self.has_terminal;
-                let streams = Streams { tty, ..streams };
+            RemoteCommandKind::Attach => {
+                // The container's spec decides about the terminal, not the client.
+                let tty = self.has_tty;
+                let streams = RequestedStreams { tty, ..streams };
                 pods.attach(&self.uid, AttachOptions { container, streams })
             }
         }
@@ -212,51 +239,51 @@ impl Agreed {
 
 async fn serve_websocket(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: Limits,
-    wanted: Streams,
-    version: websocket::Version,
-    agreed: Agreed,
+    timeouts: StreamTimeouts,
+    requested: RequestedStreams,
+    version: websocket::ChannelVersion,
+    checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(websocket::protocol(version), limits);
-    let client = websocket::streams(&mut driver, &commands, wanted, version);
+    let (mut driver, commands) = StreamDriver::new(websocket::protocol(version), timeouts);
+    let client = websocket::streams(&mut driver, &commands, requested, version);
     drop(commands);
-    let kind = agreed.kind;
+    let kind = checked.kind;
     let session = async {
-        if websocket::greet(&client).await.is_ok() {
-            session::run(kind, client, agreed.start(&*pods)).await;
+        if websocket::send_initial_message(&client).await.is_ok() {
+            session::run(kind, client, checked.start(&*pods)).await;
         }
     };
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
 async fn serve_spdy(
     io: impl AsyncRead + AsyncWrite + Send,
-    limits: Limits,
-    wanted: Streams,
-    version: spdy::Version,
-    agreed: Agreed,
+    timeouts: StreamTimeouts,
+    requested: RequestedStreams,
+    version: spdy::SpdyVersion,
+    checked: CheckedRequest,
     pods: Arc<dyn PodSource>,
 ) {
-    let (mut driver, commands) = Driver::new(Connection::new(), limits);
+    let (mut driver, commands) = StreamDriver::new(SpdyConnection::new(), timeouts);
     let opened = driver.opened();
-    let kind = agreed.kind;
+    let kind = checked.kind;
     let session = async {
-        match spdy::streams(opened, &commands, wanted, version).await {
+        match spdy::streams(opened, &commands, requested, version).await {
             Ok(client) => {
-                session::run(kind, client, agreed.start(&*pods)).await;
+                session::run(kind, client, checked.start(&*pods)).await;
             }
-            Err(error) => tracing::debug!(%error, "a session has no streams"),
+            Err(error) => tracing::debug!(%error, "client did not open its streams"),
         }
         drop(commands);
     };
-    until_either_ends(driver.run(io), session).await;
+    run_until_either_ends(driver.run(io), session).await;
 }
 
-/// Runs a session on its connection. A connection that ends takes the session with it; a session that ends drops its
-/// commands, and so the connection ends in order.
-pub(crate) async fn until_either_ends(
-    connection: impl Future<Output = Ended>,
+/// Runs a session on its connection. If the connection ends first, the session is dropped. If the session ends first, it drops its
+/// [`CommandSender`](crate::streams::CommandSender), and the connection closes in order.
+pub(crate) async fn run_until_either_ends(
+    connection: impl Future<Output = ConnectionEnd>,
     session: impl Future<Output = ()>,
 ) {
     let mut connection = std::pin::pin!(connection);
@@ -264,5 +291,5 @@ pub(crate) async fn until_either_ends(
         ended = &mut connection => ended,
         () = session => connection.await,
     };
-    tracing::debug!(why = %ended, "a connection with streams ended");
+    tracing::debug!(reason = %ended, "stream connection ended");
 }

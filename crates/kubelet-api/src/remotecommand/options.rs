@@ -1,20 +1,20 @@
-//! The query of exec and attach, in the kubelet's own names.
+//! The query parameters of exec and attach.
 
-use crate::seam::Streams;
+use crate::pod_source::RequestedStreams;
 
-/// What a client wants.
+/// The streams and the command that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Options {
-    pub(super) streams: Streams,
+pub(super) struct RemoteCommandOptions {
+    pub(super) streams: RequestedStreams,
     pub(super) command: Vec<String>,
 }
 
-/// No stream at all is wanted; the words are upstream's.
+/// The client requests no stream; the message is upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("you must specify at least 1 of stdin, stdout, stderr")]
-pub(super) struct NoStreams;
+pub(super) struct NoStreamRequested;
 
-pub(super) fn parse(query: &str) -> Result<Options, NoStreams> {
+pub(super) fn parse(query: &str) -> Result<RemoteCommandOptions, NoStreamRequested> {
     let mut command = Vec::new();
     let (mut stdin, mut stdout, mut stderr, mut tty) = (None, None, None, None);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -29,21 +29,21 @@ pub(super) fn parse(query: &str) -> Result<Options, NoStreams> {
             "tty" => &mut tty,
             _ => continue,
         };
-        // The first one counts, and only this is a yes.
+        // Like upstream: only the first value counts, and only "1" is true.
         flag.get_or_insert(value == "1");
     }
     let [stdin, stdout, stderr, tty] = [stdin, stdout, stderr, tty].map(|flag| flag == Some(true));
-    let streams = Streams {
+    let streams = RequestedStreams {
         stdin,
         stdout,
-        // A terminal has one output.
+        // A terminal merges stdout and stderr.
         stderr: stderr && !tty,
         tty,
     };
     if !(streams.stdin || streams.stdout || streams.stderr) {
-        return Err(NoStreams);
+        return Err(NoStreamRequested);
     }
-    Ok(Options { streams, command })
+    Ok(RemoteCommandOptions { streams, command })
 }
 
 #[cfg(test)]
@@ -51,11 +51,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_query_of_the_api_server_is_read() {
+    fn parses_query_of_the_api_server() {
         let options = parse("command=sh&command=-c&command=echo+a%26b&error=1&input=1&output=1");
         let options = options.unwrap();
         assert_eq!(options.command, ["sh", "-c", "echo a&b"]);
-        let streams = Streams {
+        let streams = RequestedStreams {
             stdin: true,
             stdout: true,
             stderr: true,
@@ -65,15 +65,15 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_has_one_output() {
+    fn tty_disables_stderr() {
         let streams = parse("tty=1&error=1&output=1").unwrap().streams;
         assert!(streams.tty && streams.stdout && !streams.stderr);
-        assert_eq!(parse("tty=1&error=1"), Err(NoStreams));
+        assert_eq!(parse("tty=1&error=1"), Err(NoStreamRequested));
     }
 
     #[test]
-    fn only_a_one_is_a_yes() {
-        assert_eq!(parse("input=true&output=0&error="), Err(NoStreams));
-        assert_eq!(parse("output=0&output=1"), Err(NoStreams));
+    fn only_the_value_one_is_true() {
+        assert_eq!(parse("input=true&output=0&error="), Err(NoStreamRequested));
+        assert_eq!(parse("output=0&output=1"), Err(NoStreamRequested));
     }
 }

@@ -1,24 +1,24 @@
-//! New sizes of a client's terminal: JSON objects, one after the other.
+//! The resize stream: a sequence of JSON objects with the size of the client's terminal.
 
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::seam::TerminalSize;
-use crate::streams::Incoming;
+use crate::pod_source::TerminalSize;
+use crate::streams::IncomingStream;
 
-/// An object that is larger than this is none.
+/// Limit for one object, in bytes.
 const MAX_OBJECT: usize = 4 * 1024;
 
-/// Hands on the sizes that the client sends, until it sends something else.
-pub(super) async fn forward(mut incoming: Incoming, sizes: mpsc::Sender<TerminalSize>) {
+/// Forwards terminal sizes until the stream ends or contains something else.
+pub(super) async fn forward(mut incoming: IncomingStream, sizes: mpsc::Sender<TerminalSize>) {
     let mut text = Vec::new();
     while let Some(bytes) = incoming.next().await {
         text.extend_from_slice(&bytes);
-        let Some(read) = parse(&mut text) else {
-            tracing::debug!("a client's resize stream is no JSON");
+        let Some(parsed) = parse(&mut text) else {
+            tracing::debug!("invalid JSON on resize stream");
             return;
         };
-        for size in read {
+        for size in parsed {
             if sizes.send(size).await.is_err() {
                 return;
             }
@@ -26,7 +26,7 @@ pub(super) async fn forward(mut incoming: Incoming, sizes: mpsc::Sender<Terminal
     }
 }
 
-/// Takes all whole objects off `text`; nothing if it can't become one.
+/// Removes all complete objects from `text`. `None` if the text is invalid.
 fn parse(text: &mut Vec<u8>) -> Option<Vec<TerminalSize>> {
     let mut objects = serde_json::Deserializer::from_slice(text).into_iter::<Value>();
     let mut sizes = Vec::new();
@@ -43,7 +43,7 @@ fn parse(text: &mut Vec<u8>) -> Option<Vec<TerminalSize>> {
     (text.len() <= MAX_OBJECT).then_some(sizes)
 }
 
-/// What is missing is 0, as Go reads it.
+/// A missing field is 0, as in Go.
 fn size(object: &Value) -> TerminalSize {
     let number = |name: &str| {
         let number = object[name].as_u64().unwrap_or_default();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_as_they_come() {
+    fn sizes_are_parsed_incrementally() {
         let mut text = br#"{"Width":80,"Height":24}"#.to_vec();
         text.extend(b"\n{\"Width\":100,\"Hei");
         assert_eq!(parse(&mut text), Some(vec![size_of(80, 24)]));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_ends_it() {
+    fn invalid_or_endless_text_ends_the_stream() {
         assert_eq!(parse(&mut b"hello".to_vec()), None);
         let mut endless = vec![b'['; MAX_OBJECT + 1];
         assert_eq!(parse(&mut endless), None);

@@ -1,24 +1,24 @@
-//! `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=WORDS`: a command's output in one answer, for callers without streams.
+//! `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=COMMAND`: runs a command and responds with its output.
 //!
-//! Nothing of Kubernetes asks for it any more, but upstream's kubelets have it still, and so do the tools that are written for them.
+//! Kubernetes itself does not use it any more, but upstream's kubelet still has it, and so some tools rely on it.
 
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::io::AsyncReadExt;
 
-use super::{Kind, Refusal, Target, find};
-use crate::routes::Api;
-use crate::seam::{ByteReader, ExecOptions, Exit, Streams};
+use super::{ContainerPath, RemoteCommandError, RemoteCommandKind, find_running};
+use crate::pod_source::{ByteReader, ExecOptions, RequestedStreams, SessionExit};
+use crate::routes::ApiState;
 
-/// More of an output is read and thrown away, as runtimes do for upstream's kubelets.
+/// Limit for each output stream. The rest is discarded, as container runtimes do for upstream's kubelet.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
-const READ: usize = 32 * 1024;
+const READ_SIZE: usize = 32 * 1024;
 
 /// The endpoint.
 pub(crate) async fn run(
-    State(api): State<Api>,
-    Path(target): Path<Target>,
+    State(api): State<ApiState>,
+    Path(target): Path<ContainerPath>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = query.unwrap_or_default();
@@ -26,60 +26,68 @@ pub(crate) async fn run(
     let command = values.find(|(name, _)| name == "cmd");
     let command = command.map(|(_, value)| value).unwrap_or_default();
     if command.is_empty() {
-        return Refusal::NoCommand.into_response();
+        return RemoteCommandError::NoCommand.into_response();
     }
-    // It knows no quotes, and never did.
+    // Like upstream: split at spaces, without quoting.
     let command = command.split(' ').map(str::to_owned).collect();
-    match find(Kind::Exec, &api, &target) {
-        Ok((_, uid)) => output(&api, &uid, target.container, command).await,
-        Err(refusal) => refusal.into_response(),
+    match find_running(RemoteCommandKind::Exec, &api, &target) {
+        Ok((_, uid)) => run_command(&api, &uid, target.container, command).await,
+        Err(error) => error.into_response(),
     }
 }
 
-async fn output(api: &Api, uid: &str, container: String, command: Vec<String>) -> Response {
-    let failed = |words: String| (StatusCode::INTERNAL_SERVER_ERROR, words).into_response();
+async fn run_command(
+    api: &ApiState,
+    uid: &str,
+    container: String,
+    command: Vec<String>,
+) -> Response {
+    let failed = |message: String| (StatusCode::INTERNAL_SERVER_ERROR, message).into_response();
     let name = command.join(" ");
     let options = ExecOptions {
         container,
         command,
-        streams: Streams {
+        streams: RequestedStreams {
             stdout: true,
             stderr: true,
-            ..Streams::default()
+            ..RequestedStreams::default()
         },
     };
     let session = match api.pods.exec(uid, options).await {
         Ok(session) => session,
-        Err(refusal) => return failed(refusal.words),
+        Err(error) => return failed(error.message),
     };
-    let (exit, mut output, errors) =
-        tokio::join!(session.exit, all(session.stdout), all(session.stderr));
+    let (exit, mut output, errors) = tokio::join!(
+        session.exit,
+        read_limited(session.stdout),
+        read_limited(session.stderr)
+    );
     match exit {
-        Exit::Code(0) => {
+        SessionExit::Code(0) => {
             output.extend(errors);
-            // Upstream's type of whatever the command wrote.
+            // Upstream's content type, whatever the command wrote.
             ([(header::CONTENT_TYPE, "application/json")], output).into_response()
         }
-        Exit::Code(code) => {
+        SessionExit::Code(code) => {
             let errors = String::from_utf8_lossy(&errors);
             failed(format!("command '{name}' exited with {code}: {errors}"))
         }
-        Exit::Failed(words) => failed(words),
+        SessionExit::Failed(message) => failed(message),
     }
 }
 
-/// The beginning of an output, which is read to its end.
-async fn all(from: Option<ByteReader>) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let Some(mut from) = from else { return kept };
-    let mut block = Vec::with_capacity(READ);
-    // An output that breaks has ended.
+/// Reads a stream to its end, and returns at most [`MAX_OUTPUT`] bytes of it.
+async fn read_limited(from: Option<ByteReader>) -> Vec<u8> {
+    let mut output = Vec::new();
+    let Some(mut from) = from else { return output };
+    let mut block = Vec::with_capacity(READ_SIZE);
+    // An error ends the stream too.
     while let Ok(1..) = from.read_buf(&mut block).await {
-        let room = MAX_OUTPUT - kept.len();
-        kept.extend_from_slice(&block[..block.len().min(room)]);
+        let room = MAX_OUTPUT - output.len();
+        output.extend_from_slice(&block[..block.len().min(room)]);
         block.clear();
     }
-    kept
+    output
 }
 
 #[cfg(test)]
@@ -90,58 +98,61 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::streams::Limits;
+    use crate::streams::StreamTimeouts;
     use crate::testing::TestPods;
-    use crate::upgrade::Upgrades;
+    use crate::upgrade::UpgradedConnections;
 
-    async fn asked(container: &str, query: &str) -> (u16, Vec<u8>) {
-        let api = Api {
+    async fn post_run(container: &str, query: &str) -> (u16, Vec<u8>) {
+        let api = ApiState {
             pods: Arc::new(TestPods::default()),
-            limits: Limits::default(),
-            upgrades: Upgrades::new(CancellationToken::new()),
+            timeouts: StreamTimeouts::default(),
+            upgrades: UpgradedConnections::new(CancellationToken::new()),
         };
-        let target = Target {
+        let target = ContainerPath {
             namespace: "default".to_owned(),
             pod: "p".to_owned(),
             uid: None,
             container: container.to_owned(),
         };
-        let answer = run(State(api), Path(target), RawQuery(Some(query.to_owned()))).await;
-        let code = answer.status().as_u16();
-        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        let response = run(State(api), Path(target), RawQuery(Some(query.to_owned()))).await;
+        let code = response.status().as_u16();
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
         (code, body.to_vec())
     }
 
-    async fn words(container: &str, query: &str) -> (u16, String) {
-        let (code, body) = asked(container, query).await;
+    async fn post_run_text(container: &str, query: &str) -> (u16, String) {
+        let (code, body) = post_run(container, query).await;
         (code, String::from_utf8(body).unwrap())
     }
 
     #[tokio::test]
-    async fn output_or_failure_is_the_answer() {
-        assert_eq!(asked("c", "cmd=zeros+5").await, (200, vec![0; 5]));
-        let (code, body) = asked("c", "cmd=zeros+20000000").await;
+    async fn responds_with_output_or_failure() {
+        assert_eq!(post_run("c", "cmd=zeros+5").await, (200, vec![0; 5]));
+        let (code, body) = post_run("c", "cmd=zeros+20000000").await;
         assert_eq!((code, body.len()), (200, MAX_OUTPUT));
         assert_eq!(
-            words("c", "cmd=both").await,
+            post_run_text("c", "cmd=both").await,
             (500, "command 'both' exited with 3: err".to_owned())
         );
         assert_eq!(
-            words("c", "cmd=nonsense").await,
+            post_run_text("c", "cmd=nonsense").await,
             (500, "nonsense: not found".to_owned())
         );
         assert_eq!(
-            words("c", "cmd=broken").await,
-            (500, "the sandbox is gone".to_owned())
+            post_run_text("c", "cmd=broken").await,
+            (500, "the sandbox has exited".to_owned())
         );
     }
 
     #[tokio::test]
-    async fn what_makes_no_sense_is_refused() {
+    async fn missing_command_or_container_is_rejected() {
         let none = "you must specify at least one command for the container";
-        assert_eq!(words("c", "command=true").await, (400, none.to_owned()));
         assert_eq!(
-            words("ended", "cmd=true").await,
+            post_run_text("c", "command=true").await,
+            (400, none.to_owned())
+        );
+        assert_eq!(
+            post_run_text("ended", "cmd=true").await,
             (500, "container not found (\"ended\")".to_owned())
         );
     }

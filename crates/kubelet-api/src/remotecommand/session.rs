@@ -1,68 +1,68 @@
-//! A client's streams and a process's streams, joined.
+//! Copies between a client's streams and those of a process.
 
 use std::future::{Future, pending};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Kind;
+use super::RemoteCommandKind;
 use super::resize;
-use super::status::{Format, Status};
-use crate::seam::{ByteReader, ByteWriter, NoSession, Session};
-use crate::streams::{Incoming, Outgoing};
+use super::status::{ErrorFormat, RemoteCommandStatus};
+use crate::pod_source::{ByteReader, ByteWriter, ContainerSession, SessionError};
+use crate::streams::{IncomingStream, OutgoingStream};
 
-/// How much is read from a process at once.
-const READ: usize = 64 * 1024;
-/// A smaller rest of a buffer is not worth a read.
-const LEAST_READ: usize = 4 * 1024;
+/// Bytes per read from a process.
+const READ_SIZE: usize = 64 * 1024;
+/// With less free space than this, allocate a new buffer instead.
+const MIN_READ_SIZE: usize = 4 * 1024;
 
-/// What a client has opened.
+/// The streams that a client has opened.
 #[derive(Debug)]
 pub(super) struct ClientStreams {
-    pub(super) stdin: Option<Incoming>,
-    pub(super) stdout: Option<Outgoing>,
-    pub(super) stderr: Option<Outgoing>,
-    pub(super) resize: Option<Incoming>,
-    pub(super) error: Outgoing,
-    pub(super) format: Format,
+    pub(super) stdin: Option<IncomingStream>,
+    pub(super) stdout: Option<OutgoingStream>,
+    pub(super) stderr: Option<OutgoingStream>,
+    pub(super) resize: Option<IncomingStream>,
+    pub(super) error: OutgoingStream,
+    pub(super) format: ErrorFormat,
 }
 
-/// Starts a session and serves it to its end, of which the client hears.
+/// Starts a session, copies its streams, and reports its exit status to the client.
 ///
-/// Dropped when the client is gone, and the session with it.
+/// The caller drops this future when the client disconnects, which drops the session.
 pub(super) async fn run(
-    kind: Kind,
+    kind: RemoteCommandKind,
     client: ClientStreams,
-    start: impl Future<Output = Result<Session, NoSession>>,
+    start: impl Future<Output = Result<ContainerSession, SessionError>>,
 ) {
     let status = match start.await {
-        Err(refusal) => {
-            tracing::debug!(error = %refusal, "a session could not be started");
+        Err(error) => {
+            tracing::debug!(%error, "cannot start session");
             finish(client.stdout.as_ref()).await;
             finish(client.stderr.as_ref()).await;
-            Status::of_refusal(kind, &refusal)
+            RemoteCommandStatus::from_error(kind, &error)
         }
         Ok(session) => {
-            let input = feed(client.stdin, session.stdin);
+            let input = copy_stdin(client.stdin, session.stdin);
             let sizes = async {
                 if let (Some(incoming), Some(sizes)) = (client.resize, session.resize) {
                     resize::forward(incoming, sizes).await;
                 }
                 pending().await
             };
-            let ending = async {
-                let stdout = drain(session.stdout, client.stdout);
-                let stderr = drain(session.stderr, client.stderr);
-                // What was written before the end must arrive before it.
+            let exited = async {
+                let stdout = copy_output(session.stdout, client.stdout);
+                let stderr = copy_output(session.stderr, client.stderr);
+                // Deliver all output before the exit status.
                 let (exit, (), ()) = tokio::join!(session.exit, stdout, stderr);
                 exit
             };
             let exit = tokio::select! {
-                exit = ending => exit,
+                exit = exited => exit,
                 () = input => return,
                 () = sizes => return,
             };
-            Status::of_exit(kind, &exit)
+            RemoteCommandStatus::from_exit(kind, &exit)
         }
     };
     let text = status.text(client.format);
@@ -72,15 +72,15 @@ pub(super) async fn run(
     finish(Some(&client.error)).await;
 }
 
-async fn finish(stream: Option<&Outgoing>) {
+async fn finish(stream: Option<&OutgoingStream>) {
     if let Some(stream) = stream {
-        // A client that is gone needs no end.
+        // Fails only if the client has disconnected.
         let _ = stream.finish().await;
     }
 }
 
-/// Hands what the client sends to the process, and then its end. Never done: input alone ends no session.
-async fn feed(from: Option<Incoming>, to: Option<ByteWriter>) {
+/// Copies stdin to the process, then closes it. Never resolves: the end of stdin does not end the session.
+async fn copy_stdin(from: Option<IncomingStream>, to: Option<ByteWriter>) {
     if let (Some(mut from), Some(mut to)) = (from, to) {
         while let Some(bytes) = from.next().await {
             let written = async {
@@ -88,7 +88,7 @@ async fn feed(from: Option<Incoming>, to: Option<ByteWriter>) {
                 to.flush().await
             };
             if written.await.is_err() {
-                // The process closed its input, as it may; the rest of what the client sends is thrown away.
+                // The process closed its stdin. Discard the rest.
                 break;
             }
         }
@@ -97,21 +97,21 @@ async fn feed(from: Option<Incoming>, to: Option<ByteWriter>) {
     pending().await
 }
 
-/// Hands what the process writes to the client, and then its end.
-async fn drain(from: Option<ByteReader>, to: Option<Outgoing>) {
+/// Copies output of the process to the client, then closes the stream.
+async fn copy_output(from: Option<ByteReader>, to: Option<OutgoingStream>) {
     let (Some(mut from), Some(to)) = (from, to.as_ref()) else {
         return finish(to.as_ref()).await;
     };
     let mut buffer = BytesMut::new();
     loop {
-        if buffer.capacity() < LEAST_READ {
-            buffer.reserve(READ);
+        if buffer.capacity() < MIN_READ_SIZE {
+            buffer.reserve(READ_SIZE);
         }
         match from.read_buf(&mut buffer).await {
             Ok(0) => break,
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(%error, "a process's output ended early");
+                tracing::debug!(%error, "cannot read output of process");
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! exec and attach over SPDY: the client opens one stream for each purpose, and names it in a header.
+//! Exec and attach over SPDY: the client opens one stream per type, and names the type in a header.
 
 use std::time::Duration;
 
@@ -6,81 +6,86 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::session::ClientStreams;
-use super::status::Format;
-use crate::seam::Streams;
-use crate::streams::{Commands, Gone, Incoming, Opened, Outgoing};
+use super::status::ErrorFormat;
+use crate::pod_source::RequestedStreams;
+use crate::streams::{
+    CommandSender, ConnectionClosed, IncomingStream, OpenedStream, OutgoingStream,
+};
 
-/// How long a client may take to open its streams.
-pub(super) const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a client to open its streams.
+pub(super) const STREAM_CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The versions of the protocol, by what they have.
+/// What a version of the protocol supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(super) struct SpdyVersion {
     resize: bool,
-    format: Format,
+    format: ErrorFormat,
 }
 
-const V1_2: Version = Version {
+const V1_2: SpdyVersion = SpdyVersion {
     resize: false,
-    format: Format::Words,
+    format: ErrorFormat::Text,
 };
-const V3: Version = Version {
+const V3: SpdyVersion = SpdyVersion {
     resize: true,
-    format: Format::Words,
+    format: ErrorFormat::Text,
 };
-const V4: Version = Version {
+const V4: SpdyVersion = SpdyVersion {
     resize: true,
-    format: Format::Json,
+    format: ErrorFormat::Json,
 };
 
-/// In upstream's order.
-pub(super) const PROTOCOLS: &[(&str, Version)] = &[
+/// Supported protocols, in upstream's order.
+pub(super) const PROTOCOLS: &[(&str, SpdyVersion)] = &[
     ("v4.channel.k8s.io", V4),
     ("v3.channel.k8s.io", V3),
     ("v2.channel.k8s.io", V1_2),
     ("channel.k8s.io", V1_2),
 ];
 
-/// Why a client's streams never came to be.
+/// Why a client's streams are not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoStreams {
+pub(super) enum StreamSetupError {
     #[error("timed out waiting for client to create streams")]
     TimedOut,
     #[error(transparent)]
-    Gone(#[from] Gone),
+    ConnectionClosed(#[from] ConnectionClosed),
 }
 
-/// Waits for all streams that the client has announced.
+/// Waits until the client has opened all requested streams.
 pub(super) async fn streams(
-    opened: mpsc::Receiver<Opened>,
-    commands: &Commands,
-    wanted: Streams,
-    version: Version,
-) -> Result<ClientStreams, NoStreams> {
-    let collecting = collect(opened, commands, wanted, version);
-    timeout(CREATION_TIMEOUT, collecting)
+    opened: mpsc::Receiver<OpenedStream>,
+    commands: &CommandSender,
+    requested: RequestedStreams,
+    version: SpdyVersion,
+) -> Result<ClientStreams, StreamSetupError> {
+    let collecting = collect(opened, commands, requested, version);
+    timeout(STREAM_CREATION_TIMEOUT, collecting)
         .await
-        .map_err(|_| NoStreams::TimedOut)?
-        .map_err(NoStreams::from)
+        .map_err(|_| StreamSetupError::TimedOut)?
+        .map_err(StreamSetupError::from)
 }
 
 async fn collect(
-    mut opened: mpsc::Receiver<Opened>,
-    commands: &Commands,
-    wanted: Streams,
-    version: Version,
-) -> Result<ClientStreams, Gone> {
-    let mut stdin = Slot::of(wanted.stdin);
-    let mut stdout = Slot::of(wanted.stdout);
-    let mut stderr = Slot::of(wanted.stderr);
-    let mut resize = Slot::of(wanted.tty && version.resize);
-    let mut error = Slot::of(true);
+    mut opened: mpsc::Receiver<OpenedStream>,
+    commands: &CommandSender,
+    requested: RequestedStreams,
+    version: SpdyVersion,
+) -> Result<ClientStreams, ConnectionClosed> {
+    let mut stdin = StreamSlot::of(requested.stdin);
+    let mut stdout = StreamSlot::of(requested.stdout);
+    let mut stderr = StreamSlot::of(requested.stderr);
+    let mut resize = StreamSlot::of(requested.tty && version.resize);
+    let mut error = StreamSlot::of(true);
     loop {
         let slots = [&stdin, &stdout, &stderr, &resize, &error];
-        if slots.iter().all(|slot| !matches!(slot, Slot::Empty)) {
+        if slots
+            .iter()
+            .all(|slot| !matches!(slot, StreamSlot::Awaited))
+        {
             break;
         }
-        let new = opened.recv().await.ok_or(Gone)?;
+        let new = opened.recv().await.ok_or(ConnectionClosed)?;
         let outgoing = commands.outgoing(new.stream);
         let slot = match new.headers.get("streamType") {
             Some("stdin") => &mut stdin,
@@ -89,14 +94,14 @@ async fn collect(
             Some("resize") => &mut resize,
             Some("error") => &mut error,
             other => {
-                tracing::debug!(?other, "a client opened a stream of an unexpected type");
+                tracing::debug!(stream_type = ?other, "client opened stream of unknown type");
                 outgoing.reset().await?;
                 continue;
             }
         };
-        if let Slot::Empty = slot {
+        if let StreamSlot::Awaited = slot {
             outgoing.accept().await?;
-            *slot = Slot::Full(new.incoming, outgoing);
+            *slot = StreamSlot::Open(new.incoming, outgoing);
         } else {
             outgoing.reset().await?;
         }
@@ -106,34 +111,38 @@ async fn collect(
         stdout: stdout.outgoing(),
         stderr: stderr.outgoing(),
         resize: resize.incoming(),
-        // Always wanted, so the slot is full.
-        error: error.outgoing().ok_or(Gone)?,
+        // The error stream is always required, so it is open now.
+        error: error.outgoing().ok_or(ConnectionClosed)?,
         format: version.format,
     })
 }
 
-/// A place for one stream.
-enum Slot {
-    Unwanted,
-    Empty,
-    Full(Incoming, Outgoing),
+/// State of one of the streams.
+enum StreamSlot {
+    NotRequested,
+    Awaited,
+    Open(IncomingStream, OutgoingStream),
 }
 
-impl Slot {
-    fn of(wanted: bool) -> Self {
-        if wanted { Self::Empty } else { Self::Unwanted }
+impl StreamSlot {
+    fn of(requested: bool) -> Self {
+        if requested {
+            Self::Awaited
+        } else {
+            Self::NotRequested
+        }
     }
 
-    fn incoming(self) -> Option<Incoming> {
+    fn incoming(self) -> Option<IncomingStream> {
         match self {
-            Self::Full(incoming, _) => Some(incoming),
+            Self::Open(incoming, _) => Some(incoming),
             _ => None,
         }
     }
 
-    fn outgoing(self) -> Option<Outgoing> {
+    fn outgoing(self) -> Option<OutgoingStream> {
         match self {
-            Self::Full(_, outgoing) => Some(outgoing),
+            Self::Open(_, outgoing) => Some(outgoing),
             _ => None,
         }
     }

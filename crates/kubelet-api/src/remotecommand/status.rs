@@ -1,78 +1,80 @@
-//! How a command ended, as clients hear it on their error stream.
+//! The exit status of a command, for the client's error stream.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::Kind;
-use crate::seam::{Exit, NoSession, NoSessionClass};
+use super::RemoteCommandKind;
+use crate::pod_source::{SessionError, SessionErrorKind, SessionExit};
 
-/// How the error stream is written.
+/// The format of the error stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// From version 4 on: a metav1.Status.
+pub(super) enum ErrorFormat {
+    /// Since protocol version 4: a `metav1.Status` as JSON.
     Json,
-    /// Before: the words of a failure, and nothing for success.
-    Words,
+    /// Before version 4: the message of a failure, or nothing on success.
+    Text,
 }
 
-/// An end, in the words that upstream has for it.
+/// A `metav1.Status` with upstream's messages.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Status(Value);
+pub(super) struct RemoteCommandStatus(Value);
 
-impl Status {
-    pub(super) fn of_exit(kind: Kind, exit: &Exit) -> Self {
+impl RemoteCommandStatus {
+    pub(super) fn from_exit(kind: RemoteCommandKind, exit: &SessionExit) -> Self {
         match exit {
-            Exit::Code(0) => Self(json!({ "metadata": {}, "status": "Success" })),
-            // However a container ends, it was attached to.
-            Exit::Code(_) if kind == Kind::Attach => {
+            SessionExit::Code(0) => Self(json!({ "metadata": {}, "status": "Success" })),
+            // Attach succeeded, whatever the exit code of the container.
+            SessionExit::Code(_) if kind == RemoteCommandKind::Attach => {
                 Self(json!({ "metadata": {}, "status": "Success" }))
             }
-            Exit::Code(code) => {
-                // kubectl reads one byte.
+            SessionExit::Code(code) => {
+                // kubectl expects one byte.
                 let code = code & 0xff;
-                let words = format!(
+                let message = format!(
                     "command terminated with non-zero exit code: command terminated with exit code {code}"
                 );
                 Self(json!({
                     "metadata": {},
                     "status": "Failure",
-                    "message": words,
+                    "message": message,
                     "reason": "NonZeroExitCode",
                     "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
                 }))
             }
-            Exit::Failed(words) => Self::failure(kind, NoSessionClass::Internal, words),
+            SessionExit::Failed(message) => {
+                Self::failure(kind, SessionErrorKind::Internal, message)
+            }
         }
     }
 
-    pub(super) fn of_refusal(kind: Kind, refusal: &NoSession) -> Self {
-        Self::failure(kind, refusal.class, &refusal.words)
+    pub(super) fn from_error(kind: RemoteCommandKind, error: &SessionError) -> Self {
+        Self::failure(kind, error.kind, &error.message)
     }
 
-    fn failure(kind: Kind, class: NoSessionClass, words: &str) -> Self {
-        let doing = match kind {
-            Kind::Exec => "error executing command in container",
-            Kind::Attach => "error attaching to container",
+    fn failure(kind: RemoteCommandKind, class: SessionErrorKind, message: &str) -> Self {
+        let operation = match kind {
+            RemoteCommandKind::Exec => "error executing command in container",
+            RemoteCommandKind::Attach => "error attaching to container",
         };
         let (reason, code, prefix) = match class {
-            NoSessionClass::NotFound => ("NotFound", 404, ""),
-            NoSessionClass::BadRequest => ("BadRequest", 400, ""),
-            NoSessionClass::Internal => ("InternalError", 500, "Internal error occurred: "),
+            SessionErrorKind::NotFound => ("NotFound", 404, ""),
+            SessionErrorKind::BadRequest => ("BadRequest", 400, ""),
+            SessionErrorKind::Internal => ("InternalError", 500, "Internal error occurred: "),
         };
         Self(json!({
             "metadata": {},
             "status": "Failure",
-            "message": format!("{prefix}{doing}: {words}"),
+            "message": format!("{prefix}{operation}: {message}"),
             "reason": reason,
             "code": code,
         }))
     }
 
-    pub(super) fn text(&self, format: Format) -> Bytes {
+    pub(super) fn text(&self, format: ErrorFormat) -> Bytes {
         match format {
-            Format::Json => self.0.to_string().into(),
-            Format::Words => match &self.0["message"] {
-                Value::String(words) => words.clone().into(),
+            ErrorFormat::Json => self.0.to_string().into(),
+            ErrorFormat::Text => match &self.0["message"] {
+                Value::String(message) => message.clone().into(),
                 _ => Bytes::new(),
             },
         }
@@ -84,35 +86,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_causes() {
-        let status = Status::of_exit(Kind::Exec, &Exit::Code(42)).0;
+    fn exit_code_is_in_the_causes() {
+        let status =
+            RemoteCommandStatus::from_exit(RemoteCommandKind::Exec, &SessionExit::Code(42)).0;
         assert_eq!(status["reason"], "NonZeroExitCode");
         assert_eq!(status["details"]["causes"][0]["reason"], "ExitCode");
         assert_eq!(status["details"]["causes"][0]["message"], "42");
     }
 
     #[test]
-    fn success_is_said_only_in_json() {
-        let status = Status::of_exit(Kind::Exec, &Exit::Code(0));
-        let json: Value = serde_json::from_slice(&status.text(Format::Json)).unwrap();
+    fn success_is_empty_in_text_format() {
+        let status = RemoteCommandStatus::from_exit(RemoteCommandKind::Exec, &SessionExit::Code(0));
+        let json: Value = serde_json::from_slice(&status.text(ErrorFormat::Json)).unwrap();
         assert_eq!(json["status"], "Success");
-        assert_eq!(status.text(Format::Words), "");
-        let attached = Status::of_exit(Kind::Attach, &Exit::Code(137));
+        assert_eq!(status.text(ErrorFormat::Text), "");
+        let attached =
+            RemoteCommandStatus::from_exit(RemoteCommandKind::Attach, &SessionExit::Code(137));
         assert_eq!(attached, status);
     }
 
     #[test]
-    fn failures_have_upstreams_words() {
-        let status = Status::of_exit(Kind::Exec, &Exit::Failed("it broke".to_owned()));
+    fn failures_have_upstreams_messages() {
+        let status = RemoteCommandStatus::from_exit(
+            RemoteCommandKind::Exec,
+            &SessionExit::Failed("it broke".to_owned()),
+        );
         assert_eq!(
-            status.text(Format::Words),
+            status.text(ErrorFormat::Text),
             "Internal error occurred: error executing command in container: it broke"
         );
-        let refusal = NoSession::not_found("no container c");
-        let status = Status::of_refusal(Kind::Attach, &refusal);
+        let error = SessionError::not_found("no container c");
+        let status = RemoteCommandStatus::from_error(RemoteCommandKind::Attach, &error);
         assert_eq!(status.0["code"], 404);
         assert_eq!(
-            status.text(Format::Words),
+            status.text(ErrorFormat::Text),
             "error attaching to container: no container c"
         );
     }

@@ -1,4 +1,4 @@
-//! Sessions as clients of all ages hold them.
+//! Exec and attach sessions with every version of the protocols.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,108 +11,113 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::spdy::peer::{Client, Received};
+use crate::spdy::test_client::{Received, SpdyTestClient};
 use crate::testing::TestPods;
 use crate::websocket;
 
-const ALL: Streams = Streams {
+const ALL: RequestedStreams = RequestedStreams {
     stdin: true,
     stdout: true,
     stderr: true,
     tty: false,
 };
-const TERMINAL: Streams = Streams {
+const TERMINAL: RequestedStreams = RequestedStreams {
     stdin: true,
     stdout: true,
     stderr: false,
     tty: true,
 };
 
-fn agreed(kind: Kind, command: &[&str], streams: Streams) -> Agreed {
-    Agreed {
+fn checked(kind: RemoteCommandKind, command: &[&str], streams: RequestedStreams) -> CheckedRequest {
+    CheckedRequest {
         kind,
         uid: "1234".to_owned(),
         container: "c".to_owned(),
-        has_terminal: streams.tty,
-        options: Options {
+        has_tty: streams.tty,
+        options: RemoteCommandOptions {
             streams,
             command: command.iter().map(|word| (*word).to_owned()).collect(),
         },
     }
 }
 
-fn version<T: Copy>(protocols: &[(&str, T)], wanted: &str) -> T {
-    let found = protocols.iter().find(|(name, _)| *name == wanted);
+fn version<T: Copy>(protocols: &[(&str, T)], requested: &str) -> T {
+    let found = protocols.iter().find(|(name, _)| *name == requested);
     found.unwrap().1
 }
 
-/// What all streams of a client have received.
+/// The bytes received, by stream.
 type Outputs = HashMap<&'static str, Vec<u8>>;
 
 fn status(outputs: &Outputs) -> Value {
     serde_json::from_slice(&outputs["error"]).unwrap()
 }
 
-/// A client over SPDY, with one stream for each purpose.
+/// A client over SPDY, with one stream per type.
 struct Spdy {
     io: DuplexStream,
-    client: Client,
+    client: SpdyTestClient,
     streams: HashMap<&'static str, u32>,
     pods: Arc<TestPods>,
     server: JoinHandle<()>,
 }
 
 impl Spdy {
-    async fn start(protocol: &str, command: &[&str], wanted: Streams) -> Self {
-        Self::start_kind(Kind::Exec, protocol, command, wanted).await
+    async fn start(protocol: &str, command: &[&str], requested: RequestedStreams) -> Self {
+        Self::start_kind(RemoteCommandKind::Exec, protocol, command, requested).await
     }
 
-    async fn start_kind(kind: Kind, protocol: &str, command: &[&str], wanted: Streams) -> Self {
+    async fn start_kind(
+        kind: RemoteCommandKind,
+        protocol: &str,
+        command: &[&str],
+        requested: RequestedStreams,
+    ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
         let version = version(spdy::PROTOCOLS, protocol);
         let server = tokio::spawn(serve_spdy(
             served,
-            Limits::default(),
-            wanted,
+            StreamTimeouts::default(),
+            requested,
             version,
-            agreed(kind, command, wanted),
+            checked(kind, command, requested),
             Arc::clone(&pods) as _,
         ));
         let mut this = Self {
             io,
-            client: Client::new(),
+            client: SpdyTestClient::new(),
             streams: HashMap::new(),
             pods,
             server,
         };
-        let purposes = [
+        let stream_types = [
             ("error", true),
-            ("stdin", wanted.stdin),
-            ("stdout", wanted.stdout),
-            ("stderr", wanted.stderr),
-            ("resize", wanted.tty && !protocol.starts_with("v2")),
+            ("stdin", requested.stdin),
+            ("stdout", requested.stdout),
+            ("stderr", requested.stderr),
+            ("resize", requested.tty && !protocol.starts_with("v2")),
         ];
-        for (purpose, wanted) in purposes {
-            if wanted {
-                this.open(purpose).await;
+        for (stream_type, requested) in stream_types {
+            if requested {
+                this.open(stream_type).await;
             }
         }
         this
     }
 
-    async fn open(&mut self, purpose: &'static str) {
-        let (stream, bytes) = self.client.open(&[("streamtype", purpose)]);
-        self.streams.insert(purpose, stream);
+    async fn open(&mut self, stream_type: &'static str) {
+        let (stream, bytes) = self.client.open(&[("streamtype", stream_type)]);
+        self.streams.insert(stream_type, stream);
         self.io.write_all(&bytes).await.unwrap();
     }
 
-    async fn send(&mut self, purpose: &str, bytes: &[u8], fin: bool) {
-        let bytes = self.client.data(self.streams[purpose], bytes, fin);
+    async fn send(&mut self, stream_type: &str, bytes: &[u8], fin: bool) {
+        let bytes = self.client.data(self.streams[stream_type], bytes, fin);
         self.io.write_all(&bytes).await.unwrap();
     }
 
-    /// Reads to the end of the connection.
+    /// Reads to the end of the connection, and checks that all streams were closed.
     async fn outputs(mut self) -> Outputs {
         let mut bytes = Vec::new();
         let read = timeout(Duration::from_secs(20), self.io.read_to_end(&mut bytes));
@@ -120,20 +125,20 @@ impl Spdy {
         let received = self.client.receive(&bytes);
         assert_eq!(received.last(), Some(&Received::GoAway));
         let mut outputs: Outputs = HashMap::new();
-        let purpose_of = |stream: &u32| {
+        let type_of = |stream: &u32| {
             let mut all = self.streams.iter();
             *all.find(|(_, id)| *id == stream).unwrap().0
         };
         for received in &received {
             if let Received::Data { stream, bytes } = received {
-                outputs.entry(purpose_of(stream)).or_default().extend(bytes);
+                outputs.entry(type_of(stream)).or_default().extend(bytes);
             }
         }
-        for purpose in ["stdout", "stderr", "error"] {
-            if let Some(stream) = self.streams.get(purpose) {
+        for stream_type in ["stdout", "stderr", "error"] {
+            if let Some(stream) = self.streams.get(stream_type) {
                 assert!(
                     received.contains(&Received::Finished(*stream)),
-                    "{purpose} has no end"
+                    "{stream_type} has no end"
                 );
             }
         }
@@ -144,7 +149,7 @@ impl Spdy {
 }
 
 #[tokio::test]
-async fn spdy_version_4_tells_exit_codes() {
+async fn spdy_v4_reports_exit_code() {
     let outputs = Spdy::start("v4.channel.k8s.io", &["both"], ALL)
         .await
         .outputs()
@@ -155,7 +160,7 @@ async fn spdy_version_4_tells_exit_codes() {
 }
 
 #[tokio::test]
-async fn older_versions_of_spdy_tell_words() {
+async fn spdy_before_v4_reports_text() {
     for protocol in ["v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"] {
         let outputs = Spdy::start(protocol, &["both"], ALL).await.outputs().await;
         assert_eq!(outputs["stdout"], b"out");
@@ -172,7 +177,7 @@ async fn older_versions_of_spdy_tell_words() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_input_is_heard() {
+async fn end_of_stdin_reaches_the_process() {
     let mut client = Spdy::start("v4.channel.k8s.io", &["cat"], ALL).await;
     client.send("stdin", b"hello ", false).await;
     client.send("stdin", b"world", true).await;
@@ -182,18 +187,18 @@ async fn the_end_of_the_input_is_heard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_while_its_input_waits_is_noticed() {
+async fn disconnect_is_noticed_while_stdin_is_blocked() {
     let mut client = Spdy::start("v4.channel.k8s.io", &["sleep"], ALL).await;
     let flood = client
         .client
         .data(client.streams["stdin"], &[0; 1 << 20], false);
     let sent = timeout(Duration::from_secs(1), client.io.write_all(&flood)).await;
-    assert!(sent.is_err(), "nobody reads it");
-    // It hears from us, and nothing that it would have to answer: that would not be read either.
-    let mut heard = Vec::new();
+    assert!(sent.is_err(), "the process does not read stdin");
+    // The server sends keep-alives that need no reply: it would not read the reply.
+    let mut output = Vec::new();
     let ping = loop {
-        assert_ne!(client.io.read_buf(&mut heard).await.unwrap(), 0);
-        let received = Client::new().receive(&heard);
+        assert_ne!(client.io.read_buf(&mut output).await.unwrap(), 0);
+        let received = SpdyTestClient::new().receive(&output);
         if let Some(Received::Ping(id)) = received.last() {
             break *id;
         }
@@ -207,7 +212,7 @@ async fn a_client_that_goes_while_its_input_waits_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_terminal_gets_its_size() {
+async fn spdy_terminal_is_resized() {
     let mut client = Spdy::start("v3.channel.k8s.io", &["size"], TERMINAL).await;
     client
         .send("resize", br#"{"Width":120,"Height":40}"#, false)
@@ -217,14 +222,14 @@ async fn a_terminal_gets_its_size() {
 }
 
 #[tokio::test]
-async fn what_can_not_start_is_told_on_the_error_stream() {
+async fn start_failure_is_reported_on_the_error_stream() {
     let outputs = Spdy::start("v4.channel.k8s.io", &["nonsense"], ALL)
         .await
         .outputs()
         .await;
-    let words =
+    let message =
         "Internal error occurred: error executing command in container: nonsense: not found";
-    assert_eq!(status(&outputs)["message"], words);
+    assert_eq!(status(&outputs)["message"], message);
     let outputs = Spdy::start("v4.channel.k8s.io", &["broken"], ALL)
         .await
         .outputs()
@@ -233,7 +238,7 @@ async fn what_can_not_start_is_told_on_the_error_stream() {
 }
 
 #[tokio::test]
-async fn much_output_arrives_whole() {
+async fn large_output_arrives_completely() {
     let size = 3_000_000;
     let client = Spdy::start("v4.channel.k8s.io", &["zeros", &size.to_string()], ALL).await;
     let outputs = client.outputs().await;
@@ -241,9 +246,9 @@ async fn much_output_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_before_its_input_loses_no_output() {
+async fn exit_before_end_of_stdin_loses_no_output() {
     let mut client = Spdy::start("v4.channel.k8s.io", &["first-byte"], ALL).await;
-    // More than all buffers on the way hold: the rest is read and thrown away.
+    // More than all buffers hold: the server must discard the rest.
     let stdin = client
         .client
         .data(client.streams["stdin"], &vec![b'x'; 2_000_000], false);
@@ -268,7 +273,7 @@ async fn a_process_that_ends_before_its_input_loses_no_output() {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_ends_its_session() {
+async fn disconnect_ends_the_session() {
     let mut client = Spdy::start("v4.channel.k8s.io", &["sleep"], ALL).await;
     client.send("stdin", b"hello", false).await;
     let mut bytes = [0; 1];
@@ -285,27 +290,34 @@ async fn a_client_that_vanishes_ends_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_without_streams_is_given_up() {
+async fn client_that_opens_no_streams_times_out() {
     let (io, served) = duplex(1024);
     let pods = Arc::new(TestPods::default());
-    let agreed = agreed(Kind::Exec, &["cat"], ALL);
+    let checked = checked(RemoteCommandKind::Exec, &["cat"], ALL);
     let version = version(spdy::PROTOCOLS, "v4.channel.k8s.io");
     let started = tokio::time::Instant::now();
-    let server = serve_spdy(served, Limits::default(), ALL, version, agreed, pods);
+    let server = serve_spdy(
+        served,
+        StreamTimeouts::default(),
+        ALL,
+        version,
+        checked,
+        pods,
+    );
     let server = tokio::spawn(server);
     let mut io = io;
     let mut bytes = Vec::new();
     io.read_to_end(&mut bytes).await.unwrap();
     assert_eq!(
         started.elapsed().as_secs(),
-        spdy::CREATION_TIMEOUT.as_secs()
+        spdy::STREAM_CREATION_TIMEOUT.as_secs()
     );
     drop(io);
     server.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_ends_after_hours() {
+async fn idle_session_times_out() {
     let client = Spdy::start("v4.channel.k8s.io", &["sleep"], ALL).await;
     let started = tokio::time::Instant::now();
     client.server.await.unwrap();
@@ -321,38 +333,43 @@ struct WebSocket {
 }
 
 impl WebSocket {
-    fn start(protocol: &str, command: &[&str], wanted: Streams) -> Self {
-        Self::start_kind(Kind::Exec, protocol, command, wanted)
+    fn start(protocol: &str, command: &[&str], requested: RequestedStreams) -> Self {
+        Self::start_kind(RemoteCommandKind::Exec, protocol, command, requested)
     }
 
-    fn start_kind(kind: Kind, protocol: &str, command: &[&str], wanted: Streams) -> Self {
+    fn start_kind(
+        kind: RemoteCommandKind,
+        protocol: &str,
+        command: &[&str],
+        requested: RequestedStreams,
+    ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
         let version = version(super::websocket::PROTOCOLS, protocol);
         let server = tokio::spawn(serve_websocket(
             served,
-            Limits::default(),
-            wanted,
+            StreamTimeouts::default(),
+            requested,
             version,
-            agreed(kind, command, wanted),
+            checked(kind, command, requested),
             Arc::clone(&pods) as _,
         ));
         Self { io, pods, server }
     }
 
     async fn send(&mut self, first: u8, payload: &[u8]) {
-        let frame = websocket::peer::client_frame(first, payload);
+        let frame = websocket::test_frames::client_frame(first, payload);
         self.io.write_all(&frame).await.unwrap();
     }
 
-    /// Reads all frames to the end of the connection, which is a normal closure.
+    /// Reads all frames up to the close frame, which must have the code for a normal closure.
     async fn frames(mut self) -> Vec<(u8, Vec<u8>)> {
         let mut bytes = Vec::new();
         let read = timeout(Duration::from_secs(20), self.io.read_to_end(&mut bytes));
         read.await.unwrap().unwrap();
         let (mut rest, mut frames) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
-            let (first, payload) = websocket::peer::server_frame(rest).unwrap();
+            let (first, payload) = websocket::test_frames::server_frame(rest).unwrap();
             let header = match payload.len() {
                 0..=125 => 2,
                 126..=0xffff => 4,
@@ -382,16 +399,13 @@ impl WebSocket {
 }
 
 #[tokio::test]
-async fn websocket_version_5_closes_the_input() {
+async fn websocket_v5_closes_stdin() {
     let mut client = WebSocket::start("v5.channel.k8s.io", &["cat"], ALL);
     client.send(0x82, b"\x00hello").await;
     client.send(0x89, b"alive?").await;
     client.send(0x82, &[255, 0]).await;
     let frames = client.frames().await;
-    assert!(
-        frames.contains(&(0x82, vec![1])),
-        "told that the connection stands"
-    );
+    assert!(frames.contains(&(0x82, vec![1])), "initial empty message");
     assert!(frames.contains(&(0x8a, b"alive?".to_vec())));
     assert!(frames.contains(&(0x82, b"\x01hello".to_vec())));
     let (first, last) = frames.last().unwrap();
@@ -401,7 +415,7 @@ async fn websocket_version_5_closes_the_input() {
 }
 
 #[tokio::test]
-async fn websocket_version_4_tells_exit_codes_in_both_encodings() {
+async fn websocket_v4_reports_exit_code_in_both_encodings() {
     let client = WebSocket::start("v4.channel.k8s.io", &["both"], ALL);
     let channels = client.channels().await;
     assert_eq!(channels[&1], b"out");
@@ -416,14 +430,14 @@ async fn websocket_version_4_tells_exit_codes_in_both_encodings() {
 }
 
 #[tokio::test]
-async fn unversioned_websockets_tell_words() {
+async fn unversioned_websocket_reports_text() {
     for protocol in ["channel.k8s.io", ""] {
         let channels = WebSocket::start(protocol, &["exit", "3"], ALL)
             .channels()
             .await;
-        let words =
+        let message =
             b"command terminated with non-zero exit code: command terminated with exit code 3";
-        assert_eq!(channels[&3], words);
+        assert_eq!(channels[&3], message);
         let channels = WebSocket::start(protocol, &["exit", "0"], ALL)
             .channels()
             .await;
@@ -432,15 +446,16 @@ async fn unversioned_websockets_tell_words() {
 }
 
 #[tokio::test]
-async fn a_terminal_in_a_websocket_gets_its_size() {
+async fn websocket_terminal_is_resized() {
     let mut client = WebSocket::start("v5.channel.k8s.io", &["size"], TERMINAL);
     client.send(0x82, b"\x04{\"Width\":80,\"Height\":24}").await;
     assert_eq!(client.channels().await[&1], b"80x24");
 }
 
 #[tokio::test]
-async fn attach_is_a_session_without_exit_code() {
-    let mut client = WebSocket::start_kind(Kind::Attach, "v5.channel.k8s.io", &[], ALL);
+async fn attach_reports_success() {
+    let mut client =
+        WebSocket::start_kind(RemoteCommandKind::Attach, "v5.channel.k8s.io", &[], ALL);
     client.send(0x82, b"\x00hello").await;
     client.send(0x82, &[255, 0]).await;
     let channels = client.channels().await;
@@ -449,17 +464,17 @@ async fn attach_is_a_session_without_exit_code() {
     assert_eq!(status["status"], "Success");
 }
 
-/// kubectl gives up when its pings are not answered for a minute, and they can't be while its input is not read.
+/// kubectl disconnects if its pings are not answered for a minute. The server cannot answer them while it does not read.
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_input_waits_hears_that_we_live() {
+async fn keep_alives_are_sent_while_stdin_is_blocked() {
     let client = WebSocket::start("v5.channel.k8s.io", &["sleep"], ALL);
     let mut message = vec![0];
     message.resize(10_000_000, b'x');
-    let frame = websocket::peer::client_frame(0x82, &message);
+    let frame = websocket::test_frames::client_frame(0x82, &message);
     let (mut read, mut write) = tokio::io::split(client.io);
     let sending = tokio::spawn(async move { write.write_all(&frame).await });
-    let mut greeting = [0; 3];
-    read.read_exact(&mut greeting).await.unwrap();
+    let mut initial_message = [0; 3];
+    read.read_exact(&mut initial_message).await.unwrap();
     let mut pong = [0; 2];
     read.read_exact(&mut pong).await.unwrap();
     assert_eq!(pong, [0x8a, 0]);
@@ -468,7 +483,7 @@ async fn a_client_whose_input_waits_hears_that_we_live() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_goodbye_is_answered_and_its_session_ends() {
+async fn close_frame_is_answered_and_ends_the_session() {
     let mut client = WebSocket::start("v5.channel.k8s.io", &["sleep"], ALL);
     client.send(0x88, &[3, 0xe8]).await;
     let pods = Arc::clone(&client.pods);

@@ -1,11 +1,11 @@
-//! exec and attach over WebSocket: the streams are channels with fixed numbers.
+//! Exec and attach over WebSocket: the streams are channels with fixed numbers.
 
 use bytes::Bytes;
 
 use super::session::ClientStreams;
-use super::status::Format;
-use crate::seam::Streams;
-use crate::streams::{Commands, Driver, Gone};
+use super::status::ErrorFormat;
+use crate::pod_source::RequestedStreams;
+use crate::streams::{CommandSender, ConnectionClosed, StreamDriver};
 use crate::websocket::{Channels, Encoding};
 
 const STDIN: u32 = 0;
@@ -13,18 +13,18 @@ const STDOUT: u32 = 1;
 const STDERR: u32 = 2;
 const ERROR: u32 = 3;
 const RESIZE: u32 = 4;
-const COUNT: u8 = 5;
+const CHANNEL_COUNT: u8 = 5;
 
-/// The versions of the protocol, by what they have.
+/// What a version of the protocol supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(super) struct ChannelVersion {
     encoding: Encoding,
-    format: Format,
+    format: ErrorFormat,
     closable: bool,
 }
 
-impl Version {
-    const fn new(encoding: Encoding, format: Format) -> Self {
+impl ChannelVersion {
+    const fn new(encoding: Encoding, format: ErrorFormat) -> Self {
         Self {
             encoding,
             format,
@@ -33,62 +33,65 @@ impl Version {
     }
 }
 
-const V5: Version = Version {
+const V5: ChannelVersion = ChannelVersion {
     encoding: Encoding::Binary,
-    format: Format::Json,
+    format: ErrorFormat::Json,
     closable: true,
 };
 
-/// A client that names no protocol speaks the oldest one.
-pub(super) const PROTOCOLS: &[(&str, Version)] = &[
+/// Supported protocols. A client that names none uses the oldest one.
+pub(super) const PROTOCOLS: &[(&str, ChannelVersion)] = &[
     ("v5.channel.k8s.io", V5),
     (
         "v4.channel.k8s.io",
-        Version::new(Encoding::Binary, Format::Json),
+        ChannelVersion::new(Encoding::Binary, ErrorFormat::Json),
     ),
     (
         "v4.base64.channel.k8s.io",
-        Version::new(Encoding::Base64, Format::Json),
+        ChannelVersion::new(Encoding::Base64, ErrorFormat::Json),
     ),
     (
         "channel.k8s.io",
-        Version::new(Encoding::Binary, Format::Words),
+        ChannelVersion::new(Encoding::Binary, ErrorFormat::Text),
     ),
     (
         "base64.channel.k8s.io",
-        Version::new(Encoding::Base64, Format::Words),
+        ChannelVersion::new(Encoding::Base64, ErrorFormat::Text),
     ),
-    ("", Version::new(Encoding::Binary, Format::Words)),
+    ("", ChannelVersion::new(Encoding::Binary, ErrorFormat::Text)),
 ];
 
-pub(super) fn protocol(version: Version) -> Channels {
+pub(super) fn protocol(version: ChannelVersion) -> Channels {
     let channels = Channels::new(version.encoding);
     if version.closable {
-        channels.closable(COUNT)
+        channels.closable(CHANNEL_COUNT)
     } else {
         channels
     }
 }
 
-/// The channels that the client wants; all are there from the start.
+/// The requested channels. All are open from the start.
 pub(super) fn streams(
-    driver: &mut Driver<Channels>,
-    commands: &Commands,
-    wanted: Streams,
-    version: Version,
+    driver: &mut StreamDriver<Channels>,
+    commands: &CommandSender,
+    requested: RequestedStreams,
+    version: ChannelVersion,
 ) -> ClientStreams {
     ClientStreams {
-        stdin: wanted.stdin.then(|| driver.expect(STDIN)),
-        stdout: wanted.stdout.then(|| commands.outgoing(STDOUT)),
-        stderr: wanted.stderr.then(|| commands.outgoing(STDERR)),
-        resize: wanted.tty.then(|| driver.expect(RESIZE)),
+        stdin: requested.stdin.then(|| driver.register(STDIN)),
+        stdout: requested.stdout.then(|| commands.outgoing(STDOUT)),
+        stderr: requested.stderr.then(|| commands.outgoing(STDERR)),
+        resize: requested.tty.then(|| driver.register(RESIZE)),
         error: commands.outgoing(ERROR),
         format: version.format,
     }
 }
 
-/// An empty message on the first channel that it may read tells a client that the connection stands.
-pub(super) async fn greet(streams: &ClientStreams) -> Result<(), Gone> {
-    let first = streams.stdout.as_ref().or(streams.stderr.as_ref());
-    first.unwrap_or(&streams.error).send(Bytes::new()).await
+/// Sends an empty message on the first output channel. It tells the client that the connection works.
+pub(super) async fn send_initial_message(streams: &ClientStreams) -> Result<(), ConnectionClosed> {
+    let first_output = streams.stdout.as_ref().or(streams.stderr.as_ref());
+    first_output
+        .unwrap_or(&streams.error)
+        .send(Bytes::new())
+        .await
 }

@@ -1,4 +1,4 @@
-//! The server's end of a connection: frames to events, commands to frames.
+//! The server's side of a connection: frames to events, commands to frames.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,37 +7,37 @@ use bytes::{Bytes, BytesMut};
 use super::SpdyError;
 use super::flow::{Window, Windows};
 use super::frame::{self, Frame, GoAwayStatus, Parser, ResetStatus};
-use super::headers::{Reader, Writer};
-use crate::streams::{Command, Event, Protocol, ProtocolError, StreamId};
+use super::headers::{HeaderReader, HeaderWriter};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// How many streams a client may have open. A forwarded connection has two.
+/// Limit for open streams. A forwarded connection has two.
 const MAX_STREAMS: usize = 1024;
-/// How much may wait to be written in answer to what a client sends without reading.
-const MAX_ANSWERS: usize = 1 << 20;
+/// Limit for unsent output while a client sends frames that need replies and does not read them.
+const MAX_PENDING_REPLIES: usize = 1 << 20;
 
-/// The answer to a ping that no client sends, for they count from 1, so that it is ignored. A ping of our own would be answered, and
-/// clients that can't write their answer don't read either: a process that writes before it reads would wait for ever.
-const NO_PING: u32 = u32::MAX;
+/// A keep-alive is a reply to a ping that no client sends (they count from 1), so clients ignore it. A ping of our own would make the client
+/// reply. A client that cannot write its reply does not read either, and both sides would wait for ever.
+const UNUSED_PING_ID: u32 = u32::MAX;
 
-/// A connection with a client.
-pub(crate) struct Connection {
+/// State of a connection.
+pub(crate) struct SpdyConnection {
     parser: Parser,
-    reader: Reader,
-    writer: Writer,
+    reader: HeaderReader,
+    writer: HeaderWriter,
     windows: Windows,
     streams: HashMap<StreamId, Stream>,
     last_stream: StreamId,
-    /// Data that waits for a window.
+    /// Data that waits for flow control.
     pending: VecDeque<Pending>,
     output: BytesMut,
 }
 
 struct Stream {
     window: Window,
-    /// The client may still send.
-    receives: bool,
-    /// We may still send.
-    sends: bool,
+    /// The client has not closed its side.
+    receive_open: bool,
+    /// We have not closed our side.
+    send_open: bool,
 }
 
 struct Pending {
@@ -46,12 +46,12 @@ struct Pending {
     fin: bool,
 }
 
-impl Connection {
+impl SpdyConnection {
     pub(crate) fn new() -> Self {
         Self {
             parser: Parser::default(),
-            reader: Reader::new(),
-            writer: Writer::new(),
+            reader: HeaderReader::new(),
+            writer: HeaderWriter::new(),
             windows: Windows::new(),
             streams: HashMap::new(),
             last_stream: 0,
@@ -60,34 +60,38 @@ impl Connection {
         }
     }
 
-    fn frames(&mut self, input: &mut BytesMut, events: &mut Vec<Event>) -> Result<(), SpdyError> {
+    fn frames(
+        &mut self,
+        input: &mut BytesMut,
+        events: &mut Vec<StreamEvent>,
+    ) -> Result<(), SpdyError> {
         while let Some(frame) = self.parser.next(input)? {
             self.frame(frame, events)?;
-            if self.output.len() > MAX_ANSWERS {
+            if self.output.len() > MAX_PENDING_REPLIES {
                 return Err(SpdyError::Flood);
             }
         }
         Ok(())
     }
 
-    fn frame(&mut self, frame: Frame, events: &mut Vec<Event>) -> Result<(), SpdyError> {
+    fn frame(&mut self, frame: Frame, events: &mut Vec<StreamEvent>) -> Result<(), SpdyError> {
         match frame {
             Frame::SynStream { stream, fin, block } => self.open(stream, fin, &block, events)?,
             Frame::Data { stream, fin, bytes } => self.data(stream, fin, bytes, events),
             Frame::SynReply { stream, fin, block } | Frame::Headers { stream, fin, block } => {
-                // Of no interest, but the blocks that follow can't be read without it.
+                // Decompress it although it is not used: later blocks depend on it.
                 self.reader.read(&block)?;
                 self.data(stream, fin, Bytes::new(), events);
             }
             Frame::Reset { stream } => {
                 if self.streams.remove(&stream).is_some() {
                     self.pending.retain(|pending| pending.stream != stream);
-                    events.push(Event::Reset(stream));
+                    events.push(StreamEvent::Reset(stream));
                 }
             }
-            // Even ids would be those of our own pings, and we send none.
+            // Ignore even ids: they would be replies to pings of ours, and we send none.
             Frame::Ping(id) if id % 2 == 1 => frame::ping(&mut self.output, id),
-            Frame::GoAway => events.push(Event::Closed),
+            Frame::GoAway => events.push(StreamEvent::Closed),
             Frame::Settings {
                 initial_window: Some(initial),
             } => {
@@ -95,7 +99,7 @@ impl Connection {
                 self.windows.set_initial(initial, windows);
                 self.send_pending();
             }
-            Frame::WindowUpdate { stream, delta } => self.widen(stream, delta)?,
+            Frame::WindowUpdate { stream, delta } => self.increase_window(stream, delta)?,
             Frame::Ping(_) | Frame::Settings { .. } | Frame::Unknown => {}
         }
         Ok(())
@@ -106,7 +110,7 @@ impl Connection {
         stream: StreamId,
         fin: bool,
         block: &[u8],
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), SpdyError> {
         let headers = self.reader.read(block)?;
         if stream.is_multiple_of(2) || stream <= self.last_stream {
@@ -121,41 +125,44 @@ impl Connection {
         let window = self.windows.open();
         let opened = Stream {
             window,
-            receives: true,
-            sends: true,
+            receive_open: true,
+            send_open: true,
         };
         self.streams.insert(stream, opened);
-        events.push(Event::Opened { stream, headers });
+        events.push(StreamEvent::Opened { stream, headers });
         self.data(stream, fin, Bytes::new(), events);
         Ok(())
     }
 
-    fn data(&mut self, id: StreamId, fin: bool, bytes: Bytes, events: &mut Vec<Event>) {
-        let open = self.streams.get_mut(&id).filter(|stream| stream.receives);
+    fn data(&mut self, id: StreamId, fin: bool, bytes: Bytes, events: &mut Vec<StreamEvent>) {
+        let open = self
+            .streams
+            .get_mut(&id)
+            .filter(|stream| stream.receive_open);
         let Some(stream) = open else {
-            // Was on its way when we reset the stream, or was never opened; either way nobody will take it.
-            self.taken(id, bytes.len());
+            // We have reset the stream, or it was never opened. Discard the data, but count it as consumed.
+            self.consumed(id, bytes.len());
             return;
         };
         if fin {
-            stream.receives = false;
+            stream.receive_open = false;
         }
         if !bytes.is_empty() {
-            events.push(Event::Data { stream: id, bytes });
+            events.push(StreamEvent::Data { stream: id, bytes });
         }
         if fin {
-            events.push(Event::Finished(id));
-            self.forget_if_over(id);
+            events.push(StreamEvent::Finished(id));
+            self.remove_if_closed(id);
         }
     }
 
-    fn widen(&mut self, id: StreamId, delta: u32) -> Result<(), SpdyError> {
+    fn increase_window(&mut self, id: StreamId, delta: u32) -> Result<(), SpdyError> {
         if id == 0 {
-            self.windows.widen_connection(delta)?;
+            self.windows.increase_connection(delta)?;
         } else if let Some(stream) = self.streams.get_mut(&id)
             && self
                 .windows
-                .widen_stream(&mut stream.window, delta)
+                .increase_stream(&mut stream.window, delta)
                 .is_err()
         {
             return Err(SpdyError::Flood);
@@ -164,9 +171,9 @@ impl Connection {
         Ok(())
     }
 
-    fn taken(&mut self, id: StreamId, bytes: usize) {
+    fn consumed(&mut self, id: StreamId, bytes: usize) {
         let stream = self.streams.get_mut(&id).map(|stream| &mut stream.window);
-        let (connection, stream) = self.windows.taken(stream, bytes);
+        let (connection, stream) = self.windows.consumed(stream, bytes);
         for (id, delta) in [(0, connection), (id, stream)] {
             if let Some(delta) = delta {
                 frame::window_update(&mut self.output, id, delta);
@@ -179,12 +186,12 @@ impl Connection {
         self.send_pending();
     }
 
-    /// Sends in order what the windows allow. One stream whose window is shut holds the others up; nothing in
-    /// Kubernetes has windows, so this is simple rather than fair.
+    /// Sends pending data in order, as far as flow control allows. A stream with a full window blocks the others: no Kubernetes client has
+    /// flow control, so simple beats fair.
     fn send_pending(&mut self) {
         while let Some(pending) = self.pending.front_mut() {
             let open = self.streams.get_mut(&pending.stream);
-            let Some(stream) = open.filter(|stream| stream.sends) else {
+            let Some(stream) = open.filter(|stream| stream.send_open) else {
                 self.pending.pop_front();
                 continue;
             };
@@ -199,19 +206,19 @@ impl Connection {
             frame::data(&mut self.output, pending.stream, fin, &part);
             let id = pending.stream;
             if fin {
-                stream.sends = false;
+                stream.send_open = false;
             }
             if whole {
                 self.pending.pop_front();
             }
-            self.forget_if_over(id);
+            self.remove_if_closed(id);
         }
     }
 
-    fn forget_if_over(&mut self, id: StreamId) {
+    fn remove_if_closed(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get(&id)
-            && !stream.receives
-            && !stream.sends
+            && !stream.receive_open
+            && !stream.send_open
         {
             self.streams.remove(&id);
         }
@@ -224,11 +231,11 @@ impl Connection {
     }
 }
 
-impl Protocol for Connection {
+impl StreamProtocol for SpdyConnection {
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         self.frames(input, events).map_err(|error| {
             self.output.clear();
@@ -238,24 +245,24 @@ impl Protocol for Connection {
         })
     }
 
-    fn apply(&mut self, command: Command) {
+    fn apply(&mut self, command: StreamCommand) {
         match command {
-            Command::Accept(id) => {
+            StreamCommand::Accept(id) => {
                 if self.streams.contains_key(&id) {
                     let block = self.writer.write(&[]);
                     frame::syn_reply(&mut self.output, id, &block);
                 }
             }
-            // An empty frame would say nothing.
-            Command::Data(_, bytes) if bytes.is_empty() => {}
-            Command::Data(id, bytes) => self.send(id, bytes, false),
-            Command::Finish(id) => self.send(id, Bytes::new(), true),
-            Command::Reset(id) => self.reset(id),
+            // An empty frame without FIN has no effect.
+            StreamCommand::Data(_, bytes) if bytes.is_empty() => {}
+            StreamCommand::Data(id, bytes) => self.send(id, bytes, false),
+            StreamCommand::Finish(id) => self.send(id, Bytes::new(), true),
+            StreamCommand::Reset(id) => self.reset(id),
         }
     }
 
-    fn taken(&mut self, stream: StreamId, bytes: usize) {
-        self.taken(stream, bytes);
+    fn consumed(&mut self, stream: StreamId, bytes: usize) {
+        self.consumed(stream, bytes);
     }
 
     fn is_ready(&self) -> bool {
@@ -263,15 +270,15 @@ impl Protocol for Connection {
     }
 
     fn keep_alive(&mut self) {
-        frame::ping(&mut self.output, NO_PING);
+        frame::ping(&mut self.output, UNUSED_PING_ID);
     }
 
     fn close(&mut self) {
         let mut open: Vec<_> = self.streams.drain().collect();
         open.sort_by_key(|(id, _)| *id);
         for (id, stream) in open {
-            // What we have finished is over for the client too once it hears that we go away.
-            if stream.sends {
+            // GOAWAY implicitly ends the streams whose sending side we have closed.
+            if stream.send_open {
                 frame::reset(&mut self.output, id, ResetStatus::Cancel);
             }
         }

@@ -1,4 +1,4 @@
-//! The text that both ends of SPDY/3 assume to have been compressed before the first header block.
+//! The zlib dictionary of SPDY/3 header blocks.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ const WORDS: &[&str] = &[
     "keep-alive", "origin",
 ];
 
-/// What follows them, without lengths.
+/// The rest of the dictionary, without lengths.
 const TAIL: &str = "\
     100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Au\
     thoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidd\
@@ -25,11 +25,11 @@ const TAIL: &str = "\
     e/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,text/javascript,publicpri\
     vatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
-/// The dictionary itself.
+/// The whole dictionary.
 pub(super) static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut dictionary = Vec::with_capacity(1423);
     for word in WORDS {
-        // No word is longer than a few letters, so the length always fits.
+        // Every length fits into one byte.
         dictionary.extend([0, 0, 0, word.len() as u8]);
         dictionary.extend(word.as_bytes());
     }
@@ -42,8 +42,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_the_dictionary_of_the_protocol() {
-        // By this sum zlib names the dictionary in every first header block.
+    fn checksum_matches_the_specification() {
+        // The Adler-32 checksum, by which zlib identifies the dictionary.
         let (mut a, mut b) = (1_u32, 0_u32);
         for byte in DICTIONARY.iter() {
             a = (a + u32::from(*byte)) % 65521;

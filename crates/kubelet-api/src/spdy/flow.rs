@@ -1,58 +1,58 @@
-//! Windows: how much may be sent before the other end has taken what was sent before.
+//! Flow control: windows limit how much may be sent before the client has consumed earlier data.
 //!
-//! SPDY/3.1 demands them, and no client of Kubernetes has them: spdystream neither sends nor heeds window updates, so whoever
-//! waits for one waits for ever, and whoever sends them fills its queues. So they are kept from the start, but only count once the
-//! other end has spoken of windows itself. Without them TCP holds the sender up, as it does between upstream's parts.
+//! SPDY/3.1 requires it, but no Kubernetes client has it: spdystream neither sends nor handles window updates. Waiting for one would block for
+//! ever, and sending them would fill its queues. So windows are tracked from the start, but enforced only after the client has
+//! used flow control itself. Without it TCP limits the sender, as between upstream's components.
 
 use super::SpdyError;
 
-/// The window of a connection and of a stream, if nobody says otherwise.
-const INITIAL: i64 = 64 * 1024;
-const MAX: i64 = 0x7fff_ffff;
-/// How much is taken before the other end hears of it.
-const UPDATE_AFTER: u32 = 32 * 1024;
+/// The default window of a connection and of a stream.
+const INITIAL_WINDOW: i64 = 64 * 1024;
+const MAX_WINDOW: i64 = 0x7fff_ffff;
+/// Consumed bytes before a window update is sent.
+const UPDATE_THRESHOLD: u32 = 32 * 1024;
 
-/// The windows of a connection.
+/// Flow control of a connection.
 #[derive(Debug)]
 pub(super) struct Windows {
-    counted: bool,
+    enforced: bool,
     initial: i64,
     connection: Window,
 }
 
-/// What may still be sent, and what was taken but not yet told.
+/// Bytes that may still be sent, and consumed bytes that are not reported yet.
 #[derive(Debug)]
 pub(super) struct Window {
     send: i64,
-    taken: u32,
+    consumed: u32,
 }
 
 impl Window {
     fn new(send: i64) -> Self {
-        Self { send, taken: 0 }
+        Self { send, consumed: 0 }
     }
 
     fn take(&mut self, bytes: usize) -> Option<u32> {
-        self.taken = self.taken.saturating_add(bytes as u32);
-        (self.taken >= UPDATE_AFTER).then(|| std::mem::take(&mut self.taken))
+        self.consumed = self.consumed.saturating_add(bytes as u32);
+        (self.consumed >= UPDATE_THRESHOLD).then(|| std::mem::take(&mut self.consumed))
     }
 
-    fn widen(&mut self, delta: u32) -> Result<(), TooWide> {
+    fn increase(&mut self, delta: u32) -> Result<(), WindowOverflow> {
         self.send += i64::from(delta);
-        if self.send > MAX {
-            Err(TooWide)
+        if self.send > MAX_WINDOW {
+            Err(WindowOverflow)
         } else {
             Ok(())
         }
     }
 }
 
-/// A window was made wider than there are numbers for.
+/// A window update exceeds the maximum window size.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooWide;
+pub(super) struct WindowOverflow;
 
-impl From<TooWide> for SpdyError {
-    fn from(_: TooWide) -> Self {
+impl From<WindowOverflow> for SpdyError {
+    fn from(_: WindowOverflow) -> Self {
         Self::Flood
     }
 }
@@ -60,9 +60,9 @@ impl From<TooWide> for SpdyError {
 impl Windows {
     pub(super) fn new() -> Self {
         Self {
-            counted: false,
-            initial: INITIAL,
-            connection: Window::new(INITIAL),
+            enforced: false,
+            initial: INITIAL_WINDOW,
+            connection: Window::new(INITIAL_WINDOW),
         }
     }
 
@@ -71,9 +71,9 @@ impl Windows {
         Window::new(self.initial)
     }
 
-    /// How many bytes may be sent on a stream now.
+    /// The number of bytes that may be sent on a stream now.
     pub(super) fn room(&self, stream: &Window) -> usize {
-        if !self.counted {
+        if !self.enforced {
             return usize::MAX;
         }
         let room = self.connection.send.min(stream.send).max(0);
@@ -85,28 +85,28 @@ impl Windows {
         stream.send -= bytes as i64;
     }
 
-    /// Bytes were taken: what to tell the other end of the connection's window and of the stream's.
-    pub(super) fn taken(
+    /// Counts consumed bytes. Returns the window updates to send for the connection and for the stream.
+    pub(super) fn consumed(
         &mut self,
         stream: Option<&mut Window>,
         bytes: usize,
     ) -> (Option<u32>, Option<u32>) {
         let connection = self.connection.take(bytes);
         let stream = stream.and_then(|stream| stream.take(bytes));
-        if self.counted {
+        if self.enforced {
             (connection, stream)
         } else {
             (None, None)
         }
     }
 
-    /// The other end names the window of streams: all that are open change by the difference.
+    /// The client has changed the initial window. Adjusts the open streams by the difference.
     pub(super) fn set_initial<'a>(
         &mut self,
         initial: u32,
         streams: impl Iterator<Item = &'a mut Window>,
     ) {
-        self.counted = true;
+        self.enforced = true;
         let change = i64::from(initial) - self.initial;
         self.initial = i64::from(initial);
         for stream in streams {
@@ -114,14 +114,18 @@ impl Windows {
         }
     }
 
-    pub(super) fn widen_connection(&mut self, delta: u32) -> Result<(), TooWide> {
-        self.counted = true;
-        self.connection.widen(delta)
+    pub(super) fn increase_connection(&mut self, delta: u32) -> Result<(), WindowOverflow> {
+        self.enforced = true;
+        self.connection.increase(delta)
     }
 
-    pub(super) fn widen_stream(&mut self, stream: &mut Window, delta: u32) -> Result<(), TooWide> {
-        self.counted = true;
-        stream.widen(delta)
+    pub(super) fn increase_stream(
+        &mut self,
+        stream: &mut Window,
+        delta: u32,
+    ) -> Result<(), WindowOverflow> {
+        self.enforced = true;
+        stream.increase(delta)
     }
 }
 
@@ -130,38 +134,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_without_windows_is_not_held_up() {
+    fn client_without_flow_control_is_not_limited() {
         let mut windows = Windows::new();
         let mut stream = windows.open();
         windows.sent(&mut stream, 10 << 20);
         assert_eq!(windows.room(&stream), usize::MAX);
-        assert_eq!(windows.taken(Some(&mut stream), 10 << 20), (None, None));
+        assert_eq!(windows.consumed(Some(&mut stream), 10 << 20), (None, None));
     }
 
     #[test]
-    fn a_client_with_windows_is_heeded() {
+    fn windows_limit_the_client_that_uses_them() {
         let mut windows = Windows::new();
         let mut stream = windows.open();
         windows.set_initial(1000, [&mut stream].into_iter());
         assert_eq!(windows.room(&stream), 1000);
         windows.sent(&mut stream, 1000);
         assert_eq!(windows.room(&stream), 0);
-        windows.widen_stream(&mut stream, 100_000).unwrap();
+        windows.increase_stream(&mut stream, 100_000).unwrap();
         assert_eq!(windows.room(&stream), 64 * 1024 - 1000);
-        windows.widen_connection(1 << 20).unwrap();
+        windows.increase_connection(1 << 20).unwrap();
         assert_eq!(windows.room(&stream), 100_000);
-        assert_eq!(windows.taken(Some(&mut stream), 1000), (None, None));
-        let told = Some(41_000);
-        assert_eq!(windows.taken(Some(&mut stream), 40_000), (told, told));
+        assert_eq!(windows.consumed(Some(&mut stream), 1000), (None, None));
+        let update = Some(41_000);
+        assert_eq!(
+            windows.consumed(Some(&mut stream), 40_000),
+            (update, update)
+        );
     }
 
     #[test]
-    fn a_window_has_an_end() {
+    fn window_overflow_is_an_error() {
         let mut windows = Windows::new();
         let mut stream = windows.open();
         assert_eq!(
-            windows.widen_stream(&mut stream, u32::MAX >> 1),
-            Err(TooWide)
+            windows.increase_stream(&mut stream, u32::MAX >> 1),
+            Err(WindowOverflow)
         );
     }
 }

@@ -1,12 +1,12 @@
-//! The shape of frames: bytes to frames and back.
+//! Parses and writes frames.
 //!
-//! Data is handed on as it comes, in parts of frames if need be, so that a frame of 16 MiB costs no memory.
+//! Data frames are passed on in parts, as they arrive, so that a frame of 16 MiB needs no buffer.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::SpdyError;
 
-/// No client has reason to send more than a few hundred bytes of control frame.
+/// Limit for control frames. Clients send a few hundred bytes at most.
 pub(super) const MAX_CONTROL_FRAME: usize = 64 * 1024;
 /// The length field has 24 bits.
 const MAX_LENGTH: usize = 0x00ff_ffff;
@@ -15,6 +15,14 @@ const CONTROL: u32 = 0x8000_0000;
 const STREAM: u32 = 0x7fff_ffff;
 const VERSION: u16 = 3;
 const FIN: u8 = 1;
+const SYN_STREAM: u16 = 1;
+const SYN_REPLY: u16 = 2;
+const RST_STREAM: u16 = 3;
+const SETTINGS: u16 = 4;
+const PING: u16 = 6;
+const GOAWAY: u16 = 7;
+const HEADERS: u16 = 8;
+const WINDOW_UPDATE: u16 = 9;
 const INITIAL_WINDOW_SIZE: u32 = 7;
 
 /// Why a stream is reset.
@@ -34,7 +42,7 @@ pub(super) enum GoAwayStatus {
     ProtocolError = 1,
 }
 
-/// What a client sent. Header blocks are still compressed.
+/// A parsed frame. Header blocks are still compressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     SynStream {
@@ -70,17 +78,17 @@ pub(super) enum Frame {
         fin: bool,
         bytes: Bytes,
     },
-    /// A control frame of a type that nobody knows, which is to be ignored.
+    /// A control frame of an unknown type, to be ignored.
     Unknown,
 }
 
-/// Cuts a stream of bytes into frames.
+/// Parses a stream of bytes into frames.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     data: Option<OpenData>,
 }
 
-/// A data frame of which a part is still to come.
+/// A data frame whose payload is incomplete.
 #[derive(Debug)]
 struct OpenData {
     stream: u32,
@@ -89,7 +97,7 @@ struct OpenData {
 }
 
 impl Parser {
-    /// The next frame, or the next part of a data frame, if `input` has one; it is taken off `input`.
+    /// Removes the next frame, or the next part of a data frame, from `input`. `None` if it is incomplete.
     pub(super) fn next(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, SpdyError> {
         if let Some(data) = &mut self.data {
             if input.is_empty() {
@@ -142,7 +150,7 @@ impl Parser {
         if left > 0 {
             self.data = Some(OpenData { stream, fin, left });
         }
-        // The end of a stream is mostly an empty frame; a frame with bytes begins with an empty part.
+        // Streams mostly end with an empty frame. For a frame with payload this is an empty first part.
         Ok(Some(Frame::Data {
             stream,
             fin: fin && left == 0,
@@ -154,97 +162,97 @@ impl Parser {
 fn control(kind: u16, flags: u8, mut payload: Bytes) -> Result<Frame, SpdyError> {
     let fin = flags & FIN != 0;
     let wrong_length = SpdyError::FrameLength { kind };
-    let word = |payload: &mut Bytes| payload.try_get_u32().map_err(|_| wrong_length);
-    let stream = |payload: &mut Bytes| match word(payload)? & STREAM {
+    let read_u32 = |payload: &mut Bytes| payload.try_get_u32().map_err(|_| wrong_length);
+    let stream = |payload: &mut Bytes| match read_u32(payload)? & STREAM {
         0 => Err(SpdyError::StreamZero),
         stream => Ok(stream),
     };
     match kind {
-        1 => {
+        SYN_STREAM => {
             let stream = stream(&mut payload)?;
-            // The stream that it belongs to, its priority and its slot: nobody uses them.
+            // Skip associated stream, priority and slot.
             if payload.len() < 6 {
                 return Err(wrong_length);
             }
             let block = payload.split_off(6);
             Ok(Frame::SynStream { stream, fin, block })
         }
-        2 | 8 => {
+        SYN_REPLY | HEADERS => {
             let stream = stream(&mut payload)?;
             let block = payload;
             Ok(match kind {
-                2 => Frame::SynReply { stream, fin, block },
+                SYN_REPLY => Frame::SynReply { stream, fin, block },
                 _ => Frame::Headers { stream, fin, block },
             })
         }
-        3 => Ok(Frame::Reset {
+        RST_STREAM => Ok(Frame::Reset {
             stream: stream(&mut payload)?,
         }),
-        4 => {
-            let count = word(&mut payload)?;
+        SETTINGS => {
+            let count = read_u32(&mut payload)?;
             if u64::from(count) * 8 != payload.len() as u64 {
                 return Err(wrong_length);
             }
             let mut initial_window = None;
             while !payload.is_empty() {
-                let id = word(&mut payload)? & 0x00ff_ffff;
-                let value = word(&mut payload)?;
+                let id = read_u32(&mut payload)? & 0x00ff_ffff;
+                let value = read_u32(&mut payload)?;
                 if id == INITIAL_WINDOW_SIZE {
                     initial_window = Some(value & STREAM);
                 }
             }
             Ok(Frame::Settings { initial_window })
         }
-        6 => Ok(Frame::Ping(word(&mut payload)?)),
-        7 => Ok(Frame::GoAway),
-        9 => {
-            let stream = word(&mut payload)? & STREAM;
-            let delta = word(&mut payload)? & STREAM;
+        PING => Ok(Frame::Ping(read_u32(&mut payload)?)),
+        GOAWAY => Ok(Frame::GoAway),
+        WINDOW_UPDATE => {
+            let stream = read_u32(&mut payload)? & STREAM;
+            let delta = read_u32(&mut payload)? & STREAM;
             Ok(Frame::WindowUpdate { stream, delta })
         }
         _ => Ok(Frame::Unknown),
     }
 }
 
-/// Writes a SYN_STREAM; servers have no use for it, tests that play the client do.
+/// Writes a SYN_STREAM, for tests with a client.
 #[cfg(test)]
 pub(super) fn syn_stream(output: &mut BytesMut, stream: u32, fin: bool, block: &[u8]) {
-    control_header(output, 1, u8::from(fin), block.len() + 10);
+    control_header(output, SYN_STREAM, u8::from(fin), block.len() + 10);
     output.put_u32(stream);
     output.put_slice(&[0; 6]);
     output.put_slice(block);
 }
 
 pub(super) fn syn_reply(output: &mut BytesMut, stream: u32, block: &[u8]) {
-    control_header(output, 2, 0, block.len() + 4);
+    control_header(output, SYN_REPLY, 0, block.len() + 4);
     output.put_u32(stream);
     output.put_slice(block);
 }
 
 pub(super) fn reset(output: &mut BytesMut, stream: u32, status: ResetStatus) {
-    control_header(output, 3, 0, 8);
+    control_header(output, RST_STREAM, 0, 8);
     output.put_u32(stream);
     output.put_u32(status as u32);
 }
 
 pub(super) fn ping(output: &mut BytesMut, id: u32) {
-    control_header(output, 6, 0, 4);
+    control_header(output, PING, 0, 4);
     output.put_u32(id);
 }
 
 pub(super) fn go_away(output: &mut BytesMut, last_stream: u32, status: GoAwayStatus) {
-    control_header(output, 7, 0, 8);
+    control_header(output, GOAWAY, 0, 8);
     output.put_u32(last_stream);
     output.put_u32(status as u32);
 }
 
 pub(super) fn window_update(output: &mut BytesMut, stream: u32, delta: u32) {
-    control_header(output, 9, 0, 8);
+    control_header(output, WINDOW_UPDATE, 0, 8);
     output.put_u32(stream);
     output.put_u32(delta);
 }
 
-/// Writes data, in as many frames as it takes.
+/// Writes data, in several frames if necessary.
 pub(super) fn data(output: &mut BytesMut, stream: u32, fin: bool, bytes: &[u8]) {
     let mut parts = bytes.chunks(MAX_LENGTH).peekable();
     if parts.peek().is_none() {
@@ -269,7 +277,7 @@ fn control_header(output: &mut BytesMut, kind: u16, flags: u8, length: usize) {
     length_word(output, flags, length);
 }
 
-/// Callers never have more than 24 bits of length.
+/// Flags and length. Callers keep the length below 24 bits.
 fn length_word(output: &mut BytesMut, flags: u8, length: usize) {
     output.put_u32((u32::from(flags) << 24) | (length & MAX_LENGTH) as u32);
 }
@@ -288,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_is_read_as_spdystream_writes_it() {
+    fn ping_matches_spdystream() {
         let ping = [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
         assert_eq!(frames(&ping), Ok(vec![Frame::Ping(1)]));
         let mut written = BytesMut::new();
@@ -297,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn data_comes_in_the_parts_in_which_it_arrives() {
+    fn data_frames_are_parsed_in_parts() {
         let mut written = BytesMut::new();
         data(&mut written, 5, true, b"hello");
         assert_eq!(written[..8], [0, 0, 0, 5, 1, 0, 0, 5]);
@@ -318,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_stream_is_an_empty_frame() {
+    fn empty_data_frame_ends_the_stream() {
         let end = [0, 0, 0, 5, 1, 0, 0, 0];
         let frame = Frame::Data {
             stream: 5,
@@ -329,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_read() {
+    fn parses_initial_window_in_settings() {
         let settings = [
             0x80, 3, 0, 4, 0, 0, 0, 12, 0, 0, 0, 1, 0, 0, 0, 7, 0, 1, 0, 0,
         ];
@@ -341,16 +349,19 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_may_send_is_refused() {
-        let http2 = [0x80, 2, 0, 1, 0, 0, 0, 0];
-        assert_eq!(frames(&http2), Err(SpdyError::Version(2)));
+    fn invalid_frames_are_rejected() {
+        let version_2 = [0x80, 2, 0, 1, 0, 0, 0, 0];
+        assert_eq!(frames(&version_2), Err(SpdyError::Version(2)));
         let large = [0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff];
         assert_eq!(frames(&large), Err(SpdyError::FrameTooLarge(0xff_ffff)));
         let short = [0x80, 3, 0, 1, 0, 0, 0, 5, 0, 0, 0, 1, 0];
         assert_eq!(frames(&short), Err(SpdyError::FrameLength { kind: 1 }));
         let zero = [0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(frames(&zero), Err(SpdyError::StreamZero));
-        let many = [0x80, 3, 0, 4, 0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff];
-        assert_eq!(frames(&many), Err(SpdyError::FrameLength { kind: 4 }));
+        let wrong_count = [0x80, 3, 0, 4, 0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff];
+        assert_eq!(
+            frames(&wrong_count),
+            Err(SpdyError::FrameLength { kind: 4 })
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Header blocks: names and values behind zlib, with one memory per direction for the life of the connection.
+//! Header blocks: zlib-compressed names and values, with one compression state per direction of the connection.
 
 use bytes::{Buf, Bytes};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
@@ -7,14 +7,14 @@ use super::SpdyError;
 use super::dictionary::DICTIONARY;
 use crate::streams::Headers;
 
-/// What a block may hold once decompressed. A client of Kubernetes sends about a hundred bytes.
-const MAX_BLOCK: usize = 64 * 1024;
+/// Limit for a decompressed block. Kubernetes clients send about a hundred bytes.
+const MAX_BLOCK_SIZE: usize = 64 * 1024;
 const MAX_HEADERS: u32 = 128;
 
-/// Reads the blocks of one direction, in their order; a block that is skipped spoils all that follow.
-pub(super) struct Reader(Decompress);
+/// Reads the blocks of one direction. All must be read, in order, since each depends on the previous ones.
+pub(super) struct HeaderReader(Decompress);
 
-impl Reader {
+impl HeaderReader {
     pub(super) fn new() -> Self {
         Self(Decompress::new(true))
     }
@@ -29,12 +29,12 @@ impl Reader {
         loop {
             let (read, written) = (self.0.total_in(), self.0.total_out());
             let done = self.0.decompress(block, &mut room, FlushDecompress::Sync);
-            // Both are at most the lengths of the slices above.
+            // Both fit: they are at most the lengths of the slices.
             let read = (self.0.total_in() - read) as usize;
             let written = (self.0.total_out() - written) as usize;
             block = block.get(read..).unwrap_or_default();
             plain.extend_from_slice(room.get(..written).unwrap_or_default());
-            if plain.len() > MAX_BLOCK {
+            if plain.len() > MAX_BLOCK_SIZE {
                 return Err(SpdyError::HeadersTooLarge);
             }
             match done {
@@ -48,7 +48,7 @@ impl Reader {
                 Err(_) => return Err(SpdyError::Compression),
             }
             if written < room.len() {
-                // All that can be had of this block: a flushed block leaves nothing behind.
+                // The block is exhausted: a flushed block leaves no pending output.
                 return if block.is_empty() {
                     Ok(plain)
                 } else {
@@ -80,13 +80,13 @@ fn parse(mut plain: Bytes) -> Result<Headers, SpdyError> {
     Ok(Headers::new(headers))
 }
 
-/// Writes the blocks of one direction, in their order.
-pub(super) struct Writer(Compress);
+/// Writes the blocks of one direction.
+pub(super) struct HeaderWriter(Compress);
 
-impl Writer {
+impl HeaderWriter {
     pub(super) fn new() -> Self {
         let mut compress = Compress::new(Compression::fast(), true);
-        // It is refused only after something was compressed.
+        // Fails only after data was compressed.
         let set = compress.set_dictionary(&DICTIONARY);
         debug_assert!(set.is_ok(), "a fresh compressor takes a dictionary");
         Self(compress)
@@ -98,7 +98,7 @@ impl Writer {
             plain.extend((text.len() as u32).to_be_bytes());
             plain.extend(text.as_bytes());
         }
-        // Never more than the text and a few bytes for the flush, so one call does it.
+        // At most the text and a few bytes for the flush, so one call is enough.
         let mut block = Vec::with_capacity(plain.len() + 64);
         let done = self.0.compress_vec(&plain, &mut block, FlushCompress::Sync);
         debug_assert!(done.is_ok(), "there is room for the whole block");
@@ -111,8 +111,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_come_back_in_order() {
-        let (mut writer, mut reader) = (Writer::new(), Reader::new());
+    fn blocks_round_trip_in_order() {
+        let (mut writer, mut reader) = (HeaderWriter::new(), HeaderReader::new());
         for kind in ["error", "stdin", "stdout"] {
             let block = writer.write(&[("streamtype", kind), ("port", "80")]);
             let headers = reader.read(&block).unwrap();
@@ -124,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_grows_without_end_is_refused() {
-        let (mut writer, mut reader) = (Writer::new(), Reader::new());
+    fn decompression_bomb_is_rejected() {
+        let (mut writer, mut reader) = (HeaderWriter::new(), HeaderReader::new());
         let zeros = "0".repeat(4 << 20);
         let mut block = Vec::with_capacity(1 << 20);
         let plain = [&1_u32.to_be_bytes()[..], zeros.as_bytes()].concat();
@@ -138,20 +138,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_is_refused() {
+    fn invalid_blocks_are_rejected() {
         assert_eq!(
-            Reader::new().read(b"hello").err(),
+            HeaderReader::new().read(b"hello").err(),
             Some(SpdyError::Compression)
         );
-        assert_eq!(Reader::new().read(b"").err(), Some(SpdyError::Headers));
-        let mut writer = Writer::new();
+        assert_eq!(
+            HeaderReader::new().read(b"").err(),
+            Some(SpdyError::Headers)
+        );
+        let mut writer = HeaderWriter::new();
         let block = writer.write(&[("a", "b")]);
         let cut = &block[..block.len() - 6];
-        assert!(Reader::new().read(cut).is_err());
+        assert!(HeaderReader::new().read(cut).is_err());
     }
 
     #[test]
-    fn counts_and_lengths_that_lie_are_refused() {
+    fn wrong_counts_and_lengths_are_rejected() {
         let plain = |bytes: &[u8]| parse(Bytes::copy_from_slice(bytes)).err();
         assert_eq!(plain(&[0, 0, 0, 1]), Some(SpdyError::Headers));
         assert_eq!(plain(&[0xff; 4]), Some(SpdyError::HeadersTooLarge));

@@ -1,42 +1,42 @@
-//! SPDY/3.1, the server's side: what carries streams for clients older than WebSockets, and `kubectl port-forward` to this day.
+//! The server side of SPDY/3.1, which older clients use for all streams and `kubectl port-forward` still uses.
 //!
-//! Sans-IO: [`Connection`] turns bytes into events and commands into bytes. `frame.rs` cuts frames, `headers.rs` has the
-//! compressed header blocks, `flow.rs` the windows, `connection.rs` puts them together.
+//! Sans-IO: [`SpdyConnection`] converts bytes into events and commands into bytes. `frame.rs` parses and writes frames, `headers.rs` handles
+//! compressed header blocks, `flow.rs` flow control, and `connection.rs` combines them.
 //!
-//! Every client of Kubernetes uses one library, spdystream, and so its dialect is what counts here: it knows no windows, and it
-//! gives up when it sees a frame that it doesn't know.
+//! All Kubernetes clients use the library spdystream, so its behaviour matters more than the specification: it has no flow control, and it
+//! disconnects when it receives an unknown frame.
 
 mod connection;
+#[cfg(test)]
+mod connection_tests;
 mod dictionary;
 mod flow;
 mod frame;
-#[cfg(test)]
-mod fuzz;
 mod headers;
 #[cfg(test)]
-pub(crate) mod peer;
+mod session_fuzz;
 #[cfg(test)]
-mod sessions;
+pub(crate) mod test_client;
 
-pub(crate) use connection::Connection;
+pub(crate) use connection::SpdyConnection;
 
-/// What a client did that SPDY doesn't allow; the connection can't go on.
+/// A violation of SPDY by the client. It ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SpdyError {
-    #[error("a frame of SPDY version {0}, not 3")]
+    #[error("frame of SPDY version {0}, expected 3")]
     Version(u16),
-    #[error("a control frame of {0} bytes is more than is allowed")]
+    #[error("control frame of {0} bytes is too large")]
     FrameTooLarge(usize),
-    #[error("a control frame of type {kind} has the wrong length")]
+    #[error("control frame of type {kind} has the wrong length")]
     FrameLength { kind: u16 },
-    #[error("a header block that can't be decompressed")]
+    #[error("cannot decompress header block")]
     Compression,
-    #[error("a header block that is larger than is allowed")]
+    #[error("header block too large")]
     HeadersTooLarge,
-    #[error("a header block that makes no sense")]
+    #[error("malformed header block")]
     Headers,
-    #[error("a frame for stream 0")]
+    #[error("frame for stream 0")]
     StreamZero,
-    #[error("more unanswered requests than are allowed")]
+    #[error("too many pending replies or window overflow")]
     Flood,
 }

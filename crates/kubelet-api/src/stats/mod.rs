@@ -1,4 +1,4 @@
-//! `GET /stats/summary`, and where all figures of a node come from.
+//! `GET /stats/summary`, and the interface that provides the stats of a node.
 
 pub mod summary;
 
@@ -11,56 +11,56 @@ use axum::response::{IntoResponse, Response};
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 
-use self::summary::Summary;
-use crate::seam::PodSource;
+use self::summary::StatsSummary;
+use crate::pod_source::PodSource;
 
-/// Where this API learns what the node and its pods use, and what the agent says of itself.
+/// Stats of the node and its pods, and facts about the kubelet. The kubelet implements this.
 pub trait NodeSource: Send + Sync {
-    /// What the node and its pods use now.
-    fn measure(&self) -> BoxFuture<'static, Measured>;
+    /// Collects the stats of the node and its pods.
+    fn measure(&self) -> BoxFuture<'static, MeasuredSummary>;
 
-    /// What the node has.
-    fn machine(&self) -> Machine;
+    /// The capacity and the identity of the node.
+    fn machine(&self) -> MachineInfo;
 
-    /// How this kubelet is configured, as upstream's `KubeletConfiguration`.
+    /// The kubelet's configuration, as upstream's `KubeletConfiguration`.
     fn configuration(&self) -> serde_json::Value;
 
-    /// Whether the kubelet follows its pods.
+    /// Whether the kubelet's watch of its pods works.
     fn is_in_sync(&self) -> bool;
 
-    /// What the kubelet has logged lately, oldest first.
+    /// The recent log of the kubelet, oldest line first.
     fn log(&self) -> Vec<LogLine>;
 }
 
-/// Figures, and whether all could be had.
+/// A summary, and whether it is complete.
 #[derive(Clone, Debug)]
-pub struct Measured {
-    /// The figures.
-    pub summary: Summary,
-    /// The sandbox of a pod that runs did not answer.
+pub struct MeasuredSummary {
+    /// The stats.
+    pub summary: StatsSummary,
+    /// The sandbox of a running pod did not answer.
     pub incomplete: bool,
 }
 
-/// What a node has: the job's share of the machine.
+/// A node: the job's share of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// Its Node's name.
+pub struct MachineInfo {
+    /// The name of the Node object.
     pub node: String,
-    /// Processors.
+    /// Allocated CPUs.
     pub cpus: u32,
-    /// Bytes of memory.
+    /// Allocated memory.
     pub memory_bytes: u64,
-    /// Of the installation.
+    /// `/etc/machine-id`.
     pub machine_id: String,
-    /// Of the hardware.
+    /// The UUID of the hardware (DMI).
     pub system_uuid: String,
-    /// Changes with each boot.
+    /// The kernel's id of the current boot.
     pub boot_id: String,
-    /// The version that the Node shows.
+    /// The kubelet version in the Node's status.
     pub kubelet_version: String,
-    /// The kernel's version.
+    /// The kernel release.
     pub kernel_version: String,
-    /// The distribution.
+    /// The name of the distribution.
     pub os_version: String,
 }
 
@@ -69,15 +69,17 @@ pub struct Machine {
 pub struct LogLine {
     /// When it was written.
     pub at: Timestamp,
-    /// What, without the line's end.
+    /// The line without its newline.
     pub text: String,
 }
 
-/// The node of a source, or the answer that there is none.
-pub(crate) fn node_of(source: &dyn PodSource) -> Result<Arc<dyn NodeSource>, Box<Response>> {
+/// The [`NodeSource`], or a 503 response if there is none.
+pub(crate) fn node_or_unavailable(
+    source: &dyn PodSource,
+) -> Result<Arc<dyn NodeSource>, Box<Response>> {
     source.node().ok_or_else(|| {
-        let words = "this node is not measured\n";
-        Box::new((StatusCode::SERVICE_UNAVAILABLE, words).into_response())
+        let message = "no stats are collected on this node\n";
+        Box::new((StatusCode::SERVICE_UNAVAILABLE, message).into_response())
     })
 }
 
@@ -86,9 +88,9 @@ pub(crate) async fn summary(
     State(source): State<Arc<dyn PodSource>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let node = match node_of(&*source) {
+    let node = match node_or_unavailable(&*source) {
         Ok(node) => node,
-        Err(answer) => return *answer,
+        Err(response) => return *response,
     };
     let summary = node.measure().await.summary;
     let query = query.unwrap_or_default();
@@ -102,7 +104,7 @@ pub(crate) async fn summary(
     .into_response()
 }
 
-/// As Go's `strconv.ParseBool` reads it.
+/// Like Go's `strconv.ParseBool`.
 fn is_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
 }
@@ -116,8 +118,8 @@ pub(crate) mod tests {
         "2026-11-15T10:00:00.5Z".parse().unwrap()
     }
 
-    fn figures(cpu_ns: u64, bytes: u64) -> Figures {
-        Figures {
+    fn usage(cpu_ns: u64, bytes: u64) -> UsageStats {
+        UsageStats {
             start_time: at(),
             cpu: Some(CpuStats {
                 time: at(),
@@ -149,10 +151,10 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn example() -> Summary {
+    pub(crate) fn example() -> StatsSummary {
         let container = ContainerStats {
             name: "main".to_owned(),
-            figures: figures(1_500_000_000, 4096),
+            usage: usage(1_500_000_000, 4096),
             rootfs: Some(fs(100)),
             logs: Some(fs(10)),
             processes: 3,
@@ -168,11 +170,11 @@ pub(crate) mod tests {
             rx_packets: (5, 6),
             tx_packets: (7, 8),
         };
-        Summary {
+        StatsSummary {
             node: NodeStats {
                 node_name: "node1".to_owned(),
                 system_containers: Vec::new(),
-                figures: figures(9_000_000_000, 1 << 20),
+                usage: usage(9_000_000_000, 1 << 20),
                 network: None,
                 fs: Some(fs(500)),
                 runtime: None,
@@ -184,7 +186,7 @@ pub(crate) mod tests {
                     namespace: "default".to_owned(),
                     uid: "u1".to_owned(),
                 },
-                figures: figures(2_000_000_000, 8192),
+                usage: usage(2_000_000_000, 8192),
                 containers: vec![container],
                 network: Some(NetworkStats {
                     time: at(),
@@ -207,18 +209,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_summary_is_upstreams() {
+    fn summary_matches_upstream_json() {
         insta::assert_json_snapshot!(example());
     }
 
     #[test]
-    fn a_summary_is_read_back_and_can_be_cut() {
+    fn summary_is_parsed_back_and_reduced() {
         let text = serde_json::to_string(&example()).unwrap();
-        let mut read: Summary = serde_json::from_str(&text).unwrap();
+        let mut read: StatsSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(read.pods[0].containers[0].processes, 0);
         read = read.only_cpu_and_memory();
         assert!(read.pods[0].network.is_none() && read.pods[0].containers[0].rootfs.is_none());
-        assert_eq!(read.pods[0].figures, example().pods[0].figures);
+        assert_eq!(read.pods[0].usage, example().pods[0].usage);
         assert!(is_true("true") && is_true("1") && !is_true("no"));
     }
 }

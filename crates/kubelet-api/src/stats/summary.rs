@@ -1,118 +1,118 @@
-//! Upstream's summary of a node and its pods (`stats.kubelet.k8s.io/v1alpha1`), in its own words.
+//! Upstream's `Summary` of a node and its pods (`stats.kubelet.k8s.io/v1alpha1`).
 //!
-//! Times carry fractions of seconds, which upstream's readers take, so that rates over short times are right. What isn't
-//! serialised here has no place in upstream's type, but has one in `/metrics/cadvisor`.
+//! Times have fractions of seconds, which upstream's parsers accept, so that rates over short times are accurate. Fields that are not
+//! serialised do not exist in upstream's type; `/metrics/cadvisor` and `/metrics/probes` use them.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// A node and its pods.
+/// Upstream's `Summary`: a node and its pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct StatsSummary {
     /// The node.
     pub node: NodeStats,
     /// Its pods.
     pub pods: Vec<PodStats>,
 }
 
-/// The node: what the job has of the machine.
+/// The node: the job's share of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStats {
     /// Its name.
     pub node_name: String,
-    /// Parts of the node that are no pods: `kubelet` and `pods`, the sum of these.
+    /// Not containers of pods: `kubelet`, and `pods`, the sum of all pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub system_containers: Vec<ContainerStats>,
-    /// What it uses.
+    /// CPU and memory usage.
     #[serde(flatten)]
-    pub figures: Figures,
-    /// The host's network.
+    pub usage: UsageStats,
+    /// The host's network interfaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
-    /// Local scratch.
+    /// The file system of the local scratch directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fs: Option<FsStats>,
-    /// Where images are unpacked.
+    /// The file systems of images and containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeStats>,
-    /// Numbers of processes.
+    /// Process limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rlimit: Option<RlimitStats>,
 }
 
-/// What is said of nodes, pods and containers alike.
+/// CPU and memory usage of a node, pod or container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Figures {
-    /// Since when it is measured.
+pub struct UsageStats {
+    /// Start of the measurement.
     pub start_time: Timestamp,
-    /// Processors.
+    /// CPU usage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuStats>,
-    /// Memory.
+    /// Memory usage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
 }
 
-/// Where images and containers are.
+/// File systems of the container runtime.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeStats {
-    /// The file system of images.
+    /// The file system of unpacked images.
     pub image_fs: FsStats,
-    /// The file system of what containers change.
+    /// The file system of writable container layers.
     pub container_fs: FsStats,
 }
 
-/// Numbers of processes, of the machine.
+/// Processes of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RlimitStats {
-    /// When.
+    /// Time of the measurement.
     pub time: Timestamp,
-    /// The most.
+    /// Maximum number of processes.
     pub maxpid: i64,
-    /// Now.
+    /// Current number of processes.
     pub curproc: i64,
 }
 
-/// A pod.
+/// Stats of a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStats {
-    /// Which one.
+    /// The pod.
     pub pod_ref: PodReference,
-    /// What it uses.
+    /// CPU and memory usage.
     #[serde(flatten)]
-    pub figures: Figures,
-    /// Its containers that run.
+    pub usage: UsageStats,
+    /// Its running containers.
     pub containers: Vec<ContainerStats>,
-    /// Its network, if it is its own.
+    /// Its network, unless it uses the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
-    /// Volumes.
+    /// Its volumes.
     #[serde(default, rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volume_stats: Vec<VolumeStats>,
-    /// What it has written to local disk.
+    /// Its usage of local disk.
     #[serde(
         default,
         rename = "ephemeral-storage",
         skip_serializing_if = "Option::is_none"
     )]
     pub ephemeral_storage: Option<FsStats>,
-    /// Processes.
+    /// Its processes.
     #[serde(
         default,
         rename = "process_stats",
         skip_serializing_if = "Option::is_none"
     )]
     pub process_stats: Option<ProcessStats>,
-    /// Its containers' probes, for metrics only.
+    /// Results of its containers' probes, for `/metrics/probes`.
     #[serde(skip)]
     pub probes: Vec<ProbeStats>,
 }
 
-/// How often probes of one kind had one result; the words are those of upstream's metrics.
+/// The number of results of one kind of probe, with the label values of upstream's metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeStats {
     /// The container.
@@ -121,18 +121,18 @@ pub struct ProbeStats {
     pub kind: String,
     /// `successful`, `failed`, `warning` or `unknown`.
     pub result: String,
-    /// How often.
+    /// The number of such results.
     pub count: u64,
 }
 
-/// Processes.
+/// Processes of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessStats {
-    /// How many.
+    /// The number of processes.
     pub process_count: u64,
 }
 
-/// Which pod.
+/// A reference to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodReference {
     /// Its name.
@@ -143,143 +143,143 @@ pub struct PodReference {
     pub uid: String,
 }
 
-/// A container.
+/// Stats of a container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerStats {
     /// Its name.
     pub name: String,
-    /// What it uses.
+    /// CPU and memory usage.
     #[serde(flatten)]
-    pub figures: Figures,
-    /// What it changed in its image.
+    pub usage: UsageStats,
+    /// Its writable layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<FsStats>,
     /// Its logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logs: Option<FsStats>,
-    /// How many processes it has.
+    /// The number of its processes.
     #[serde(skip)]
     pub processes: u64,
-    /// How its limit of processors held it back, where that is known.
+    /// CPU throttling, if known.
     #[serde(skip)]
     pub throttling: Option<ThrottlingStats>,
-    /// Disks, as far as that is known.
+    /// Disk I/O, as far as known.
     #[serde(skip)]
     pub io: IoStats,
 }
 
-/// How a limit of processors held a container back.
+/// CPU throttling of a container by its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottlingStats {
-    /// Periods in which it wanted to run.
+    /// Enforcement periods in which it was runnable.
     pub periods: u64,
-    /// Of these, those in which it was held back.
+    /// Periods in which it was throttled.
     pub throttled_periods: u64,
-    /// For how long, in nanoseconds.
+    /// Total throttled time, in nanoseconds.
     pub throttled_ns: u64,
 }
 
-/// What came from disks and went to them; what isn't known is `None`.
+/// Disk I/O; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStats {
-    /// How often was read.
+    /// Number of reads.
     pub reads: Option<u64>,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: Option<u64>,
-    /// How often was written.
+    /// Number of writes.
     pub writes: Option<u64>,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: Option<u64>,
 }
 
-/// Processors.
+/// CPU usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuStats {
-    /// When.
+    /// Time of the measurement.
     pub time: Timestamp,
-    /// Billionths of a processor, lately.
+    /// Recent usage, in billionths of a core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
-    /// Nanoseconds, ever.
+    /// Cumulative CPU time, in nanoseconds.
     pub usage_core_nano_seconds: u64,
 }
 
-/// Memory.
+/// Memory usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryStats {
-    /// When.
+    /// Time of the measurement.
     pub time: Timestamp,
-    /// What is left below its limit, if it has one.
+    /// Limit minus working set, if there is a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
-    /// All.
+    /// Total usage, including page cache.
     pub usage_bytes: u64,
-    /// What can't be taken away at once.
+    /// Memory that the kernel cannot reclaim easily.
     pub working_set_bytes: u64,
-    /// What belongs to processes alone.
+    /// Anonymous memory.
     pub rss_bytes: u64,
-    /// Page faults, ever.
+    /// Cumulative page faults.
     pub page_faults: u64,
-    /// Those that had to read.
+    /// Cumulative major page faults.
     pub major_page_faults: u64,
-    /// What was put out to swap, where that is known.
+    /// Swapped memory, if known.
     #[serde(skip)]
     pub swap_bytes: Option<u64>,
 }
 
-/// A network.
+/// Network usage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetworkStats {
-    /// When.
+    /// Time of the measurement.
     pub time: Timestamp,
-    /// The interface that most goes through.
+    /// The default interface.
     #[serde(flatten)]
     pub default: InterfaceStats,
-    /// All of them.
+    /// All interfaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<InterfaceStats>,
 }
 
-/// Counters of an interface.
+/// Cumulative counters of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceStats {
     /// Its name.
     pub name: String,
-    /// Bytes that came in.
+    /// Received bytes.
     pub rx_bytes: u64,
-    /// Of these packets, wrong ones.
+    /// Receive errors.
     pub rx_errors: u64,
-    /// Bytes that went out.
+    /// Transmitted bytes.
     pub tx_bytes: u64,
-    /// Of these packets, wrong ones.
+    /// Transmit errors.
     pub tx_errors: u64,
-    /// Packets that came in, and those that there was no room for.
+    /// Received packets, and dropped ones.
     #[serde(skip)]
     pub rx_packets: (u64, u64),
-    /// Packets that went out, and those that there was no room for.
+    /// Transmitted packets, and dropped ones.
     #[serde(skip)]
     pub tx_packets: (u64, u64),
 }
 
-/// A volume.
+/// Stats of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStats {
-    /// What it takes.
+    /// Its disk usage.
     #[serde(flatten)]
     pub fs: FsStats,
     /// Its name in the pod.
     pub name: String,
-    /// The claim that it was made for.
+    /// Its PersistentVolumeClaim, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc_ref: Option<PvcReference>,
 }
 
-/// Which claim.
+/// A reference to a PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PvcReference {
     /// Its name.
@@ -288,28 +288,28 @@ pub struct PvcReference {
     pub namespace: String,
 }
 
-/// A directory, and its file system.
+/// Usage of a directory and of its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsStats {
-    /// When.
+    /// Time of the measurement.
     pub time: Timestamp,
-    /// Bytes that may still be written.
+    /// Free bytes of the file system.
     pub available_bytes: u64,
-    /// Bytes of the file system.
+    /// Size of the file system.
     pub capacity_bytes: u64,
-    /// Bytes that the directory takes.
+    /// Bytes used by the directory.
     pub used_bytes: u64,
-    /// Files that may still be made.
+    /// Free inodes of the file system.
     pub inodes_free: u64,
-    /// Files that the file system can have.
+    /// Inodes of the file system.
     pub inodes: u64,
-    /// Files of the directory.
+    /// Inodes used by the directory.
     pub inodes_used: u64,
 }
 
-impl Summary {
-    /// The same with processors and memory alone.
+impl StatsSummary {
+    /// Removes all stats except CPU and memory.
     pub fn only_cpu_and_memory(mut self) -> Self {
         let node = &mut self.node;
         (node.network, node.fs, node.runtime, node.rlimit) = (None, None, None, None);

@@ -1,4 +1,4 @@
-//! Gives a [`Protocol`] a socket: one loop reads, one writes, and neither waits for the other.
+//! Runs a [`StreamProtocol`] on a socket. One loop reads and one writes; neither waits for the other.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -15,41 +15,42 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Command, Commands, Event, Headers, Incoming, Opened, Protocol, ProtocolError, StreamId,
+    CommandSender, Headers, IncomingStream, OpenedStream, ProtocolError, StreamCommand,
+    StreamEvent, StreamId, StreamProtocol,
 };
 
-/// How much is read at once.
-const READ: usize = 64 * 1024;
-/// A smaller rest of a buffer is not worth a system call.
-const LEAST_READ: usize = 4 * 1024;
-/// How much is written at once.
-const WRITE: usize = 64 * 1024;
-/// How many pieces of at most [`READ`] bytes a stream holds that nobody takes.
-const INCOMING: usize = 4;
-/// How many commands wait for the socket.
-const COMMANDS: usize = 1;
-/// How many streams wait for somebody to accept them.
-const OPENED: usize = 16;
+/// Bytes per read.
+const READ_SIZE: usize = 64 * 1024;
+/// With less free space than this, allocate a new buffer instead.
+const MIN_READ_SIZE: usize = 4 * 1024;
+/// Bytes of output to collect before a write.
+const WRITE_SIZE: usize = 64 * 1024;
+/// Chunks of up to [`READ_SIZE`] bytes that an [`IncomingStream`] queues.
+const INCOMING_QUEUE: usize = 4;
+/// Commands that wait for the write loop.
+const COMMAND_QUEUE: usize = 1;
+/// Opened streams that wait for the handler.
+const OPENED_QUEUE: usize = 16;
 
-/// How long things may take.
+/// Time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// How long a connection may be silent in both directions.
+pub(crate) struct StreamTimeouts {
+    /// Longest time without traffic in both directions.
     pub(crate) idle: Duration,
-    /// How often a client hears from us that waits for us to read.
+    /// Interval of keep-alives while the server does not read.
     pub(crate) keep_alive: Duration,
-    /// How long the last words may take to be written.
+    /// Time limit for writing the last output.
     pub(crate) flush: Duration,
-    /// How long the client may take to close its end after us. Until then what it sends is read and thrown away:
-    /// closing a socket with unread bytes in it destroys what the other end hasn't read yet.
+    /// How long to wait for the client to close its side. Until then its data is read and discarded: closing a socket
+    /// with unread data sends a reset, and the client could lose output that it has not read yet.
     pub(crate) linger: Duration,
 }
 
-impl Default for Limits {
+impl Default for StreamTimeouts {
     fn default() -> Self {
         Self {
             idle: crate::STREAM_IDLE_TIMEOUT,
-            // kubectl gives up after a minute without an answer to its pings.
+            // kubectl disconnects after a minute without a pong.
             keep_alive: Duration::from_secs(10),
             flush: Duration::from_secs(1),
             linger: Duration::from_secs(10),
@@ -57,70 +58,70 @@ impl Default for Limits {
     }
 }
 
-/// How a connection ended.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
-    /// All [`Commands`] were dropped, and everything was written.
-    #[error("everything is said")]
+pub(crate) enum ConnectionEnd {
+    /// All [`CommandSender`]s were dropped, and all output was written.
+    #[error("session finished")]
     Done,
-    #[error("the client closed it")]
+    #[error("closed by the client")]
     ByClient,
-    #[error("nothing happened for too long")]
+    #[error("idle time-out")]
     Idle,
-    #[error("the client broke the protocol: {0}")]
+    #[error("protocol error: {0}")]
     Protocol(ProtocolError),
-    #[error("the connection broke: {0}")]
+    #[error("I/O error: {0}")]
     Io(io::Error),
 }
 
-/// A connection, before it runs.
-pub(crate) struct Driver<P> {
+/// A connection that is not running yet.
+pub(crate) struct StreamDriver<P> {
     protocol: P,
-    limits: Limits,
-    commands: mpsc::Receiver<Command>,
+    timeouts: StreamTimeouts,
+    commands: mpsc::Receiver<StreamCommand>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
-    opened: Option<mpsc::Sender<Opened>>,
+    opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
-impl<P: Protocol> Driver<P> {
-    pub(crate) fn new(protocol: P, limits: Limits) -> (Self, Commands) {
-        let (sender, commands) = mpsc::channel(COMMANDS);
+impl<P: StreamProtocol> StreamDriver<P> {
+    pub(crate) fn new(protocol: P, timeouts: StreamTimeouts) -> (Self, CommandSender) {
+        let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let driver = Self {
             protocol,
-            limits,
+            timeouts,
             commands,
             incoming: HashMap::new(),
             opened: None,
         };
-        (driver, Commands(sender))
+        (driver, CommandSender(sender))
     }
 
-    /// A stream that is open from the start. What a client sends on streams that nobody expects is thrown away.
-    pub(crate) fn expect(&mut self, stream: StreamId) -> Incoming {
-        let (sender, incoming) = mpsc::channel(INCOMING);
+    /// Registers a stream that is open from the start. Data on unregistered streams is discarded.
+    pub(crate) fn register(&mut self, stream: StreamId) -> IncomingStream {
+        let (sender, incoming) = mpsc::channel(INCOMING_QUEUE);
         self.incoming.insert(stream, sender);
-        Incoming(incoming)
+        IncomingStream(incoming)
     }
 
     /// The streams that the client opens.
-    pub(crate) fn opened(&mut self) -> mpsc::Receiver<Opened> {
-        let (sender, opened) = mpsc::channel(OPENED);
+    pub(crate) fn opened(&mut self) -> mpsc::Receiver<OpenedStream> {
+        let (sender, opened) = mpsc::channel(OPENED_QUEUE);
         self.opened = Some(sender);
         opened
     }
 
-    /// Carries bytes until the connection ends.
-    pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> Ended {
+    /// Runs the connection until it ends.
+    pub(crate) async fn run(self, io: impl AsyncRead + AsyncWrite + Send) -> ConnectionEnd {
         let (read, write) = tokio::io::split(io);
-        let limits = self.limits;
+        let timeouts = self.timeouts;
         let shared = Shared {
             state: Mutex::new(State {
                 protocol: self.protocol,
                 last_activity: Instant::now(),
-                over: false,
+                closing: false,
             }),
             has_output: Notify::new(),
-            limits,
+            timeouts,
         };
         let reader = Reader {
             shared: &shared,
@@ -128,51 +129,51 @@ impl<P: Protocol> Driver<P> {
             opened: self.opened,
         };
         let mut reading = pin!(reader.run(read));
-        let mut writing = pin!(write_all(&shared, self.commands, write));
+        let mut writing = pin!(write_loop(&shared, self.commands, write));
         let mut idle = pin!(shared.idle());
 
         let ended = tokio::select! {
             ended = &mut reading => ended,
-            () = &mut idle => return Ended::Idle,
+            () = &mut idle => return ConnectionEnd::Idle,
             written = &mut writing => {
                 if let Err(error) = written {
-                    return Ended::Io(error);
+                    return ConnectionEnd::Io(error);
                 }
-                // Only to let the client read in peace.
-                let _ = timeout(limits.linger, reading).await;
-                return Ended::Done;
+                // Discard input until the client closes: see `linger`.
+                let _ = timeout(timeouts.linger, reading).await;
+                return ConnectionEnd::Done;
             }
         };
-        if !matches!(ended, Ended::Io(_)) {
-            shared.lock().over = true;
+        if !matches!(ended, ConnectionEnd::Io(_)) {
+            shared.lock().closing = true;
             shared.has_output.notify_one();
-            let _ = timeout(limits.flush, writing).await;
+            let _ = timeout(timeouts.flush, writing).await;
         }
         ended
     }
 }
 
-/// What both loops use.
+/// State that both loops use.
 struct Shared<P> {
     state: Mutex<State<P>>,
     has_output: Notify,
-    limits: Limits,
+    timeouts: StreamTimeouts,
 }
 
 struct State<P> {
     protocol: P,
     last_activity: Instant,
-    /// The protocol has said its last words, which are only to be written.
-    over: bool,
+    /// No more commands: write the remaining output, then close.
+    closing: bool,
 }
 
-impl<P: Protocol> Shared<P> {
+impl<P: StreamProtocol> Shared<P> {
     fn lock(&self) -> MutexGuard<'_, State<P>> {
-        // A panic inside of a protocol ends its connection's task, so nobody is left to see a broken state.
+        // Ignore poisoning: a panic in a protocol ends the task of this connection, so nothing uses the state after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the protocol do something that may give output.
+    /// Calls the protocol, and wakes the write loop if there is output.
     fn with<T>(&self, act: impl FnOnce(&mut P) -> T) -> T {
         let mut state = self.lock();
         let was_ready = state.protocol.is_ready();
@@ -183,10 +184,10 @@ impl<P: Protocol> Shared<P> {
         done
     }
 
-    /// Done when nothing has happened for too long.
+    /// Resolves after the idle time-out.
     async fn idle(&self) {
         loop {
-            let deadline = self.lock().last_activity + self.limits.idle;
+            let deadline = self.lock().last_activity + self.timeouts.idle;
             if deadline <= Instant::now() {
                 return;
             }
@@ -198,55 +199,55 @@ impl<P: Protocol> Shared<P> {
 struct Reader<'a, P> {
     shared: &'a Shared<P>,
     incoming: HashMap<StreamId, mpsc::Sender<Bytes>>,
-    opened: Option<mpsc::Sender<Opened>>,
+    opened: Option<mpsc::Sender<OpenedStream>>,
 }
 
-impl<P: Protocol> Reader<'_, P> {
-    async fn run(mut self, mut io: impl AsyncRead + Unpin) -> Ended {
+impl<P: StreamProtocol> Reader<'_, P> {
+    async fn run(mut self, mut io: impl AsyncRead + Unpin) -> ConnectionEnd {
         let mut buffer = BytesMut::new();
         let mut events = Vec::new();
         loop {
-            if buffer.capacity() - buffer.len() < LEAST_READ {
-                buffer.reserve(READ);
+            if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
+                buffer.reserve(READ_SIZE);
             }
             match poll_fn(|context| fill(&mut io, &mut buffer, context)).await {
-                Ok(0) => return Ended::ByClient,
+                Ok(0) => return ConnectionEnd::ByClient,
                 Ok(_) => {}
-                Err(error) => return Ended::Io(error),
+                Err(error) => return ConnectionEnd::Io(error),
             }
             self.shared.lock().last_activity = Instant::now();
             let receive = |protocol: &mut P| protocol.receive(&mut buffer, &mut events);
-            let understood = self.shared.with(receive);
+            let received = self.shared.with(receive);
             for event in events.drain(..) {
                 match event {
-                    Event::Opened { stream, headers } => self.open(stream, headers).await,
-                    Event::Data { stream, bytes } => self.deliver(stream, bytes).await,
-                    Event::Finished(stream) | Event::Reset(stream) => {
+                    StreamEvent::Opened { stream, headers } => self.open(stream, headers).await,
+                    StreamEvent::Data { stream, bytes } => self.deliver(stream, bytes).await,
+                    StreamEvent::Finished(stream) | StreamEvent::Reset(stream) => {
                         self.incoming.remove(&stream);
                     }
-                    Event::Closed => return Ended::ByClient,
+                    StreamEvent::Closed => return ConnectionEnd::ByClient,
                 }
             }
-            if let Err(error) = understood {
-                return Ended::Protocol(error);
+            if let Err(error) = received {
+                return ConnectionEnd::Protocol(error);
             }
         }
     }
 
     async fn open(&mut self, stream: StreamId, headers: Headers) {
-        let (sender, incoming) = mpsc::channel(INCOMING);
-        let new = Opened {
+        let (sender, incoming) = mpsc::channel(INCOMING_QUEUE);
+        let new = OpenedStream {
             stream,
             headers,
-            incoming: Incoming(incoming),
+            incoming: IncomingStream(incoming),
         };
         if let Some(opened) = &self.opened
             && opened.send(new).await.is_ok()
         {
             self.incoming.insert(stream, sender);
         } else {
-            let refuse = |protocol: &mut P| protocol.apply(Command::Reset(stream));
-            self.shared.with(refuse);
+            let reset = |protocol: &mut P| protocol.apply(StreamCommand::Reset(stream));
+            self.shared.with(reset);
         }
     }
 
@@ -255,14 +256,15 @@ impl<P: Protocol> Reader<'_, P> {
         if let Some(sender) = self.incoming.get(&stream) {
             match sender.try_send(bytes) {
                 Ok(()) => {}
-                // Nobody wants it any more, but the client may not know yet.
+                // The handler has dropped the stream. Discard the data.
                 Err(TrySendError::Closed(_)) => {
                     self.incoming.remove(&stream);
                 }
                 Err(TrySendError::Full(bytes)) => self.wait_for_room(sender, bytes).await,
             }
         }
-        self.shared.with(|protocol| protocol.taken(stream, length));
+        self.shared
+            .with(|protocol| protocol.consumed(stream, length));
     }
 
     async fn wait_for_room(&self, sender: &mpsc::Sender<Bytes>, bytes: Bytes) {
@@ -270,40 +272,40 @@ impl<P: Protocol> Reader<'_, P> {
         loop {
             tokio::select! {
                 _ = &mut sending => return,
-                () = sleep(self.shared.limits.keep_alive) => {
-                    self.shared.with(Protocol::keep_alive);
+                () = sleep(self.shared.timeouts.keep_alive) => {
+                    self.shared.with(StreamProtocol::keep_alive);
                 }
             }
         }
     }
 }
 
-/// Reads as much as is there and fits: TLS hands out one record at a time, and each piece has its price all the way to the pod.
+/// Reads all available data that fits into the buffer. TLS returns one record per read, and larger chunks are cheaper on the way to the pod.
 fn fill(
     io: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    let mut all = 0;
+    let mut total = 0;
     loop {
         match pin!(io.read_buf(buffer)).poll(context) {
             Poll::Ready(Ok(read)) if read > 0 => {
-                all += read;
-                if buffer.capacity() - buffer.len() < LEAST_READ {
-                    return Poll::Ready(Ok(all));
+                total += read;
+                if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
+                    return Poll::Ready(Ok(total));
                 }
             }
-            // An end or an error is there the next time too.
-            _ if all > 0 => return Poll::Ready(Ok(all)),
+            // The next read returns the end or the error again.
+            _ if total > 0 => return Poll::Ready(Ok(total)),
             other => return other,
         }
     }
 }
 
-/// Writes until all who give commands are gone, and then says goodbye.
-async fn write_all<P: Protocol>(
+/// Writes until all command senders are dropped, then closes the connection.
+async fn write_loop<P: StreamProtocol>(
     shared: &Shared<P>,
-    mut commands: mpsc::Receiver<Command>,
+    mut commands: mpsc::Receiver<StreamCommand>,
     mut io: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     loop {
@@ -319,8 +321,8 @@ async fn write_all<P: Protocol>(
                         last = true;
                     }
                 }
-                // One system call for as much as waits.
-                while state.protocol.output().len() < WRITE
+                // Collect the output of all waiting commands into one write.
+                while state.protocol.output().len() < WRITE_SIZE
                     && state.protocol.is_ready()
                     && let Ok(command) = commands.try_recv()
                 {
@@ -331,7 +333,7 @@ async fn write_all<P: Protocol>(
         }
         let bytes = {
             let mut state = shared.lock();
-            last |= state.over;
+            last |= state.closing;
             let bytes = state.protocol.output().split();
             if !bytes.is_empty() {
                 state.last_activity = Instant::now();
@@ -343,8 +345,8 @@ async fn write_all<P: Protocol>(
             io.flush().await?;
         }
         if last {
-            // The client may have closed its end already.
-            let _ = timeout(shared.limits.flush, io.shutdown()).await;
+            // Fails if the client has already closed the connection.
+            let _ = timeout(shared.timeouts.flush, io.shutdown()).await;
             return Ok(());
         }
     }

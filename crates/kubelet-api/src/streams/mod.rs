@@ -1,10 +1,10 @@
-//! Many streams over one connection, whatever carries them.
+//! Multiplexed streams over one connection, for every protocol.
 //!
-//! A [`Protocol`] is a state machine without IO: SPDY, channels in a WebSocket, or SPDY in a WebSocket. The [`Driver`] gives
-//! it a socket. Handlers see neither: they take bytes from an [`Incoming`] and put bytes into an [`Outgoing`].
+//! A [`StreamProtocol`] is a state machine without IO: SPDY, channels in a WebSocket, or SPDY in a WebSocket. The [`StreamDriver`] runs
+//! it on a socket. Handlers use neither: they read from [`IncomingStream`]s and write to [`OutgoingStream`]s.
 //!
-//! Memory is bounded everywhere: an [`Incoming`] that nobody reads stops the reading of the whole connection, and an
-//! [`Outgoing`] waits while the client doesn't read.
+//! Memory is bounded: if a handler does not read an [`IncomingStream`], the driver stops reading the whole connection, and an
+//! [`OutgoingStream`] blocks while the client does not read.
 
 mod driver;
 
@@ -14,71 +14,71 @@ use tokio::sync::mpsc;
 use crate::spdy::SpdyError;
 use crate::websocket::WebSocketError;
 
-pub(crate) use driver::{Driver, Ended, Limits};
+pub(crate) use driver::{ConnectionEnd, StreamDriver, StreamTimeouts};
 
-/// How a protocol numbers its streams.
+/// The number of a stream in its protocol.
 pub(crate) type StreamId = u32;
 
-/// What a client did.
+/// An action of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// It wants a new stream.
+pub(crate) enum StreamEvent {
+    /// Opened a stream.
     Opened { stream: StreamId, headers: Headers },
-    /// It sent bytes; never none.
+    /// Sent data; never empty.
     Data { stream: StreamId, bytes: Bytes },
-    /// It will send nothing more on a stream.
+    /// Closed its side of a stream.
     Finished(StreamId),
-    /// It wants neither to send nor to receive on a stream.
+    /// Closed both directions of a stream.
     Reset(StreamId),
-    /// It says goodbye.
+    /// Closed the connection.
     Closed,
 }
 
-/// What a handler wants.
+/// An action of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
-    /// A stream that the client opened is welcome.
+pub(crate) enum StreamCommand {
+    /// Accept a stream that the client opened.
     Accept(StreamId),
-    /// Bytes for the client.
+    /// Send data.
     Data(StreamId, Bytes),
-    /// Nothing more will be sent on a stream.
+    /// Close our side of a stream.
     Finish(StreamId),
-    /// A stream is over in both directions.
+    /// Close both directions of a stream.
     Reset(StreamId),
 }
 
-/// A protocol, without IO.
-pub(crate) trait Protocol: Send {
-    /// Takes from `input` what can be understood so far. After an error the output holds the last words.
+/// A protocol without IO.
+pub(crate) trait StreamProtocol: Send {
+    /// Consumes the complete part of `input`. After an error the output contains the protocol's error frame.
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError>;
 
-    /// Turns a command into output.
-    fn apply(&mut self, command: Command);
+    /// Converts a command into output.
+    fn apply(&mut self, command: StreamCommand);
 
-    /// Somebody took bytes of an [`Event::Data`].
-    fn taken(&mut self, _stream: StreamId, _bytes: usize) {}
+    /// A handler has consumed bytes of a [`StreamEvent::Data`].
+    fn consumed(&mut self, _stream: StreamId, _bytes: usize) {}
 
-    /// Whether commands may be given now, or the client must first make room.
+    /// Whether [`apply`](Self::apply) may be called, or a flow-control window is full.
     fn is_ready(&self) -> bool {
         true
     }
 
-    /// Shows the client that we live, while what it sends is not read; and us that it does, for what is written to a client that
-    /// is gone fails. It must want no answer, which would not be read.
+    /// Sends a keep-alive while the driver does not read: it shows the client that the server is alive, and the write fails if the client
+    /// has disconnected. The client must not have to reply, since the reply would not be read.
     fn keep_alive(&mut self);
 
-    /// Says goodbye.
+    /// Closes the connection.
     fn close(&mut self);
 
-    /// What waits to be written; the caller takes it.
+    /// Output to write; the caller drains it.
     fn output(&mut self) -> &mut BytesMut;
 }
 
-/// What a client did that its protocol doesn't allow.
+/// A violation of the protocol by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ProtocolError {
     #[error("SPDY: {0}")]
@@ -87,7 +87,7 @@ pub(crate) enum ProtocolError {
     WebSocket(#[from] WebSocketError),
 }
 
-/// What a stream was opened with.
+/// The headers of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Headers(Vec<(String, String)>);
 
@@ -96,7 +96,7 @@ impl Headers {
         Self(headers)
     }
 
-    /// The first value of a header, whose name may be in any case.
+    /// The first value of a header. Names are case-insensitive.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let found = self
             .0
@@ -106,70 +106,72 @@ impl Headers {
     }
 }
 
-/// A stream that a client has opened and nobody has accepted yet.
+/// A stream that the client has opened and no handler has accepted yet.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedStream {
     pub(crate) stream: StreamId,
     pub(crate) headers: Headers,
-    pub(crate) incoming: Incoming,
+    pub(crate) incoming: IncomingStream,
 }
 
-/// What a client sends on one stream.
+/// Data from the client on one stream.
 #[derive(Debug)]
-pub(crate) struct Incoming(mpsc::Receiver<Bytes>);
+pub(crate) struct IncomingStream(mpsc::Receiver<Bytes>);
 
-impl Incoming {
-    /// The next bytes; nothing when the client has finished the stream.
+impl IncomingStream {
+    /// The next bytes; `None` when the client has closed the stream.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         self.0.recv().await
     }
 }
 
-/// Where commands go. When the last of these is gone, the connection ends in order.
+/// Sends commands to the driver. When the last sender is dropped, the driver closes the connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Commands(mpsc::Sender<Command>);
+pub(crate) struct CommandSender(mpsc::Sender<StreamCommand>);
 
-impl Commands {
-    pub(crate) async fn send(&self, command: Command) -> Result<(), Gone> {
-        self.0.send(command).await.map_err(|_| Gone)
+impl CommandSender {
+    pub(crate) async fn send(&self, command: StreamCommand) -> Result<(), ConnectionClosed> {
+        self.0.send(command).await.map_err(|_| ConnectionClosed)
     }
 
-    /// One stream's way to the client.
-    pub(crate) fn outgoing(&self, stream: StreamId) -> Outgoing {
-        Outgoing {
+    /// The outgoing side of a stream.
+    pub(crate) fn outgoing(&self, stream: StreamId) -> OutgoingStream {
+        OutgoingStream {
             stream,
             commands: self.clone(),
         }
     }
 }
 
-/// The connection is gone, and with it everybody who would have read this.
+/// The connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the client is gone")]
-pub(crate) struct Gone;
+#[error("the connection has ended")]
+pub(crate) struct ConnectionClosed;
 
-/// What a client receives on one stream.
+/// Data to the client on one stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingStream {
     stream: StreamId,
-    commands: Commands,
+    commands: CommandSender,
 }
 
-impl Outgoing {
-    /// Waits until there is room; what is done then is on its way.
-    pub(crate) async fn send(&self, bytes: Bytes) -> Result<(), Gone> {
-        self.commands.send(Command::Data(self.stream, bytes)).await
+impl OutgoingStream {
+    /// Waits until the driver has queued the bytes.
+    pub(crate) async fn send(&self, bytes: Bytes) -> Result<(), ConnectionClosed> {
+        self.commands
+            .send(StreamCommand::Data(self.stream, bytes))
+            .await
     }
 
-    pub(crate) async fn accept(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Accept(self.stream)).await
+    pub(crate) async fn accept(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Accept(self.stream)).await
     }
 
-    pub(crate) async fn finish(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Finish(self.stream)).await
+    pub(crate) async fn finish(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Finish(self.stream)).await
     }
 
-    pub(crate) async fn reset(&self) -> Result<(), Gone> {
-        self.commands.send(Command::Reset(self.stream)).await
+    pub(crate) async fn reset(&self) -> Result<(), ConnectionClosed> {
+        self.commands.send(StreamCommand::Reset(self.stream)).await
     }
 }

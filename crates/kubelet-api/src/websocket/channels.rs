@@ -1,43 +1,43 @@
-//! Channels: the first byte of each message says which stream the rest belongs to.
+//! Channels: the first byte of each message is the number of its stream.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
 
 use super::WebSocketError;
-use super::frame::{Framing, Kind, Piece};
-use crate::streams::{Command, Event, Protocol, ProtocolError, StreamId};
+use super::frame::{Framing, MessagePiece, MessageType};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// In version 5 a message of this channel names another one that its sender is done with.
+/// In version 5 a message on this channel closes the channel whose number it contains.
 const CLOSE_SIGNAL: u8 = 255;
 
-/// How messages hold bytes.
+/// The encoding of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// As they are, after the channel's number.
+    /// The channel's number, then the raw bytes.
     Binary,
-    /// As text, after the channel's digit.
+    /// The channel's number as a digit, then base64.
     Base64,
 }
 
-/// Channels in a WebSocket.
+/// The channel protocol in a WebSocket.
 pub(crate) struct Channels {
     framing: Framing,
     encoding: Encoding,
-    /// How many channels there are, if the client can close them one by one.
+    /// The number of channels, if the client can close single ones.
     closable: Option<u8>,
     message: Message,
 }
 
-/// The message that is being read.
+/// State of the message that is being read.
 enum Message {
-    /// Its channel is not known yet.
-    Begins,
-    /// The rest is for a channel; in base64 up to three letters wait for their fourth.
-    For { channel: StreamId, waiting: Vec<u8> },
-    /// The rest is one byte, the number of a channel.
-    Closes(Option<u8>),
-    /// The rest makes no sense, as upstream would notice too, and go on.
+    /// The channel is not known yet.
+    Start,
+    /// The rest is data of a channel. `waiting` holds up to three characters of an incomplete base64 group.
+    Data { channel: StreamId, waiting: Vec<u8> },
+    /// The rest is one byte: the channel to close.
+    CloseChannel(Option<u8>),
+    /// The rest is invalid base64 and ignored, as upstream does.
     Ignored,
 }
 
@@ -47,11 +47,11 @@ impl Channels {
             framing: Framing::default(),
             encoding,
             closable: None,
-            message: Message::Begins,
+            message: Message::Start,
         }
     }
 
-    /// Lets the client close each of its `count` channels, as version 5 does.
+    /// Lets the client close single channels below `count`, as in version 5.
     pub(crate) fn closable(mut self, count: u8) -> Self {
         self.closable = Some(count);
         self
@@ -60,21 +60,25 @@ impl Channels {
     fn pieces(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), WebSocketError> {
         while let Some(piece) = self.framing.next(input)? {
             match piece {
-                Piece::Begin => self.message = Message::Begins,
-                Piece::Part(bytes) => self.part(bytes.freeze(), events)?,
-                Piece::End => self.end(events)?,
-                Piece::Close => events.push(Event::Closed),
+                MessagePiece::Begin => self.message = Message::Start,
+                MessagePiece::Part(bytes) => self.part(bytes.freeze(), events)?,
+                MessagePiece::End => self.end(events)?,
+                MessagePiece::Close => events.push(StreamEvent::Closed),
             }
         }
         Ok(())
     }
 
-    fn part(&mut self, mut bytes: Bytes, events: &mut Vec<Event>) -> Result<(), WebSocketError> {
-        if let Message::Begins = self.message {
+    fn part(
+        &mut self,
+        mut bytes: Bytes,
+        events: &mut Vec<StreamEvent>,
+    ) -> Result<(), WebSocketError> {
+        if let Message::Start = self.message {
             let first = bytes.split_to(1);
             self.message = self.begin(first[0]);
         }
@@ -82,7 +86,7 @@ impl Channels {
             return Ok(());
         }
         match &mut self.message {
-            Message::For { channel, waiting } => {
+            Message::Data { channel, waiting } => {
                 let stream = *channel;
                 let decoded = match self.encoding {
                     Encoding::Binary => Some(bytes),
@@ -90,13 +94,13 @@ impl Channels {
                 };
                 match decoded {
                     Some(bytes) if bytes.is_empty() => {}
-                    Some(bytes) => events.push(Event::Data { stream, bytes }),
+                    Some(bytes) => events.push(StreamEvent::Data { stream, bytes }),
                     None => self.message = Message::Ignored,
                 }
             }
-            Message::Closes(channel @ None) if bytes.len() == 1 => *channel = Some(bytes[0]),
-            Message::Closes(_) => return Err(WebSocketError::CloseSignal),
-            Message::Begins | Message::Ignored => {}
+            Message::CloseChannel(channel @ None) if bytes.len() == 1 => *channel = Some(bytes[0]),
+            Message::CloseChannel(_) => return Err(WebSocketError::CloseSignal),
+            Message::Start | Message::Ignored => {}
         }
         Ok(())
     }
@@ -104,55 +108,57 @@ impl Channels {
     fn begin(&self, first: u8) -> Message {
         let channel = match self.encoding {
             Encoding::Binary if self.closable.is_some() && first == CLOSE_SIGNAL => {
-                return Message::Closes(None);
+                return Message::CloseChannel(None);
             }
             Encoding::Binary => first,
             Encoding::Base64 => first.wrapping_sub(b'0'),
         };
-        Message::For {
+        Message::Data {
             channel: channel.into(),
             waiting: Vec::new(),
         }
     }
 
-    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), WebSocketError> {
-        if let Message::Closes(channel) = self.message {
+    fn end(&mut self, events: &mut Vec<StreamEvent>) -> Result<(), WebSocketError> {
+        if let Message::CloseChannel(channel) = self.message {
             let closed = channel.filter(|channel| self.closable.is_some_and(|all| *channel < all));
             let channel = closed.ok_or(WebSocketError::CloseSignal)?;
-            events.push(Event::Finished(channel.into()));
+            events.push(StreamEvent::Finished(channel.into()));
         }
-        self.message = Message::Begins;
+        self.message = Message::Start;
         Ok(())
     }
 
     fn send(&mut self, stream: StreamId, bytes: &[u8]) {
-        // There are never more than a few channels.
+        // Channel numbers fit into one byte.
         let channel = stream as u8;
         match self.encoding {
-            Encoding::Binary => self.framing.message(Kind::Binary, &[&[channel], bytes]),
+            Encoding::Binary => self
+                .framing
+                .message(MessageType::Binary, &[&[channel], bytes]),
             Encoding::Base64 => {
                 let text = STANDARD.encode(bytes);
                 let digit = channel.wrapping_add(b'0');
                 self.framing
-                    .message(Kind::Text, &[&[digit], text.as_bytes()]);
+                    .message(MessageType::Text, &[&[digit], text.as_bytes()]);
             }
         }
     }
 }
 
-/// Decodes all whole groups of four letters; what is left waits for the next part.
+/// Decodes all complete base64 groups. The rest stays in `waiting`.
 fn decode(waiting: &mut Vec<u8>, bytes: &[u8]) -> Option<Bytes> {
     waiting.extend_from_slice(bytes);
     let rest = waiting.split_off(waiting.len() - waiting.len() % 4);
-    let letters = std::mem::replace(waiting, rest);
-    STANDARD.decode(letters).ok().map(Bytes::from)
+    let groups = std::mem::replace(waiting, rest);
+    STANDARD.decode(groups).ok().map(Bytes::from)
 }
 
-impl Protocol for Channels {
+impl StreamProtocol for Channels {
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         self.pieces(input, events).map_err(|error| {
             self.framing.output.clear();
@@ -161,9 +167,9 @@ impl Protocol for Channels {
         })
     }
 
-    fn apply(&mut self, command: Command) {
-        // Only clients can say that a channel is closed, and nobody can refuse one.
-        if let Command::Data(stream, bytes) = command {
+    fn apply(&mut self, command: StreamCommand) {
+        // The server cannot accept, close or reset channels, only send data.
+        if let StreamCommand::Data(stream, bytes) = command {
             self.send(stream, &bytes);
         }
     }
@@ -183,44 +189,50 @@ impl Protocol for Channels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer;
+    use super::super::test_frames;
     use super::*;
 
-    fn received(channels: &mut Channels, bytes: &[u8]) -> Result<Vec<Event>, ProtocolError> {
+    fn received(channels: &mut Channels, bytes: &[u8]) -> Result<Vec<StreamEvent>, ProtocolError> {
         let (mut input, mut events) = (BytesMut::from(bytes), Vec::new());
         channels.receive(&mut input, &mut events)?;
         Ok(events)
     }
 
-    fn data(stream: StreamId, bytes: &'static [u8]) -> Event {
+    fn data(stream: StreamId, bytes: &'static [u8]) -> StreamEvent {
         let bytes = Bytes::from_static(bytes);
-        Event::Data { stream, bytes }
+        StreamEvent::Data { stream, bytes }
     }
 
     #[test]
-    fn binary_channels_go_both_ways() {
+    fn binary_channels_work_both_ways() {
         let mut channels = Channels::new(Encoding::Binary);
-        let read = received(&mut channels, &peer::client_frame(0x82, b"\x00foo\n"));
+        let read = received(
+            &mut channels,
+            &test_frames::client_frame(0x82, b"\x00foo\n"),
+        );
         assert_eq!(read, Ok(vec![data(0, b"foo\n")]));
-        channels.apply(Command::Data(1, Bytes::from_static(b"\n")));
-        channels.apply(Command::Data(1, Bytes::new()));
+        channels.apply(StreamCommand::Data(1, Bytes::from_static(b"\n")));
+        channels.apply(StreamCommand::Data(1, Bytes::new()));
         assert_eq!(channels.output()[..], [0x82, 2, 1, 10, 0x82, 1, 1]);
     }
 
     #[test]
-    fn base64_channels_go_both_ways() {
+    fn base64_channels_work_both_ways() {
         let mut channels = Channels::new(Encoding::Base64);
-        let read = received(&mut channels, &peer::client_frame(0x81, b"0Zm9vCg=="));
+        let read = received(
+            &mut channels,
+            &test_frames::client_frame(0x81, b"0Zm9vCg=="),
+        );
         assert_eq!(read, Ok(vec![data(0, b"foo\n")]));
-        channels.apply(Command::Data(1, Bytes::from_static(b"\n")));
+        channels.apply(StreamCommand::Data(1, Bytes::from_static(b"\n")));
         assert_eq!(channels.output()[..], *b"\x81\x051Cg==");
     }
 
     #[test]
-    fn base64_in_parts_is_put_together() {
+    fn base64_is_decoded_across_chunks() {
         let mut channels = Channels::new(Encoding::Base64);
         let (mut input, mut read) = (BytesMut::new(), Vec::new());
-        for byte in peer::client_frame(0x81, b"0Zm9vCg==") {
+        for byte in test_frames::client_frame(0x81, b"0Zm9vCg==") {
             input.extend_from_slice(&[byte]);
             channels.receive(&mut input, &mut read).unwrap();
         }
@@ -228,36 +240,39 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_base64_is_ignored() {
+    fn invalid_base64_is_ignored() {
         let mut channels = Channels::new(Encoding::Base64);
         let bytes = [
-            peer::client_frame(0x81, b"0%%%%"),
-            peer::client_frame(0x81, b"0Zm9v"),
+            test_frames::client_frame(0x81, b"0%%%%"),
+            test_frames::client_frame(0x81, b"0Zm9v"),
         ];
         let read = received(&mut channels, &bytes.concat());
         assert_eq!(read, Ok(vec![data(0, b"foo")]));
     }
 
     #[test]
-    fn an_empty_message_means_nothing() {
+    fn empty_messages_are_ignored() {
         let mut channels = Channels::new(Encoding::Binary);
         let bytes = [
-            peer::client_frame(0x82, b""),
-            peer::client_frame(0x82, b"\x00"),
+            test_frames::client_frame(0x82, b""),
+            test_frames::client_frame(0x82, b"\x00"),
         ];
         assert_eq!(received(&mut channels, &bytes.concat()), Ok(vec![]));
     }
 
     #[test]
-    fn version_5_closes_single_channels() {
-        let close = peer::client_frame(0x82, &[255, 0]);
+    fn v5_closes_single_channels() {
+        let close = test_frames::client_frame(0x82, &[255, 0]);
         let mut v5 = Channels::new(Encoding::Binary).closable(5);
-        assert_eq!(received(&mut v5, &close), Ok(vec![Event::Finished(0)]));
+        assert_eq!(
+            received(&mut v5, &close),
+            Ok(vec![StreamEvent::Finished(0)])
+        );
         let mut v4 = Channels::new(Encoding::Binary);
         assert_eq!(received(&mut v4, &close), Ok(vec![data(255, b"\0")]));
         for wrong in [&[255][..], &[255, 5], &[255, 0, 0]] {
             let mut v5 = Channels::new(Encoding::Binary).closable(5);
-            let error = received(&mut v5, &peer::client_frame(0x82, wrong)).unwrap_err();
+            let error = received(&mut v5, &test_frames::client_frame(0x82, wrong)).unwrap_err();
             assert_eq!(error, WebSocketError::CloseSignal.into());
             assert_eq!(v5.output()[..], [0x88, 2, 3, 0xea]);
         }

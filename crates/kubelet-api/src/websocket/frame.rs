@@ -1,4 +1,4 @@
-//! The shape of frames: bytes to pieces of messages and back.
+//! Frames: parses bytes into parts of messages, and writes messages.
 
 use bytes::{Buf, BufMut, BytesMut};
 
@@ -6,44 +6,49 @@ use super::WebSocketError;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
-const OPERATION: u8 = 0x0f;
+const OPCODE: u8 = 0x0f;
+const OPCODE_CONTINUATION: u8 = 0;
+const OPCODE_CONTROL_BIT: u8 = 8;
+const OPCODE_CLOSE: u8 = 8;
+const OPCODE_PING: u8 = 9;
+const OPCODE_PONG: u8 = 10;
 const MASKED: u8 = 0x80;
 const LENGTH: u8 = 0x7f;
-/// Control frames are short and whole.
+/// Maximum payload of a control frame.
 const MAX_CONTROL: usize = 125;
 /// The longest header: two bytes, eight of length, four of mask.
 const MAX_HEADER: usize = 14;
-/// How much may wait to be written in answer to what a client sends without reading.
-pub(super) const MAX_ANSWERS: usize = 1 << 20;
-/// "Normal closure" and "protocol error".
-const NORMAL: u16 = 1000;
-const PROTOCOL_ERROR: u16 = 1002;
+/// Limit for unsent output while a client sends frames that need replies and does not read them.
+pub(super) const MAX_PENDING_REPLIES: usize = 1 << 20;
+/// Close codes.
+const CLOSE_NORMAL: u16 = 1000;
+const CLOSE_PROTOCOL_ERROR: u16 = 1002;
 
-/// What a message holds.
+/// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MessageType {
     Text = 1,
     Binary = 2,
 }
 
-/// What a client sent.
+/// Parsed input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum MessagePiece {
     /// A message begins.
     Begin,
-    /// A part of a message, never empty.
+    /// A part of the payload, never empty.
     Part(BytesMut),
     /// The message ends.
     End,
-    /// The client says goodbye; there is nothing after it.
+    /// The client closed the connection. Nothing follows.
     Close,
 }
 
-/// Frames of one connection.
+/// Framing state of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Framing {
-    /// A data frame of which a part is still to come.
+    /// The current data frame, if its payload is incomplete.
     payload: Option<Payload>,
     in_message: bool,
     closed: bool,
@@ -58,24 +63,27 @@ struct Payload {
     fin: bool,
 }
 
-/// What a control frame was.
+/// The result of a control frame.
 enum Control {
-    Answered,
+    Handled,
     Close,
 }
 
 struct Header {
     fin: bool,
-    operation: u8,
+    opcode: u8,
     length: u64,
     mask: [u8; 4],
-    /// How many bytes the header itself has.
+    /// Size of the header, in bytes.
     size: usize,
 }
 
 impl Framing {
-    /// The next piece, if `input` has one; it is taken off `input`. Pings are answered on the way.
-    pub(super) fn next(&mut self, input: &mut BytesMut) -> Result<Option<Piece>, WebSocketError> {
+    /// Removes the next piece from `input`. Answers pings.
+    pub(super) fn next(
+        &mut self,
+        input: &mut BytesMut,
+    ) -> Result<Option<MessagePiece>, WebSocketError> {
         loop {
             if self.closed {
                 input.clear();
@@ -83,27 +91,27 @@ impl Framing {
             }
             if let Some(payload) = &mut self.payload {
                 if payload.left > 0 {
-                    return Ok(payload.part(input).map(Piece::Part));
+                    return Ok(payload.part(input).map(MessagePiece::Part));
                 }
                 let fin = payload.fin;
                 self.payload = None;
                 if fin {
                     self.in_message = false;
-                    return Ok(Some(Piece::End));
+                    return Ok(Some(MessagePiece::End));
                 }
             }
             let Some(header) = Header::parse(input)? else {
                 return Ok(None);
             };
-            if header.operation & 8 != 0 {
+            if header.opcode & OPCODE_CONTROL_BIT != 0 {
                 match self.control(&header, input)? {
                     None => return Ok(None),
-                    Some(Control::Answered) => continue,
-                    Some(Control::Close) => return Ok(Some(Piece::Close)),
+                    Some(Control::Handled) => continue,
+                    Some(Control::Close) => return Ok(Some(MessagePiece::Close)),
                 }
             }
             input.advance(header.size);
-            let begins = header.operation != 0;
+            let begins = header.opcode != OPCODE_CONTINUATION;
             if begins == self.in_message {
                 return Err(WebSocketError::Continuation);
             }
@@ -114,12 +122,12 @@ impl Framing {
                 fin: header.fin,
             });
             if begins {
-                return Ok(Some(Piece::Begin));
+                return Ok(Some(MessagePiece::Begin));
             }
         }
     }
 
-    /// Answers a control frame and takes it off `input`, if it is all there.
+    /// Handles a control frame and removes it from `input`. `None` if it is incomplete.
     fn control(
         &mut self,
         header: &Header,
@@ -135,55 +143,55 @@ impl Framing {
         input.advance(header.size);
         let mut payload = input.split_to(length);
         unmask(&mut payload, header.mask);
-        match header.operation {
-            8 => {
-                self.close_with(NORMAL);
+        match header.opcode {
+            OPCODE_CLOSE => {
+                self.close_with(CLOSE_NORMAL);
                 return Ok(Some(Control::Close));
             }
-            9 => self.write(10, &[&payload]),
+            OPCODE_PING => self.write(OPCODE_PONG, &[&payload]),
             _ => {}
         }
-        if self.output.len() > MAX_ANSWERS {
+        if self.output.len() > MAX_PENDING_REPLIES {
             return Err(WebSocketError::Flood);
         }
-        Ok(Some(Control::Answered))
+        Ok(Some(Control::Handled))
     }
 
     /// Writes a message of one frame.
-    pub(super) fn message(&mut self, kind: Kind, parts: &[&[u8]]) {
+    pub(super) fn message(&mut self, kind: MessageType, parts: &[&[u8]]) {
         if !self.closed {
             self.write(kind as u8, parts);
         }
     }
 
-    /// A pong that nobody asked for shows that we live.
+    /// Writes an unsolicited pong, which shows the client that the server is alive.
     pub(super) fn keep_alive(&mut self) {
         if !self.closed {
-            self.write(10, &[]);
+            self.write(OPCODE_PONG, &[]);
         }
     }
 
-    /// Says goodbye.
+    /// Writes a close frame for a normal closure.
     pub(super) fn close(&mut self) {
-        self.close_with(NORMAL);
+        self.close_with(CLOSE_NORMAL);
     }
 
-    /// Says goodbye to a client that broke the protocol.
+    /// Writes a close frame for a protocol error.
     pub(super) fn fail(&mut self) {
-        self.close_with(PROTOCOL_ERROR);
+        self.close_with(CLOSE_PROTOCOL_ERROR);
     }
 
     fn close_with(&mut self, code: u16) {
         if !self.closed {
-            self.write(8, &[&code.to_be_bytes()]);
+            self.write(OPCODE_CLOSE, &[&code.to_be_bytes()]);
             self.closed = true;
         }
     }
 
-    fn write(&mut self, operation: u8, parts: &[&[u8]]) {
+    fn write(&mut self, opcode: u8, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.output.reserve(MAX_HEADER + length);
-        self.output.put_u8(FIN | operation);
+        self.output.put_u8(FIN | opcode);
         match length {
             0..=125 => self.output.put_u8(length as u8),
             126..=0xffff => {
@@ -202,7 +210,7 @@ impl Framing {
 }
 
 impl Payload {
-    /// What is there of the frame's bytes.
+    /// Removes the available part of the payload from `input`.
     fn part(&mut self, input: &mut BytesMut) -> Option<BytesMut> {
         if input.is_empty() {
             return None;
@@ -221,12 +229,12 @@ impl Header {
         let &[first, second, ref rest @ ..] = input else {
             return Ok(None);
         };
-        let operation = first & OPERATION;
+        let opcode = first & OPCODE;
         if first & RESERVED != 0 {
             return Err(WebSocketError::Reserved);
         }
-        if !matches!(operation, 0..=2 | 8..=10) {
-            return Err(WebSocketError::Operation(operation));
+        if !matches!(opcode, 0..=2 | 8..=10) {
+            return Err(WebSocketError::Opcode(opcode));
         }
         if second & MASKED == 0 {
             return Err(WebSocketError::NotMasked);
@@ -250,7 +258,7 @@ impl Header {
         };
         Ok(Some(Self {
             fin: first & FIN != 0,
-            operation,
+            opcode,
             length,
             mask,
             size: input.len() - rest.len(),
@@ -258,14 +266,14 @@ impl Header {
     }
 }
 
-/// Clients mask what they send so that no proxy takes it for HTTP.
+/// Removes the mask that clients must apply to payloads.
 pub(super) fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
-    let word = u64::from_ne_bytes([
+    let mask_word = u64::from_ne_bytes([
         mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
     ]);
-    let (words, rest) = bytes.as_chunks_mut::<8>();
-    for bytes in words {
-        *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+    let (chunks, rest) = bytes.as_chunks_mut::<8>();
+    for bytes in chunks {
+        *bytes = (u64::from_ne_bytes(*bytes) ^ mask_word).to_ne_bytes();
     }
     for (byte, mask) in rest.iter_mut().zip(mask.into_iter().cycle()) {
         *byte ^= mask;
@@ -274,10 +282,10 @@ pub(super) fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer;
+    use super::super::test_frames;
     use super::*;
 
-    fn pieces(framing: &mut Framing, bytes: &[u8]) -> Result<Vec<Piece>, WebSocketError> {
+    fn pieces(framing: &mut Framing, bytes: &[u8]) -> Result<Vec<MessagePiece>, WebSocketError> {
         let (mut input, mut pieces) = (BytesMut::from(bytes), Vec::new());
         while let Some(piece) = framing.next(&mut input)? {
             pieces.push(piece);
@@ -285,37 +293,43 @@ mod tests {
         Ok(pieces)
     }
 
-    fn part(bytes: &'static [u8]) -> Piece {
-        Piece::Part(BytesMut::from(bytes))
+    fn part(bytes: &'static [u8]) -> MessagePiece {
+        MessagePiece::Part(BytesMut::from(bytes))
     }
 
     #[test]
-    fn the_example_of_the_rfc_is_read() {
+    fn parses_the_example_of_the_rfc() {
         let hello = [
             0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
         ];
         let read = pieces(&mut Framing::default(), &hello);
-        assert_eq!(read, Ok(vec![Piece::Begin, part(b"Hello"), Piece::End]));
+        assert_eq!(
+            read,
+            Ok(vec![MessagePiece::Begin, part(b"Hello"), MessagePiece::End])
+        );
     }
 
     #[test]
-    fn lengths_of_all_sizes_are_written_and_read() {
+    fn all_length_encodings_round_trip() {
         for length in [0, 1, 125, 126, 127, 65535, 65536, 70000] {
             let bytes = vec![7; length];
             let mut framing = Framing::default();
-            framing.message(Kind::Binary, &[&bytes[..length / 2], &bytes[length / 2..]]);
-            let (header, written) = peer::server_frame(&framing.output).unwrap();
+            framing.message(
+                MessageType::Binary,
+                &[&bytes[..length / 2], &bytes[length / 2..]],
+            );
+            let (header, written) = test_frames::server_frame(&framing.output).unwrap();
             assert_eq!(header, 0x82);
             assert_eq!(written, bytes);
 
-            let read = pieces(&mut framing, &peer::client_frame(0x82, &bytes)).unwrap();
+            let read = pieces(&mut framing, &test_frames::client_frame(0x82, &bytes)).unwrap();
             let expected = if length == 0 {
-                vec![Piece::Begin, Piece::End]
+                vec![MessagePiece::Begin, MessagePiece::End]
             } else {
                 vec![
-                    Piece::Begin,
-                    Piece::Part(BytesMut::from(&bytes[..])),
-                    Piece::End,
+                    MessagePiece::Begin,
+                    MessagePiece::Part(BytesMut::from(&bytes[..])),
+                    MessagePiece::End,
                 ]
             };
             assert_eq!(read, expected);
@@ -323,61 +337,70 @@ mod tests {
     }
 
     #[test]
-    fn pings_between_the_parts_of_a_message_are_answered() {
+    fn pings_within_a_fragmented_message_are_answered() {
         let bytes = [
-            peer::client_frame(0x02, b"one"),
-            peer::client_frame(0x89, b"alive?"),
-            peer::client_frame(0x80, b"two"),
+            test_frames::client_frame(0x02, b"one"),
+            test_frames::client_frame(0x89, b"alive?"),
+            test_frames::client_frame(0x80, b"two"),
         ];
         let mut framing = Framing::default();
         let read = pieces(&mut framing, &bytes.concat());
         assert_eq!(
             read,
-            Ok(vec![Piece::Begin, part(b"one"), part(b"two"), Piece::End])
+            Ok(vec![
+                MessagePiece::Begin,
+                part(b"one"),
+                part(b"two"),
+                MessagePiece::End
+            ])
         );
         assert_eq!(framing.output[..], *b"\x8a\x06alive?");
     }
 
     #[test]
-    fn a_close_is_answered_and_the_last_thing() {
+    fn close_is_answered_and_ends_the_connection() {
         let bytes = [
-            peer::client_frame(0x88, &[3, 0xe8]),
-            peer::client_frame(0x82, b"late"),
+            test_frames::client_frame(0x88, &[3, 0xe8]),
+            test_frames::client_frame(0x82, b"late"),
         ];
         let mut framing = Framing::default();
         assert_eq!(
             pieces(&mut framing, &bytes.concat()),
-            Ok(vec![Piece::Close])
+            Ok(vec![MessagePiece::Close])
         );
         assert_eq!(framing.output[..], [0x88, 2, 3, 0xe8]);
         framing.close();
-        framing.message(Kind::Binary, &[b"late"]);
+        framing.message(MessageType::Binary, &[b"late"]);
         assert_eq!(framing.output.len(), 4);
     }
 
     #[test]
-    fn what_nobody_may_send_is_refused() {
-        let refused = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
-        assert_eq!(refused(&[0xc2, 0x80]), WebSocketError::Reserved);
-        assert_eq!(refused(&[0x83, 0x80]), WebSocketError::Operation(3));
-        assert_eq!(refused(&[0x82, 0x00]), WebSocketError::NotMasked);
+    fn invalid_frames_are_rejected() {
+        let error_of = |bytes: &[u8]| pieces(&mut Framing::default(), bytes).unwrap_err();
+        assert_eq!(error_of(&[0xc2, 0x80]), WebSocketError::Reserved);
+        assert_eq!(error_of(&[0x83, 0x80]), WebSocketError::Opcode(3));
+        assert_eq!(error_of(&[0x82, 0x00]), WebSocketError::NotMasked);
         assert_eq!(
-            refused(&peer::client_frame(0x09, b"")),
+            error_of(&test_frames::client_frame(0x09, b"")),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&peer::client_frame(0x89, &[0; 126])),
+            error_of(&test_frames::client_frame(0x89, &[0; 126])),
             WebSocketError::Control
         );
         assert_eq!(
-            refused(&peer::client_frame(0x80, b"")),
+            error_of(&test_frames::client_frame(0x80, b"")),
             WebSocketError::Continuation
         );
-        let twice = [peer::client_frame(0x02, b""), peer::client_frame(0x82, b"")].concat();
-        assert_eq!(refused(&twice), WebSocketError::Continuation);
+        let twice = [
+            test_frames::client_frame(0x02, b""),
+            test_frames::client_frame(0x82, b""),
+        ]
+        .concat();
+        assert_eq!(error_of(&twice), WebSocketError::Continuation);
         let long = [0x82, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(refused(&long), WebSocketError::Length);
-        let pings = peer::client_frame(0x89, &[0; 125]).repeat(10_000);
-        assert_eq!(refused(&pings), WebSocketError::Flood);
+        assert_eq!(error_of(&long), WebSocketError::Length);
+        let pings = test_frames::client_frame(0x89, &[0; 125]).repeat(10_000);
+        assert_eq!(error_of(&pings), WebSocketError::Flood);
     }
 }

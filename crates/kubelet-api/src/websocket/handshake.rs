@@ -1,21 +1,21 @@
-//! The request that becomes a WebSocket, and the answer to it.
+//! The opening handshake of a WebSocket.
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// Proves that the answer comes from somebody who knows WebSockets.
-const SEAL: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// The GUID for `Sec-WebSocket-Accept` (RFC 6455, section 1.3).
+const ACCEPT_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// Whether a request wants to become a WebSocket, as upstream judges it.
+/// Whether a request asks for a WebSocket, by upstream's criteria.
 pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(header::UPGRADE);
     upgrade.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
         && wants_upgrade(headers)
 }
 
-/// Whether a request wants to become something else at all.
+/// Whether a request asks for any upgrade.
 fn wants_upgrade(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(header::CONNECTION).iter();
     values.any(|value| {
@@ -24,7 +24,7 @@ fn wants_upgrade(headers: &HeaderMap) -> bool {
     })
 }
 
-/// The protocols that a client can speak, the one it likes best first.
+/// The subprotocols that a client offers, in its order of preference.
 pub(crate) fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
     values
@@ -35,23 +35,23 @@ pub(crate) fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
         .collect()
 }
 
-/// What was agreed upon.
+/// A successful negotiation.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Accepted<T> {
-    /// What the protocol means to the caller.
-    pub(crate) meaning: T,
-    /// The headers of the answer.
+pub(crate) struct AcceptedUpgrade<T> {
+    /// The value for the negotiated protocol in the list of supported ones.
+    pub(crate) protocol: T,
+    /// The headers of the 101 response.
     pub(crate) headers: HeaderMap,
 }
 
-/// Why a request can't become a WebSocket.
+/// Why a handshake fails.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadHandshake {
-    #[error("the request of a WebSocket is a GET")]
+pub(crate) enum HandshakeError {
+    #[error("WebSocket request must be a GET")]
     Method,
-    #[error("only version 13 of WebSockets is known here")]
+    #[error("only version 13 of WebSocket is supported")]
     Version,
-    #[error("the request of a WebSocket needs a Sec-WebSocket-Key")]
+    #[error("missing or invalid Sec-WebSocket-Key")]
     Key,
     #[error("requested protocol(s) are not supported: [{requested}]; supports [{supported}]")]
     Protocol {
@@ -60,32 +60,32 @@ pub(crate) enum BadHandshake {
     },
 }
 
-/// Agrees on the first protocol of the client's that is among `supported`, where the name "" stands for none.
+/// Accepts a handshake with the first of the client's protocols that is in `supported`. The name "" matches a client that offers none.
 pub(crate) fn accept<T: Copy>(
     method: &Method,
     headers: &HeaderMap,
     supported: &[(&'static str, T)],
-) -> Result<Accepted<T>, BadHandshake> {
+) -> Result<AcceptedUpgrade<T>, HandshakeError> {
     if method != Method::GET {
-        return Err(BadHandshake::Method);
+        return Err(HandshakeError::Method);
     }
     let version = headers.get(header::SEC_WEBSOCKET_VERSION);
     if version.is_none_or(|version| version != "13") {
-        return Err(BadHandshake::Version);
+        return Err(HandshakeError::Version);
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY);
     let key = key.and_then(|key| key.to_str().ok());
     let key = key.filter(|key| STANDARD.decode(key).is_ok_and(|bytes| bytes.len() == 16));
-    let seal = seal(key.ok_or(BadHandshake::Key)?);
+    let accept_key = accept_key(key.ok_or(HandshakeError::Key)?);
 
     let mut requested = requested_protocols(headers);
     if requested.is_empty() {
         requested.push("");
     }
-    let both = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, meaning)) = requested.iter().find_map(both) else {
+    let find_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
+    let Some((name, protocol)) = requested.iter().find_map(find_supported) else {
         let supported: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(BadHandshake::Protocol {
+        return Err(HandshakeError::Protocol {
             requested: requested.join(" "),
             supported: supported.join(" "),
         });
@@ -94,19 +94,22 @@ pub(crate) fn accept<T: Copy>(
     let mut headers = HeaderMap::new();
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(header::SEC_WEBSOCKET_ACCEPT, seal);
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept_key);
     if !name.is_empty() {
         headers.insert(
             header::SEC_WEBSOCKET_PROTOCOL,
             HeaderValue::from_static(name),
         );
     }
-    let meaning = *meaning;
-    Ok(Accepted { meaning, headers })
+    let protocol = *protocol;
+    Ok(AcceptedUpgrade { protocol, headers })
 }
 
-fn seal(key: &str) -> HeaderValue {
-    let sum = digest(&SHA1_FOR_LEGACY_USE_ONLY, [key, SEAL].concat().as_bytes());
+fn accept_key(key: &str) -> HeaderValue {
+    let sum = digest(
+        &SHA1_FOR_LEGACY_USE_ONLY,
+        [key, ACCEPT_GUID].concat().as_bytes(),
+    );
     let text = STANDARD.encode(sum);
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
@@ -135,13 +138,13 @@ mod tests {
     const SUPPORTED: &[(&str, u8)] = &[("", 0), ("v4.channel.k8s.io", 4), ("v5.channel.k8s.io", 5)];
 
     #[test]
-    fn the_example_of_the_rfc_is_answered() {
+    fn accepts_the_example_of_the_rfc() {
         let headers = request(&[]);
         assert!(is_websocket(&headers));
         let accepted = accept(&Method::GET, &headers, SUPPORTED).unwrap();
-        assert_eq!(accepted.meaning, 0);
-        let seal = &accepted.headers[header::SEC_WEBSOCKET_ACCEPT];
-        assert_eq!(seal, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(accepted.protocol, 0);
+        let accept_key = &accepted.headers[header::SEC_WEBSOCKET_ACCEPT];
+        assert_eq!(accept_key, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         assert!(
             !accepted
                 .headers
@@ -150,29 +153,32 @@ mod tests {
     }
 
     #[test]
-    fn the_protocol_that_the_client_likes_best_is_taken() {
-        let meant = |protocols: &[&'static str]| {
-            accept(&Method::GET, &request(protocols), SUPPORTED).map(|accepted| accepted.meaning)
+    fn first_supported_protocol_of_the_client_is_chosen() {
+        let negotiated = |protocols: &[&'static str]| {
+            accept(&Method::GET, &request(protocols), SUPPORTED).map(|accepted| accepted.protocol)
         };
-        assert_eq!(meant(&["v5.channel.k8s.io,v4.channel.k8s.io"]), Ok(5));
-        assert_eq!(meant(&["v4.channel.k8s.io", "v5.channel.k8s.io"]), Ok(4));
-        assert_eq!(meant(&["other, v4.channel.k8s.io"]), Ok(4));
+        assert_eq!(negotiated(&["v5.channel.k8s.io,v4.channel.k8s.io"]), Ok(5));
         assert_eq!(
-            meant(&["other"]).unwrap_err().to_string(),
+            negotiated(&["v4.channel.k8s.io", "v5.channel.k8s.io"]),
+            Ok(4)
+        );
+        assert_eq!(negotiated(&["other, v4.channel.k8s.io"]), Ok(4));
+        assert_eq!(
+            negotiated(&["other"]).unwrap_err().to_string(),
             "requested protocol(s) are not supported: [other]; \
              supports [ v4.channel.k8s.io v5.channel.k8s.io]"
         );
     }
 
     #[test]
-    fn what_is_no_handshake_is_refused() {
+    fn invalid_handshakes_are_rejected() {
         let mut headers = request(&[]);
         let error = |method, headers: &HeaderMap| accept(&method, headers, SUPPORTED).unwrap_err();
-        assert_eq!(error(Method::POST, &headers), BadHandshake::Method);
+        assert_eq!(error(Method::POST, &headers), HandshakeError::Method);
         headers.insert(header::SEC_WEBSOCKET_KEY, HeaderValue::from_static("short"));
-        assert_eq!(error(Method::GET, &headers), BadHandshake::Key);
+        assert_eq!(error(Method::GET, &headers), HandshakeError::Key);
         headers.remove(header::SEC_WEBSOCKET_VERSION);
-        assert_eq!(error(Method::GET, &headers), BadHandshake::Version);
+        assert_eq!(error(Method::GET, &headers), HandshakeError::Version);
         headers.remove(header::CONNECTION);
         assert!(!is_websocket(&headers));
     }

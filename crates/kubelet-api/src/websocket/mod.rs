@@ -1,42 +1,44 @@
-//! WebSocket (RFC 6455), the server's side: what kubectl and browsers use for exec, attach and port-forward.
+//! The server side of WebSocket (RFC 6455), which kubectl and browsers use for exec, attach and port-forward.
 //!
-//! Sans-IO like `spdy`, and ours rather than a library's: messages are handed on as they come instead of being held whole,
-//! and the three things that Kubernetes carries in them, channels, channels in base64 and SPDY, run in one driver.
+//! Sans-IO like `spdy`. It is our own implementation because it passes messages on in parts instead of buffering them,
+//! and because one driver serves everything that Kubernetes carries in them: channels, channels in base64, and SPDY.
 //!
-//! `handshake.rs` answers the request, `frame.rs` cuts and writes frames, `channels.rs` and `tunnel.rs` are what they carry.
+//! `handshake.rs` does the upgrade, `frame.rs` reads and writes frames, `channels.rs` and `tunnel.rs` are the protocols inside of them.
 
 mod channels;
-mod frame;
 #[cfg(test)]
-mod fuzz;
+mod connection_tests;
+mod frame;
 mod handshake;
 #[cfg(test)]
-pub(crate) mod peer;
+mod session_fuzz;
 #[cfg(test)]
-mod sessions;
+pub(crate) mod test_frames;
 mod tunnel;
 
 pub(crate) use channels::{Channels, Encoding};
-pub(crate) use handshake::{Accepted, BadHandshake, accept, is_websocket, requested_protocols};
+pub(crate) use handshake::{
+    AcceptedUpgrade, HandshakeError, accept, is_websocket, requested_protocols,
+};
 pub(crate) use tunnel::Tunnel;
 
-/// What a client did that WebSocket doesn't allow; the connection can't go on.
+/// A violation of the WebSocket protocol by the client. It ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WebSocketError {
-    #[error("a frame with bits that were not agreed upon")]
+    #[error("frame with reserved bits")]
     Reserved,
-    #[error("a frame with the unknown operation {0}")]
-    Operation(u8),
-    #[error("a frame of a client that is not masked")]
+    #[error("frame with unknown opcode {0}")]
+    Opcode(u8),
+    #[error("unmasked frame")]
     NotMasked,
-    #[error("a control frame that is too long or in parts")]
+    #[error("control frame too long or fragmented")]
     Control,
-    #[error("a message that begins within another, or goes on without having begun")]
+    #[error("unexpected start or continuation of a message")]
     Continuation,
-    #[error("a frame that is longer than lengths go")]
+    #[error("frame length out of range")]
     Length,
-    #[error("more unanswered requests than are allowed")]
+    #[error("too many pending replies")]
     Flood,
-    #[error("the end of a channel that there is not")]
+    #[error("invalid close of a channel")]
     CloseSignal,
 }

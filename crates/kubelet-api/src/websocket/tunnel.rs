@@ -1,19 +1,19 @@
-//! SPDY inside of a WebSocket: the bytes of the messages, put together, are another protocol's connection.
+//! SPDY inside of a WebSocket: the payloads of the binary messages are the byte stream of the inner protocol.
 
 use bytes::BytesMut;
 
 use super::WebSocketError;
-use super::frame::{Framing, Kind, MAX_ANSWERS, Piece};
-use crate::streams::{Command, Event, Protocol, ProtocolError, StreamId};
+use super::frame::{Framing, MAX_PENDING_REPLIES, MessagePiece, MessageType};
+use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// A protocol in binary messages.
+/// Tunnels a protocol through binary messages.
 pub(crate) struct Tunnel<P> {
     framing: Framing,
     input: BytesMut,
     inner: P,
 }
 
-impl<P: Protocol> Tunnel<P> {
+impl<P: StreamProtocol> Tunnel<P> {
     pub(crate) fn new(inner: P) -> Self {
         Self {
             framing: Framing::default(),
@@ -25,45 +25,45 @@ impl<P: Protocol> Tunnel<P> {
     fn pieces(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         while let Some(piece) = self.framing.next(input)? {
             match piece {
-                // Mostly the inner protocol has taken everything before, and nothing is copied.
-                Piece::Part(bytes) if self.input.is_empty() => {
+                // The usual case: no unconsumed input, so no copy.
+                MessagePiece::Part(bytes) if self.input.is_empty() => {
                     self.input = bytes;
                     self.inner.receive(&mut self.input, events)?;
                 }
-                Piece::Part(bytes) => {
+                MessagePiece::Part(bytes) => {
                     self.input.extend_from_slice(&bytes);
                     self.inner.receive(&mut self.input, events)?;
                 }
-                Piece::Close => events.push(Event::Closed),
-                Piece::Begin | Piece::End => {}
+                MessagePiece::Close => events.push(StreamEvent::Closed),
+                MessagePiece::Begin | MessagePiece::End => {}
             }
         }
         self.wrap();
-        if self.framing.output.len() > MAX_ANSWERS {
+        if self.framing.output.len() > MAX_PENDING_REPLIES {
             return Err(WebSocketError::Flood.into());
         }
         Ok(())
     }
 
-    /// Puts what the inner protocol says into a message.
+    /// Wraps the output of the inner protocol into a message.
     fn wrap(&mut self) {
         let bytes = self.inner.output();
         if !bytes.is_empty() {
-            self.framing.message(Kind::Binary, &[bytes]);
+            self.framing.message(MessageType::Binary, &[bytes]);
             bytes.clear();
         }
     }
 }
 
-impl<P: Protocol> Protocol for Tunnel<P> {
+impl<P: StreamProtocol> StreamProtocol for Tunnel<P> {
     fn receive(
         &mut self,
         input: &mut BytesMut,
-        events: &mut Vec<Event>,
+        events: &mut Vec<StreamEvent>,
     ) -> Result<(), ProtocolError> {
         self.pieces(input, events).inspect_err(|_| {
             self.wrap();
@@ -71,13 +71,13 @@ impl<P: Protocol> Protocol for Tunnel<P> {
         })
     }
 
-    fn apply(&mut self, command: Command) {
+    fn apply(&mut self, command: StreamCommand) {
         self.inner.apply(command);
         self.wrap();
     }
 
-    fn taken(&mut self, stream: StreamId, bytes: usize) {
-        self.inner.taken(stream, bytes);
+    fn consumed(&mut self, stream: StreamId, bytes: usize) {
+        self.inner.consumed(stream, bytes);
         self.wrap();
     }
 

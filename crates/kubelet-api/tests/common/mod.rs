@@ -1,10 +1,10 @@
-//! A server with certificates made for the purpose, and connections to it.
+//! A server with generated certificates, and connections to it.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kubelet_api::{Access, ApiError, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, serve};
+use kubelet_api::{AccessPolicy, ApiError, PodSource, STREAM_IDLE_TIMEOUT, ServerIdentity, serve};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -19,10 +19,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-/// The common name of the certificate with which the API server calls kubelets.
+/// The common name of the API server's client certificate.
 pub const API_SERVER_CLIENT: &str = "kube-apiserver-kubelet-client";
 
-/// A server on loopback, with the CA that its clients must be of.
+/// A server on the loopback address, and the CA of its clients.
 pub struct Server {
     pub address: SocketAddr,
     pub ca: Ca,
@@ -31,7 +31,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn of(pods: impl PodSource + 'static, access: Access) -> Self {
+    pub async fn start(pods: impl PodSource + 'static, access: AccessPolicy) -> Self {
         let ca = Ca::new("test CA");
         let (cert_chain_pem, key_pem) =
             ca.sign("system:node:node1", ExtendedKeyUsagePurpose::ServerAuth);
@@ -59,7 +59,7 @@ impl Server {
         }
     }
 
-    /// A connection over TLS, as this client or as nobody.
+    /// Opens a TLS connection, with this client certificate and key or without any.
     pub async fn connect(
         &self,
         client: Option<(String, String)>,
@@ -68,7 +68,7 @@ impl Server {
     }
 }
 
-/// A CA, and the certificates it signs.
+/// A CA that signs certificates.
 pub struct Ca {
     pub pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -106,7 +106,7 @@ impl Ca {
         self.sign(common_name, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// A connection over TLS, as this client or as nobody.
+    /// Opens a TLS connection, with this client certificate and key or without any.
     pub async fn connect(
         &self,
         address: SocketAddr,

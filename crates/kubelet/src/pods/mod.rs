@@ -1,32 +1,35 @@
-//! The pods bound to this node: a worker for each ([`worker`]), and what all of them need.
+//! The pods bound to this node: one worker per pod ([`worker`]), and their shared parts.
 //!
 //! ```text
-//!   API server ──watch──► manager ──► worker (one per pod) ──launch──► sandbox
-//!        ▲                   ▲          │   ▲                             │
-//!        │                   │          │   └── connection                │
-//!        └── writer ◄── status ◄────────┘        ▲                        │
-//!                            └──────── switchboard ◄──── dials kubelet.sock
+//!   API server ──watch──► sync_loop ──► worker (one per pod) ──launcher──► sandbox
+//!       ▲                      ▲             │                                │
+//!       │                      │             ▼                                │
+//!       └── status_manager ◄───┼────────── status                             │
+//!                              └── sandbox_listener ◄── connects to kubelet.sock
 //! ```
 //!
-//! What is decided is pure (`admission`, `status`); what is done is in `manager`, `worker` and `writer`.
+//! Decisions are pure functions (`admission`, `eviction/ranking`, `resize`, `status`). Effects are in `sync_loop`, `worker` and
+//! `status_manager`. `pod_manager` answers the kubelet's HTTPS API.
 
 mod admission;
-mod bundles;
+mod bundle;
 mod eviction;
-mod known;
-mod launch;
-mod manager;
-mod process;
+mod failure;
+#[cfg(test)]
+mod fake;
+mod launcher;
+mod network_state;
+mod pod_manager;
 mod resize;
 mod runtime_class;
-#[cfg(test)]
-mod simulation;
+mod sandbox_listener;
+mod sandbox_process;
 mod spec;
 mod status;
-mod streams;
-mod switchboard;
+mod status_manager;
+mod streaming;
+mod sync_loop;
 mod worker;
-mod writer;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,155 +37,171 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
-pub use known::{KnownPods, OwnLog};
-pub use launch::{Handle, LAUNCHER_ANNOTATION, Launch, LaunchError, Launcher, Needs, NodeKey, Way};
-pub use process::Process;
-pub(crate) use runtime_class::HANDLER;
-pub(crate) use spec::is_on_disk;
+pub use launcher::{
+    LAUNCHER_ANNOTATION, LaunchError, LaunchRequest, Launcher, LauncherKind, NodeKey, PodResources,
+    SandboxHandle,
+};
+pub use network_state::NetworkStateSender;
+pub use pod_manager::{AgentLog, PodManager};
+pub(crate) use runtime_class::RUNTIME_HANDLER;
+pub use sandbox_process::SandboxProcess;
+pub(crate) use spec::{PodPhase, is_on_disk};
 
-use self::admission::Space;
-use self::spec::launcher;
-use crate::api::call;
-use crate::events::Recorder;
+use self::admission::{AdmissionContext, PodRejection};
+use self::spec::launcher_annotation;
+use crate::api_call::call;
+use crate::events::EventRecorder;
 use crate::local_volumes;
 use crate::resolve::Resolver;
 use crate::{KubeletError, NodeConfig, Pressures};
 
-/// How many statuses are written at once; each may cost a connection.
-const AT_ONCE: usize = 16;
+/// Maximum number of concurrent status updates: each may open a connection.
+const MAX_STATUS_UPDATES: usize = 16;
 
-/// What all workers share.
+/// State that all workers share.
 struct Shared {
     client: Client,
     config: NodeConfig,
     launcher: Arc<dyn Launcher>,
-    known: Arc<KnownPods>,
-    recorder: Recorder,
+    pod_manager: Arc<PodManager>,
+    recorder: EventRecorder,
     resolver: Arc<Resolver>,
-    /// The own Node, as the API server last showed it.
+    /// This kubelet's Node, as last seen on the API server.
     node: watch::Receiver<Option<Arc<Node>>>,
-    /// By uid: the pods that have to go because the machine is short of something.
-    evicted: watch::Sender<BTreeMap<String, Problem>>,
-    /// How many may write at once.
-    room: Arc<Semaphore>,
-    /// One per family, as pods' statuses show them.
+    /// By uid: the pods to evict, and why.
+    evictions: watch::Sender<BTreeMap<String, Problem>>,
+    /// Limits concurrent status updates.
+    status_updates: Arc<Semaphore>,
+    /// The node's addresses for `status.hostIPs`, one per family.
     host_ips: Vec<IpAddr>,
+    /// The desired state of the network, for the hub.
+    network: NetworkStateSender,
 }
 
-/// The kubelet's side of pods, ready to begin.
-pub(crate) struct Pods {
+/// The part of the kubelet that runs pods, before it starts.
+pub(crate) struct PodSubsystem {
     pub client: Client,
     pub config: NodeConfig,
     pub launcher: Arc<dyn Launcher>,
-    pub known: Arc<KnownPods>,
+    pub pod_manager: Arc<PodManager>,
     pub node: watch::Receiver<Option<Arc<Node>>>,
+    pub network: NetworkStateSender,
 }
 
-impl Pods {
-    /// Opens the socket at which sandboxes report. Those that outlived an earlier agent dial at once.
+impl PodSubsystem {
+    /// Listens for sandboxes. Those that outlived an earlier agent connect at once.
     pub(crate) fn listen(&self) -> Result<UnixListener, KubeletError> {
         let path = self.config.node_dir.join("kubelet.sock");
-        switchboard::open(&path).map_err(|source| KubeletError::Socket { path, source })
+        sandbox_listener::bind(&path).map_err(|source| KubeletError::Socket { path, source })
     }
 
-    /// Looks after the pods of this node until `shutdown`, which says until when they have to be gone.
+    /// Runs the pods of this node until `shutdown`, which returns the deadline for their end.
     pub(crate) async fn run(self, listener: UnixListener, shutdown: impl Future<Output = Instant>) {
-        let (recorder, recording) = Recorder::new(self.client.clone(), self.config.name.clone());
-        let _followed = self.known.follow();
-        let (dialled, sandboxes) = mpsc::unbounded_channel();
+        let (recorder, recording) =
+            EventRecorder::new(self.client.clone(), self.config.name.clone());
+        let _running = self.pod_manager.start_sync_loop();
+        let (connected, sandboxes) = mpsc::unbounded_channel();
         let key = self.config.node_key.clone();
-        self.known.find_logs_in(self.config.node_dir.join("pods"));
+        self.pod_manager.set_launcher(Arc::clone(&self.launcher));
         let host_ips = one_per_family(&self.config.internal_ips);
         let resolver = Arc::new(Resolver::new(self.client.clone(), &self.config));
         let shared = Arc::new(Shared {
             client: self.client,
             config: self.config,
             launcher: self.launcher,
-            known: self.known,
+            pod_manager: self.pod_manager,
             recorder,
             resolver,
             node: self.node,
-            evicted: watch::Sender::default(),
-            room: Arc::new(Semaphore::new(AT_ONCE)),
+            evictions: watch::Sender::default(),
+            status_updates: Arc::new(Semaphore::new(MAX_STATUS_UPDATES)),
             host_ips,
+            network: self.network,
         });
-        let removing = local_volumes::remove_listed(
+        let local_volumes = local_volumes::remove_listed(
             shared.client.clone(),
             shared.config.node_dir.clone(),
             shared.node.clone(),
             Arc::clone(&shared.launcher),
         );
         tokio::select! {
-            () = removing => {}
-            () = eviction::keep_room(Arc::clone(&shared)) => {}
-            () = manager::manage(shared, sandboxes, shutdown) => {}
-            () = switchboard::serve(listener, key, dialled) => {}
+            () = local_volumes => {}
+            () = eviction::run(Arc::clone(&shared)) => {}
+            () = sync_loop::run(shared, sandboxes, shutdown) => {}
+            () = sandbox_listener::serve(listener, key, connected) => {}
             () = recording => {}
         }
     }
 }
 
 impl Shared {
-    /// How a pod is started: as it says, else as the node does it.
-    fn way(&self, pod: &Pod) -> Way {
-        let named = launcher(pod).and_then(Way::named);
-        named.unwrap_or(self.config.way)
+    /// The launcher of a pod: by its annotation, else the node's default.
+    fn launcher_kind(&self, pod: &Pod) -> LauncherKind {
+        let annotated = launcher_annotation(pod).and_then(LauncherKind::parse);
+        annotated.unwrap_or(self.config.launcher)
     }
 
-    /// Removes what is left of a pod that has no sandbox any more.
-    async fn remove_dir(&self, uid: &str) {
+    /// Removes the directory of a pod whose sandbox has exited.
+    async fn remove_pod_dir(&self, uid: &str) {
         let dir = self.config.node_dir.join("pods").join(uid);
         if dir.exists()
             && let Err(error) = self.launcher.remove(dir.clone()).await
         {
-            tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove pod directory");
         }
     }
 
-    /// A share of its own was measured when the pod was started, and can't grow.
-    fn keeps_to_its_share(&self, pod: &Pod, has: &Pod) -> Result<(), Problem> {
-        if self.way(pod) == Way::Fork || admission::needs(pod).fit_in(&admission::needs(has)) {
-            return Ok(());
+    /// Checks a resize of a pod that is a job step. Slurm allocated the step's resources when it started, and cannot add more.
+    fn check_step_resize(&self, pod: &Pod, allocated: &Pod) -> Result<(), String> {
+        let is_step = self.launcher_kind(pod) == LauncherKind::Step;
+        let fits = admission::pod_resources(pod).fit_in(&admission::pod_resources(allocated));
+        if is_step && !fits {
+            return Err(
+                "the pod is a job step, and a job step cannot get more resources".to_owned(),
+            );
         }
-        Err(Problem {
-            reason: "OutOfShare".to_owned(),
-            message: "the pod is a step of the job, and a step's share can't grow".to_owned(),
-        })
+        Ok(())
     }
 
-    /// Takes a pod, or says why not; `others` use the node already.
-    fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
+    /// Decides whether to admit a pod; `others` are the pods that use the node already.
+    fn admit(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), PodRejection> {
         let node = self.node.borrow().clone();
         let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
-        admission::admit(pod, &self.space(node.as_deref(), &others))
+        admission::admit(pod, &self.admission_context(node.as_deref(), &others))
     }
 
-    /// Whether what a pod asks for is free beside what `others` use.
-    fn has_room(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), Problem> {
+    /// Checks that the resources that a pod requests are free beside `others`.
+    fn check_resources(&self, pod: &Pod, others: &[Arc<Pod>]) -> Result<(), PodRejection> {
         let others: Vec<_> = others.iter().map(|pod| &**pod).collect();
-        admission::has_room(pod, &self.space(None, &others))
+        admission::check_resources(pod, &self.admission_context(None, &others))
     }
 
-    /// Whether the pod's node selector fits the Node as it is now: its labels may have changed just before the pod came.
-    async fn matches_by_now(&self, pod: &Pod) -> bool {
+    /// Reads the Node and matches the pod's node selector again: its labels may have changed just before the pod was bound.
+    async fn matches_current_node(&self, pod: &Pod) -> bool {
         let nodes: Api<Node> = Api::all(self.client.clone());
         match call(nodes.get(&self.config.name)).await {
-            Ok(node) => admission::selects(pod, &self.space(Some(&node), &[])),
+            Ok(node) => {
+                admission::matches_node_affinity(pod, &self.admission_context(Some(&node), &[]))
+            }
             Err(_) => false,
         }
     }
 
-    fn space<'a>(&'a self, node: Option<&'a Node>, others: &'a [&'a Pod]) -> Space<'a> {
+    fn admission_context<'a>(
+        &'a self,
+        node: Option<&'a Node>,
+        others: &'a [&'a Pod],
+    ) -> AdmissionContext<'a> {
         let labels = node.and_then(|node| node.metadata.labels.as_ref());
         let taints = node
             .and_then(|node| node.spec.as_ref())
             .and_then(|spec| spec.taints.as_deref());
-        Space {
+        AdmissionContext {
             node: &self.config.name,
             labels: labels.unwrap_or(&self.config.labels),
             taints: taints.unwrap_or_default(),

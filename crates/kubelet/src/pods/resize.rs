@@ -1,60 +1,67 @@
-//! Resources of a pod that are changed while it runs (`kubectl patch --subresource=resize`): taken when the node has room
-//! for them. Until then the pod goes on with those that it has, and its status says why.
+//! In-place resize of pods (`kubectl patch --subresource=resize`). A resize is applied when the node has the resources. Until
+//! then the pod keeps its allocated resources, and its condition `PodResizePending` says why.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
-/// The change can't be had on this node, ever.
+/// The resources exceed those of the node.
 const INFEASIBLE: &str = "Infeasible";
-/// It can't be had as long as others use the node as they do.
+/// Other pods use the resources.
 const DEFERRED: &str = "Deferred";
 
-/// The pod as it can be, and why it can't be all that it wants. `has` is the pod with the resources that it was given last;
-/// `room` says whether a pod fits beside others (`true`) or at least alone.
-pub(super) fn settle(
+/// The pods with which a resized pod has to share the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Neighbors {
+    /// None: does it fit at all?
+    None,
+    /// The pods that currently use the node.
+    Current,
+}
+
+/// The pod with the resources that it gets, and why these are not the ones of `wanted`. `allocated` is the pod with its current
+/// resources; `fits` checks a pod against the node's resources.
+pub(super) fn allocate(
     wanted: &Arc<Pod>,
-    has: &Pod,
-    room: impl Fn(&Pod, bool) -> Result<(), Problem>,
+    allocated: &Pod,
+    fits: impl Fn(&Pod, Neighbors) -> Result<(), String>,
 ) -> (Arc<Pod>, Option<Problem>) {
-    if resources(wanted).eq(resources(has)) {
+    if resources(wanted).eq(resources(allocated)) {
         return (Arc::clone(wanted), None);
     }
-    let refused = |reason: &str, problem: Problem| Problem {
-        reason: reason.to_owned(),
-        message: problem.message,
-    };
-    let problem = match (room(wanted, false), room(wanted, true)) {
-        (Err(problem), _) => refused(INFEASIBLE, problem),
-        (_, Err(problem)) => refused(DEFERRED, problem),
+    let alone = fits(wanted, Neighbors::None);
+    let (reason, message) = match (alone, fits(wanted, Neighbors::Current)) {
+        (Err(message), _) => (INFEASIBLE, message),
+        (_, Err(message)) => (DEFERRED, message),
         _ => return (Arc::clone(wanted), None),
     };
     let mut kept = Pod::clone(wanted);
-    keep(&mut kept, has);
-    (Arc::new(kept), Some(problem))
+    keep_resources(&mut kept, allocated);
+    let reason = reason.to_owned();
+    (Arc::new(kept), Some(Problem { reason, message }))
 }
 
-/// The pod with the resources that its status says it was given: those of a change that is still waiting are not.
-pub(super) fn as_given(pod: &Pod) -> Pod {
-    let mut given = pod.clone();
+/// The pod with the resources in its status, which are the allocated ones: a pending resize is only in the spec.
+pub(super) fn with_allocated_resources(pod: &Pod) -> Pod {
+    let mut allocated = pod.clone();
     let status = pod.status.as_ref();
-    let of = |list: Option<&Vec<ContainerStatus>>, container: &mut Container| {
+    let set = |list: Option<&Vec<ContainerStatus>>, container: &mut Container| {
         let statuses = list.map(Vec::as_slice).unwrap_or_default();
-        let own = statuses.iter().find(|own| own.name == container.name);
-        if let Some(resources) = own.and_then(|own| own.resources.clone()) {
+        let status = statuses.iter().find(|status| status.name == container.name);
+        if let Some(resources) = status.and_then(|status| status.resources.clone()) {
             container.resources = Some(resources);
         }
     };
-    if let (Some(spec), Some(status)) = (&mut given.spec, status) {
+    if let (Some(spec), Some(status)) = (&mut allocated.spec, status) {
         for container in &mut spec.containers {
-            of(status.container_statuses.as_ref(), container);
+            set(status.container_statuses.as_ref(), container);
         }
         for container in spec.init_containers.iter_mut().flatten() {
-            of(status.init_container_statuses.as_ref(), container);
+            set(status.init_container_statuses.as_ref(), container);
         }
     }
-    given
+    allocated
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -64,24 +71,27 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     })
 }
 
-/// All that can be changed, in order; none and an empty one are the same.
+/// The resources of all containers and of the pod, in order. Absent and empty ones are equal.
 fn resources(pod: &Pod) -> impl Iterator<Item = ResourceRequirements> + '_ {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.resources.clone());
     let own = containers(pod).map(|container| container.resources.clone().unwrap_or_default());
     own.chain([of_pod.unwrap_or_default()])
 }
 
-fn keep(pod: &mut Pod, has: &Pod) {
+fn keep_resources(pod: &mut Pod, allocated: &Pod) {
     let Some(spec) = &mut pod.spec else { return };
-    let given = |name: &str| {
-        let found = containers(has).find(|container| container.name == name);
+    let resources = |name: &str| {
+        let found = containers(allocated).find(|container| container.name == name);
         found.and_then(|container| container.resources.clone())
     };
     let init = spec.init_containers.iter_mut().flatten();
     for container in init.chain(&mut spec.containers) {
-        container.resources = given(&container.name);
+        container.resources = resources(&container.name);
     }
-    spec.resources = has.spec.as_ref().and_then(|spec| spec.resources.clone());
+    spec.resources = allocated
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.resources.clone());
 }
 
 #[cfg(test)]
@@ -104,45 +114,45 @@ mod tests {
         own.unwrap().requests.unwrap()["cpu"].0.clone()
     }
 
-    fn no(message: &str) -> Result<(), Problem> {
-        Err(Problem {
-            reason: "OutOfcpu".to_owned(),
-            message: message.to_owned(),
-        })
+    fn no(message: &str) -> Result<(), String> {
+        Err(message.to_owned())
     }
 
     #[test]
-    fn what_fits_is_taken() {
-        let (settled, problem) = settle(&pod("2"), &pod("1"), |_, _| Ok(()));
-        assert_eq!((cpu(&settled).as_str(), problem), ("2", None));
-        // Nothing changed: nothing is asked.
-        let (_, problem) = settle(&pod("1"), &pod("1"), |_, _| no("full"));
+    fn fitting_resize_is_applied() {
+        let (resized, problem) = allocate(&pod("2"), &pod("1"), |_, _| Ok(()));
+        assert_eq!((cpu(&resized).as_str(), problem), ("2", None));
+        // Without a change nothing is checked.
+        let (_, problem) = allocate(&pod("1"), &pod("1"), |_, _| no("full"));
         assert_eq!(problem, None);
     }
 
     #[test]
-    fn what_does_not_fit_waits() {
-        let beside = |_: &Pod, beside: bool| if beside { no("in use") } else { Ok(()) };
-        let (settled, problem) = settle(&pod("2"), &pod("1"), beside);
-        assert_eq!(cpu(&settled), "1");
-        assert_eq!(settled.metadata.labels.as_ref().unwrap()["cpu"], "2");
+    fn resize_that_does_not_fit_is_pending() {
+        let in_use = |_: &Pod, neighbors| match neighbors {
+            Neighbors::Current => no("in use"),
+            Neighbors::None => Ok(()),
+        };
+        let (resized, problem) = allocate(&pod("2"), &pod("1"), in_use);
+        assert_eq!(cpu(&resized), "1");
+        assert_eq!(resized.metadata.labels.as_ref().unwrap()["cpu"], "2");
         let problem = problem.unwrap();
         assert_eq!(
             (problem.reason.as_str(), problem.message.as_str()),
             ("Deferred", "in use")
         );
-        let (_, problem) = settle(&pod("9"), &pod("1"), |_, _| no("too much"));
+        let (_, problem) = allocate(&pod("9"), &pod("1"), |_, _| no("too much"));
         assert_eq!(problem.unwrap().reason, "Infeasible");
     }
 
     #[test]
-    fn the_status_remembers_what_was_given() {
-        let mut waiting = Pod::clone(&pod("2"));
-        waiting.status = serde_json::from_value(json!({"containerStatuses": [
+    fn allocated_resources_are_read_from_status() {
+        let mut pending = Pod::clone(&pod("2"));
+        pending.status = serde_json::from_value(json!({"containerStatuses": [
             {"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
              "resources": {"requests": {"cpu": "1"}}}]}))
         .unwrap();
-        assert_eq!(cpu(&as_given(&waiting)), "1");
-        assert_eq!(cpu(&as_given(&pod("3"))), "3");
+        assert_eq!(cpu(&with_allocated_resources(&pending)), "1");
+        assert_eq!(cpu(&with_allocated_resources(&pod("3"))), "3");
     }
 }

@@ -1,15 +1,96 @@
-//! What a pod's spec says, in the questions that a kubelet asks of it.
+//! Accessors of pods and their specs.
 
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRuleOnExitCodes, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerRestartRule, ContainerRestartRuleOnExitCodes, Pod, PodSpec, PodStatus,
+};
 
-use super::launch::LAUNCHER_ANNOTATION;
+use super::launcher::LAUNCHER_ANNOTATION;
 
-/// No pod is killed without a moment to react, as upstream.
-const LEAST_GRACE: i64 = 1;
-/// Longer is for ever. The API server lets any number pass, and no clock goes as far as the largest.
-const MOST_GRACE: i64 = 365 * 86_400;
-/// What the API server fills in for pods that don't say.
-const DEFAULT_GRACE: i64 = 30;
+/// As in upstream, every pod has at least one second between SIGTERM and SIGKILL.
+const MIN_GRACE_SECONDS: i64 = 1;
+/// The API server accepts any number, but adding the largest ones to a clock would overflow.
+const MAX_GRACE_SECONDS: i64 = 365 * 86_400;
+/// The API server's default.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+/// `status.phase` of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PodPhase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    Unknown,
+}
+
+impl PodPhase {
+    pub(crate) fn of(status: Option<&PodStatus>) -> Self {
+        match status.and_then(|status| status.phase.as_deref()) {
+            Some("Running") => Self::Running,
+            Some("Succeeded") => Self::Succeeded,
+            Some("Failed") => Self::Failed,
+            Some("Unknown") => Self::Unknown,
+            _ => Self::Pending,
+        }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// Whether a pod never leaves this phase.
+    pub(crate) fn is_terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// A container's effective restart policy.
+#[derive(Clone, Copy)]
+enum ContainerRestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl ContainerRestartPolicy {
+    fn parse(policy: Option<&str>) -> Self {
+        match policy {
+            Some("OnFailure") => Self::OnFailure,
+            Some("Never") => Self::Never,
+            _ => Self::Always,
+        }
+    }
+
+    fn restarts(self, exit_code: i32) -> bool {
+        match self {
+            Self::Always => true,
+            Self::OnFailure => exit_code != 0,
+            Self::Never => false,
+        }
+    }
+}
+
+/// The action of a rule in `restartPolicyRules`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RestartRuleAction {
+    Restart,
+    RestartAllContainers,
+}
+
+impl RestartRuleAction {
+    pub(super) fn of(rule: &ContainerRestartRule) -> Self {
+        match rule.action.as_str() {
+            "RestartAllContainers" => Self::RestartAllContainers,
+            _ => Self::Restart,
+        }
+    }
+}
 
 pub(crate) fn name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
@@ -23,33 +104,25 @@ pub(crate) fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The pod as people name it.
+/// `NAMESPACE/NAME`.
 pub(crate) fn full_name(pod: &Pod) -> String {
     format!("{}/{}", namespace(pod), name(pod))
 }
 
-pub(crate) fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or_default()
+pub(crate) fn phase(pod: &Pod) -> PodPhase {
+    PodPhase::of(pod.status.as_ref())
 }
 
-/// A phase that a pod never leaves.
-pub(crate) fn is_final(phase: &str) -> bool {
-    matches!(phase, "Succeeded" | "Failed")
-}
-
-pub(crate) fn is_to_be_deleted(pod: &Pod) -> bool {
+pub(crate) fn is_being_deleted(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// One without which the cluster is none.
+/// Whether a pod is critical: it has the priority of a system pod.
 pub(crate) fn is_critical(pod: &Pod) -> bool {
-    const SYSTEM: i32 = 2_000_000_000;
+    const SYSTEM_PRIORITY: i32 = 2_000_000_000;
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.priority)
-        .is_some_and(|priority| priority >= SYSTEM)
+        .is_some_and(|priority| priority >= SYSTEM_PRIORITY)
 }
 
 pub(crate) fn uses_host_network(pod: &Pod) -> bool {
@@ -59,7 +132,7 @@ pub(crate) fn uses_host_network(pod: &Pod) -> bool {
         .unwrap_or(false)
 }
 
-/// Whether a volume of this name is an emptyDir on disk: gone with the pod, and counted as written by it.
+/// Whether a volume is an emptyDir on disk. Such volumes count as the pod's ephemeral storage.
 pub(crate) fn is_on_disk(pod: &Pod, volume: &str) -> bool {
     let spec = pod.spec.as_ref();
     let mut volumes = spec
@@ -72,62 +145,55 @@ pub(crate) fn is_on_disk(pod: &Pod, volume: &str) -> bool {
         .is_some_and(|own| own.medium.as_deref() != Some("Memory"))
 }
 
-/// How the pod wants to be started, in its own words.
-pub(crate) fn launcher(pod: &Pod) -> Option<&str> {
+/// The value of the launcher annotation.
+pub(crate) fn launcher_annotation(pod: &Pod) -> Option<&str> {
     let annotations = pod.metadata.annotations.as_ref()?;
     annotations.get(LAUNCHER_ANNOTATION).map(String::as_str)
 }
 
-/// Containers that run before the others: init containers and native sidecars.
+/// Init containers, including sidecars.
 pub(crate) fn init_containers(spec: &PodSpec) -> &[Container] {
     spec.init_containers.as_deref().unwrap_or_default()
 }
 
-/// A native sidecar: an init container that stays.
+/// Whether an init container is a sidecar, which keeps running.
 pub(crate) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// Seconds between being asked to end and being killed: the API server's word when the pod is deleted, else the spec's.
+/// The grace period: that of the deletion if the pod is being deleted, else that of the spec.
 pub(crate) fn grace_seconds(pod: &Pod) -> i64 {
-    let asked = pod.metadata.deletion_grace_period_seconds;
+    let deletion = pod.metadata.deletion_grace_period_seconds;
     let spec = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
-    asked
+    deletion
         .or(spec)
-        .unwrap_or(DEFAULT_GRACE)
-        .clamp(LEAST_GRACE, MOST_GRACE)
+        .unwrap_or(DEFAULT_GRACE_SECONDS)
+        .clamp(MIN_GRACE_SECONDS, MAX_GRACE_SECONDS)
 }
 
-/// Whether a container that ended with `exit_code` is to run again: its rules, else its own policy, else the pod's.
+/// Whether a container that exited with `exit_code` is restarted: by its rules, else by its own policy, else by the pod's.
 pub(crate) fn restarts(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
-    let by = |policy: &str| match policy {
-        "OnFailure" => exit_code != 0,
-        "Never" => false,
-        _ => true,
-    };
-    match container.restart_policy.as_deref() {
-        // Rules are allowed only beside a policy of the container's own.
-        Some(own) => rule_restarts(container, exit_code) || by(own),
-        None => by(spec.restart_policy.as_deref().unwrap_or("Always")),
+    let own = container.restart_policy.as_deref();
+    // A container has rules only if it also has a policy of its own.
+    if own.is_some() && matching_rule(container, exit_code).is_some() {
+        return true;
     }
+    let policy = own.or(spec.restart_policy.as_deref());
+    ContainerRestartPolicy::parse(policy).restarts(exit_code)
 }
 
-/// Whether the end of a container with this code makes all containers of the pod start over.
+/// Whether all containers of the pod are restarted after a container exited with `exit_code`.
 pub(super) fn restarts_all(container: &Container, exit_code: i32) -> bool {
-    rule(container, exit_code) == Some("RestartAllContainers")
+    matching_rule(container, exit_code) == Some(RestartRuleAction::RestartAllContainers)
 }
 
-fn rule_restarts(container: &Container, exit_code: i32) -> bool {
-    rule(container, exit_code).is_some()
-}
-
-/// The action of the first rule that fits; each restarts something.
-fn rule(container: &Container, exit_code: i32) -> Option<&str> {
+/// The action of the first rule that matches.
+fn matching_rule(container: &Container, exit_code: i32) -> Option<RestartRuleAction> {
     let rules = container.restart_policy_rules.as_deref();
-    let fits = |codes: &ContainerRestartRuleOnExitCodes| {
+    let matches = |codes: &ContainerRestartRuleOnExitCodes| {
         let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
         match codes.operator.as_str() {
             "In" => listed,
@@ -138,18 +204,16 @@ fn rule(container: &Container, exit_code: i32) -> Option<&str> {
     rules
         .unwrap_or_default()
         .iter()
-        .find(|rule| rule.exit_codes.as_ref().is_some_and(fits))
-        .map(|rule| rule.action.as_str())
+        .find(|rule| rule.exit_codes.as_ref().is_some_and(matches))
+        .map(RestartRuleAction::of)
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ContainerRestartRule;
-
     use super::*;
 
     #[test]
-    fn restarts_follow_rules_then_the_container_then_the_pod() {
+    fn rules_override_container_policy_which_overrides_pod_policy() {
         let spec = |policy: &str| PodSpec {
             restart_policy: Some(policy.to_owned()),
             ..Default::default()
@@ -176,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn grace_is_the_api_servers_then_the_specs_and_never_nothing() {
+    fn deletion_overrides_spec_grace_and_minimum_is_one_second() {
         let mut pod = Pod::default();
         assert_eq!(grace_seconds(&pod), 30);
         pod.spec = Some(PodSpec {

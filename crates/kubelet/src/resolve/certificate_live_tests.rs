@@ -1,7 +1,8 @@
-//! Trust bundles and certificates of pods as a node gets them, against upstream's API server, its Node authorizer and NodeRestriction.
+//! Tests of trust bundles and pod certificates with a node's permissions, against upstream's API server, its Node authorizer and
+//! NodeRestriction.
 
 #[path = "../../../../tests/src/signer.rs"]
-#[allow(dead_code, reason = "tests of the lab refuse, too")]
+#[allow(dead_code, reason = "only the lab's tests use refusals")]
 mod signer;
 
 use k8s_openapi::api::certificates::v1::{ClusterTrustBundle, PodCertificateRequest};
@@ -11,7 +12,7 @@ use kube::api::{Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use volumes::content::pem;
-use volumes::{Payload, Source};
+use volumes::{Payload, VolumeSource};
 
 use self::signer::{Held, KEY_TYPES, NAME, Signer};
 use super::live_tests::api_server::ApiServer;
@@ -42,8 +43,8 @@ fn pod_with(name: &str, sources: Value) -> Value {
     })
 }
 
-/// A bundle once it has all volumes.
-async fn complete(resolver: &Resolver, pod: &Arc<Pod>) -> Payload {
+/// Waits until the bundle has all volumes.
+async fn complete_payload(resolver: &Resolver, pod: &Arc<Pod>) -> Payload {
     let wait = async {
         loop {
             let resolved = resolver.bundle(pod).await;
@@ -56,12 +57,12 @@ async fn complete(resolver: &Resolver, pod: &Arc<Pod>) -> Payload {
     };
     let resolved = tokio::time::timeout(Duration::from_secs(120), wait).await;
     match object(resolved.unwrap().bundle.volumes["v"].clone()) {
-        Source::Files(payload) => payload,
+        VolumeSource::Files(payload) => payload,
         other => panic!("{other:?}"),
     }
 }
 
-/// Waits until a file holds these authorities, in whatever order.
+/// Waits until a file contains exactly these authorities, in any order.
 async fn until_trusted(resolver: &Resolver, pod: &Arc<Pod>, path: &str, authorities: &[&str]) {
     let sorted = |texts: &[&str]| {
         let mut all = pem::certificates(&texts.concat());
@@ -70,7 +71,7 @@ async fn until_trusted(resolver: &Resolver, pod: &Arc<Pod>, path: &str, authorit
     };
     let wait = async {
         loop {
-            let payload = complete(resolver, pod).await;
+            let payload = complete_payload(resolver, pod).await;
             if pem::certificates(&text(&payload, path)) == sorted(authorities) {
                 return;
             }
@@ -78,14 +79,17 @@ async fn until_trusted(resolver: &Resolver, pod: &Arc<Pod>, path: &str, authorit
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
-    assert!(waited.is_ok(), "{path} never became what it should be");
+    assert!(
+        waited.is_ok(),
+        "timed out waiting for the content of {path}"
+    );
 }
 
 fn text(payload: &Payload, path: &str) -> String {
     String::from_utf8(payload.files[path].data.clone()).unwrap()
 }
 
-/// Grants every request as soon as it is there.
+/// Issues a certificate for every request.
 async fn sign_all(admin: Client, signer: &Signer) {
     let all: Api<PodCertificateRequest> = Api::all(admin.clone());
     loop {
@@ -113,7 +117,7 @@ async fn sign_all(admin: Client, signer: &Signer) {
 }
 
 #[tokio::test]
-async fn a_node_gets_certificates_and_trust_for_its_pods() {
+async fn node_gets_certificates_and_trust_bundles() {
     let Some(server) = ApiServer::start().await else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
         return;
@@ -129,7 +133,7 @@ async fn a_node_gets_certificates_and_trust_for_its_pods() {
         () = signing => {}
         () = certificates_of_every_type(&pods, &resolver) => {}
     }
-    trust_follows_the_cluster(admin, &pods, &resolver, &signer).await;
+    trust_bundles_are_updated(admin, &pods, &resolver, &signer).await;
 }
 
 async fn certificates_of_every_type(pods: &Api<Pod>, resolver: &Resolver) {
@@ -142,7 +146,7 @@ async fn certificates_of_every_type(pods: &Api<Pod>, resolver: &Resolver) {
     };
     let sources = KEY_TYPES.map(source);
     let pod = Arc::new(create(pods, pod_with("certified", json!(sources))).await);
-    let payload = complete(resolver, &pod).await;
+    let payload = complete_payload(resolver, &pod).await;
     for key_type in KEY_TYPES {
         let key = text(&payload, &format!("{key_type}.key"));
         let chain = text(&payload, &format!("{key_type}.crt"));
@@ -154,12 +158,12 @@ async fn certificates_of_every_type(pods: &Api<Pod>, resolver: &Resolver) {
         assert_eq!(Held::read(&key, &chain).unwrap(), expected, "{key_type}");
         assert!(!chain.contains("not a part of it"));
     }
-    // What was given once is kept.
-    assert_eq!(complete(resolver, &pod).await, payload);
+    // The certificates are cached.
+    assert_eq!(complete_payload(resolver, &pod).await, payload);
     resolver.forget(pod.metadata.uid.as_deref().unwrap());
 }
 
-async fn trust_follows_the_cluster(
+async fn trust_bundles_are_updated(
     admin: Client,
     pods: &Api<Pod>,
     resolver: &Resolver,
@@ -184,11 +188,11 @@ async fn trust_follows_the_cluster(
         json!({ "metadata": { "name": "late" }, "spec": { "trustBundle": signer.authority } });
     let (_, late) = tokio::join!(resolver.changed(&pod), create(&bundles, late));
     until_trusted(resolver, &pod, "named.pem", &[&signer.authority]).await;
-    let payload = complete(resolver, &pod).await;
+    let payload = complete_payload(resolver, &pod).await;
     assert_eq!(text(&payload, "none.pem"), "");
     assert_eq!(text(&payload, "all.pem"), "");
 
-    // Two of a signer have three certificates, but only two different ones.
+    // The two bundles of the signer contain three certificates, of which two are different.
     let both = [signer.authority.as_str(), &other.authority];
     for (name, text) in [("a", both[0].to_owned()), ("b", both.concat())] {
         let name = format!("coracle.test:signer:{name}");

@@ -1,4 +1,4 @@
-//! Persistent volume claims, and the volumes behind them.
+//! Persistent volume claims and their volumes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,57 +6,57 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::{Api, Client};
 use tokio::time::Instant;
-use volumes::{HostPathKind, Ownership, Source};
+use volumes::{FsGroupPolicy, HostPathKind, VolumeSource};
 
-use super::{ASK_AGAIN, references};
-use crate::api::{CallError, call_for_pod};
+use super::{RETRY_INTERVAL, references};
+use crate::api_call::{ApiCallError, call_for_bound_pod};
 
-/// A claim that is being deleted may still be used while this holds it.
+/// A claim that is being deleted may still be used while it has this finalizer.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
-/// Who provisioned a volume.
+/// The annotation with a volume's provisioner.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Volumes that our own provisioner made belong to the user, so their group may be set.
-const OUR_PREFIX: &str = "coracle.dev/";
+/// Coracle's provisioners. Their volumes belong to the user, so that the group can be changed.
+const OWN_PROVISIONER_PREFIX: &str = "coracle.dev/";
 
-/// A claim that is bound.
+/// A bound claim.
 #[derive(Clone, Debug)]
-pub(super) struct Claimed {
+pub(super) struct BoundClaim {
     pub volume: PersistentVolume,
-    /// The pod or its claim may not write.
+    /// The pod's volume is read-only.
     pub read_only: bool,
 }
 
 /// The claims of a pod.
-pub(super) struct Answer {
+pub(super) struct PodClaims {
     /// By name of the pod's volume.
-    pub volumes: BTreeMap<String, Result<Claimed, String>>,
-    /// When to ask again, if one of them isn't there yet.
-    pub again_at: Option<Instant>,
+    pub volumes: BTreeMap<String, Result<BoundClaim, String>>,
+    /// When to read them again, if one of them is not bound yet.
+    pub refresh_at: Option<Instant>,
 }
 
-/// Asks for claims and volumes; a node may get them, but not watch them.
-pub(super) struct Claims {
+/// Reads claims and volumes. A node is not allowed to watch them.
+pub(super) struct ClaimReader {
     client: Client,
 }
 
-impl Claims {
+impl ClaimReader {
     pub(super) fn new(client: Client) -> Self {
         Self { client }
     }
 
-    pub(super) async fn get(&self, pod: &Pod) -> Answer {
-        let mut answer = Answer {
+    pub(super) async fn get(&self, pod: &Pod) -> PodClaims {
+        let mut found = PodClaims {
             volumes: BTreeMap::new(),
-            again_at: None,
+            refresh_at: None,
         };
         for volume in references::used_volumes(pod) {
             let Some((name, read_only)) = claim_name(pod, volume) else {
                 continue;
             };
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let claimed = self.claimed(pod, volume, namespace, &name, read_only).await;
+            let claimed = self.read(pod, volume, namespace, &name, read_only).await;
             if claimed.is_err() {
-                answer.again_at = Some(Instant::now() + ASK_AGAIN);
+                found.refresh_at = Some(Instant::now() + RETRY_INTERVAL);
             }
             let claimed = claimed.map_err(|why| {
                 format!(
@@ -64,45 +64,50 @@ impl Claims {
                     volume.name
                 )
             });
-            answer.volumes.insert(volume.name.clone(), claimed);
+            found.volumes.insert(volume.name.clone(), claimed);
         }
-        answer
+        found
     }
 
-    async fn claimed(
+    async fn read(
         &self,
         pod: &Pod,
         volume: &Volume,
         namespace: &str,
         name: &str,
         read_only: bool,
-    ) -> Result<Claimed, String> {
+    ) -> Result<BoundClaim, String> {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
-        let claim = call_for_pod(|| claims.get(name))
-            .await
-            .map_err(|error| format!("failed to fetch PVC from API server: {}", words(error)))?;
-        let bound_to = check_claim(pod, volume, &claim)?;
-        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        let volume = call_for_pod(|| volumes.get(&bound_to))
+        let claim = call_for_bound_pod(|| claims.get(name))
             .await
             .map_err(|error| {
-                let words = words(error);
-                format!("failed to fetch PV {bound_to} from API server: {words}")
+                format!(
+                    "failed to fetch PVC from API server: {}",
+                    api_message(error)
+                )
+            })?;
+        let bound_to = check_claim(pod, volume, &claim)?;
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let volume = call_for_bound_pod(|| volumes.get(&bound_to))
+            .await
+            .map_err(|error| {
+                let message = api_message(error);
+                format!("failed to fetch PV {bound_to} from API server: {message}")
             })?;
         check_volume(&volume, &claim)?;
-        Ok(Claimed { volume, read_only })
+        Ok(BoundClaim { volume, read_only })
     }
 }
 
-/// The API server's own words, if it has any.
-fn words(error: CallError) -> String {
+/// The API server's message, if it has responded.
+fn api_message(error: ApiCallError) -> String {
     match error {
-        CallError::Answer { message, .. } => message,
+        ApiCallError::Status { message, .. } => message,
         other => other.to_string(),
     }
 }
 
-/// The claim that a volume stands for, and whether it may only be read; `None` for other volumes.
+/// The name of a volume's claim, and whether it is read-only. `None` for other volumes.
 fn claim_name(pod: &Pod, volume: &Volume) -> Option<(String, bool)> {
     if let Some(claim) = &volume.persistent_volume_claim {
         return Some((claim.claim_name.clone(), claim.read_only.unwrap_or(false)));
@@ -114,7 +119,7 @@ fn claim_name(pod: &Pod, volume: &Volume) -> Option<(String, bool)> {
         .map(|_| (format!("{pod}-{}", volume.name), false))
 }
 
-/// The name of the volume that a claim is bound to, or why it can't be used.
+/// The name of the volume that a claim is bound to, or why it cannot be used.
 fn check_claim(
     pod: &Pod,
     volume: &Volume,
@@ -180,8 +185,12 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
     Ok(())
 }
 
-/// What a persistent volume is on this node.
-pub(super) fn source(name: &str, claimed: &Claimed, pod: &Pod) -> Result<Source, String> {
+/// The source of a persistent volume.
+pub(super) fn claim_source(
+    name: &str,
+    claimed: &BoundClaim,
+    pod: &Pod,
+) -> Result<VolumeSource, String> {
     let volume = &claimed.volume;
     let Some(spec) = &volume.spec else {
         return Err(format!("PersistentVolume of volume {name:?} has no spec"));
@@ -192,11 +201,12 @@ pub(super) fn source(name: &str, claimed: &Claimed, pod: &Pod) -> Result<Source,
         ));
     }
     let annotation = |key: &str| volume.metadata.annotations.as_ref()?.get(key).cloned();
-    let provisioned_by_us = annotation(PROVISIONED_BY).is_some_and(|by| by.starts_with(OUR_PREFIX));
+    let is_own =
+        annotation(PROVISIONED_BY).is_some_and(|by| by.starts_with(OWN_PROVISIONER_PREFIX));
     let ownership = ownership(pod);
     if let Some(host_path) = &spec.host_path {
-        if provisioned_by_us {
-            return Ok(Source::Directory {
+        if is_own {
+            return Ok(VolumeSource::Directory {
                 path: PathBuf::from(&host_path.path),
                 read_only: claimed.read_only,
                 ownership,
@@ -210,18 +220,18 @@ pub(super) fn source(name: &str, claimed: &Claimed, pod: &Pod) -> Result<Source,
         );
     }
     if let Some(local) = &spec.local {
-        return Ok(Source::Directory {
+        return Ok(VolumeSource::Directory {
             path: PathBuf::from(&local.path),
             read_only: claimed.read_only,
             ownership,
-            create: provisioned_by_us,
+            create: is_own,
         });
     }
     if let Some(nfs) = &spec.nfs {
-        return Ok(Source::Nfs {
+        return Ok(VolumeSource::Nfs {
             server: nfs.server.clone(),
             path: nfs.path.clone(),
-            mounted_at: annotation(volumes::MOUNTED_AT).map(PathBuf::from),
+            mounted_at: annotation(volumes::MOUNTED_AT_ANNOTATION).map(PathBuf::from),
             read_only: claimed.read_only || nfs.read_only.unwrap_or(false),
         });
     }
@@ -239,25 +249,25 @@ pub(super) fn host_path_source(
     path: &str,
     kind: Option<&str>,
     read_only: bool,
-) -> Result<Source, String> {
+) -> Result<VolumeSource, String> {
     let kind = kind.unwrap_or_default();
     let kind =
         HostPathKind::from_api(kind).ok_or_else(|| format!("{kind} is an invalid volume type"))?;
-    Ok(Source::HostPath {
+    Ok(VolumeSource::HostPath {
         path: PathBuf::from(path),
         kind,
         read_only,
     })
 }
 
-fn ownership(pod: &Pod) -> Ownership {
+fn ownership(pod: &Pod) -> FsGroupPolicy {
     let context = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.security_context.as_ref());
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
     match policy {
-        Some("OnRootMismatch") => Ownership::OnRootMismatch,
-        _ => Ownership::Always,
+        Some("OnRootMismatch") => FsGroupPolicy::OnRootMismatch,
+        _ => FsGroupPolicy::Always,
     }
 }

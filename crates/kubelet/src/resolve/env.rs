@@ -1,15 +1,15 @@
-//! A container's variables.
+//! The environment variables of a container.
 //!
-//! Values are sent with `$(NAME)` references, for only the sandbox knows the pod's address, to which a reference may lead.
-//! What must not be expanded (values from config maps, secrets and fields) has its `$` doubled, which expansion undoes.
+//! The sandbox expands `$(NAME)` references, because they may refer to the pod's address, which only the sandbox knows. In values
+//! that must not be expanded (from config maps, secrets and fields) every `$` is doubled, which the expansion reverses.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource};
 use volumes::content::{ContentError, field, resource};
 
-use super::Facts;
+use super::ResolveInputs;
 use super::references::AnyContainer;
 
-/// What only the sandbox knows.
+/// Fields that only the sandbox knows.
 const SANDBOX_FIELDS: [&str; 4] = [
     "status.podIP",
     "status.podIPs",
@@ -17,12 +17,12 @@ const SANDBOX_FIELDS: [&str; 4] = [
     "status.hostIPs",
 ];
 
-/// The variables of a container in order: services, envFrom, env. A later one of the same name wins.
+/// The variables of a container in order: services, envFrom, env. A later variable overrides an earlier one of the same name.
 pub(super) fn variables(
     container: &AnyContainer<'_>,
-    facts: &Facts,
+    inputs: &ResolveInputs,
 ) -> Result<Vec<EnvVar>, String> {
-    let services = facts
+    let services = inputs
         .services
         .as_ref()
         .ok_or("services have not yet been read at least once, cannot construct envvars")?;
@@ -33,21 +33,21 @@ pub(super) fn variables(
     for from in container.env_from {
         let prefix = from.prefix.as_deref().unwrap_or_default();
         if let Some(source) = &from.config_map_ref {
-            let object = config_map(facts, &source.name, source.optional)?;
+            let object = config_map(inputs, &source.name, source.optional)?;
             for (key, value) in object
                 .iter()
                 .flat_map(|object| object.data.iter().flatten())
             {
-                all.push(checked(&format!("{prefix}{key}"), value)?);
+                all.push(checked_literal(&format!("{prefix}{key}"), value)?);
             }
         } else if let Some(source) = &from.secret_ref {
-            let object = secret(facts, &source.name, source.optional)?;
+            let object = secret(inputs, &source.name, source.optional)?;
             for (key, value) in object
                 .iter()
                 .flat_map(|object| object.data.iter().flatten())
             {
                 let value = String::from_utf8_lossy(&value.0);
-                all.push(checked(&format!("{prefix}{key}"), &value)?);
+                all.push(checked_literal(&format!("{prefix}{key}"), &value)?);
             }
         }
     }
@@ -55,7 +55,7 @@ pub(super) fn variables(
         let value = variable.value.clone().unwrap_or_default();
         match &variable.value_from {
             Some(from) if value.is_empty() => {
-                all.extend(from_source(&variable.name, from, container, facts)?);
+                all.extend(from_source(&variable.name, from, container, inputs)?);
             }
             _ => all.push(EnvVar {
                 name: variable.name.clone(),
@@ -67,14 +67,14 @@ pub(super) fn variables(
     Ok(all)
 }
 
-/// `None` for an optional source that isn't there: the variable is left out.
+/// `None` if an optional source is missing: the variable is not set.
 fn from_source(
     name: &str,
     from: &EnvVarSource,
     container: &AnyContainer<'_>,
-    facts: &Facts,
+    inputs: &ResolveInputs,
 ) -> Result<Option<EnvVar>, String> {
-    let pod = &facts.inputs.pod;
+    let pod = &inputs.volumes.pod;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     if let Some(selector) = &from.field_ref {
         let spec = pod.spec.as_ref();
@@ -90,17 +90,17 @@ fn from_source(
             "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()),
             path => Some(field(pod, path).map_err(|error| error.to_string())?),
         };
-        return checked(name, &value.unwrap_or_default()).map(Some);
+        return checked_literal(name, &value.unwrap_or_default()).map(Some);
     }
     if let Some(selector) = &from.resource_field_ref {
-        let value = resource(pod, &container.name, selector, &facts.inputs.allocatable);
-        return checked(name, &value.map_err(|error| error.to_string())?).map(Some);
+        let value = resource(pod, &container.name, selector, &inputs.volumes.allocatable);
+        return checked_literal(name, &value.map_err(|error| error.to_string())?).map(Some);
     }
     if let Some(key) = &from.config_map_key_ref {
-        let object = config_map(facts, &key.name, key.optional)?;
+        let object = config_map(inputs, &key.name, key.optional)?;
         let value = object.and_then(|object| object.data.as_ref()?.get(&key.key));
         return match value {
-            Some(value) => checked(name, value).map(Some),
+            Some(value) => checked_literal(name, value).map(Some),
             None if key.optional == Some(true) => Ok(None),
             None => Err(format!(
                 "couldn't find key {} in ConfigMap {namespace}/{}",
@@ -109,10 +109,10 @@ fn from_source(
         };
     }
     if let Some(key) = &from.secret_key_ref {
-        let object = secret(facts, &key.name, key.optional)?;
+        let object = secret(inputs, &key.name, key.optional)?;
         let value = object.and_then(|object| object.data.as_ref()?.get(&key.key));
         return match value {
-            Some(value) => checked(name, &String::from_utf8_lossy(&value.0)).map(Some),
+            Some(value) => checked_literal(name, &String::from_utf8_lossy(&value.0)).map(Some),
             None if key.optional == Some(true) => Ok(None),
             None => Err(format!(
                 "couldn't find key {} in Secret {namespace}/{}",
@@ -130,33 +130,33 @@ fn from_source(
     Ok(Some(literal(name, "")))
 }
 
-/// `None` if it is missing and may be.
+/// `None` if it is missing and optional.
 fn config_map<'a>(
-    facts: &'a Facts,
+    inputs: &'a ResolveInputs,
     name: &str,
     optional: Option<bool>,
 ) -> Result<Option<&'a k8s_openapi::api::core::v1::ConfigMap>, String> {
-    if let Some(why) = facts.unknown_config_maps.get(name) {
+    if let Some(why) = inputs.unknown_config_maps.get(name) {
         return Err(why.clone());
     }
-    let object = facts.inputs.config_maps.get(name).map(AsRef::as_ref);
-    found(object, "configmap", name, optional)
+    let object = inputs.volumes.config_maps.get(name).map(AsRef::as_ref);
+    check_found(object, "configmap", name, optional)
 }
 
-/// `None` if it is missing and may be.
+/// `None` if it is missing and optional.
 fn secret<'a>(
-    facts: &'a Facts,
+    inputs: &'a ResolveInputs,
     name: &str,
     optional: Option<bool>,
 ) -> Result<Option<&'a k8s_openapi::api::core::v1::Secret>, String> {
-    if let Some(why) = facts.unknown_secrets.get(name) {
+    if let Some(why) = inputs.unknown_secrets.get(name) {
         return Err(why.clone());
     }
-    let object = facts.inputs.secrets.get(name).map(AsRef::as_ref);
-    found(object, "secret", name, optional)
+    let object = inputs.volumes.secrets.get(name).map(AsRef::as_ref);
+    check_found(object, "secret", name, optional)
 }
 
-fn found<'a, K>(
+fn check_found<'a, K>(
     object: Option<&'a K>,
     kind: &'static str,
     name: &str,
@@ -169,17 +169,17 @@ fn found<'a, K>(
     Ok(object)
 }
 
-/// A value that the kernel can hand over; secrets and config maps may hold others.
-fn checked(name: &str, value: &str) -> Result<EnvVar, String> {
+/// Checks that name and value are valid in an environment: config maps and secrets may contain NUL bytes.
+fn checked_literal(name: &str, value: &str) -> Result<EnvVar, String> {
     if name.contains(['=', '\0']) || value.contains('\0') {
         return Err(format!(
-            "variable {name:?} can't be in an environment: it contains a NUL byte or '=' in its name"
+            "invalid environment variable {name:?}: it contains a NUL byte, or '=' in its name"
         ));
     }
     Ok(literal(name, value))
 }
 
-/// A value that stays as it is.
+/// A variable whose value is not expanded.
 fn literal(name: &str, value: &str) -> EnvVar {
     EnvVar {
         name: name.to_owned(),

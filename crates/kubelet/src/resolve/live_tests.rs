@@ -1,4 +1,4 @@
-//! The resolver as a node, against upstream's API server with its Node authorizer.
+//! Tests of the resolver with a node's permissions, against upstream's API server and its Node authorizer.
 
 #[path = "../../../volumes/tests/common/mod.rs"]
 pub(super) mod api_server;
@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use volumes::Source;
+use volumes::VolumeSource;
 
 use super::*;
 
@@ -19,10 +19,10 @@ fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-fn file(resolved: &Resolved, volume: &str, path: &str) -> Option<String> {
+fn file(resolved: &ResolvedPod, volume: &str, path: &str) -> Option<String> {
     let source = resolved.bundle.volumes.get(volume)?;
     match object(source.clone()) {
-        Source::Files(payload) => {
+        VolumeSource::Files(payload) => {
             let file = payload.files.get(path)?;
             Some(String::from_utf8(file.data.clone()).unwrap())
         }
@@ -47,7 +47,7 @@ async fn pod(pods: &Api<Pod>, name: &str, spec: Value) -> Arc<Pod> {
 }
 
 #[tokio::test]
-async fn a_node_resolves_its_pods() {
+async fn pods_are_resolved_with_node_permissions() {
     let Some(server) = ApiServer::start().await else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
         return;
@@ -56,7 +56,7 @@ async fn a_node_resolves_its_pods() {
     let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
     let config_maps: Api<ConfigMap> = Api::namespaced(admin.clone(), "default");
     let services: Api<Service> = Api::namespaced(admin.clone(), "default");
-    // As upstream's publisher does, in its own time.
+    // The root CA publisher creates it after a moment.
     until("the root certificate", async || {
         config_maps.get_opt("kube-root-ca.crt").await.unwrap()
     })
@@ -65,7 +65,7 @@ async fn a_node_resolves_its_pods() {
 
     let post = kube::api::PostParams::default();
 
-    // Not there, then there, then another one.
+    // The config map is missing, then created, then changed.
     let missing = pod(
         &pods,
         "missing",
@@ -81,7 +81,7 @@ async fn a_node_resolves_its_pods() {
         resolved.failed_mounts,
         ["MountVolume.SetUp failed for volume \"v\" : configmap \"late\" not found"]
     );
-    // What upstream's admission has put into every pod.
+    // The ServiceAccount admission controller adds this volume to every pod.
     let api = resolved
         .bundle
         .volumes
@@ -109,7 +109,7 @@ async fn a_node_resolves_its_pods() {
     let resolved = resolver.bundle(&missing).await;
     assert_eq!(resolved.failed_mounts, Vec::<String>::new());
     assert_eq!(file(&resolved, "v", "k").as_deref(), Some("one"));
-    // The same token as before: it is as good as new.
+    // The token is cached.
     assert_eq!(file(&resolved, &api, "token").unwrap(), token);
 
     let started = Instant::now();
@@ -124,11 +124,11 @@ async fn a_node_resolves_its_pods() {
     eprintln!("a change is known after {:?}", started.elapsed());
     assert_eq!(file(&resolved, "v", "k").as_deref(), Some("two"));
 
-    // Nothing changes by itself.
+    // Without a change nothing is reported.
     let quiet = tokio::time::timeout(Duration::from_millis(500), resolver.changed(&missing)).await;
     assert!(quiet.is_err());
 
-    // A service tells of itself.
+    // A new service gets variables.
     let shop: Service =
         object(json!({ "metadata": { "name": "shop" }, "spec": { "ports": [{ "port": 80 }] } }));
     let (_, created) = tokio::join!(resolver.changed(&missing), services.create(&post, &shop));
@@ -144,9 +144,9 @@ async fn a_node_resolves_its_pods() {
     resolver.forget(missing.metadata.uid.as_deref().unwrap());
 }
 
-/// The API server grants no token for less than ten minutes, so time is moved on instead.
+/// The API server grants tokens for at least ten minutes, so the test advances the clock.
 #[tokio::test]
-async fn a_token_is_renewed_before_it_ends() {
+async fn token_is_renewed_before_it_expires() {
     let Some(server) = ApiServer::start().await else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
         return;
@@ -161,17 +161,17 @@ async fn a_token_is_renewed_before_it_ends() {
     .await;
     let now = async || file(&resolver.bundle(&bearer).await, "v", "token").unwrap();
     let first = now().await;
-    let move_on = async |seconds| {
+    let advance = async |seconds| {
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(seconds)).await;
         tokio::time::resume();
     };
-    // Up to ten seconds sooner than at four fifths of its life, so that not all pods ask at once.
-    move_on(460).await;
+    // Renewed after four fifths of its lifetime, or up to ten seconds earlier.
+    advance(460).await;
     assert_eq!(now().await, first);
-    move_on(25).await;
+    advance(25).await;
     let due = tokio::time::timeout(Duration::from_secs(20), resolver.changed(&bearer)).await;
-    assert!(due.is_ok(), "the pod is not told of a new token");
+    assert!(due.is_ok(), "the token was not renewed");
     let second = now().await;
     assert_ne!(second, first);
     assert_eq!(now().await, second);
@@ -221,22 +221,23 @@ async fn claims_are_resolved(server: &ApiServer, pods: &Api<Pod>, resolver: &Res
     assert_eq!(resolved.bundle.volumes["v"], expected);
 }
 
-/// Removes directories, and starts nothing.
-struct Remover;
+/// A launcher that only removes directories.
+struct RemoveOnlyLauncher;
 
-impl crate::Launcher for Remover {
+impl crate::Launcher for RemoveOnlyLauncher {
     fn launch(
         &self,
-        _: crate::Launch,
-    ) -> futures::future::BoxFuture<'_, Result<Box<dyn crate::Handle>, crate::LaunchError>> {
-        Box::pin(async { Err(crate::LaunchError("nothing is started here".into())) })
+        _: crate::LaunchRequest,
+    ) -> futures::future::BoxFuture<'_, Result<Box<dyn crate::SandboxHandle>, crate::LaunchError>>
+    {
+        Box::pin(async { Err(crate::LaunchError("not supported".into())) })
     }
 }
 
 #[tokio::test]
-async fn a_node_removes_the_local_volumes_that_its_annotation_lists() {
+async fn local_volumes_in_node_annotation_are_removed() {
     use k8s_openapi::api::core::v1::Node;
-    use volumes::provisioner::removals;
+    use volumes::provisioner::requested_removals;
 
     let Some(server) = ApiServer::start().await else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
@@ -255,12 +256,16 @@ async fn a_node_removes_the_local_volumes_that_its_annotation_lists() {
         .create(&Default::default(), &object(node))
         .await
         .unwrap();
-    let (_show, shown) = watch::channel(Some(Arc::new(node)));
-    let remover = Arc::new(Remover);
-    let removing =
-        crate::local_volumes::remove_listed(server.node(), dir.path().to_owned(), shown, remover);
+    let (_sender, node_receiver) = watch::channel(Some(Arc::new(node)));
+    let launcher = Arc::new(RemoveOnlyLauncher);
+    let removing = crate::local_volumes::remove_listed(
+        server.node(),
+        dir.path().to_owned(),
+        node_receiver,
+        launcher,
+    );
     let done = until("the list to be empty", async || {
-        removals(&nodes.get("node1").await.unwrap())
+        requested_removals(&nodes.get("node1").await.unwrap())
             .is_empty()
             .then_some(())
     });

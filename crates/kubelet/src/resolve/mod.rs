@@ -1,20 +1,20 @@
-//! What only the API server can tell about a pod, gathered into the [`Bundle`] for its sandbox.
+//! Resolves a pod: reads all API objects that it refers to, and builds the [`Bundle`] for its sandbox.
 //!
 //! ```text
-//!   references.rs   which config maps and secrets a pod names          pure
-//!   objects.rs      those, each watched for as long as a pod names it
-//!   services.rs     all services, and the variables that tell of them
-//!   tokens.rs       service account tokens, renewed in time
-//!   trust.rs        cluster trust bundles
-//!   certificates/   pods' own certificates, renewed in time
-//!   claims.rs       persistent volume claims and their volumes
-//!   env.rs          a container's variables                            pure
-//!   sources.rs      volumes → what they are made of                    pure
-//!   pull_secrets.rs the way into registries                            pure
+//!   references.rs       the config maps and secrets that a pod refers to        pure
+//!   watched_objects.rs  watches of these objects
+//!   services.rs         watch of all services, and their environment variables
+//!   tokens.rs           service account tokens, with renewal
+//!   trust_bundles.rs    watch of cluster trust bundles
+//!   certificates/       pod certificates, with renewal
+//!   claims.rs           persistent volume claims and their volumes
+//!   env.rs              environment variables of a container                    pure
+//!   volume_sources.rs   sources of volumes                                      pure
+//!   pull_secrets.rs     credentials for image registries                        pure
 //! ```
 //!
-//! Nothing here fails as a whole: what can't be had is told at the container or volume that it concerns, in upstream's
-//! words, and [`Resolver::changed`] says when asking again is worth it.
+//! Resolving never fails as a whole. A missing object is reported at the container or volume that needs it, with upstream's
+//! message, and [`Resolver::changed`] returns when the bundle may have changed.
 
 #[cfg(test)]
 mod certificate_live_tests;
@@ -23,18 +23,18 @@ mod claims;
 mod env;
 #[cfg(test)]
 mod live_tests;
-mod objects;
 mod pull_secrets;
 mod references;
 mod services;
-mod sources;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod trust;
+mod trust_bundles;
+mod volume_sources;
+mod watched_objects;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -42,72 +42,72 @@ use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Client;
-use sandbox::protocol::{Bundle, ContainerInput, NodeFacts, Problem};
+use pod_protocol::{Bundle, ContainerInput, NodeFacts, Problem};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use volumes::content::{Inputs, TrustBundles};
+use volumes::content::{TrustBundles, VolumeInputs};
 
+use self::certificates::{CertificateManager, CertificateState};
+use self::claims::{BoundClaim, ClaimReader};
+use self::references::ObjectReferences;
+use self::services::ServiceCache;
+use self::tokens::TokenManager;
+use self::trust_bundles::TrustBundleCache;
+use self::watched_objects::{ObjectState, WatchedObjects};
 use crate::NodeConfig;
+use crate::mutex::lock;
 use crate::node::resources;
-use certificates::{Certificates, Standing};
-use claims::Claims;
-use objects::{Known, Objects};
-use references::References;
-use services::Services;
-use tokens::Tokens;
-use trust::Trust;
 
-/// How long the first answer about an object may take before the pod is told that there is none.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// When to ask again for what can't be watched, after it was refused or missing.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
-/// Services come and go in groups; a pod hears of each group once.
-const SETTLE: Duration = Duration::from_secs(1);
+/// How long to wait for the first response about an object, before the pod is resolved without it.
+const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between requests for a missing or forbidden object that cannot be watched.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// Debounce window for changes of services.
+const SERVICE_DEBOUNCE: Duration = Duration::from_secs(1);
 
 /// Resolves the pods of one node.
 pub(crate) struct Resolver {
     node: NodeFacts,
     allocatable: BTreeMap<String, Quantity>,
-    config_maps: Objects<ConfigMap>,
-    secrets: Objects<Secret>,
-    services: Services,
-    tokens: Tokens,
-    trust: Trust,
-    certificates: Certificates,
-    claims: Claims,
-    /// By uid: what the last bundle was made of.
-    pods: Mutex<HashMap<String, Basis>>,
+    config_maps: WatchedObjects<ConfigMap>,
+    secrets: WatchedObjects<Secret>,
+    services: ServiceCache,
+    tokens: TokenManager,
+    trust_bundles: TrustBundleCache,
+    certificates: CertificateManager,
+    claims: ClaimReader,
+    /// By uid: the dependencies of the last bundle.
+    pods: Mutex<HashMap<String, Dependencies>>,
 }
 
-/// A pod with all that the API server could tell, and what it couldn't.
+/// A resolved pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Resolved {
-    /// For the sandbox. Lacks the volumes that `failed_mounts` tells of, so a pod that has not started yet must wait.
+pub(crate) struct ResolvedPod {
+    /// Lacks the volumes of `failed_mounts`. A pod that has not started yet must wait for them.
     pub bundle: Bundle,
     /// Messages for Events of reason `FailedMount`.
     pub failed_mounts: Vec<String>,
-    /// Further Events of kind `Warning`: reason and message.
+    /// Further Events of type `Warning`: reason and message.
     pub warnings: Vec<(&'static str, String)>,
 }
 
-/// What a bundle was made of, as it was then.
+/// What a bundle was built from, to notice changes.
 #[derive(Clone)]
-struct Basis {
-    /// One signal for each object; each has been seen.
+struct Dependencies {
+    /// A change counter of each object, with the current value marked as seen.
     objects: Vec<watch::Receiver<u64>>,
-    /// If the pod asks for trust bundles.
-    trust: Option<watch::Receiver<Option<Arc<TrustBundles>>>>,
-    /// One for each of the pod's own certificates.
-    certificates: Vec<watch::Receiver<Standing>>,
+    /// Only if the pod uses trust bundles.
+    trust_bundles: Option<watch::Receiver<Option<Arc<TrustBundles>>>>,
+    certificates: Vec<watch::Receiver<CertificateState>>,
     services: watch::Receiver<u64>,
-    /// The variables that told of services.
+    /// The variables of services in the bundle.
     service_variables: BTreeMap<String, String>,
-    /// Something can't be watched, or ends by itself.
-    again_at: Option<Instant>,
+    /// When to resolve again, because an object cannot be watched or expires.
+    refresh_at: Option<Instant>,
 }
 
 impl Resolver {
-    /// Starts to follow services; everything else is followed when pods name it. Must be called in a tokio runtime.
+    /// Starts to watch services. Other objects are watched when pods refer to them. Must be called in a tokio runtime.
     pub(crate) fn new(client: Client, config: &NodeConfig) -> Self {
         Self {
             node: NodeFacts {
@@ -122,106 +122,111 @@ impl Resolver {
                 memory_bytes: config.capacity.memory_bytes,
             },
             allocatable: resources(&config.capacity),
-            config_maps: Objects::new(client.clone(), "configmap"),
-            secrets: Objects::new(client.clone(), "secret"),
-            services: Services::follow(client.clone()),
-            tokens: Tokens::new(client.clone()),
-            trust: Trust::new(client.clone()),
-            certificates: Certificates::new(client.clone(), &config.name),
-            claims: Claims::new(client),
+            config_maps: WatchedObjects::new(client.clone(), "configmap"),
+            secrets: WatchedObjects::new(client.clone(), "secret"),
+            services: ServiceCache::watch(client.clone()),
+            tokens: TokenManager::new(client.clone()),
+            trust_bundles: TrustBundleCache::new(client.clone()),
+            certificates: CertificateManager::new(client.clone(), &config.name),
+            claims: ClaimReader::new(client),
             pods: Mutex::new(HashMap::new()),
         }
     }
 
-    /// Everything that a pod needs to run, as the API server knows it now.
-    pub(crate) async fn bundle(&self, pod: &Arc<Pod>) -> Resolved {
-        let references = References::of(pod);
+    /// Resolves a pod with the current API objects.
+    pub(crate) async fn bundle(&self, pod: &Arc<Pod>) -> ResolvedPod {
+        let references = ObjectReferences::of(pod);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let (config_maps, secrets, tokens, trust, certificates, claims, services) = tokio::join!(
+        let (config_maps, secrets, tokens, trust_bundles, certificates, claims, services_synced) = tokio::join!(
             self.config_maps
                 .get(uid, namespace, &references.config_maps),
             self.secrets.get(uid, namespace, &references.secrets),
             self.tokens.get(pod),
-            self.trust.get(pod),
+            self.trust_bundles.get(pod),
             self.certificates.get(pod),
             self.claims.get(pod),
             self.services.synced(),
         );
-        let services_version = self.services.changes();
+        let services = self.services.changes();
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links);
         let service_variables = self.services.variables(namespace, links.unwrap_or(true));
 
-        let again = [tokens.again_at, certificates.again_at, claims.again_at]
-            .into_iter()
-            .flatten()
-            .min();
-        let basis = Basis {
+        let refresh_at = [
+            tokens.refresh_at,
+            certificates.refresh_at,
+            claims.refresh_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min();
+        let dependencies = Dependencies {
             objects: config_maps
-                .signals
+                .changes
                 .into_iter()
-                .chain(secrets.signals)
+                .chain(secrets.changes)
                 .collect(),
-            trust: trust.signal,
-            certificates: certificates.signals,
-            services: services_version,
+            trust_bundles: trust_bundles.changes,
+            certificates: certificates.states,
+            services,
             service_variables: service_variables.clone(),
-            again_at: again,
+            refresh_at,
         };
-        self.lock().insert(uid.to_owned(), basis);
+        self.lock().insert(uid.to_owned(), dependencies);
 
-        let facts = Facts {
-            inputs: Inputs {
+        let inputs = ResolveInputs {
+            volumes: VolumeInputs {
                 pod: Arc::clone(pod),
                 allocatable: self.allocatable.clone(),
                 config_maps: existing(&config_maps.objects),
                 secrets: existing(&secrets.objects),
                 tokens: tokens.tokens,
-                trust_bundles: trust.bundles,
+                trust_bundles: trust_bundles.bundles,
                 certificates: certificates.certificates,
             },
             unknown_config_maps: unknown(&config_maps.objects),
             unknown_secrets: unknown(&secrets.objects),
             claims: claims.volumes,
-            services: services.then_some(service_variables),
+            services: services_synced.then_some(service_variables),
         };
-        let mut resolved = facts.resolve(self.node.clone());
+        let mut resolved = inputs.resolve(self.node.clone());
         resolved.warnings.extend(certificates.warnings);
         resolved
     }
 
-    /// Waits until [`bundle`](Self::bundle) could say something else about this pod than it did the last time.
+    /// Waits until [`bundle`](Self::bundle) may return a different bundle than the last time. The caller has to notice changes of
+    /// the pod itself.
     ///
-    /// May be dropped and asked again. Changes of the pod itself are for the caller to notice.
+    /// The future may be dropped and requested again.
     pub(crate) async fn changed(&self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let Some(basis) = self.lock().get(uid).cloned() else {
-            // Never resolved: then there is nothing to wait for.
+        let Some(dependencies) = self.lock().get(uid).cloned() else {
+            // Not resolved yet.
             return;
         };
-        let objects = basis.objects.into_iter().map(signalled);
-        let trust = basis.trust.into_iter().map(signalled);
-        let certificates = basis.certificates.into_iter().map(signalled);
-        let objects: Vec<_> = objects.chain(trust).chain(certificates).collect();
+        let objects = dependencies.objects.into_iter().map(changed);
+        let trust_bundles = dependencies.trust_bundles.into_iter().map(changed);
+        let certificates = dependencies.certificates.into_iter().map(changed);
+        let objects: Vec<_> = objects.chain(trust_bundles).chain(certificates).collect();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links);
-        let mut services = basis.services;
+        let mut services = dependencies.services;
         let services = async {
             loop {
                 if services.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
-                tokio::time::sleep(SETTLE).await;
+                tokio::time::sleep(SERVICE_DEBOUNCE).await;
                 services.borrow_and_update();
                 if self.services.variables(namespace, links.unwrap_or(true))
-                    != basis.service_variables
+                    != dependencies.service_variables
                 {
                     return;
                 }
             }
         };
-        let again = async {
-            match basis.again_at {
+        let refresh = async {
+            match dependencies.refresh_at {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
@@ -235,11 +240,11 @@ impl Resolver {
         tokio::select! {
             () = objects => {}
             () = services => {}
-            () = again => {}
+            () = refresh => {}
         }
     }
 
-    /// The pod is gone: what only it named is followed no more.
+    /// Forgets a pod, and stops watching objects that only it refers to.
     pub(crate) fn forget(&self, uid: &str) {
         self.lock().remove(uid);
         self.config_maps.forget(uid);
@@ -248,61 +253,61 @@ impl Resolver {
         self.certificates.forget(uid);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Basis>> {
-        // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Dependencies>> {
+        lock(&self.pods)
     }
 }
 
-/// Waits for the next change, which never comes if nobody is left to make one.
-fn signalled<T: Send + Sync + 'static>(mut signal: watch::Receiver<T>) -> BoxFuture<'static, ()> {
+/// Waits for the next change. Never returns if the sender was dropped.
+fn changed<T: Send + Sync + 'static>(mut receiver: watch::Receiver<T>) -> BoxFuture<'static, ()> {
     async move {
-        if signal.changed().await.is_err() {
+        if receiver.changed().await.is_err() {
             std::future::pending().await
         }
     }
     .boxed()
 }
 
-fn existing<K>(objects: &BTreeMap<String, Known<K>>) -> BTreeMap<String, Arc<K>> {
-    let existing = |(name, known): (&String, &Known<K>)| match known {
-        Known::There(object) => Some((name.clone(), Arc::clone(object))),
-        Known::Missing | Known::Unknown(_) => None,
+fn existing<K>(objects: &BTreeMap<String, ObjectState<K>>) -> BTreeMap<String, Arc<K>> {
+    let existing = |(name, state): (&String, &ObjectState<K>)| match state {
+        ObjectState::Present(object) => Some((name.clone(), Arc::clone(object))),
+        ObjectState::Missing | ObjectState::Unknown(_) => None,
     };
     objects.iter().filter_map(existing).collect()
 }
 
-fn unknown<K>(objects: &BTreeMap<String, Known<K>>) -> BTreeMap<String, String> {
-    let unknown = |(name, known): (&String, &Known<K>)| match known {
-        Known::Unknown(why) => Some((name.clone(), why.clone())),
-        Known::There(_) | Known::Missing => None,
+fn unknown<K>(objects: &BTreeMap<String, ObjectState<K>>) -> BTreeMap<String, String> {
+    let unknown = |(name, state): (&String, &ObjectState<K>)| match state {
+        ObjectState::Unknown(why) => Some((name.clone(), why.clone())),
+        ObjectState::Present(_) | ObjectState::Missing => None,
     };
     objects.iter().filter_map(unknown).collect()
 }
 
-/// All that was found out about a pod; from here on everything is a pure function.
+/// All objects that were read for a pod. From here on resolving is a pure function.
 #[derive(Default)]
-struct Facts {
-    inputs: Inputs,
-    /// Config maps about which the API server has said nothing yet, and why.
+struct ResolveInputs {
+    /// The objects that volumes use.
+    volumes: VolumeInputs,
+    /// Config maps that were not received yet, and why.
     unknown_config_maps: BTreeMap<String, String>,
     /// The same for secrets.
     unknown_secrets: BTreeMap<String, String>,
     /// By volume name: the persistent volume behind a claim, or why there is none.
-    claims: BTreeMap<String, Result<claims::Claimed, String>>,
-    /// Variables that tell of services; `None` if services are not known yet.
+    claims: BTreeMap<String, Result<BoundClaim, String>>,
+    /// Environment variables of services; `None` if services were not received yet.
     services: Option<BTreeMap<String, String>>,
 }
 
-impl Facts {
-    fn resolve(&self, node: NodeFacts) -> Resolved {
-        let pod = &self.inputs.pod;
+impl ResolveInputs {
+    fn resolve(&self, node: NodeFacts) -> ResolvedPod {
+        let pod = &self.volumes.pod;
         let mut failed_mounts = Vec::new();
         let mut volumes = BTreeMap::new();
         for volume in references::used_volumes(pod) {
-            let source = sources::source(volume, self).and_then(|source| {
+            let source = volume_sources::volume_source(volume, self).and_then(|source| {
                 serde_json::to_value(source)
-                    .map_err(|error| format!("can't describe volume {:?}: {error}", volume.name))
+                    .map_err(|error| format!("cannot encode volume {:?}: {error}", volume.name))
             });
             match source {
                 Ok(source) => _ = volumes.insert(volume.name.clone(), source),
@@ -324,15 +329,15 @@ impl Facts {
                 (container.name.into_owned(), input)
             })
             .collect();
-        let (pull_credentials, warnings) = pull_secrets::credentials(&self.inputs);
-        Resolved {
+        let (pull_credentials, warnings) = pull_secrets::credentials(&self.volumes);
+        ResolvedPod {
             bundle: Bundle {
                 pod: Pod::clone(pod),
                 containers,
                 volumes,
                 pull_credentials,
                 node,
-                before: Vec::new(),
+                previous_statuses: Vec::new(),
             },
             failed_mounts,
             warnings,

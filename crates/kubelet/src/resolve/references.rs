@@ -1,18 +1,18 @@
-//! What a pod names: pure questions about its spec.
+//! The objects that a pod refers to. Pure.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, Volume, VolumeDevice, VolumeMount};
 
-/// The config maps and secrets that a pod names, in its own namespace.
+/// The config maps and secrets that a pod refers to, in its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct References {
+pub(super) struct ObjectReferences {
     pub config_maps: BTreeSet<String>,
     pub secrets: BTreeSet<String>,
 }
 
-impl References {
+impl ObjectReferences {
     pub(super) fn of(pod: &Pod) -> Self {
         let mut all = Self::default();
         for volume in used_volumes(pod) {
@@ -27,13 +27,13 @@ impl References {
             .flat_map(|spec| spec.image_pull_secrets.iter().flatten());
         all.secrets
             .extend(pull_secrets.map(|reference| reference.name.clone()));
-        // An empty name is none; the API server lets it pass for old clients.
+        // The API server accepts empty names, for old clients.
         all.config_maps.remove("");
         all.secrets.remove("");
         all
     }
 
-    /// What one volume alone names.
+    /// The references of one volume.
     pub(super) fn of_volume(volume: &Volume) -> Self {
         let mut all = Self::default();
         all.extend_with_volume(volume);
@@ -81,7 +81,7 @@ impl References {
     }
 }
 
-/// What containers of every kind have in common.
+/// The common fields of all kinds of containers.
 pub(super) struct AnyContainer<'a> {
     pub name: Cow<'a, str>,
     pub env: &'a [EnvVar],
@@ -92,7 +92,7 @@ pub(super) struct AnyContainer<'a> {
 
 /// All containers of a pod: init containers, containers, ephemeral containers.
 pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
-    let usual = pod.spec.iter().flat_map(|spec| {
+    let regular = pod.spec.iter().flat_map(|spec| {
         spec.init_containers
             .iter()
             .flatten()
@@ -117,10 +117,10 @@ pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
                 devices: container.volume_devices.as_deref().unwrap_or_default(),
             })
     });
-    usual.chain(ephemeral)
+    regular.chain(ephemeral)
 }
 
-/// The volumes that a container mounts; as upstream, nobody asks for the others.
+/// The volumes that a container mounts. As in upstream, others are not resolved.
 pub(super) fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     let used: BTreeSet<_> = containers(pod)
         .flat_map(|container| {
@@ -135,7 +135,7 @@ pub(super) fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     volumes.filter(move |volume| used.contains(volume.name.as_str()))
 }
 
-/// Where in a volume that can't be written to other volumes will be mounted, relative to its root.
+/// The mount points of other volumes inside a read-only volume, relative to its root.
 pub(super) fn nested_mount_points(pod: &Pod, volume: &str) -> BTreeSet<String> {
     let clean = |path: &str| format!("/{}", volumes::content::clean(path));
     let mut nested = BTreeSet::new();
@@ -149,7 +149,7 @@ pub(super) fn nested_mount_points(pod: &Pod, volume: &str) -> BTreeSet<String> {
             let base = format!("{}/", clean(&mount.mount_path).trim_end_matches('/'));
             let mut below: Vec<&str> = Vec::new();
             for point in all.iter().filter_map(|point| point.strip_prefix(&base)) {
-                // What lies below another mount is that mount's to hold.
+                // A mount point below another one is part of that mount.
                 let is_deeper = below.iter().any(|outer| {
                     point
                         .strip_prefix(outer)

@@ -1,7 +1,7 @@
-//! Services, and the variables that tell containers of them.
+//! Services, and their environment variables in containers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -11,90 +11,92 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::PATIENCE;
-use crate::backoff::Doubling;
+use super::FIRST_SYNC_TIMEOUT;
+use crate::backoff::ExponentialBackoff;
+use crate::mutex::lock;
 
-/// How long to wait at most between attempts to watch.
-const RETRY_AT_MOST: Duration = Duration::from_secs(2);
-/// The API server's own service, which every pod hears of.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// The API server's service, for which every pod gets variables.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 
-/// All services of the cluster, as far as variables tell of them.
-pub(super) struct Services {
-    known: Arc<Mutex<Table>>,
-    /// Counts changes; 0 until all services are known.
+/// All services of the cluster.
+pub(super) struct ServiceCache {
+    services: Arc<Mutex<ServiceTable>>,
+    /// Counts changes; 0 until all services were received.
     changes: watch::Receiver<u64>,
     _watch: AbortOnDropHandle<()>,
 }
 
 /// By namespace and name.
-type Table = HashMap<(String, String), Told>;
+type ServiceTable = HashMap<(String, String), ServiceAddress>;
 
-/// What variables tell of a service.
+/// The address and ports of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct ServiceAddress {
     address: String,
-    ports: Vec<Port>,
+    ports: Vec<AddressPort>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Port {
+struct AddressPort {
     name: String,
     protocol: String,
     number: i32,
 }
 
-impl Services {
-    /// Watches all services: a node may, and one watch is less than one per namespace.
-    pub(super) fn follow(client: Client) -> Self {
-        let known = Arc::new(Mutex::new(HashMap::new()));
+impl ServiceCache {
+    /// Watches the services of all namespaces: one watch is cheaper than one per namespace.
+    pub(super) fn watch(client: Client) -> Self {
+        let services = Arc::new(Mutex::new(HashMap::new()));
         let (count, changes) = watch::channel(0);
-        let task = watch_all(client, Arc::clone(&known), count);
+        let task = watch_all(client, Arc::clone(&services), count);
         Self {
-            known,
+            services,
             changes,
             _watch: AbortOnDropHandle::new(tokio::spawn(task)),
         }
     }
 
-    /// Waits until services are known, but not for ever; whether they are.
+    /// Waits until services were received, with a time-out. Returns whether they were.
     pub(super) async fn synced(&self) -> bool {
         let mut changes = self.changes.clone();
-        let synced = tokio::time::timeout(PATIENCE, changes.wait_for(|&changes| changes > 0)).await;
+        let synced =
+            tokio::time::timeout(FIRST_SYNC_TIMEOUT, changes.wait_for(|&changes| changes > 0))
+                .await;
         matches!(synced, Ok(Ok(_)))
     }
 
-    /// Signals the changes after this call.
+    /// Notifies of changes after this call.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         let mut changes = self.changes.clone();
         changes.mark_unchanged();
         changes
     }
 
-    /// The variables for a pod of `namespace`; with `links`, of all services there.
+    /// The variables for a pod of `namespace`. With `links` (`enableServiceLinks`) these include all services of the namespace.
     pub(super) fn variables(&self, namespace: &str, links: bool) -> BTreeMap<String, String> {
-        let known = lock(&self.known);
-        let visible = known.iter().filter(|((of, name), _)| {
+        let services = lock(&self.services);
+        let visible = services.iter().filter(|((of, name), _)| {
             (of.as_str(), name.as_str()) == API_SERVER || links && of == namespace
         });
-        // The pod's own service of that name wins over the API server's, as upstream.
+        // As in upstream, a service `kubernetes` of the pod's namespace overrides the API server's.
         let mut by_name = BTreeMap::new();
-        for ((of, name), told) in visible {
+        for ((of, name), address) in visible {
             let own = of == namespace && links;
             if own || !by_name.contains_key(name.as_str()) {
-                by_name.insert(name.as_str(), told);
+                by_name.insert(name.as_str(), address);
             }
         }
         by_name
             .into_iter()
-            .flat_map(|(name, told)| variables(name, told))
+            .flat_map(|(name, address)| variables(name, address))
             .collect()
     }
 }
 
-async fn watch_all(client: Client, known: Arc<Mutex<Table>>, count: watch::Sender<u64>) {
+async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: watch::Sender<u64>) {
     let events = watcher(Api::<Service>::all(client), watcher::Config::default())
-        .backoff(Doubling::up_to(RETRY_AT_MOST));
+        .backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
     tokio::pin!(events);
     let mut listed = HashMap::new();
     loop {
@@ -104,28 +106,30 @@ async fn watch_all(client: Client, known: Arc<Mutex<Table>>, count: watch::Sende
                 false
             }
             Ok(Some(watcher::Event::InitApply(service))) => {
-                listed.extend(told(&service).map(|told| (key(&service), told)));
+                listed.extend(service_address(&service).map(|address| (key(&service), address)));
                 false
             }
             Ok(Some(watcher::Event::InitDone)) => {
-                *lock(&known) = std::mem::take(&mut listed);
+                *lock(&services) = std::mem::take(&mut listed);
                 true
             }
             Ok(Some(watcher::Event::Apply(service))) => {
-                let mut known = lock(&known);
-                match told(&service) {
-                    Some(told) => known.insert(key(&service), told.clone()) != Some(told),
-                    None => known.remove(&key(&service)).is_some(),
+                let mut services = lock(&services);
+                match service_address(&service) {
+                    Some(address) => {
+                        services.insert(key(&service), address.clone()) != Some(address)
+                    }
+                    None => services.remove(&key(&service)).is_some(),
                 }
             }
             Ok(Some(watcher::Event::Delete(service))) => {
-                lock(&known).remove(&key(&service)).is_some()
+                lock(&services).remove(&key(&service)).is_some()
             }
             Ok(None) => return,
             Err(error) => {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
-                    "watching services"
+                    "cannot watch services"
                 );
                 false
             }
@@ -144,31 +148,31 @@ fn key(service: &Service) -> (String, String) {
     )
 }
 
-/// `None` for a service without an address of its own.
-fn told(service: &Service) -> Option<Told> {
+/// `None` for a service without a cluster IP.
+fn service_address(service: &Service) -> Option<ServiceAddress> {
     let spec = service.spec.as_ref()?;
     let address = spec
         .cluster_ip
         .clone()
         .filter(|ip| !ip.is_empty() && ip != "None")?;
-    let port = |port: &k8s_openapi::api::core::v1::ServicePort| Port {
+    let port = |port: &k8s_openapi::api::core::v1::ServicePort| AddressPort {
         name: port.name.clone().unwrap_or_default(),
         protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
         number: port.port,
     };
     let ports = spec.ports.iter().flatten().map(port).collect();
-    Some(Told { address, ports })
+    Some(ServiceAddress { address, ports })
 }
 
-/// The variables of one service: Kubernetes' own, and those of Docker's links.
-fn variables(name: &str, told: &Told) -> Vec<(String, String)> {
+/// The variables of one service: those of Kubernetes, and those of Docker links.
+fn variables(name: &str, service: &ServiceAddress) -> Vec<(String, String)> {
     let prefix = variable_name(name);
-    let mut all = vec![(format!("{prefix}_SERVICE_HOST"), told.address.clone())];
-    let host = match told.address.contains(':') {
-        true => format!("[{}]", told.address),
-        false => told.address.clone(),
+    let mut all = vec![(format!("{prefix}_SERVICE_HOST"), service.address.clone())];
+    let host = match service.address.contains(':') {
+        true => format!("[{}]", service.address),
+        false => service.address.clone(),
     };
-    for (index, port) in told.ports.iter().enumerate() {
+    for (index, port) in service.ports.iter().enumerate() {
         let number = port.number.to_string();
         let protocol = port.protocol.to_lowercase();
         let url = format!("{protocol}://{host}:{number}");
@@ -184,7 +188,7 @@ fn variables(name: &str, told: &Told) -> Vec<(String, String)> {
         all.extend([
             (format!("{link}_PROTO"), protocol),
             (format!("{link}_PORT"), number),
-            (format!("{link}_ADDR"), told.address.clone()),
+            (format!("{link}_ADDR"), service.address.clone()),
             (link, url),
         ]);
     }
@@ -193,11 +197,6 @@ fn variables(name: &str, told: &Told) -> Vec<(String, String)> {
 
 fn variable_name(name: &str) -> String {
     name.replace('-', "_").to_uppercase()
-}
-
-fn lock(mutex: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -224,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn a_service_as_variables() {
-        let told = told(&service("100.96.0.7")).unwrap();
-        let mut lines: Vec<_> = variables("my-shop", &told)
+    fn variables_of_a_service() {
+        let address = service_address(&service("100.96.0.7")).unwrap();
+        let mut lines: Vec<_> = variables("my-shop", &address)
             .into_iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
@@ -235,29 +234,29 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_sixth_version_get_brackets_in_urls() {
-        let told = told(&service("fd00::7")).unwrap();
-        let all: BTreeMap<_, _> = variables("a", &told).into_iter().collect();
+    fn ipv6_addresses_have_brackets_in_urls() {
+        let address = service_address(&service("fd00::7")).unwrap();
+        let all: BTreeMap<_, _> = variables("a", &address).into_iter().collect();
         assert_eq!(all["A_SERVICE_HOST"], "fd00::7");
         assert_eq!(all["A_PORT"], "tcp://[fd00::7]:80");
     }
 
     #[test]
-    fn services_without_an_address_are_not_told() {
-        assert_eq!(told(&service("None")), None);
-        assert_eq!(told(&service("")), None);
-        assert_eq!(told(&Service::default()), None);
+    fn services_without_cluster_ip_are_ignored() {
+        assert_eq!(service_address(&service("None")), None);
+        assert_eq!(service_address(&service("")), None);
+        assert_eq!(service_address(&Service::default()), None);
     }
 
     #[tokio::test]
-    async fn pods_hear_of_their_namespace_and_of_the_api_server() {
-        let some = |number| Told {
+    async fn variables_cover_own_namespace_and_api_server() {
+        let some = |number| ServiceAddress {
             address: format!("100.96.0.{number}"),
             ports: vec![],
         };
         let key = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
-        let services = Services {
-            known: Arc::new(Mutex::new(HashMap::from([
+        let services = ServiceCache {
+            services: Arc::new(Mutex::new(HashMap::from([
                 (key("default", "kubernetes"), some(1)),
                 (key("default", "other"), some(2)),
                 (key("shop", "web"), some(3)),

@@ -13,7 +13,7 @@ fn pod(spec: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
-fn facts(spec: Value) -> Facts {
+fn inputs(spec: Value) -> ResolveInputs {
     let config_map = ConfigMap {
         data: Some(BTreeMap::from([
             ("color".to_owned(), "$(blue)".to_owned()),
@@ -31,8 +31,8 @@ fn facts(spec: Value) -> Facts {
         })
     };
     let docker = br#"{"auths":{"registry.example":{"auth":"bWU6c2VjcmV0"},"b.example/team":{"identitytoken":"t"}}}"#;
-    Facts {
-        inputs: Inputs {
+    ResolveInputs {
+        volumes: VolumeInputs {
             pod: pod(spec),
             allocatable: BTreeMap::from([
                 ("cpu".to_owned(), Quantity("4".to_owned())),
@@ -62,15 +62,15 @@ fn facts(spec: Value) -> Facts {
     }
 }
 
-fn input(container: Value) -> ContainerInput {
-    let resolved = facts(json!({ "nodeName": "node1", "containers": [container] }))
+fn container_input(container: Value) -> ContainerInput {
+    let resolved = inputs(json!({ "nodeName": "node1", "containers": [container] }))
         .resolve(NodeFacts::default());
     resolved.bundle.containers["main"].clone()
 }
 
 #[test]
 fn variables_in_order() {
-    let input = input(json!({
+    let input = container_input(json!({
         "name": "main",
         "envFrom": [
             { "prefix": "P_", "configMapRef": { "name": "config" } },
@@ -99,13 +99,14 @@ fn variables_in_order() {
 #[test]
 fn problems_of_containers() {
     let by = |from: Value| {
-        let input = input(json!({ "name": "main", "env": [{ "name": "V", "valueFrom": from }] }));
+        let input =
+            container_input(json!({ "name": "main", "env": [{ "name": "V", "valueFrom": from }] }));
         let problem = input.problem.unwrap();
         assert_eq!(problem.reason, "CreateContainerConfigError");
         problem.message
     };
     let all_of = |from: Value| {
-        input(json!({ "name": "main", "envFrom": [from] }))
+        container_input(json!({ "name": "main", "envFrom": [from] }))
             .problem
             .unwrap()
             .message
@@ -123,18 +124,18 @@ fn problems_of_containers() {
 }
 
 #[test]
-fn what_is_not_known_yet_is_a_problem_of_those_who_need_it() {
-    let mut facts = facts(json!({
+fn unsynced_objects_only_affect_their_users() {
+    let mut inputs = inputs(json!({
         "containers": [
             { "name": "a", "envFrom": [{ "configMapRef": { "name": "slow", "optional": true } }] },
             { "name": "b", "volumeMounts": [{ "name": "v", "mountPath": "/v" }] },
         ],
         "volumes": [{ "name": "v", "configMap": { "name": "slow" } }],
     }));
-    facts
+    inputs
         .unknown_config_maps
         .insert("slow".to_owned(), "no answer".to_owned());
-    let resolved = facts.resolve(NodeFacts::default());
+    let resolved = inputs.resolve(NodeFacts::default());
     let problem = |name: &str| resolved.bundle.containers[name].problem.clone();
     assert_eq!(problem("a").unwrap().message, "no answer");
     assert_eq!(problem("b"), None);
@@ -142,8 +143,8 @@ fn what_is_not_known_yet_is_a_problem_of_those_who_need_it() {
         resolved.failed_mounts,
         ["MountVolume.SetUp failed for volume \"v\" : no answer"]
     );
-    facts.services = None;
-    let resolved = facts.resolve(NodeFacts::default());
+    inputs.services = None;
+    let resolved = inputs.resolve(NodeFacts::default());
     insta::assert_snapshot!(
         resolved.bundle.containers["b"]
             .problem
@@ -153,7 +154,7 @@ fn what_is_not_known_yet_is_a_problem_of_those_who_need_it() {
     );
 }
 
-fn with_volumes(volumes: Value) -> Resolved {
+fn with_volumes(volumes: Value) -> ResolvedPod {
     let mounts: Vec<_> = volumes
         .as_array()
         .unwrap()
@@ -166,7 +167,7 @@ fn with_volumes(volumes: Value) -> Resolved {
         json!({ "name": "nested", "emptyDir": {} }),
         json!({ "name": "unused", "configMap": { "name": "none" } }),
     ]);
-    facts(json!({
+    inputs(json!({
         "containers": [{ "name": "main", "volumeMounts": mounts, "resources": { "limits": { "memory": "64Mi" } } }],
         "volumes": all,
     }))
@@ -189,15 +190,15 @@ fn volumes_become_sources() {
         { "name": "nfs", "nfs": { "server": "nas", "path": "/export", "readOnly": true } },
     ]));
     assert_eq!(resolved.failed_mounts, Vec::<String>::new());
-    // What travels can be read on the other side.
+    // The sandbox can decode the sources.
     for source in resolved.bundle.volumes.values() {
-        serde_json::from_value::<volumes::Source>(source.clone()).unwrap();
+        serde_json::from_value::<volumes::VolumeSource>(source.clone()).unwrap();
     }
     insta::assert_json_snapshot!(resolved.bundle.volumes);
 }
 
 #[test]
-fn volumes_that_cannot_be_had() {
+fn unavailable_volumes() {
     let resolved = with_volumes(json!([
         { "name": "a", "configMap": { "name": "none" } },
         { "name": "b", "secret": { "secretName": "none" } },
@@ -218,15 +219,15 @@ fn volumes_that_cannot_be_had() {
 #[test]
 fn claims_become_directories() {
     let resolve = |volume: Value, read_only, policy: Option<&str>| {
-        let mut facts = facts(json!({
+        let mut inputs = inputs(json!({
             "containers": [{ "name": "main", "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }],
             "securityContext": { "fsGroupChangePolicy": policy },
             "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "c" } }],
         }));
         let volume = serde_json::from_value(volume).unwrap();
-        let claimed = claims::Claimed { volume, read_only };
-        facts.claims.insert("data".to_owned(), Ok(claimed));
-        let resolved = facts.resolve(NodeFacts::default());
+        let claimed = claims::BoundClaim { volume, read_only };
+        inputs.claims.insert("data".to_owned(), Ok(claimed));
+        let resolved = inputs.resolve(NodeFacts::default());
         match resolved.failed_mounts.first() {
             Some(message) => Value::from(message.clone()),
             None => resolved.bundle.volumes["data"].clone(),
@@ -276,8 +277,8 @@ fn claims_become_directories() {
 }
 
 #[test]
-fn pull_secrets_are_read_and_useless_ones_told() {
-    let resolved = facts(json!({
+fn unreadable_pull_secrets_cause_warning() {
+    let resolved = inputs(json!({
         "containers": [],
         "imagePullSecrets": [{ "name": "pull" }, { "name": "old" }, { "name": "keys" }, { "name": "none" }],
     }))
@@ -305,5 +306,5 @@ fn references_of_a_pod() {
             { "name": "unused", "secret": { "secretName": "s6" } },
         ],
     }));
-    insta::assert_debug_snapshot!(References::of(&pod));
+    insta::assert_debug_snapshot!(ObjectReferences::of(&pod));
 }

@@ -1,7 +1,7 @@
-//! Service account tokens for projected volumes: bound to the pod, kept, and renewed in time.
+//! The token manager: service account tokens for projected volumes, bound to the pod, cached and renewed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
@@ -11,33 +11,34 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use super::{ASK_AGAIN, references};
-use crate::api::{CallError, call_for_pod};
+use super::{RETRY_INTERVAL, references};
+use crate::api_call::{ApiCallError, call_for_bound_pod};
+use crate::mutex::lock;
 
-/// No token gets older than this, however long it would be valid.
-const OLDEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// Not all pods of a node renew at the same moment.
+/// A token is renewed at this age, even if it is valid for longer.
+const MAX_TOKEN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Spreads the renewals of a node's pods.
 const JITTER_MILLIS: u64 = 10_000;
-/// How long to wait before the next attempt if a good token could not be renewed.
-const RENEW_AGAIN: Duration = Duration::from_secs(10);
+/// Delay after a failed renewal of a token that is still valid.
+const RENEW_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The tokens of a pod.
-pub(super) struct Answer {
+pub(super) struct PodTokens {
     /// By volume and index of its source.
     pub tokens: BTreeMap<(String, usize), Result<String, String>>,
-    /// When one of them should be asked for again.
-    pub again_at: Option<Instant>,
+    /// When to request one of them again.
+    pub refresh_at: Option<Instant>,
 }
 
-/// All tokens of this node's pods.
-pub(super) struct Tokens {
+/// Requests and caches the tokens of this node's pods.
+pub(super) struct TokenManager {
     client: Client,
-    known: Mutex<HashMap<Key, Token>>,
+    tokens: Mutex<HashMap<TokenKey, Token>>,
 }
 
-/// Whose token, for what.
+/// Identifies a token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct TokenKey {
     uid: String,
     namespace: String,
     pod: String,
@@ -53,19 +54,19 @@ struct Token {
     renew: Instant,
 }
 
-impl Tokens {
+impl TokenManager {
     pub(super) fn new(client: Client) -> Self {
         Self {
             client,
-            known: Mutex::default(),
+            tokens: Mutex::default(),
         }
     }
 
-    /// The tokens that a pod's volumes hold.
-    pub(super) async fn get(&self, pod: &Pod) -> Answer {
-        let mut answer = Answer {
+    /// The tokens of a pod's volumes.
+    pub(super) async fn get(&self, pod: &Pod) -> PodTokens {
+        let mut found = PodTokens {
             tokens: BTreeMap::new(),
-            again_at: None,
+            refresh_at: None,
         };
         for volume in references::used_volumes(pod) {
             let parts = volume
@@ -76,22 +77,22 @@ impl Tokens {
                 let Some(projection) = &part.service_account_token else {
                     continue;
                 };
-                let (token, again_at) = self.token(&key(pod, projection)).await;
-                answer.tokens.insert((volume.name.clone(), index), token);
-                answer.again_at = answer.again_at.into_iter().chain([again_at]).min();
+                let (token, refresh_at) = self.token(&key(pod, projection)).await;
+                found.tokens.insert((volume.name.clone(), index), token);
+                found.refresh_at = found.refresh_at.into_iter().chain([refresh_at]).min();
             }
         }
-        answer
+        found
     }
 
-    /// A token, and when to ask for it again.
-    async fn token(&self, key: &Key) -> (Result<String, String>, Instant) {
+    /// A token, and when to request it again.
+    async fn token(&self, key: &TokenKey) -> (Result<String, String>, Instant) {
         let now = Instant::now();
-        let known = self.lock().get(key).cloned();
-        if let Some(token) = known.as_ref().filter(|token| now < token.renew) {
+        let cached = self.lock().get(key).cloned();
+        if let Some(token) = cached.as_ref().filter(|token| now < token.renew) {
             return (Ok(token.text.clone()), token.renew);
         }
-        match (self.request(key).await, known) {
+        match (self.request(key).await, cached) {
             (Ok(token), _) => {
                 self.lock().insert(key.clone(), token.clone());
                 (Ok(token.text), token.renew)
@@ -100,15 +101,15 @@ impl Tokens {
                 tracing::warn!(
                     pod = %format_args!("{}/{}", key.namespace, key.pod),
                     error = &error as &dyn std::error::Error,
-                    "could not renew a token"
+                    "cannot renew service account token"
                 );
-                (Ok(token.text), now + RENEW_AGAIN)
+                (Ok(token.text), now + RENEW_RETRY_INTERVAL)
             }
-            (Err(error), _) => (Err(error.to_string()), now + ASK_AGAIN),
+            (Err(error), _) => (Err(error.to_string()), now + RETRY_INTERVAL),
         }
     }
 
-    async fn request(&self, key: &Key) -> Result<Token, CallError> {
+    async fn request(&self, key: &TokenKey) -> Result<Token, ApiCallError> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &key.namespace);
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -125,28 +126,28 @@ impl Tokens {
             ..Default::default()
         };
         let parameters = PostParams::default();
-        let ask = || accounts.create_token_request(&key.account, &parameters, &request);
-        call_for_pod(ask).await.map(|answer| token(&answer))
+        let create = || accounts.create_token_request(&key.account, &parameters, &request);
+        let response = call_for_bound_pod(create).await?;
+        Ok(token(&response))
     }
 
-    /// The pod is gone.
+    /// Drops the tokens of a pod.
     pub(super) fn forget(&self, uid: &str) {
         self.lock().retain(|key, _| key.uid != uid);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Token>> {
-        // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenKey, Token>> {
+        lock(&self.tokens)
     }
 }
 
-fn key(pod: &Pod, projection: &ServiceAccountTokenProjection) -> Key {
+fn key(pod: &Pod, projection: &ServiceAccountTokenProjection) -> TokenKey {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let account = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.service_account_name.clone());
-    Key {
+    TokenKey {
         uid: text(&pod.metadata.uid),
         namespace: text(&pod.metadata.namespace),
         pod: text(&pod.metadata.name),
@@ -161,11 +162,11 @@ fn key(pod: &Pod, projection: &ServiceAccountTokenProjection) -> Key {
     }
 }
 
-/// What the API server granted, on this machine's clock.
-fn token(answer: &TokenRequest) -> Token {
-    let status = answer.status.clone().unwrap_or_default();
-    // As upstream, the life time is what was granted, and the beginning is reckoned back from the end.
-    let spec = answer.spec.as_ref();
+/// Converts a response, with times on this machine's clock.
+fn token(response: &TokenRequest) -> Token {
+    let status = response.status.clone().unwrap_or_default();
+    // As in upstream, the token's age is computed from its lifetime and its expiration time.
+    let spec = response.spec.as_ref();
     let granted = spec
         .and_then(|spec| spec.expiration_seconds)
         .unwrap_or(3600);
@@ -174,33 +175,32 @@ fn token(answer: &TokenRequest) -> Token {
         end.0.as_second() - Timestamp::now().as_second()
     });
     let now = Instant::now();
-    let jitter = Duration::from_millis(random() % JITTER_MILLIS);
+    let jitter = Duration::from_millis(random_u64() % JITTER_MILLIS);
     let renew_in = renew_in(granted, left).saturating_sub(jitter);
     Token {
         text: status.token.unwrap_or_default(),
         expires: now + seconds(left),
-        // However short its life, a token is not asked for in a loop.
+        // Never request a token in a busy loop, however short its lifetime.
         renew: now + renew_in.max(Duration::from_secs(1)),
     }
 }
 
-/// How long a token that was granted for `granted` seconds, `left` of which are left, is as good as new: until a fifth of its
-/// life is left, or it is a day old.
+/// The time until the renewal of a token with a lifetime of `granted` seconds, of which `left` seconds remain. It is renewed when
+/// a fifth of its lifetime remains, or at [`MAX_TOKEN_AGE`].
 fn renew_in(granted: i64, left: i64) -> Duration {
-    let a_fifth_is_left = left - granted * 20 / 100;
+    let until_fifth = left - granted * 20 / 100;
     let age = granted - left;
-    let a_day_old = i64::try_from(OLDEST.as_secs()).unwrap_or(i64::MAX) - age;
-    seconds(a_fifth_is_left.min(a_day_old))
+    let until_max_age = i64::try_from(MAX_TOKEN_AGE.as_secs()).unwrap_or(i64::MAX) - age;
+    seconds(until_fifth.min(until_max_age))
 }
 
 fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or_default())
 }
 
-/// Some number.
-pub(super) fn random() -> u64 {
+pub(super) fn random_u64() -> u64 {
     let mut bytes = [0; 8];
-    // Without random bytes all pods renew at the same time, which is only unkind.
+    // On error the number is 0: then renewals are not spread.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes)
 }
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_renewed_as_upstream_does() {
+    fn renewal_time_follows_upstream() {
         // An hour, just granted; half an hour later; ten minutes; a year; a year, granted 23 hours ago; overdue.
         let cases = [
             (3600, 3600),
@@ -220,7 +220,7 @@ mod tests {
             (31_536_000, 31_453_200),
             (600, 30),
         ];
-        let waits = cases.map(|(granted, left)| renew_in(granted, left).as_secs());
-        assert_eq!(waits, [2880, 1080, 480, 86_400, 3600, 0]);
+        let delays = cases.map(|(granted, left)| renew_in(granted, left).as_secs());
+        assert_eq!(delays, [2880, 1080, 480, 86_400, 3600, 0]);
     }
 }

@@ -1,14 +1,14 @@
-//! Control groups of version 2, as far as an ordinary user has been given a part of their tree.
+//! Cgroups (version 2) of an unprivileged user to whom a part of the hierarchy is delegated.
 //!
-//! A [`Group`] is a directory of the kernel's; what is done to it is done by writing to files there. Whoever wants to limit
-//! processes of their own first needs a group that is theirs to divide ([`divide`]), then makes groups below it, sets [`Limits`],
-//! has processes born into them ([`crate::fresh::fork_into_group`]), reads [`Usage`], and removes them.
+//! A [`Cgroup`] is a directory of the cgroup file system. To limit processes, a program needs a delegated cgroup
+//! ([`DelegatedCgroup`]). It then creates child cgroups, sets [`CgroupLimits`], forks processes into them
+//! ([`crate::clone::fork_into_cgroup`]), reads [`CgroupUsage`], and removes them.
 //!
-//! Start reading at [`Group`] and [`divide`].
+//! Start reading at [`Cgroup`] and [`DelegatedCgroup`].
 
-mod divide;
+mod delegation;
 mod limits;
-mod place;
+mod locate;
 mod usage;
 
 use std::fs::{File, OpenOptions};
@@ -17,31 +17,32 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub use divide::{DivideError, Division, divide};
-pub use limits::{Limits, weight_of_shares};
-pub use usage::{Io, Throttling, Usage};
+pub use delegation::{DelegatedCgroup, DelegationError};
+pub use limits::{CgroupLimits, cpu_weight_from_shares};
+pub use usage::{CgroupIo, CgroupUsage, CpuThrottling};
 
 use rustix::fs::{Access, CWD, Mode, OFlags};
 
-/// Killed processes leave their group when the kernel has taken them apart, which takes it a moment.
-const REMOVE_EVERY: Duration = Duration::from_millis(10);
+/// Interval between attempts to remove a cgroup. A killed process leaves its cgroup only after the kernel has released its
+/// resources.
+const REMOVE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A control group, by its directory.
+/// A cgroup, by its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group(PathBuf);
+pub struct Cgroup(PathBuf);
 
-impl Group {
-    /// The group that this process is in; `None` where none of version 2 can be seen.
+impl Cgroup {
+    /// The cgroup of this process; `None` if no cgroup of version 2 is visible.
     pub fn own() -> Option<Self> {
         let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-        place::candidates(&membership, &mounts)
+        locate::candidate_dirs(&membership, &mounts)
             .into_iter()
             .find(|path| path.join("cgroup.procs").exists())
             .map(Self)
     }
 
-    /// The group with this directory.
+    /// The cgroup with this directory.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
@@ -51,21 +52,21 @@ impl Group {
         &self.0
     }
 
-    /// A group below it, which may not be there.
-    pub fn below(&self, name: &str) -> Self {
+    /// A child cgroup, which may not exist.
+    pub fn child(&self, name: &str) -> Self {
         Self(self.0.join(name))
     }
 
-    /// Makes this group, if it isn't there.
-    pub fn make(&self) -> io::Result<()> {
+    /// Creates the cgroup if it does not exist.
+    pub fn create(&self) -> io::Result<()> {
         match std::fs::create_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made,
+            created => created,
         }
     }
 
-    /// Whether we may make groups below it, hand controllers on to them, and move our processes between them.
-    pub fn is_ours(&self) -> bool {
+    /// Whether it is delegated to us: we may create child cgroups, enable controllers for them, and move processes between them.
+    pub fn is_delegated(&self) -> bool {
         let may_write = |path: &Path| rustix::fs::access(path, Access::WRITE_OK).is_ok();
         may_write(&self.0)
             && ["cgroup.procs", "cgroup.subtree_control"]
@@ -73,20 +74,20 @@ impl Group {
                 .all(|file| may_write(&self.0.join(file)))
     }
 
-    /// The controllers that it may hand on.
+    /// The controllers that it can enable for child cgroups.
     pub fn controllers(&self) -> Vec<String> {
         let text = self.read("cgroup.controllers").unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// The processes in it, but not those in groups below; one that our own process namespace doesn't show is 0.
+    /// The processes in it, without those in child cgroups. A process that is not in our pid namespace is listed as 0.
     pub fn processes(&self) -> io::Result<Vec<u32>> {
         let text = self.read("cgroup.procs")?;
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// The groups below it.
-    pub fn groups(&self) -> Vec<Self> {
+    /// The child cgroups.
+    pub fn children(&self) -> Vec<Self> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         entries
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -94,31 +95,31 @@ impl Group {
             .collect()
     }
 
-    /// Moves the calling process, with all of its threads, into it.
+    /// Moves the calling process with all of its threads to this cgroup.
     pub fn enter(&self) -> io::Result<()> {
         self.write("cgroup.procs", "0")
     }
 
-    /// Has groups below it limited by these controllers. The kernel refuses that while there are processes in it.
-    pub fn hand_on(&self, controllers: &[String]) -> io::Result<()> {
-        self.control(controllers, '+')
+    /// Enables controllers for child cgroups. The kernel refuses while this cgroup contains processes.
+    pub fn enable_controllers(&self, controllers: &[String]) -> io::Result<()> {
+        self.write_subtree_control(controllers, '+')
     }
 
-    /// The opposite, after which processes may be in it again.
-    pub fn take_back(&self, controllers: &[String]) -> io::Result<()> {
-        self.control(controllers, '-')
+    /// Disables controllers for child cgroups, after which this cgroup may contain processes again.
+    pub fn disable_controllers(&self, controllers: &[String]) -> io::Result<()> {
+        self.write_subtree_control(controllers, '-')
     }
 
-    fn control(&self, controllers: &[String], sign: char) -> io::Result<()> {
-        let words: Vec<String> = controllers.iter().map(|c| format!("{sign}{c}")).collect();
-        self.write("cgroup.subtree_control", &words.join(" "))
+    fn write_subtree_control(&self, controllers: &[String], sign: char) -> io::Result<()> {
+        let changes: Vec<String> = controllers.iter().map(|c| format!("{sign}{c}")).collect();
+        self.write("cgroup.subtree_control", &changes.join(" "))
     }
 
-    /// Sets what its processes may use together. Limits of controllers that were not handed on to it are left out.
-    pub fn limit(&self, limits: &Limits) -> io::Result<()> {
+    /// Sets the limits of the cgroup. Limits without an enabled controller are skipped.
+    pub fn set_limits(&self, limits: &CgroupLimits) -> io::Result<()> {
         for (file, value) in limits.settings() {
             match self.write(file, &value) {
-                // The controller isn't there, or the kernel is older than the file.
+                // The controller is not enabled, or the kernel is older than the file.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 written => written?,
             }
@@ -126,18 +127,18 @@ impl Group {
         Ok(())
     }
 
-    /// How often the kernel killed a process of it, or of a group below it, for want of memory. `None` where memory isn't counted.
+    /// How many processes of it and its descendants were OOM-killed. `None` without the memory controller.
     pub fn oom_kills(&self) -> Option<u64> {
         usage::field(&self.read("memory.events").ok()?, "oom_kill")
     }
 
-    /// What its processes use, and have used.
-    pub fn usage(&self) -> io::Result<Usage> {
-        Usage::read(self)
+    /// Reads the resource usage of its processes.
+    pub fn usage(&self) -> io::Result<CgroupUsage> {
+        CgroupUsage::read(self)
     }
 
-    /// The largest number of processes that it may have, by its own limit or by that of a group above it.
-    pub fn most_processes(&self) -> Option<u64> {
+    /// The effective limit on processes: the smallest `pids.max` of this cgroup and its ancestors.
+    pub fn pids_max(&self) -> Option<u64> {
         let limit = |dir: &Path| -> Option<u64> {
             let text = std::fs::read_to_string(dir.join("pids.max")).ok()?;
             text.trim().parse().ok()
@@ -145,15 +146,15 @@ impl Group {
         self.0.ancestors().filter_map(limit).min()
     }
 
-    /// Kills everything in it and below it, where the kernel can do that at once (5.14).
+    /// Kills all processes in it and in its descendants. Needs Linux 5.14; errors are ignored.
     pub fn kill(&self) {
         let _ = self.write("cgroup.kill", "1");
     }
 
-    /// Removes it and the groups below it. Fails while there is a process in one of them.
+    /// Removes it and its child cgroups. Fails while one of them contains a process.
     pub fn remove(&self) -> io::Result<()> {
-        for group in self.groups() {
-            group.remove()?;
+        for cgroup in self.children() {
+            cgroup.remove()?;
         }
         match std::fs::remove_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -161,18 +162,18 @@ impl Group {
         }
     }
 
-    /// The same, again and again while killed processes are still on their way out. Blocks.
-    pub fn remove_within(&self, patience: Duration) -> io::Result<()> {
+    /// Like [`Cgroup::remove`], but retries until `timeout` has passed, because killed processes take time to exit. Blocks.
+    pub fn remove_with_retries(&self, timeout: Duration) -> io::Result<()> {
         let began = Instant::now();
         loop {
             match self.remove() {
-                Err(_) if began.elapsed() < patience => std::thread::sleep(REMOVE_EVERY),
+                Err(_) if began.elapsed() < timeout => std::thread::sleep(REMOVE_RETRY_INTERVAL),
                 removed => return removed,
             }
         }
     }
 
-    /// Its directory, open.
+    /// Opens its directory.
     pub fn open(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(CWD, &self.0, flags, Mode::empty())?)
@@ -183,58 +184,60 @@ impl Group {
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {
-        // Never made: a file that isn't there is a controller that isn't.
+        // Does not create the file: a missing file means a missing controller.
         let mut file: File = OpenOptions::new().write(true).open(self.0.join(file))?;
         file.write_all(text.as_bytes())
     }
 }
 
-/// The nearest group of version 2, ours or one above it, that counts memory: for processes that others have limited.
+/// OOM kills of the nearest cgroup with the memory controller, our own or an ancestor: for processes whose limits are set by
+/// another program, such as Slurm.
 pub fn nearest_oom_kills() -> Option<u64> {
-    let own = Group::own()?;
+    let own = Cgroup::own()?;
     own.path()
         .ancestors()
-        .find_map(|dir| Group::at(dir).oom_kills())
+        .find_map(|dir| Cgroup::at(dir).oom_kills())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Directories and files that look like groups; what the kernel makes of them is tried in tests/qemu.
+    /// Uses plain directories and files; tests/qemu covers the real kernel.
     #[test]
-    fn files_of_groups_are_read_and_written() {
+    fn cgroup_files_are_read_and_written() {
         let dir = tempfile::tempdir().unwrap();
-        let group = Group::at(dir.path()).below("pod");
-        group.make().unwrap();
-        group.make().unwrap();
-        let put = |file: &str, text: &str| std::fs::write(group.path().join(file), text).unwrap();
-        put("cgroup.controllers", "cpu memory pids\n");
-        put("cgroup.procs", "12\n0\n");
-        put(
+        let cgroup = Cgroup::at(dir.path()).child("pod");
+        cgroup.create().unwrap();
+        cgroup.create().unwrap();
+        let write =
+            |file: &str, text: &str| std::fs::write(cgroup.path().join(file), text).unwrap();
+        write("cgroup.controllers", "cpu memory pids\n");
+        write("cgroup.procs", "12\n0\n");
+        write(
             "memory.events",
             "low 0\noom 3\noom_kill 2\noom_group_kill 1\n",
         );
-        put("memory.max", "");
-        put("pids.max", "max\n");
+        write("memory.max", "");
+        write("pids.max", "max\n");
         std::fs::write(dir.path().join("pids.max"), "300\n").unwrap();
-        assert_eq!(group.controllers(), ["cpu", "memory", "pids"]);
-        assert_eq!(group.processes().unwrap(), [12, 0]);
-        assert_eq!(group.oom_kills(), Some(2));
-        assert_eq!(group.most_processes(), Some(300));
-        let limits = Limits {
+        assert_eq!(cgroup.controllers(), ["cpu", "memory", "pids"]);
+        assert_eq!(cgroup.processes().unwrap(), [12, 0]);
+        assert_eq!(cgroup.oom_kills(), Some(2));
+        assert_eq!(cgroup.pids_max(), Some(300));
+        let limits = CgroupLimits {
             memory: Some(1 << 20),
             processes: Some(9),
-            ..Limits::default()
+            ..CgroupLimits::default()
         };
-        group.limit(&limits).unwrap();
-        let text = |file: &str| std::fs::read_to_string(group.path().join(file)).ok();
+        cgroup.set_limits(&limits).unwrap();
+        let text = |file: &str| std::fs::read_to_string(cgroup.path().join(file)).ok();
         assert_eq!(text("memory.max").as_deref(), Some("1048576"));
-        assert_eq!(text("cpu.max"), None, "there is no such controller");
+        assert_eq!(text("cpu.max"), None, "the cpu controller is not enabled");
     }
 
     #[test]
-    fn what_is_not_there_is_removed_already() {
-        Group::at("/nowhere/at/all").remove().unwrap();
+    fn removing_a_missing_cgroup_succeeds() {
+        Cgroup::at("/nowhere/at/all").remove().unwrap();
     }
 }

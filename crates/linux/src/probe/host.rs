@@ -1,10 +1,10 @@
-//! What can be read of a host without trying anything: kernel, settings, file systems, cgroups.
+//! Facts about a host that can be read without an experiment: kernel, sysctls, file systems, cgroups.
 
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::Group;
+use crate::cgroup::Cgroup;
 
-/// The kernel's release, and its version as far as it can be compared.
+/// The kernel's release string and its comparable version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
     /// As `uname -r` prints it.
@@ -30,7 +30,7 @@ fn parse_release(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// A kernel setting (`user.max_user_namespaces`); `None` where the kernel has no such setting.
+/// The value of a sysctl such as `user.max_user_namespaces`; `None` if the kernel does not have it.
 pub fn sysctl(name: &str) -> Option<String> {
     let path = Path::new("/proc/sys").join(name.replace('.', "/"));
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
@@ -38,25 +38,25 @@ pub fn sysctl(name: &str) -> Option<String> {
 
 /// The file system that holds a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileSystem {
-    /// Its name, or its magic number where we have none.
+pub struct FileSystemInfo {
+    /// Its name, or its magic number if the name is unknown.
     pub kind: String,
-    /// Whether files on it can be expected on other nodes.
+    /// Whether the file system is probably visible on other nodes.
     pub shared: bool,
-    /// Whether it is in memory, so that files cost RAM of the job.
+    /// Whether it is in memory, so that files count against the memory of the job.
     pub memory: bool,
-    /// Bytes that an ordinary user can still write.
+    /// Bytes available to an unprivileged user.
     pub free: u64,
 }
 
-/// Asks the kernel about the file system under a path.
-pub fn file_system(path: &Path) -> std::io::Result<FileSystem> {
+/// Describes the file system that holds `path`.
+pub fn file_system(path: &Path) -> std::io::Result<FileSystemInfo> {
     let stat = rustix::fs::statfs(path)?;
-    let (kind, class) = name_magic(stat.f_type as u64 & 0xffff_ffff);
-    Ok(FileSystem {
+    let (kind, class) = classify_magic(stat.f_type as u64 & 0xffff_ffff);
+    Ok(FileSystemInfo {
         kind,
-        shared: class == Class::Shared,
-        memory: class == Class::Memory,
+        shared: class == FileSystemClass::Shared,
+        memory: class == FileSystemClass::Memory,
         free: stat
             .f_bavail
             .saturating_mul(u64::try_from(stat.f_bsize).unwrap_or(0)),
@@ -64,43 +64,43 @@ pub fn file_system(path: &Path) -> std::io::Result<FileSystem> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Class {
+enum FileSystemClass {
     Shared,
     Memory,
     Other,
 }
 
-/// Magic numbers from linux/magic.h and from the file systems' own sources.
-fn name_magic(magic: u64) -> (String, Class) {
+/// Names of file systems by magic number, from linux/magic.h and the sources of the file systems.
+fn classify_magic(magic: u64) -> (String, FileSystemClass) {
     let (name, class) = match magic {
-        0x6969 => ("nfs", Class::Shared),
-        0x0bd0_0bd0 => ("lustre", Class::Shared),
-        0x4750_4653 => ("gpfs", Class::Shared),
-        0x1983_0326 => ("beegfs", Class::Shared),
-        0x00c3_6400 => ("ceph", Class::Shared),
-        0xff53_4d42 | 0xfe53_4d42 => ("cifs", Class::Shared),
-        0x5346_414f => ("afs", Class::Shared),
-        0x0102_1997 => ("9p", Class::Shared),
-        0x0bad_1dea => ("orangefs", Class::Shared),
-        0xaad7_aaea => ("panfs", Class::Shared),
-        0x0102_1994 => ("tmpfs", Class::Memory),
-        0x8584_58f6 => ("ramfs", Class::Memory),
-        0xef53 => ("ext4", Class::Other),
-        0x5846_5342 => ("xfs", Class::Other),
-        0x9123_683e => ("btrfs", Class::Other),
-        0x2fc1_2fc1 => ("zfs", Class::Other),
-        0x794c_7630 => ("overlay", Class::Other),
-        0x6573_5546 => ("fuse", Class::Other),
-        0x7371_7368 => ("squashfs", Class::Other),
-        other => return (format!("unknown (0x{other:x})"), Class::Other),
+        0x6969 => ("nfs", FileSystemClass::Shared),
+        0x0bd0_0bd0 => ("lustre", FileSystemClass::Shared),
+        0x4750_4653 => ("gpfs", FileSystemClass::Shared),
+        0x1983_0326 => ("beegfs", FileSystemClass::Shared),
+        0x00c3_6400 => ("ceph", FileSystemClass::Shared),
+        0xff53_4d42 | 0xfe53_4d42 => ("cifs", FileSystemClass::Shared),
+        0x5346_414f => ("afs", FileSystemClass::Shared),
+        0x0102_1997 => ("9p", FileSystemClass::Shared),
+        0x0bad_1dea => ("orangefs", FileSystemClass::Shared),
+        0xaad7_aaea => ("panfs", FileSystemClass::Shared),
+        0x0102_1994 => ("tmpfs", FileSystemClass::Memory),
+        0x8584_58f6 => ("ramfs", FileSystemClass::Memory),
+        0xef53 => ("ext4", FileSystemClass::Other),
+        0x5846_5342 => ("xfs", FileSystemClass::Other),
+        0x9123_683e => ("btrfs", FileSystemClass::Other),
+        0x2fc1_2fc1 => ("zfs", FileSystemClass::Other),
+        0x794c_7630 => ("overlay", FileSystemClass::Other),
+        0x6573_5546 => ("fuse", FileSystemClass::Other),
+        0x7371_7368 => ("squashfs", FileSystemClass::Other),
+        other => return (format!("unknown (0x{other:x})"), FileSystemClass::Other),
     };
     (name.to_owned(), class)
 }
 
-/// Whether a file can be made in a directory: tried, since modes, quotas and read-only mounts all have a say.
+/// Whether a file can be created in a directory. Tests it for real, because modes, quotas and read-only mounts all matter.
 pub fn is_writable(dir: &Path) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
-    // A file without a name needs no cleaning up; file systems that have none (NFS) get a named one.
+    // O_TMPFILE needs no clean-up; file systems without it (NFS) get a named file.
     let nameless = std::fs::OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
@@ -109,24 +109,25 @@ pub fn is_writable(dir: &Path) -> bool {
         return true;
     }
     let named = dir.join(format!(".coracle-probe-{}", std::process::id()));
-    let made = std::fs::OpenOptions::new()
+    let created = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
         .open(&named)
         .is_ok();
-    if made {
+    if created {
         let _ = std::fs::remove_file(&named);
     }
-    made
+    created
 }
 
-/// What the `hidepid` option of `/proc` says; `None` when it hides nothing.
+/// The `hidepid` option of `/proc`; `None` if all processes are visible.
 pub fn hidepid() -> Option<String> {
     parse_hidepid(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
 }
 
 fn parse_hidepid(mountinfo: &str) -> Option<String> {
-    // Fields: id parent major:minor root mount-point options … - type source super-options; the last /proc is the one seen.
+    // Fields: id parent major:minor root mount-point options … - type source super-options; the last mount on /proc is the
+    // visible one.
     let mut lines = mountinfo
         .lines()
         .filter(|line| line.split(' ').nth(4) == Some("/proc"));
@@ -137,29 +138,29 @@ fn parse_hidepid(mountinfo: &str) -> Option<String> {
     (!matches!(value, "0" | "off")).then(|| value.to_owned())
 }
 
-/// The cgroup (version 2) that this process is in.
+/// The cgroup (version 2) of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cgroup {
+pub struct CgroupInfo {
     /// Its directory.
     pub path: PathBuf,
-    /// The controllers that it may hand on.
+    /// The controllers that it can enable for child cgroups.
     pub controllers: Vec<String>,
-    /// Whether it is ours to divide: groups below it can be made (tried), processes moved, controllers handed on.
+    /// Whether it is delegated to us: we can create child cgroups (tested), move processes and enable controllers.
     pub delegated: bool,
 }
 
-/// Finds it; `None` where the host has version 1 only.
-pub fn cgroup() -> Option<Cgroup> {
-    let group = Group::own()?;
-    let child = group.below(&format!("coracle-probe-{}", std::process::id()));
-    // Moving processes and handing controllers on can't be tried while we are in it ourselves; whether we may can be asked.
-    let delegated = group.is_ours() && child.make().is_ok();
+/// Finds the cgroup of this process; `None` if the host has only version 1.
+pub fn cgroup() -> Option<CgroupInfo> {
+    let cgroup = Cgroup::own()?;
+    let child = cgroup.child(&format!("coracle-probe-{}", std::process::id()));
+    // Moving processes and enabling controllers cannot be tried while this process is in the cgroup, so check the permissions.
+    let delegated = cgroup.is_delegated() && child.create().is_ok();
     if delegated {
         let _ = child.remove();
     }
-    Some(Cgroup {
-        path: group.path().to_owned(),
-        controllers: group.controllers(),
+    Some(CgroupInfo {
+        path: cgroup.path().to_owned(),
+        controllers: cgroup.controllers(),
         delegated,
     })
 }
@@ -169,14 +170,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases() {
+    fn kernel_releases_are_parsed() {
         assert_eq!(parse_release("6.18.44-fc-v445"), (6, 18));
         assert_eq!(parse_release("4.18.0-553.el8_10.x86_64"), (4, 18));
         assert_eq!(parse_release("odd"), (0, 0));
     }
 
     #[test]
-    fn the_last_proc_counts() {
+    fn last_proc_mount_decides_hidepid() {
         let line = |options| format!("22 1 0:21 / /proc rw,nosuid - proc proc rw,{options}\n");
         assert_eq!(parse_hidepid(&line("hidepid=2")).as_deref(), Some("2"));
         assert_eq!(
@@ -188,11 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_have_names() {
-        assert_eq!(name_magic(0x6969), ("nfs".into(), Class::Shared));
+    fn file_systems_are_classified_by_magic_number() {
         assert_eq!(
-            name_magic(0x1234),
-            ("unknown (0x1234)".into(), Class::Other)
+            classify_magic(0x6969),
+            ("nfs".into(), FileSystemClass::Shared)
+        );
+        assert_eq!(
+            classify_magic(0x1234),
+            ("unknown (0x1234)".into(), FileSystemClass::Other)
         );
         assert!(file_system(Path::new("/")).is_ok());
         assert!(file_system(Path::new("/no/such/path")).is_err());

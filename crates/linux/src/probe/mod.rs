@@ -1,12 +1,12 @@
-//! What does this machine grant an ordinary user? Answered by trying.
+//! Probes that find out what this machine permits an unprivileged user, by trying it.
 //!
-//! Most answers need namespaces of their own, and a process that entered them can't go back. So every probe is a short-lived
-//! process: the program starts itself with the probe's name, [`main`] tries the thing for real, prints one line and ends;
-//! whatever was made (namespaces, mounts, devices, tables) goes away with it. [`main`] must be reached before any thread is
-//! started: a threaded process can't enter a user namespace.
+//! Most probes need new namespaces, and a process cannot return from these. So every probe is a short-lived process: the program
+//! starts itself with the name of the probe, [`main`] runs the experiment, prints one line and exits. Namespaces, mounts, devices
+//! and tables that it created disappear with it. Call [`main`] before any thread starts: a multi-threaded process cannot enter a
+//! user namespace.
 //!
-//! What can simply be read (versions, settings, file systems, subordinate ids) is in [`host`] and [`subid`]. This module reports; what the
-//! answers mean is for the caller to say. Start reading at [`PROBES`].
+//! Facts that can simply be read (versions, sysctls, file systems, subordinate ids) are in [`host`] and [`subid`]. This module
+//! only reports; the caller decides what the results mean. Start reading at [`PROBES`].
 
 mod devices;
 pub mod host;
@@ -19,13 +19,13 @@ mod userns;
 
 use std::io::Write as _;
 
-/// What a probe found: words for a person, either way.
-pub(crate) type Found = Result<String, String>;
+/// The result of a probe: a human-readable description of the success or of the failure.
+pub(crate) type ProbeReport = Result<String, String>;
 
-/// A probe: given the argument after `=` in its name, if any.
-type Probe = fn(Option<&str>) -> Found;
+/// A probe function. It gets the argument after `=` in the name of the probe, if any.
+type Probe = fn(Option<&str>) -> ProbeReport;
 
-/// Every probe by name.
+/// All probes by name.
 pub const PROBES: &[(&str, Probe)] = &[
     ("user-namespace", userns::user_namespace),
     ("process-namespace", userns::process_namespace),
@@ -36,28 +36,28 @@ pub const PROBES: &[(&str, Probe)] = &[
     ("bridge", link::bridge_and_veth),
     ("nftables", nftables::table_and_nat_chain),
     ("seccomp", seccomp::notification),
-    // Helpers of the probes above, each a process of its own.
+    // Helpers of the probes above, each run in its own process.
     ("helper-mount-proc", userns::helper_mount_proc),
     ("helper-wait-for-map", userns::helper_wait_for_map),
 ];
 
-/// The whole life of a probe process. Prints `ok WORDS` or `no WORDS` on one line and returns the exit code: 0 when it worked,
-/// 1 when it did not, 2 when there is no such probe. `name` may carry an argument: `overlay=/scratch/dir`.
+/// The main function of a probe process. Prints `ok TEXT` or `no TEXT` on one line and returns the exit code: 0 for success, 1
+/// for failure, 2 for an unknown probe. `name` may contain an argument: `overlay=/scratch/dir`.
 pub fn main(name: &str) -> i32 {
     let (name, argument) = name
         .split_once('=')
         .map_or((name, None), |(n, a)| (n, Some(a)));
     let Some((_, probe)) = PROBES.iter().find(|(known, _)| *known == name) else {
-        return report("no", "there is no such probe", 2);
+        return report("no", "unknown probe", 2);
     };
     match probe(argument) {
-        Ok(words) => report("ok", &words, 0),
-        Err(words) => report("no", &words, 1),
+        Ok(description) => report("ok", &description, 0),
+        Err(description) => report("no", &description, 1),
     }
 }
 
-/// Reads the line that [`main`] printed. Anything else (a crash, a message of somebody's wrapper) is a failure.
-pub fn parse_answer(stdout: &str) -> Result<String, String> {
+/// Parses the line that [`main`] printed. Any other output (a crash, a message of a wrapper script) is a failure.
+pub fn parse_output(stdout: &str) -> Result<String, String> {
     let line = stdout
         .lines()
         .rev()
@@ -72,24 +72,24 @@ pub fn parse_answer(stdout: &str) -> Result<String, String> {
             .to_owned()
     };
     match line.split_at_checked(2) {
-        Some(("ok", words)) => Ok(clean(words)),
-        Some(("no", words)) => Err(clean(words)),
-        _ => Err("the probe ended without an answer".to_owned()),
+        Some(("ok", description)) => Ok(clean(description)),
+        Some(("no", description)) => Err(clean(description)),
+        _ => Err("the probe printed no result".to_owned()),
     }
 }
 
-fn report(word: &str, words: &str, code: i32) -> i32 {
-    let words: String = words
+fn report(verdict: &str, description: &str, code: i32) -> i32 {
+    let description: String = description
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    // Nobody to tell if this fails; the exit code says the same.
-    let _ = writeln!(std::io::stdout(), "{word} {words}");
+    // If stdout is closed, the exit code still reports the result.
+    let _ = writeln!(std::io::stdout(), "{verdict} {description}");
     code
 }
 
-/// `EPERM` alone says nothing: name the step that failed.
-pub(crate) fn at<E: std::fmt::Display>(step: &str) -> impl FnOnce(E) -> String + '_ {
+/// Adds the failed step to an error, because `EPERM` alone does not identify it.
+pub(crate) fn failed<E: std::fmt::Display>(step: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{step}: {error}")
 }
 
@@ -98,19 +98,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_back() {
-        assert_eq!(parse_answer("ok all fine\n"), Ok("all fine".into()));
+    fn output_is_parsed() {
+        assert_eq!(parse_output("ok all fine\n"), Ok("all fine".into()));
         assert_eq!(
-            parse_answer("hello\nno mount: EPERM\n\n"),
+            parse_output("hello\nno mount: EPERM\n\n"),
             Err("mount: EPERM".into())
         );
         for noise in ["", "é", "o", "panicked at", "\n\n"] {
-            assert!(parse_answer(noise).is_err(), "{noise:?}");
+            assert!(parse_output(noise).is_err(), "{noise:?}");
         }
     }
 
     #[test]
-    fn unknown_probes_are_refused() {
+    fn unknown_probes_are_rejected() {
         assert_eq!(main("no-such-probe=x"), 2);
     }
 }

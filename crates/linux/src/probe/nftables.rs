@@ -1,9 +1,9 @@
-//! nftables: what services are made of. One batch with a table and a chain for network address translation.
+//! Probe for nftables, with which Services are implemented: one batch with a table and a NAT chain.
 
 use rustix::thread::UnshareFlags;
 
-use super::{Found, at, userns};
-use crate::netlink::{Message, Socket};
+use super::{ProbeReport, failed, userns};
+use crate::netlink::{NetlinkMessage, NetlinkSocket};
 
 /// From linux/netfilter/nfnetlink.h and nf_tables.h.
 const BATCH_BEGIN: u16 = 16;
@@ -21,19 +21,19 @@ const HOOK_PRIORITY: u16 = 2;
 /// `struct nfgenmsg`: family IPv4.
 const IPV4: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 
-/// Makes both in a network namespace of its own.
-pub(super) fn table_and_nat_chain(_: Option<&str>) -> Found {
+/// Creates both in a new network namespace.
+pub(super) fn table_and_nat_chain(_: Option<&str>) -> ProbeReport {
     userns::enter(UnshareFlags::NEWNET)?;
-    let socket = Socket::open(libc::NETLINK_NETFILTER).map_err(at("netlink socket"))?;
-    socket.ask(&batch(), 2).map_err(at("nftables"))?;
+    let socket = NetlinkSocket::open(libc::NETLINK_NETFILTER).map_err(failed("netlink socket"))?;
+    socket.request(&batch(), 2).map_err(failed("nftables"))?;
     Ok("made a table with a nat chain".to_owned())
 }
 
-fn batch() -> Message {
-    let mut message = Message::default();
-    let frame = |message: &mut Message, kind, sequence| {
+fn batch() -> NetlinkMessage {
+    let mut message = NetlinkMessage::default();
+    let frame = |message: &mut NetlinkMessage, kind, sequence| {
         let open = message.begin(kind, libc::NLM_F_REQUEST as u16, sequence);
-        // In a frame the last two bytes name the subsystem, in network order.
+        // In a batch message the last two bytes are the subsystem, in network byte order.
         message.bytes(&[0, 0]);
         message.bytes(&SUBSYSTEM.to_be_bytes());
         message.end(open);

@@ -1,12 +1,12 @@
-//! seccomp notification: one process answers the system calls of another.
+//! Probe for seccomp user notification, by which one process answers the system calls of another.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::{Found, at};
+use super::{ProbeReport, failed};
 
-/// Asks what the kernel knows, then installs a filter that allows everything and yields a listener. Only one listener is allowed in
-/// a chain of filters: inside a container that has one already this fails, and rightly.
-pub(super) fn notification(_: Option<&str>) -> Found {
+/// Checks that the kernel supports the feature, then installs a filter that allows all calls and returns a listener. A chain of
+/// filters may have only one listener, so this correctly fails inside a container that already has one.
+pub(super) fn notification(_: Option<&str>) -> ProbeReport {
     let action: u32 = libc::SECCOMP_RET_USER_NOTIF;
     // SAFETY: the kernel reads one u32, which outlives the call.
     let known = unsafe {
@@ -18,7 +18,9 @@ pub(super) fn notification(_: Option<&str>) -> Found {
         )
     };
     if known != 0 {
-        return Err(at("seccomp notification")(std::io::Error::last_os_error()));
+        return Err(failed("seccomp notification")(
+            std::io::Error::last_os_error(),
+        ));
     }
     // SAFETY: seccomp_notif_sizes is plain numbers, for which zero is valid.
     let mut sizes: libc::seccomp_notif_sizes = unsafe { std::mem::zeroed() };
@@ -32,7 +34,7 @@ pub(super) fn notification(_: Option<&str>) -> Found {
         )
     };
     if sized != 0 {
-        return Err(at("SECCOMP_GET_NOTIF_SIZES")(
+        return Err(failed("SECCOMP_GET_NOTIF_SIZES")(
             std::io::Error::last_os_error(),
         ));
     }
@@ -43,7 +45,9 @@ pub(super) fn notification(_: Option<&str>) -> Found {
 fn listen() -> Result<OwnedFd, String> {
     // SAFETY: a system call without pointers.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
-        return Err(at("PR_SET_NO_NEW_PRIVS")(std::io::Error::last_os_error()));
+        return Err(failed("PR_SET_NO_NEW_PRIVS")(
+            std::io::Error::last_os_error(),
+        ));
     }
     let mut allow_all = [libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
@@ -65,8 +69,10 @@ fn listen() -> Result<OwnedFd, String> {
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(at("installing a listener")(std::io::Error::last_os_error())),
+        _ => Err(failed("installing a listener")(
+            std::io::Error::last_os_error(),
+        )),
     }
 }

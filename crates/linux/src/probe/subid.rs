@@ -1,36 +1,36 @@
-//! Subordinate ids: `/etc/subuid`, `/etc/subgid`, or whatever `getsubids` knows (LDAP, SSSD).
+//! Subordinate ids from `/etc/subuid` and `/etc/subgid`, or from `getsubids` (LDAP, SSSD).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Consecutive ids that a user may map.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Range {
+pub struct IdRange {
     /// The first id.
     pub start: u32,
-    /// How many.
+    /// The number of ids.
     pub count: u32,
 }
 
-/// What one user has.
+/// The subordinate ids of one user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ranges {
+pub struct SubordinateIds {
     /// User ids, largest range first.
-    pub user: Vec<Range>,
+    pub user: Vec<IdRange>,
     /// Group ids, largest range first.
-    pub group: Vec<Range>,
+    pub group: Vec<IdRange>,
 }
 
-/// The ranges of a user, from the files or, where these have none, from `getsubids`.
-pub fn lookup(uid: u32) -> Ranges {
+/// The ranges of a user from the files or, if these have none, from `getsubids`.
+pub fn lookup(uid: u32) -> SubordinateIds {
     let name = user_name(uid);
-    Ranges {
+    SubordinateIds {
         user: ranges_for("/etc/subuid", &[], name.as_deref(), uid),
         group: ranges_for("/etc/subgid", &["-g"], name.as_deref(), uid),
     }
 }
 
-fn ranges_for(file: &str, options: &[&str], name: Option<&str>, uid: u32) -> Vec<Range> {
+fn ranges_for(file: &str, options: &[&str], name: Option<&str>, uid: u32) -> Vec<IdRange> {
     let mut ranges = std::fs::read_to_string(file)
         .map(|text| parse_file(&text, name, uid))
         .unwrap_or_default();
@@ -43,11 +43,11 @@ fn ranges_for(file: &str, options: &[&str], name: Option<&str>, uid: u32) -> Vec
     ranges
 }
 
-/// The user's name. A static program has no NSS, so a program of the host is asked; the environment is only a guess.
+/// The user's name, from `getent`, because a static program has no NSS. `$USER` is the fallback.
 pub fn user_name(uid: u32) -> Option<String> {
     let entry = output_of("getent", ["passwd", &uid.to_string()]);
-    let asked = entry.and_then(|text| text.split(':').next().map(str::to_owned));
-    asked
+    let looked_up = entry.and_then(|text| text.split(':').next().map(str::to_owned));
+    looked_up
         .or_else(|| std::env::var("USER").ok())
         .map(|name| name.trim().to_owned())
         .filter(|name| !name.is_empty())
@@ -64,64 +64,64 @@ fn output_of<'a>(program: &str, args: impl IntoIterator<Item = &'a str>) -> Opti
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// `name:start:count` or `uid:start:count`, a line each.
-fn parse_file(text: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
+/// Parses lines of `name:start:count` or `uid:start:count`.
+fn parse_file(text: &str, name: Option<&str>, uid: u32) -> Vec<IdRange> {
     let uid = uid.to_string();
-    let mine = |owner: &str| owner == uid || Some(owner) == name;
+    let is_owner = |owner: &str| owner == uid || Some(owner) == name;
     let lines = text
         .lines()
         .map(|line| line.trim().split(':').collect::<Vec<_>>());
     lines
-        .filter_map(|words| match words[..] {
-            [owner, start, count] if mine(owner) => range(start, count),
+        .filter_map(|fields| match fields[..] {
+            [owner, start, count] if is_owner(owner) => range(start, count),
             _ => None,
         })
         .collect()
 }
 
-/// `0: user1 100000 65536`, a line each.
-fn parse_getsubids(text: &str) -> Vec<Range> {
+/// Parses lines of `0: user1 100000 65536`.
+fn parse_getsubids(text: &str) -> Vec<IdRange> {
     let lines = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>());
     lines
-        .filter_map(|words| match words[..] {
+        .filter_map(|fields| match fields[..] {
             [_, _, start, count] => range(start, count),
             _ => None,
         })
         .collect()
 }
 
-fn range(start: &str, count: &str) -> Option<Range> {
-    let range = Range {
+fn range(start: &str, count: &str) -> Option<IdRange> {
+    let range = IdRange {
         start: start.parse().ok()?,
         count: count.parse().ok()?,
     };
     (range.count > 0 && range.start.checked_add(range.count).is_some()).then_some(range)
 }
 
-/// Why a setuid helper (`newuidmap`, `newgidmap`) can't do its work.
+/// State of a setuid helper (`newuidmap`, `newgidmap`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Helper {
-    /// It is there and has the privilege it needs.
+pub enum SetuidHelper {
+    /// Installed with the privilege that it needs.
     Ready(PathBuf),
-    /// It is there, but without setuid bit and without file capabilities.
+    /// Installed, but without setuid bit and without file capabilities.
     Unprivileged(PathBuf),
-    /// It is not on `PATH`.
+    /// Not on `PATH`.
     Missing,
 }
 
-/// Looks for a helper on `PATH` and at its privileges.
-pub fn helper(name: &str) -> Helper {
+/// Finds a helper on `PATH` and checks its privileges.
+pub fn find_helper(name: &str) -> SetuidHelper {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
     let Some(file) = dirs.map(|dir| dir.join(name)).find(|file| file.is_file()) else {
-        return Helper::Missing;
+        return SetuidHelper::Missing;
     };
     if is_privileged(&file) {
-        Helper::Ready(file)
+        SetuidHelper::Ready(file)
     } else {
-        Helper::Unprivileged(file)
+        SetuidHelper::Unprivileged(file)
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_by_name_or_number() {
+    fn ranges_are_found_by_name_or_uid() {
         let text = "# a comment\nuser1:100000:65536\nuser2:1:1\n2001:300000:1000\nuser1:x:y\nuser1:9:0\nuser1:4294967295:5\n";
         let starts = |name, uid| {
             parse_file(text, name, uid)
@@ -153,8 +153,8 @@ mod tests {
     }
 
     #[test]
-    fn what_getsubids_prints() {
-        let expected = Range {
+    fn getsubids_output_is_parsed() {
+        let expected = IdRange {
             start: 100_000,
             count: 65_536,
         };

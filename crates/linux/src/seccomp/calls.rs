@@ -1,25 +1,25 @@
-//! System calls by their numbers, for programs of 64 bits and of 32.
+//! Numbers of system calls for 64-bit and 32-bit programs.
 
 use rustix::thread::CapabilitySet;
 
-/// One call. Programs of 32 bits have several of some: for ids of 16 bits and of 32, for times of 32 bits and of 64.
+/// One system call. i386 has several variants of some: for 16-bit and 32-bit ids, for 32-bit and 64-bit times.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
-    /// Numbers of x86_64, and of x32 without the bit that tells it, where that has a number of its own.
+pub struct SystemCall {
+    /// Numbers for x86_64, and for x32 (without the x32 bit) where they differ.
     pub x86_64: &'static [libc::c_long],
     /// Numbers of i386.
     pub i386: &'static [u32],
 }
 
-/// Written so: `calls![SYS_acct: 51, …]`.
+/// Usage: `calls![SYS_acct: 51, …]`.
 macro_rules! calls {
     ($($name:ident $(+ $x32:literal)? : $($i386:literal)|*),* $(,)?) => {
-        &[$(Call { x86_64: &[libc::$name $(, $x32)?], i386: &[$($i386),*] }),*]
+        &[$(SystemCall { x86_64: &[libc::$name $(, $x32)?], i386: &[$($i386),*] }),*]
     };
 }
 
-/// Calls that the default profiles of container runtimes refuse, but to those who have one of these capabilities.
-pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
+/// Calls that the default profiles of container runtimes reject unless the container has one of these capabilities.
+pub const DENIED_CALLS: &[(CapabilitySet, &[SystemCall])] = &[
     (
         CapabilitySet::empty(),
         calls![
@@ -57,7 +57,7 @@ pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
             SYS_setdomainname: 121,
             SYS_sethostname: 74,
             SYS_setns: 346,
-            // umount, too.
+            // Includes umount.
             SYS_umount2: 52 | 22,
             SYS_unshare: 310,
         ],
@@ -97,28 +97,28 @@ pub const REFUSED: &[(CapabilitySet, &[Call])] = &[
         calls![
             SYS_clock_adjtime: 343 | 405,
             SYS_clock_settime: 264 | 404,
-            // stime is its forefather.
+            // stime is its predecessor.
             SYS_settimeofday: 79 | 25,
         ],
     ),
     (CapabilitySet::SYS_TTY_CONFIG, calls![SYS_vhangup: 111]),
 ];
 
-/// Of keyrings, which are told apart by users only, not by user namespaces.
-pub const KEYS: &[Call] = calls![
+/// Keyring calls. Keyrings are separated by user, not by user namespace.
+pub const KEYRING_CALLS: &[SystemCall] = calls![
     SYS_add_key: 286,
     SYS_keyctl: 288,
     SYS_request_key: 287,
 ];
 
-/// Of i386 only: virtual machines of 16 bits.
-pub const REFUSED_I386: Call = Call {
+/// i386 only: virtual 8086 mode.
+pub const DENIED_I386: SystemCall = SystemCall {
     x86_64: &[],
     i386: &[113, 166],
 };
 
-/// What a process with one id is told to have done, as if it were root among many.
-pub const PRETENDED: &[Call] = calls![
+/// Calls that appear to succeed for a process with one id, as if it were root with many ids.
+pub const FAKEROOT_CALLS: &[SystemCall] = calls![
     SYS_chown: 182 | 212,
     SYS_fchown: 95 | 207,
     SYS_fchownat: 298,
@@ -134,15 +134,15 @@ pub const PRETENDED: &[Call] = calls![
     SYS_setuid: 23 | 213,
 ];
 
-const fn call(x86_64: &'static [libc::c_long], i386: &'static [u32]) -> Call {
-    Call { x86_64, i386 }
+const fn call(x86_64: &'static [libc::c_long], i386: &'static [u32]) -> SystemCall {
+    SystemCall { x86_64, i386 }
 }
 
-/// Their arguments decide.
-pub const CLONE: Call = call(&[libc::SYS_clone], &[120]);
-pub const CLONE3: Call = call(&[libc::SYS_clone3], &[435]);
-pub const PERSONALITY: Call = call(&[libc::SYS_personality], &[136]);
-/// The socketcall of i386 has its arguments in memory, where a filter can't look; other runtimes let it pass too.
-pub const SOCKET: Call = call(&[libc::SYS_socket], &[359]);
-pub const MKNOD: Call = call(&[libc::SYS_mknod], &[14]);
-pub const MKNODAT: Call = call(&[libc::SYS_mknodat], &[297]);
+/// Calls that are filtered by their arguments.
+pub const CLONE: SystemCall = call(&[libc::SYS_clone], &[120]);
+pub const CLONE3: SystemCall = call(&[libc::SYS_clone3], &[435]);
+pub const PERSONALITY: SystemCall = call(&[libc::SYS_personality], &[136]);
+/// The arguments of i386's socketcall are in memory, which a filter cannot read; other runtimes allow it too.
+pub const SOCKET: SystemCall = call(&[libc::SYS_socket], &[359]);
+pub const MKNOD: SystemCall = call(&[libc::SYS_mknod], &[14]);
+pub const MKNODAT: SystemCall = call(&[libc::SYS_mknodat], &[297]);

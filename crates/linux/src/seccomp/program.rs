@@ -1,30 +1,30 @@
-//! Rules about system calls as a program that the kernel runs at each of them.
+//! Compiles rules about system calls to a BPF program, which the kernel runs at each call.
 
-use super::calls::Call;
+use super::calls::SystemCall;
 
-/// What a filter answers to a call.
+/// The action of the filter for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// This error, without doing anything. Zero is success.
+pub enum FilterAction {
+    /// Returns this errno without running the call. Zero is success.
     Error(i32),
 }
 
-/// When it answers so.
+/// The condition of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// At each of them.
+pub enum Condition {
+    /// For all arguments.
     Always,
-    /// The argument of this index, masked, is not zero.
+    /// The argument at this index, masked, is not zero.
     AnyBit(u8, u32),
-    /// The argument of this index, masked, is this.
+    /// The argument at this index, masked, equals the value.
     Equals(u8, u32, u32),
-    /// The argument of this index is none of these.
+    /// The argument at this index is none of these.
     NotIn(u8, &'static [u32]),
 }
 
-/// What is answered to a call, and when. All other calls are the kernel's.
+/// A call, a condition and the action. All other calls are allowed.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule(pub Call, pub When, pub Answer);
+pub struct FilterRule(pub SystemCall, pub Condition, pub FilterAction);
 
 // Offsets into struct seccomp_data.
 const NUMBER: u32 = 0;
@@ -33,26 +33,26 @@ const ARGUMENTS: u32 = 16;
 /// From linux/audit.h.
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const AUDIT_ARCH_I386: u32 = 0x4000_0003;
-/// Calls of the x32 kind say that they are of x86_64 and have this bit.
+/// Calls of the x32 ABI have the architecture x86_64 and this bit in the number.
 const X32: u32 = 0x4000_0000;
 
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
 
-/// The program.
-pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
-    let native = section(rules, |call| {
+/// Compiles the rules.
+pub fn program(rules: &[FilterRule]) -> Vec<libc::sock_filter> {
+    let native = compile_section(rules, |call| {
         call.x86_64.iter().map(|number| *number as u32).collect()
     });
-    let other = section(rules, |call| call.i386.to_vec());
+    let other = compile_section(rules, |call| call.i386.to_vec());
     let mut code = vec![
         statement(LOAD, ARCHITECTURE),
         jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 3, 0),
         jump(libc::BPF_JEQ, AUDIT_ARCH_I386, 1, 0),
-        // No processor that runs this program knows another.
-        answer(Answer::Error(libc::ENOSYS)),
-        // Only jumps without a condition are long enough.
+        // x86_64 processors run no other architecture.
+        return_action(FilterAction::Error(libc::ENOSYS)),
+        // Only unconditional jumps have an offset that is large enough.
         statement(libc::BPF_JMP | libc::BPF_JA, native.len() as u32),
     ];
     code.extend(native);
@@ -60,13 +60,16 @@ pub fn program(rules: &[Rule]) -> Vec<libc::sock_filter> {
     code
 }
 
-/// The rules for one architecture. Ends with an answer in any case.
-fn section(rules: &[Rule], numbers: impl Fn(&Call) -> Vec<u32>) -> Vec<libc::sock_filter> {
-    let mut code = number().to_vec();
-    for Rule(call, when, then) in rules {
+/// The rules for one architecture. Every path ends with a return.
+fn compile_section(
+    rules: &[FilterRule],
+    numbers: impl Fn(&SystemCall) -> Vec<u32>,
+) -> Vec<libc::sock_filter> {
+    let mut code = load_number().to_vec();
+    for FilterRule(call, condition, action) in rules {
         for number in numbers(call) {
-            let check = condition(*when, *then);
-            // Jumps are relative and short; every condition is.
+            let check = compile_condition(*condition, *action);
+            // Conditional jumps have 8-bit relative offsets, which suffices for every condition.
             code.push(jump(libc::BPF_JEQ, number, 0, check.len() as u8));
             code.extend(check);
         }
@@ -75,37 +78,37 @@ fn section(rules: &[Rule], numbers: impl Fn(&Call) -> Vec<u32>) -> Vec<libc::soc
     code
 }
 
-/// Loads the call's number. What x32 has in common with x86_64 has the same number, and the same rules.
-fn number() -> [libc::sock_filter; 2] {
+/// Loads the number of the call. Calls that x32 shares with x86_64 have the same number and the same rules.
+fn load_number() -> [libc::sock_filter; 2] {
     [statement(LOAD, NUMBER), statement(AND, !X32)]
 }
 
-/// Answers if `when` holds, else goes on behind itself with the call's number loaded again.
-fn condition(when: When, then: Answer) -> Vec<libc::sock_filter> {
+/// Returns the action if `condition` holds; otherwise loads the number of the call again and falls through.
+fn compile_condition(condition: Condition, action: FilterAction) -> Vec<libc::sock_filter> {
     let argument = |index: u8| statement(LOAD, ARGUMENTS + 8 * u32::from(index));
-    let mut code = match when {
-        When::Always => return vec![answer(then)],
-        When::AnyBit(index, bits) => vec![
+    let mut code = match condition {
+        Condition::Always => return vec![return_action(action)],
+        Condition::AnyBit(index, bits) => vec![
             argument(index),
             jump(libc::BPF_JSET, bits, 0, 1),
-            answer(then),
+            return_action(action),
         ],
-        When::Equals(index, bits, value) => vec![
+        Condition::Equals(index, bits, value) => vec![
             argument(index),
             statement(AND, bits),
             jump(libc::BPF_JEQ, value, 0, 1),
-            answer(then),
+            return_action(action),
         ],
-        When::NotIn(index, values) => {
+        Condition::NotIn(index, values) => {
             let mut code = vec![argument(index)];
             for (at, value) in values.iter().enumerate() {
                 code.push(jump(libc::BPF_JEQ, *value, (values.len() - at) as u8, 0));
             }
-            code.push(answer(then));
+            code.push(return_action(action));
             code
         }
     };
-    code.extend(number());
+    code.extend(load_number());
     code
 }
 
@@ -127,7 +130,7 @@ fn jump(code: u32, k: u32, yes: u8, no: u8) -> libc::sock_filter {
     }
 }
 
-fn answer(answer: Answer) -> libc::sock_filter {
-    let Answer::Error(number) = answer;
+fn return_action(action: FilterAction) -> libc::sock_filter {
+    let FilterAction::Error(number) = action;
     statement(RETURN, libc::SECCOMP_RET_ERRNO | number as u32)
 }

@@ -1,4 +1,4 @@
-//! A sandbox's side of the hub.
+//! Clients of the hub's process outside: sandboxes and the node's agent.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,129 +8,136 @@ use std::time::{Duration, Instant};
 
 use linux::packet;
 use rustix::net::sockopt::Timeout;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 
-use super::namespaces::Namespaces;
-use super::{Attach, Attached, Request};
+use super::namespaces::HubNamespaces;
+use super::packet_socket::{PacketConnection, connect};
+use super::state::NetworkState;
+use super::{AttachRequest, AttachResponse, HubRequest, StateResponse};
 
-/// A place in the pod network, kept until this is dropped.
+/// A pod's attachment to the pod network, held until this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct HubAttachment {
     /// The pod's address.
     pub address: IpAddr,
-    /// The length of the node's prefix.
-    pub prefix: u8,
-    /// Where everything else goes.
+    /// The default gateway. It is not in the address's network, so its route needs the flag `onlink`.
     pub gateway: IpAddr,
-    /// The hub made the interface for this request: it has no address yet, and none of an earlier one is left.
+    /// The hub created the interface for this request: it has no address yet.
     pub is_new: bool,
-    /// It lasts as long as this is open.
-    connection: UnixStream,
+    /// The attachment ends when this is closed.
+    connection: PacketConnection,
 }
 
-/// How long a hub may take to answer, and the pause before it is asked again: its process may be replaced just now.
+/// Timeout for the hub's response, including retries while its process is being replaced.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-const JOIN_RETRY: Duration = Duration::from_millis(100);
+const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread. Returns that
-/// namespace, to be [handed over](Namespaces::hand_over) to others.
-pub fn join(socket: &Path) -> io::Result<Namespaces> {
-    let end = Instant::now() + JOIN_TIMEOUT;
+/// namespace, which the process can [serve](HubNamespaces::serve) to other processes.
+pub fn join_user_namespace(socket: &Path) -> io::Result<HubNamespaces> {
+    let deadline = Instant::now() + JOIN_TIMEOUT;
     let namespaces = loop {
-        match Namespaces::of_hub(socket) {
-            Err(_) if Instant::now() < end => std::thread::sleep(JOIN_RETRY),
-            asked => break asked?,
+        match HubNamespaces::of_hub(socket) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(JOIN_RETRY_INTERVAL),
+            received => break received?,
         }
     };
-    linux::fresh::join_user(namespaces.user())?;
+    linux::setns::join_namespace(namespaces.user())?;
     Ok(namespaces.without_network())
 }
 
-/// Asks the other side of a connection, a hub or one of its sandboxes, for the hub's namespaces. Both hide, so that no other process
-/// can open them below `/proc`.
-pub(super) fn namespaces(connection: &OwnedFd, timeout: Duration) -> io::Result<Namespaces> {
+/// Requests the hub's namespaces from the peer, a hub or one of its sandboxes. They cannot be opened below `/proc`, because
+/// the processes in them are not dumpable.
+pub(super) fn request_namespaces(
+    connection: &OwnedFd,
+    timeout: Duration,
+) -> io::Result<HubNamespaces> {
     rustix::net::sockopt::set_socket_timeout(connection, Timeout::Recv, Some(timeout))?;
-    let request = serde_json::to_vec(&Request::Namespaces)?;
+    let request = serde_json::to_vec(&HubRequest::Namespaces)?;
     packet::send(connection, 0, &request, &[])?;
-    let answer = packet::receive(connection)?;
-    let answer = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
-    Namespaces::from_descriptors(answer.descriptors)
+    let response = packet::receive(connection)?;
+    let response = response.ok_or_else(hub_exited)?;
+    HubNamespaces::from_descriptors(response.descriptors)
         .ok_or_else(|| io::Error::other("the node's hub sent no namespaces"))
 }
 
-/// Waits until the process that serves at `socket` ends.
-pub async fn lost(socket: &Path) -> io::Result<()> {
-    let connection = connect_async(socket)?;
-    let receive = || packet::receive(&connection);
-    while let Ok(Some(_)) = connection.async_io(Interest::READABLE, receive).await {}
+fn hub_exited() -> io::Error {
+    io::Error::other("the node's hub has exited")
+}
+
+/// Waits until the process that serves at `socket` exits.
+pub async fn wait_for_exit(socket: &Path) -> io::Result<()> {
+    PacketConnection::connect(socket)?.wait_for_close().await;
     Ok(())
 }
 
-/// Whether a hub listens at `socket`: either of its processes does.
-pub fn is_there(socket: &Path) -> bool {
+/// Whether a hub's process listens at `socket`.
+pub fn is_listening(socket: &Path) -> bool {
     connect(socket).is_ok()
 }
 
-impl Place {
-    /// Asks the hub at `socket` for a place for a pod's network namespace.
-    pub async fn ask(socket: &Path, request: &Attach, namespace: &OwnedFd) -> io::Result<Self> {
-        let connection = connect_async(socket)?;
-        let text = serde_json::to_vec(&Request::Attach(request.clone()))?;
-        connection
-            .async_io(Interest::WRITABLE, || {
-                packet::send(&connection, 0, &text, &[namespace.as_fd()])
-            })
-            .await?;
-        let answer = connection
-            .async_io(Interest::READABLE, || packet::receive(&connection))
-            .await?;
-        let answer = answer.ok_or_else(|| io::Error::other("the node's hub has ended"))?;
-        match serde_json::from_slice(&answer.text)? {
-            Attached::Done {
+impl HubAttachment {
+    /// Requests an address and an interface for a pod's network namespace from the hub at `socket`.
+    pub async fn request(
+        socket: &Path,
+        request: &AttachRequest,
+        namespace: &OwnedFd,
+    ) -> io::Result<Self> {
+        let connection = PacketConnection::connect(socket)?;
+        let text = serde_json::to_vec(&HubRequest::Attach(request.clone()))?;
+        let response = connection.request(&text, &[namespace.as_fd()]).await;
+        let response = response.map_err(|_| hub_exited())?;
+        match serde_json::from_slice(&response.text)? {
+            AttachResponse::Attached {
                 address,
-                prefix,
                 gateway,
                 is_new,
             } => Ok(Self {
                 address,
-                prefix,
                 gateway,
                 is_new,
                 connection,
             }),
-            Attached::Refused(reason) => Err(io::Error::other(reason)),
+            AttachResponse::Failed(reason) => Err(io::Error::other(reason)),
         }
     }
 
-    /// Returns when the hub's process has ended. The pod still has its network, but must claim it from the next one.
-    pub async fn lost(&self) {
-        let receive = || packet::receive(&self.connection);
-        while let Ok(Some(_)) = self.connection.async_io(Interest::READABLE, receive).await {}
+    /// Returns when the hub's process has exited. The pod keeps its network, but must claim it from the next process.
+    pub async fn hub_exited(&self) {
+        self.connection.wait_for_close().await;
     }
 }
 
-/// Ends the hub at `socket`; it is on its way when this returns.
-pub fn end(socket: &Path) -> io::Result<()> {
+/// A connection on which the kubelet sends the desired state of the network.
+#[derive(Debug)]
+pub struct StateConnection(PacketConnection);
+
+impl StateConnection {
+    /// Connects to the hub at `socket`.
+    pub async fn open(socket: &Path) -> io::Result<Self> {
+        let connection = PacketConnection::connect(socket)?;
+        let request = serde_json::to_vec(&HubRequest::State)?;
+        connection.send(0, &request, &[]).await?;
+        Ok(Self(connection))
+    }
+
+    /// Sends a state, and waits until the hub has applied it.
+    pub async fn apply(&self, state: &NetworkState) -> io::Result<()> {
+        let response = self.0.request(&serde_json::to_vec(state)?, &[]).await?;
+        match serde_json::from_slice(&response.text)? {
+            StateResponse::Applied => Ok(()),
+            StateResponse::Failed(reason) => Err(io::Error::other(reason)),
+        }
+    }
+
+    /// Returns when the hub's process has exited.
+    pub async fn hub_exited(&self) {
+        self.0.wait_for_close().await;
+    }
+}
+
+/// Requests the shutdown of the hub's process at `socket`, without waiting for it.
+pub fn shut_down(socket: &Path) -> io::Result<()> {
     let connection = connect(socket)?;
-    packet::send(&connection, 0, &serde_json::to_vec(&Request::End)?, &[])
-}
-
-fn connect_async(path: &Path) -> io::Result<UnixStream> {
-    let connection = connect(path)?;
-    rustix::io::ioctl_fionbio(&connection, true)?;
-    // A stream by name only: packets keep their boundaries, and we never read it as a stream.
-    UnixStream::from_std(connection.into())
-}
-
-pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
+    let request = serde_json::to_vec(&HubRequest::ShutDown)?;
+    packet::send(&connection, 0, &request, &[])
 }

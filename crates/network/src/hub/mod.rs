@@ -1,73 +1,93 @@
-//! The hub: owner of the user and network namespace in which a node's pods meet.
+//! The hub of a node: connects its pods to the network.
 //!
 //! ```text
-//!   the hub's network namespace                    a pod's
-//!  ┌───────────────────────────────┐     ┌───────────────────────┐
-//!  │ pods (bridge) 100.64.3.1/24   │     │ eth0  100.64.3.2/24   │
-//!  │  └ p2 ────────── veth ────────┼─────┤ default via 100.64.3.1│
-//!  └───────────────────────────────┘     └───────────────────────┘
+//!   host's network             the hub's network namespace                a pod's
+//!  ┌──────────────┐  sockets  ┌─────────────────────────────┐    ┌────────────────────────┐
+//!  │ outside      │◄──────────┤ lo   100.64.3.1/32          │    │ eth0  100.64.3.2/32    │
+//!  │ (all logic)  │           │ p64400302 ───── veth ───────┼────┤ default via 100.64.3.1 │
+//!  └──────────────┘           └────── inside (holds it) ────┘    └────────────────────────┘
 //! ```
 //!
-//! A sandbox connects to the hub's Unix socket, hands over its network namespace, and has an address for as long as the
-//! connection lasts: when a sandbox dies, however it dies, its address and its interface are free again. The process that serves may
-//! die and be replaced by another in the same namespaces, in which the cables still are: sandboxes connect again and claim
-//! what they had. A process that holds the hub's [`Namespaces`] can start a new hub in them when all of its processes are gone. If only the
-//! user namespace is left, sandboxes are given new cables with their old addresses.
+//! Two processes. The one [`inside`] holds a user and a network namespace and opens sockets in them. The one [`outside`], in the
+//! host's network, does everything else through these sockets. Either may die: the agent restarts the one outside, which finds
+//! the interfaces of the pods again; the one outside restarts the one inside in the namespaces, which it holds open too. A
+//! process that holds the [`HubNamespaces`] can start a new hub in them after both have died.
 //!
-//! Links between hubs, services, names and the way out are not here yet.
+//! A sandbox connects to the socket of the process outside, passes its network namespace, and has an address as long as the
+//! connection is open. If it loses the connection, it reconnects and claims its address. The kubelet sends the desired
+//! [`NetworkState`], complete, on each change.
+//!
+//! Links between hubs, services, DNS and egress of pods are not implemented yet.
 
-mod addresses;
+mod address_pool;
+mod attachments;
 mod client;
+mod inside;
+mod inside_client;
 mod namespaces;
-mod server;
+mod outside;
+mod packet_socket;
+mod state;
 
-pub use addresses::Range;
-pub use client::{Place, end, is_there, join, lost};
-pub use namespaces::Namespaces;
-pub use server::{Hub, HubError};
+pub use address_pool::PodCidr;
+pub use client::{
+    HubAttachment, StateConnection, is_listening, join_user_namespace, shut_down, wait_for_exit,
+};
+pub use inside::Inside;
+pub use inside_client::SpawnInside;
+pub use namespaces::HubNamespaces;
+pub use outside::{Hub, HubError, HubSockets};
+pub use state::NetworkState;
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// A pod's interface, in its own namespace.
+/// The name of a pod's interface in its network namespace.
 pub const INTERFACE: &str = "eth0";
 
-/// What the hub is asked.
+/// A request to the hub's process outside.
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
-    /// By a sandbox; its network namespace is beside it.
-    Attach(Attach),
-    /// By a process that joins the hub's user namespace, or keeps the hub's namespaces open. Answered by the descriptors of its
-    /// [`Namespaces`], with no text.
+enum HubRequest {
+    /// From a sandbox, with the descriptor of its network namespace.
+    Attach(AttachRequest),
+    /// From a process that joins the hub's user namespace or keeps the hub's namespaces open. The response has the descriptors
+    /// of [`HubNamespaces`] and no text.
     Namespaces,
-    /// By the node's agent: the node ends.
-    End,
+    /// From the kubelet: further packets on this connection are [`NetworkState`]s, each answered by a [`StateResponse`].
+    State,
+    /// From the node's agent, when the node shuts down.
+    ShutDown,
 }
 
-/// A place that a sandbox wants.
+/// A sandbox's request for an address and an interface.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Attach {
-    /// The pod.
+pub struct AttachRequest {
+    /// The pod's uid.
     pub uid: String,
-    /// The address that it had from a hub before this one.
+    /// The pod's address from an earlier hub process.
     pub claim: Option<IpAddr>,
 }
 
-/// What the hub answers.
+/// The hub's response to [`AttachRequest`].
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Attached {
-    /// The interface is in the namespace; the pod gives it this address.
-    Done {
+enum AttachResponse {
+    /// The interface is in the pod's namespace; the sandbox sets this address, and a default route via the gateway.
+    Attached {
         /// The address.
         address: IpAddr,
-        /// The length of the node's prefix.
-        prefix: u8,
-        /// Where everything else goes.
+        /// The default gateway.
         gateway: IpAddr,
-        /// The interface was made for this request, and not for one before it.
+        /// The interface was created for this request.
         is_new: bool,
     },
-    /// It can't be.
-    Refused(String),
+    /// The request failed.
+    Failed(String),
+}
+
+/// The hub's response to a [`NetworkState`].
+#[derive(Debug, Serialize, Deserialize)]
+enum StateResponse {
+    Applied,
+    Failed(String),
 }

@@ -1,7 +1,8 @@
-//! A hub's namespaces, held open by others, so that a new hub finds them when both processes of the old one were killed.
+//! Descriptors of a hub's namespaces. The agent holds them, so that a new hub can enter them after both processes of the old
+//! one were killed.
 //!
-//! The agent holds them. Every sandbox holds the user namespace, and hands it to an agent that comes after a hub had died. No process could find
-//! it through `/proc`: hubs and sandboxes hide.
+//! Every sandbox holds the user namespace open, and serves it to an agent that starts after the hub has died. The agent cannot
+//! find it in `/proc`, because hubs and sandboxes are not dumpable.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,49 +10,49 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use linux::{fresh, packet};
+use linux::setns;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::UnshareFlags;
-use tokio::io::Interest;
-use tokio::net::{UnixListener, UnixStream};
 
-use super::{client, server};
+use super::client;
+use super::packet_socket::{PacketConnection, PacketListener, connect};
 
-/// Where a sandbox hands over the namespaces, in the directory of its pod.
+/// The socket in a pod's directory at which the sandbox serves the namespaces.
 const SOCKET: &str = "namespaces.sock";
-/// How long a sandbox may take to hand them over, and how long it waits for the question.
+/// Timeout for one exchange with a sandbox, on both sides.
 const SANDBOX_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between attempts of a sandbox to listen: the disk may be full for a while.
-const LISTEN_PAUSE: Duration = Duration::from_secs(10);
+/// Interval between attempts of a sandbox to listen, because the disk may be full temporarily.
+const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The namespaces of a hub. They last as long as this is held, whether or not the hub runs.
+/// The namespaces of a hub. The open descriptors keep them alive after the hub has exited.
 #[derive(Debug)]
-pub struct Namespaces {
+pub struct HubNamespaces {
     user: OwnedFd,
-    /// Sandboxes hold none: if it ends with the hub and the agent, so do the interfaces of pods, by which they notice.
+    /// `None` in a sandbox. After hub and agent have exited, the kernel destroys this namespace and the interfaces of the pods,
+    /// which their sandboxes detect.
     network: Option<OwnedFd>,
 }
 
-impl Namespaces {
-    /// Those of the calling process.
+impl HubNamespaces {
+    /// The namespaces of the calling process.
     pub(super) fn own() -> io::Result<Self> {
         Ok(Self {
             user: linux::namespace::own_user_namespace()?,
-            network: Some(linux::namespace::own_network()?),
+            network: Some(linux::namespace::own_network_namespace()?),
         })
     }
 
-    /// Those of the hub that listens at `socket`.
+    /// Requests the namespaces from the hub that listens at `socket`.
     pub fn of_hub(socket: &Path) -> io::Result<Self> {
-        let connection = client::connect(socket)?;
-        client::namespaces(&connection, client::JOIN_TIMEOUT)
+        let connection = connect(socket)?;
+        client::request_namespaces(&connection, client::JOIN_TIMEOUT)
     }
 
-    /// The user namespace of the hub that the sandbox of the pod with this directory joined, if the sandbox runs.
+    /// Requests the hub's user namespace from the running sandbox of the pod with this directory.
     pub fn of_sandbox(pod_dir: &Path) -> io::Result<Self> {
         let socket = SocketPath::new(pod_dir)?;
-        let connection = client::connect(&socket.path)?;
-        client::namespaces(&connection, SANDBOX_TIMEOUT)
+        let connection = connect(&socket.path)?;
+        client::request_namespaces(&connection, SANDBOX_TIMEOUT)
     }
 
     /// The user namespace alone.
@@ -62,32 +63,30 @@ impl Namespaces {
         }
     }
 
-    /// Hands them to every process that asks in the directory of a pod, until this is dropped.
-    pub async fn hand_over(&self, pod_dir: &Path) -> Infallible {
+    /// Serves the descriptors at a socket in the directory of a pod until the future is dropped.
+    pub async fn serve(&self, pod_dir: &Path) -> Infallible {
         let listener = loop {
             match listen(pod_dir) {
                 Ok(listener) => break listener,
                 Err(error) => {
-                    tracing::warn!(dir = %pod_dir.display(), %error, "cannot listen for new agents");
-                    tokio::time::sleep(LISTEN_PAUSE).await;
+                    tracing::warn!(dir = %pod_dir.display(), %error, "cannot listen for requests of new agents");
+                    tokio::time::sleep(LISTEN_RETRY_INTERVAL).await;
                 }
             }
         };
         loop {
-            let connection = server::next(&listener).await;
-            let answered = tokio::time::timeout(SANDBOX_TIMEOUT, self.answer(&connection)).await;
-            if let Err(error) = answered.map_err(io::Error::from).flatten() {
-                tracing::warn!(%error, "cannot hand over the hub's namespaces");
+            let connection = listener.accept().await;
+            let sent = tokio::time::timeout(SANDBOX_TIMEOUT, self.respond(&connection)).await;
+            if let Err(error) = sent.map_err(io::Error::from).flatten() {
+                tracing::warn!(%error, "cannot send the hub's namespaces");
             }
         }
     }
 
-    /// Waits for a request, which can only be for these, and answers it.
-    async fn answer(&self, connection: &UnixStream) -> io::Result<()> {
-        let receive = || packet::receive(connection);
-        connection.async_io(Interest::READABLE, receive).await?;
-        let send = || packet::send(connection, 0, &[], &self.descriptors());
-        connection.async_io(Interest::WRITABLE, send).await
+    /// Waits for a request and responds to it. All requests at this socket are for the namespaces.
+    async fn respond(&self, connection: &PacketConnection) -> io::Result<()> {
+        connection.receive().await?;
+        connection.send(0, &[], &self.descriptors()).await
     }
 
     /// The user namespace.
@@ -95,13 +94,13 @@ impl Namespaces {
         self.user.as_fd()
     }
 
-    /// As descriptors, to be sent to a new hub.
+    /// The descriptors, to send to a new hub.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let network = self.network.as_ref().map(AsFd::as_fd);
         std::iter::once(self.user.as_fd()).chain(network).collect()
     }
 
-    /// What [`Namespaces::descriptors`] were; `None` if there is none.
+    /// The inverse of [`HubNamespaces::descriptors`]; `None` without descriptors.
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
         Some(Self {
@@ -110,10 +109,11 @@ impl Namespaces {
         })
     }
 
-    /// Moves the calling process, which must have a single thread, into them. A network namespace that can't be entered is replaced.
+    /// Moves the calling process, which must have a single thread, into the namespaces. Creates a new network namespace if the
+    /// old one cannot be entered.
     pub(super) fn enter(&self) -> io::Result<()> {
-        fresh::join_namespace(&self.user)?;
-        let joined = self.network.as_ref().map(fresh::join_namespace);
+        setns::join_namespace(&self.user)?;
+        let joined = self.network.as_ref().map(setns::join_namespace);
         match joined {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => linux::namespace::unshare(UnshareFlags::NEWNET),
@@ -121,15 +121,15 @@ impl Namespaces {
     }
 }
 
-fn listen(pod_dir: &Path) -> io::Result<UnixListener> {
-    let socket = SocketPath::new(pod_dir)?;
-    UnixListener::from_std(server::listen(&socket.path)?.into())
+fn listen(pod_dir: &Path) -> io::Result<PacketListener> {
+    PacketListener::bind(&SocketPath::new(pod_dir)?.path)
 }
 
-/// A short path of the socket in a pod's directory: the kernel takes at most 107 bytes, and those of pods may be longer.
+/// A short path of the socket in a pod's directory: the kernel limits socket paths to 107 bytes, and the paths of pod directories
+/// may be longer.
 struct SocketPath {
     path: PathBuf,
-    /// The path leads through it.
+    /// The path refers to this descriptor.
     _dir: OwnedFd,
 }
 
@@ -154,32 +154,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sandbox_hands_over_what_it_holds() {
+    async fn sandbox_serves_its_user_namespace() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("long".repeat(30));
         std::fs::create_dir(&dir).unwrap();
-        let ask = || {
+        let request = || {
             let dir = dir.clone();
-            tokio::task::spawn_blocking(move || Namespaces::of_sandbox(&dir))
+            tokio::task::spawn_blocking(move || HubNamespaces::of_sandbox(&dir))
         };
-        ask().await.unwrap().unwrap_err();
-        let held = Namespaces::own().unwrap().without_network();
-        // One that says nothing delays the others, and that is all.
-        let silent = async {
+        request().await.unwrap().unwrap_err();
+        let held = HubNamespaces::own().unwrap().without_network();
+        // A client that sends no request only delays the others.
+        let requests = async {
             let connection = loop {
                 let socket = SocketPath::new(&dir).unwrap();
-                match client::connect(&socket.path) {
+                match connect(&socket.path) {
                     Ok(connection) => break connection,
                     Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
                 }
             };
             tokio::time::sleep(SANDBOX_TIMEOUT / 4).await;
             drop(connection);
-            [ask().await.unwrap().unwrap(), ask().await.unwrap().unwrap()]
+            [
+                request().await.unwrap().unwrap(),
+                request().await.unwrap().unwrap(),
+            ]
         };
         let received = tokio::select! {
-            never = held.hand_over(&dir) => match never {},
-            received = silent => received,
+            never = held.serve(&dir) => match never {},
+            received = requests => received,
         };
         for received in &received {
             assert_eq!(identity(received.user()), identity(held.user()));

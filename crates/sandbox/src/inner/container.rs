@@ -1,75 +1,77 @@
-//! A forked process becomes a container: mounts, root, devices, then the program.
+//! Turns a forked process into a container: mounts, root file system, devices.
 //!
-//! Nothing of an image is trusted. Mounts are opened while the outside is visible and put in place after the container's
-//! root has become ours, so that links in it lead nowhere else.
+//! An image is untrusted. Mounts are opened while the host's file system is visible and attached after the container's root has
+//! been entered, so symbolic links of the image can't lead out of it.
 
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use linux::place::Kind;
-use linux::tree::{self, Tree};
+use linux::mount_target::TargetKind;
+use linux::mount_tree::{self, MountTree};
 use rustix::fs::FileType;
 use rustix::mount::MountAttrFlags;
 
-use super::failure::{Failure, failed};
+use super::error::{InnerError, cannot};
 use super::message::{
-    Access, ContainerPlan, MountPlan, MountSource, Propagation, RootKind, RootPlan,
+    ContainerPlan, MountAccess, MountPlan, MountPropagation, MountSource, RootfsKind, RootfsPlan,
 };
-use super::{image_volume, terminal};
+use super::{declared_volume, terminal};
 
-const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+const NOSUID_NODEV_NOEXEC: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
-/// Builds the container's file system and moves into it. If it has a terminal, opens that and gives back its master side.
-pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
+/// Builds the container's file system and enters it. If the container has a terminal, opens it and returns the master side.
+pub fn enter_rootfs(plan: &ContainerPlan) -> Result<Option<OwnedFd>, InnerError> {
     let beside = plan.root.upper.parent().unwrap_or(Path::new("/"));
-    let place = beside.join("root");
-    std::fs::create_dir_all(&place).map_err(failed(format!("making {}", place.display())))?;
+    let mount_point = beside.join("root");
+    std::fs::create_dir_all(&mount_point)
+        .map_err(cannot(format!("create {}", mount_point.display())))?;
     let trees = plan
         .mounts
         .iter()
         .map(|mount| {
-            open(mount, &place).map_err(failed(format!("mounting {}", mount.target.display())))
+            open(mount, &mount_point).map_err(cannot(format!("mount {}", mount.target.display())))
         })
-        .collect::<Result<Vec<_>, Failure>>()?;
-    // Of the host: what the container has there may be a link to something that it should not have.
+        .collect::<Result<Vec<_>, InnerError>>()?;
+    // The host's /dev/null: in the container, that path may be a link to something that it must not see.
     let covers = plan
-        .masked
+        .masked_paths
         .iter()
-        .map(|_| Tree::copy(Path::new("/dev/null"), false));
+        .map(|_| MountTree::copy(Path::new("/dev/null"), false));
     let covers = covers
         .collect::<std::io::Result<Vec<_>>>()
-        .map_err(failed("opening /dev/null"))?;
-    let volumes = image_volume::open(&plan.image_volumes)?;
-    // What we do from here on in our copy of the outside is not to be seen there, where mounts may be shared.
-    linux::mount::follow_outside().map_err(failed("mounts that stay our own"))?;
-    enter_root(&plan.root, beside, &place)?;
-    if plan.process.user.one_id {
-        keep_apt_from_changing_users();
+        .map_err(cannot("open /dev/null"))?;
+    let volumes = declared_volume::open(&plan.declared_volumes)?;
+    // Mounts made from here on must not propagate to the host, whose mounts may be shared.
+    linux::mount::make_all_slave().map_err(cannot("make mounts private"))?;
+    enter_root(&plan.root, beside, &mount_point)?;
+    if plan.process.user.single_id {
+        disable_apt_sandbox_user();
     }
-    image_volume::put(&volumes)?;
+    declared_volume::mount(&volumes)?;
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
-        put(tree, &mount.target).map_err(failed(format!("mounting {}", mount.target.display())))?;
+        mount_at(tree, &mount.target)
+            .map_err(cannot(format!("mount {}", mount.target.display())))?;
     }
-    for (from, to) in &plan.links {
-        // An image may have its own.
-        let _ = rustix::fs::symlink(to, from);
+    for (link, target) in &plan.links {
+        // Ignore the error: the image may have a file at this path.
+        let _ = rustix::fs::symlink(target, link);
     }
-    let mounted = Mounted(&plan.mounts, &trees);
-    for (path, cover) in plan.masked.iter().zip(covers) {
+    let mounted = MountedTrees(&plan.mounts, &trees);
+    for (path, cover) in plan.masked_paths.iter().zip(covers) {
         mounted
-            .find(path)
+            .open(path)
             .and_then(|found| found.map_or(Ok(()), |found| mask(found, cover)))
-            .map_err(failed(format!("hiding {}", path.display())))?;
+            .map_err(cannot(format!("mask {}", path.display())))?;
     }
-    for path in &plan.read_only_paths {
+    for path in &plan.readonly_paths {
         mounted
-            .find(path)
-            .and_then(|found| found.map_or(Ok(()), protect))
-            .map_err(failed(format!("protecting {}", path.display())))?;
+            .open(path)
+            .and_then(|found| found.map_or(Ok(()), make_read_only))
+            .map_err(cannot(format!("make {} read-only", path.display())))?;
     }
     drop(trees);
     let master = plan
@@ -77,81 +79,81 @@ pub fn move_in(plan: &ContainerPlan) -> Result<Option<OwnedFd>, Failure> {
         .terminal
         .then(terminal::open)
         .transpose()
-        .map_err(failed("opening a terminal"))?;
+        .map_err(cannot("open a terminal"))?;
     if master.is_some() {
-        console().map_err(failed("mounting /dev/console"))?;
+        mount_console().map_err(cannot("mount /dev/console"))?;
     }
     if plan.root.read_only {
-        tree::root_read_only().map_err(failed("making the root file system read-only"))?;
+        mount_tree::set_root_read_only().map_err(cannot("make the root file system read-only"))?;
     }
     Ok(master)
 }
 
-/// apt makes sure that it has become another user before it fetches anything, which nobody can with a single id. Images
-/// that have it are told not to try. Before volumes are there: this file is the container's own.
-fn keep_apt_from_changing_users() {
+/// apt switches to another user before it downloads, and checks that it succeeded, which it can't with a single id. This option
+/// turns that off. Written before volumes are mounted, so that the file is in the container's own root.
+fn disable_apt_sandbox_user() {
     let dir = Path::new("/etc/apt/apt.conf.d");
     if dir.is_dir() {
         let text = "// This container has one user id only.\nAPT::Sandbox::User \"root\";\n";
-        // Only a new one: what an image has there may be a pipe, at which one would wait for ever. A container that can do
-        // without apt goes on without this.
+        // Only a new file: an existing one may be a pipe, on which opening would block. The error is ignored, because the
+        // container may not need apt.
         let _ = File::create_new(dir.join("99-single-id"))
             .and_then(|mut file| file.write_all(text.as_bytes()));
     }
 }
 
-/// The terminal of a container's first process, which is its standard input by now, is its console.
-fn console() -> std::io::Result<()> {
-    let tree = Tree::copy_open(rustix::stdio::stdin(), false)?;
-    put(&tree, Path::new("/dev/console"))
+/// Mounts the terminal, which is standard input by now, on /dev/console.
+fn mount_console() -> std::io::Result<()> {
+    let tree = MountTree::copy_open(rustix::stdio::stdin(), false)?;
+    mount_at(&tree, Path::new("/dev/console"))
 }
 
-fn enter_root(plan: &RootPlan, beside: &Path, place: &Path) -> Result<(), Failure> {
+fn enter_root(plan: &RootfsPlan, beside: &Path, mount_point: &Path) -> Result<(), InnerError> {
     let root = match &plan.kind {
-        RootKind::Overlay => {
+        RootfsKind::Overlay => {
             let work = beside.join("work");
             for dir in [&plan.upper, &work] {
                 std::fs::create_dir_all(dir)
-                    .map_err(failed(format!("making {}", dir.display())))?;
+                    .map_err(cannot(format!("create {}", dir.display())))?;
             }
-            Tree::overlay(&plan.layers, &plan.upper, &work)
+            MountTree::overlay(&plan.layers, &plan.upper, &work)
         }
-        RootKind::At(shown) => shown_root(shown),
-        RootKind::Copy => copied_root(&plan.layers, beside, place),
+        RootfsKind::Mounted(path) => bind_root(path),
+        RootfsKind::Copy => copy_root(&plan.layers, beside, mount_point),
     };
-    let root = root.map_err(failed("mounting the image"))?;
-    tree::enter_root(&root, place).map_err(failed("entering the image"))
+    let root = root.map_err(cannot("mount the image"))?;
+    mount_tree::pivot_root(&root, mount_point).map_err(cannot("enter the image"))
 }
 
-fn shown_root(shown: &Path) -> std::io::Result<Tree> {
-    let tree = Tree::copy(shown, false)?;
-    tree.without_devices()?;
+fn bind_root(path: &Path) -> std::io::Result<MountTree> {
+    let tree = MountTree::copy(path, false)?;
+    tree.set_nodev()?;
     Ok(tree)
 }
 
-/// Only a process of its own may take the time that copying takes; this one is the container's.
-fn copied_root(layers: &[PathBuf], beside: &Path, place: &Path) -> std::io::Result<Tree> {
-    // What an attempt that failed has left.
-    linux::remove::tree(place)?;
-    std::fs::create_dir(place)?;
-    let taken = linux::stack::copy(layers, place)?;
-    std::fs::write(beside.join("copied"), taken.to_string())?;
-    shown_root(place)
+/// Copies the layers in the container's own process, because copying blocks for long.
+fn copy_root(layers: &[PathBuf], beside: &Path, target: &Path) -> std::io::Result<MountTree> {
+    // A failed attempt may have left files.
+    linux::remove::tree(target)?;
+    std::fs::create_dir(target)?;
+    let copied_bytes = linux::layer_merge::merge_layers(layers, target)?;
+    std::fs::write(beside.join("copied"), copied_bytes.to_string())?;
+    bind_root(target)
 }
 
-/// Opens what is mounted; `place` is an empty directory to use for a moment.
-fn open(mount: &MountPlan, place: &Path) -> std::io::Result<Tree> {
+/// Opens the source of a mount; `scratch` is an empty directory for temporary use.
+fn open(mount: &MountPlan, scratch: &Path) -> std::io::Result<MountTree> {
     let tree = match &mount.source {
         MountSource::Bind {
             path,
             sub_path: None,
-        } => Tree::copy(path, true)?,
+        } => MountTree::copy(path, true)?,
         MountSource::Bind {
             path,
             sub_path: Some(sub),
-        } => Tree::copy_open(below(path, sub)?, true)?,
+        } => MountTree::copy_open(open_sub_path(path, sub)?, true)?,
         MountSource::Layers { layers, sub_path } => {
-            return layers_tree(layers, sub_path.as_deref(), place);
+            return image_tree(layers, sub_path.as_deref(), scratch);
         }
         MountSource::Tmpfs(options) => {
             let options: Vec<(&str, &str)> = options
@@ -159,48 +161,54 @@ fn open(mount: &MountPlan, place: &Path) -> std::io::Result<Tree> {
                 .map(|(name, value)| (name.as_str(), value.as_str()))
                 .collect();
             let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-            Tree::new("tmpfs", &options, attributes)?
+            MountTree::new("tmpfs", &options, attributes)?
         }
-        MountSource::Proc => Tree::new("proc", &[], PLAIN)?,
-        MountSource::Sys => Tree::new("sysfs", &[], PLAIN)?,
-        MountSource::Cgroup => Tree::new("cgroup2", &[], PLAIN)?,
-        MountSource::Mqueue => Tree::new("mqueue", &[], PLAIN)?,
-        MountSource::Pts => pts()?,
+        MountSource::Proc => MountTree::new("proc", &[], NOSUID_NODEV_NOEXEC)?,
+        MountSource::Sys => MountTree::new("sysfs", &[], NOSUID_NODEV_NOEXEC)?,
+        MountSource::Cgroup => MountTree::new("cgroup2", &[], NOSUID_NODEV_NOEXEC)?,
+        MountSource::Mqueue => MountTree::new("mqueue", &[], NOSUID_NODEV_NOEXEC)?,
+        MountSource::Pts => devpts()?,
     };
     match mount.propagation {
-        Propagation::None => tree.propagate(tree::Propagation::Private)?,
-        Propagation::HostToContainer => tree.propagate(tree::Propagation::Slave)?,
-        // Between the containers of the pod, whose runtime has made the volume one that is shared. The host gives, and
-        // gets nothing back: its mounts are not ours to change.
-        Propagation::Bidirectional => tree.propagate(tree::Propagation::Shared)?,
+        MountPropagation::None => tree.set_propagation(mount_tree::Propagation::Private)?,
+        MountPropagation::HostToContainer => {
+            tree.set_propagation(mount_tree::Propagation::Slave)?
+        }
+        // Shared with the pod's other containers: the runtime made the volume a shared mount. Mounts of the host propagate in,
+        // but none propagate back, because an ordinary user can't change the host's mounts.
+        MountPropagation::Bidirectional => tree.set_propagation(mount_tree::Propagation::Shared)?,
     }
     match mount.access {
-        Access::Write => {}
-        Access::Read => tree.read_only(false)?,
-        Access::ReadAll => tree.read_only(true)?,
+        MountAccess::ReadWrite => {}
+        MountAccess::ReadOnly => tree.set_read_only(false)?,
+        MountAccess::RecursiveReadOnly => tree.set_read_only(true)?,
     }
     Ok(tree)
 }
 
-/// An image as a volume: its layers, or a part of what they show, to be read.
-fn layers_tree(layers: &[PathBuf], sub: Option<&Path>, place: &Path) -> std::io::Result<Tree> {
-    let tree = Tree::overlay_read_only(layers)?;
+/// An image as a read-only volume: its merged layers, or a path below them.
+fn image_tree(
+    layers: &[PathBuf],
+    sub: Option<&Path>,
+    scratch: &Path,
+) -> std::io::Result<MountTree> {
+    let tree = MountTree::overlay_read_only(layers)?;
     let Some(sub) = sub else {
         return Ok(tree);
     };
-    // Before Linux 6.15 nothing can be taken from a tree that is in no place.
-    tree.put(place)?;
-    let part = linux::subpath::open(place, &sub.to_string_lossy(), false)
+    // Before Linux 6.15 open_tree() can't clone a part of a detached mount.
+    tree.attach(scratch)?;
+    let part = linux::subpath::open(scratch, &sub.to_string_lossy(), false)
         .map_err(std::io::Error::other)
-        .and_then(|part| Tree::copy_open(part, false));
-    linux::mount::detach(place)?;
+        .and_then(|part| MountTree::copy_open(part, false));
+    linux::mount::detach(scratch)?;
     let part = part?;
-    part.read_only(false)?;
+    part.set_read_only(false)?;
     Ok(part)
 }
 
-/// The group that owns terminals is 5 everywhere; with a single id there is no such group.
-fn pts() -> std::io::Result<Tree> {
+/// Group 5 owns terminals on all distributions. With a single id that group does not exist.
+fn devpts() -> std::io::Result<MountTree> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let options = [
         ("newinstance", ""),
@@ -208,58 +216,66 @@ fn pts() -> std::io::Result<Tree> {
         ("mode", "0620"),
         ("gid", "5"),
     ];
-    Tree::new("devpts", &options, attributes)
-        .or_else(|_| Tree::new("devpts", &options[..3], attributes))
+    MountTree::new("devpts", &options, attributes)
+        .or_else(|_| MountTree::new("devpts", &options[..3], attributes))
 }
 
-/// What is at `sub` below `volume`, never outside of it; directories that are missing are made.
-fn below(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
+/// Opens `sub` below `volume`, never outside of it. Creates missing directories.
+fn open_sub_path(volume: &Path, sub: &Path) -> std::io::Result<OwnedFd> {
     linux::subpath::open(volume, &sub.to_string_lossy(), true).map_err(std::io::Error::other)
 }
 
-/// Puts a tree in its place, which is made if it is missing.
-pub(super) fn put(tree: &Tree, target: &Path) -> std::io::Result<()> {
+/// Mounts a tree at `target`, which is created if missing.
+pub(super) fn mount_at(tree: &MountTree, target: &Path) -> std::io::Result<()> {
     let kind = if tree.is_directory()? {
-        Kind::Directory
+        TargetKind::Directory
     } else {
-        Kind::File
+        TargetKind::File
     };
-    tree.put_on(linux::place::make(Path::new("/"), target, kind)?)
+    tree.attach_to(linux::mount_target::open_or_create(
+        Path::new("/"),
+        target,
+        kind,
+    )?)
 }
 
-/// The container's mounts, and the trees that were put in their places.
-struct Mounted<'a>(&'a [MountPlan], &'a [Tree]);
+/// The container's mounts, with their trees.
+struct MountedTrees<'a>(&'a [MountPlan], &'a [MountTree]);
 
-impl Mounted<'_> {
-    /// Opens what is at `path`, if there is something, in the tree that shows it: by names below the tree's own descriptor,
-    /// so that neither links of the image nor other containers that share a volume lead elsewhere.
-    fn find(&self, path: &Path) -> std::io::Result<Option<OwnedFd>> {
-        let holding = self.0.iter().zip(self.1).rev();
-        let mut below = holding.filter_map(|(mount, tree)| {
+impl MountedTrees<'_> {
+    /// Opens `path` in the mount that contains it; `None` if it does not exist. The path is resolved below the mount's own
+    /// descriptor, so that neither links of the image nor containers that share a volume can redirect it.
+    fn open(&self, path: &Path) -> std::io::Result<Option<OwnedFd>> {
+        let newest_first = self.0.iter().zip(self.1).rev();
+        let mut below = newest_first.filter_map(|(mount, tree)| {
             let rest = path.strip_prefix(&mount.target).ok()?;
             Some((tree, rest))
         });
-        // The last one covers those before it.
+        // A later mount covers earlier ones.
         match below.next() {
-            Some((tree, rest)) => linux::place::beneath(tree, rest),
+            Some((tree, rest)) => linux::mount_target::open_beneath(tree, rest),
             None => Ok(None),
         }
     }
 }
 
-/// Shows an empty directory, or `cover`, instead.
-fn mask(place: OwnedFd, cover: Tree) -> std::io::Result<()> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode);
+/// Covers a directory with an empty one, and a file with `cover`.
+fn mask(path: OwnedFd, cover: MountTree) -> std::io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&path)?.st_mode);
     if !kind.is_dir() {
-        return cover.put_on(place);
+        return cover.attach_to(path);
     }
-    let empty = Tree::new("tmpfs", &[("size", "0"), ("mode", "555")], PLAIN)?;
-    empty.read_only(false)?;
-    empty.put_on(place)
+    let empty = MountTree::new(
+        "tmpfs",
+        &[("size", "0"), ("mode", "555")],
+        NOSUID_NODEV_NOEXEC,
+    )?;
+    empty.set_read_only(false)?;
+    empty.attach_to(path)
 }
 
-fn protect(place: OwnedFd) -> std::io::Result<()> {
-    let tree = Tree::copy_open(&place, true)?;
-    tree.read_only(true)?;
-    tree.put_on(place)
+fn make_read_only(path: OwnedFd) -> std::io::Result<()> {
+    let tree = MountTree::copy_open(&path, true)?;
+    tree.set_read_only(true)?;
+    tree.attach_to(path)
 }

@@ -1,230 +1,241 @@
-//! What a sandbox and its inner process tell each other. Each message is one packet; what belongs to it as a descriptor
-//! travels beside it (`linux::packet`). Requests are numbered, and answers and news have the number of their request.
+//! Messages between a sandbox and its inner process.
+//!
+//! Each message is one packet of JSON, with file descriptors attached (`linux::packet`). The sandbox numbers its requests; an
+//! event carries the number of its request, the *serial*.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What the inner process is asked to do.
+pub use super::error::{InnerError, InnerErrorKind};
+
+/// A request of the sandbox.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Request {
-    /// Make the namespaces that the pod has for itself. First of all, once. Answered by a file that stands for the network.
-    SetUp(PodSetUp),
-    /// Give the pod's interface its address.
-    Network(NetworkSetUp),
-    /// Start a container. Descriptors: standard input, output and error, unless it has a terminal.
-    Start(Box<ContainerPlan>),
-    /// Start a process in a running container. Descriptors: as for a container.
+pub enum InnerRequest {
+    /// Creates the pod's namespaces. Sent once, before all others. The reply carries the network namespace.
+    CreateNamespaces(NamespacePlan),
+    /// Configures the pod's network interface.
+    ConfigureInterface(InterfaceConfig),
+    /// Starts a container. Descriptors: standard input, output and error, unless it has a terminal.
+    StartContainer(Box<ContainerPlan>),
+    /// Starts a process in a running container. Descriptors: as for a container.
     Exec {
-        /// The serial of the container's start.
+        /// Serial of the container's start.
         container: u64,
         /// The process.
         process: Box<ProcessPlan>,
     },
-    /// Make a socket of the pod's network.
-    Socket {
-        /// For IPv6.
-        v6: bool,
-        /// For UDP rather than TCP.
-        datagrams: bool,
+    /// Creates a socket in the pod's network namespace. The reply carries it.
+    CreateSocket {
+        /// Address family.
+        ipv6: bool,
+        /// UDP rather than TCP.
+        udp: bool,
     },
-    /// Kill a process that was started, or is starting, because nobody waits for it any more. Not answered.
+    /// Kills a process that is running or starting, because its client has given up. Has no reply.
     Kill {
-        /// The serial of its start.
+        /// Serial of the process's start.
         process: u64,
     },
 }
 
-/// What happened.
+/// A reply to a request, or the later exit of a process that a request started.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum News {
-    /// It is done. Descriptors: of a start, the process, and its terminal if it has one; of a socket, the socket.
+pub enum InnerEvent {
+    /// The request succeeded. Descriptors: for an exec the process's pidfd, then its terminal if it has one; else those that
+    /// the request names.
     Done,
-    /// A container runs. Descriptors: the process, its mount namespace, and its terminal if it has one.
-    Runs(Identity),
-    /// It could not be done.
-    Failed {
-        /// Why, for people.
-        message: String,
-        /// The program to run is missing or can't be run, rather than anything of ours.
-        program: bool,
-    },
-    /// A process that was started has ended.
-    Exited {
-        /// As a shell would say it.
-        code: i32,
-        /// The signal that killed it.
-        signal: Option<i32>,
-    },
+    /// A container runs. Descriptors: its pidfd, its mount namespace, then its terminal if it has one.
+    ContainerStarted(ContainerIdentity),
+    /// The request failed.
+    Failed(InnerError),
+    /// A process that was started has exited.
+    Exited(ProcessExit),
 }
 
-/// Who a container's first process is, as the container itself sees it.
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessExit {
+    /// Its exit code, or 128 + the signal that killed it.
+    pub code: i32,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+}
+
+impl ProcessExit {
+    /// Killed by SIGKILL.
+    pub const SIGKILL: Self = Self {
+        code: 128 + 9,
+        signal: Some(9),
+    };
+}
+
+/// The user of a container's first process, as seen in the container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// Its user.
+pub struct ContainerIdentity {
+    /// User id.
     pub uid: u32,
-    /// Its group.
+    /// Primary group id.
     pub gid: u32,
-    /// All its groups.
+    /// All group ids, the primary one included.
     pub groups: Vec<u32>,
 }
 
-/// The namespaces of a pod, and what is set in them.
+/// The namespaces of a pod, and their settings.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct PodSetUp {
-    /// A network of its own.
+pub struct NamespacePlan {
+    /// A network namespace of its own.
     pub network: bool,
-    /// Inter-process communication of its own.
+    /// An IPC namespace of its own.
     pub ipc: bool,
-    /// The host name; `None` keeps the host's.
+    /// The host name in a UTS namespace of its own; `None` keeps the host's namespace.
     pub hostname: Option<String>,
-    /// Kernel parameters of these namespaces.
+    /// Sysctls of these namespaces: name, value.
     pub sysctls: Vec<(String, String)>,
 }
 
-/// The pod's place in the network.
+/// Configuration of the pod's network interface, which exists already.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct NetworkSetUp {
-    /// The interface, which is there already.
+pub struct InterfaceConfig {
+    /// The interface's name.
     pub interface: String,
     /// Its address.
     pub address: std::net::IpAddr,
-    /// How many bits of it name the network.
-    pub prefix: u8,
-    /// Where everything else goes.
+    /// The default gateway, which need not be in the address's network.
     pub gateway: std::net::IpAddr,
 }
 
-/// All that it takes to run a container.
+/// A container to run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ContainerPlan {
     /// Its root file system.
-    pub root: RootPlan,
+    pub root: RootfsPlan,
     /// Its mounts, in order.
     pub mounts: Vec<MountPlan>,
-    /// Before them, what the image declares as volumes.
-    pub image_volumes: Vec<ImageVolume>,
-    /// Symbolic links to make: from, to.
+    /// Volumes that the image declares (VOLUME); mounted before `mounts`.
+    pub declared_volumes: Vec<DeclaredVolume>,
+    /// Symbolic links to create: link, target.
     pub links: Vec<(PathBuf, PathBuf)>,
-    /// Paths that show nothing.
-    pub masked: Vec<PathBuf>,
-    /// Paths that can't be written.
-    pub read_only_paths: Vec<PathBuf>,
-    /// In which process namespace it runs.
-    pub processes: Processes,
+    /// Paths that appear empty.
+    pub masked_paths: Vec<PathBuf>,
+    /// Paths that are read-only.
+    pub readonly_paths: Vec<PathBuf>,
+    /// Its pid namespace.
+    pub pid_namespace: PidNamespace,
     /// Its first process.
     pub process: ProcessPlan,
 }
 
-/// In which process namespace a container runs.
+/// The pid namespace of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Processes {
-    /// Its own.
+pub enum PidNamespace {
+    /// A new one.
     Own,
-    /// That of the inner process: the pod's, or the host's.
+    /// That of the inner process: the pod's, or the host's with `hostPID`.
     Inner,
     /// That of another container, by the serial of its start.
-    Of(u64),
+    Target(u64),
 }
 
-/// A root file system: layers, and a place for changes.
+/// A root file system.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct RootPlan {
-    /// The lowest first.
+pub struct RootfsPlan {
+    /// The image's layers, the lowest first.
     pub layers: Vec<PathBuf>,
-    /// Where changes go. Beside it, `work` and `root` are made.
+    /// The upper directory of overlayfs. `work` and `root` are created beside it.
     pub upper: PathBuf,
-    /// How the layers become one.
-    pub kind: RootKind,
-    /// Nobody may write.
+    /// How the layers are merged.
+    pub kind: RootfsKind,
+    /// The container can't write to it.
     pub read_only: bool,
 }
 
-/// How layers become one file system.
+/// How layers are merged into a root file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RootKind {
+pub enum RootfsKind {
     /// By overlayfs.
     Overlay,
-    /// Somebody shows them, with changes, there.
-    At(PathBuf),
-    /// They are copied to `root`, beside the place for changes. How many bytes that took is written to `copied`, there too.
+    /// They are already mounted at this path, writable.
+    Mounted(PathBuf),
+    /// By copying them to `root`, beside the upper directory. The number of copied bytes is written to `copied`, in the same
+    /// directory.
     Copy,
 }
 
-/// A directory that the image declares as a volume; it begins with what the image has there.
+/// A volume that the image declares; it starts with the image's content of that directory.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct ImageVolume {
-    /// Where it is kept.
+pub struct DeclaredVolume {
+    /// Its directory on the host.
     pub dir: PathBuf,
-    /// Where in the container.
+    /// Its path in the container.
     pub target: PathBuf,
 }
 
 /// One mount.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct MountPlan {
-    /// What.
+    /// The file or file system to mount.
     pub source: MountSource,
-    /// Where in the container.
+    /// Its path in the container.
     pub target: PathBuf,
-    /// Whether it can be written.
-    pub access: Access,
-    /// Mounts that are made later come in, or go out too.
-    pub propagation: Propagation,
+    /// Whether it is writable.
+    pub access: MountAccess,
+    /// Whether later mounts propagate.
+    pub propagation: MountPropagation,
 }
 
-/// What is mounted.
+/// The file or file system to mount.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum MountSource {
-    /// A file or directory of the outside, with what is mounted below it.
+    /// A recursive bind mount of a file or directory of the host.
     Bind {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What below it, found without following links out of it; made if missing.
+        /// A path below it, resolved without leaving it; created if missing.
         sub_path: Option<PathBuf>,
     },
-    /// Layers of an image, to be read.
+    /// The layers of an image, read-only.
     Layers {
         /// The lowest first.
         layers: Vec<PathBuf>,
-        /// What of them, found without following links out of them.
+        /// A path below them, resolved without leaving them.
         sub_path: Option<PathBuf>,
     },
-    /// Memory, with options such as `("mode", "755")`.
+    /// A tmpfs with options such as `("mode", "755")`.
     Tmpfs(Vec<(String, String)>),
-    /// The container's processes.
+    /// procfs of the container's pid namespace.
     Proc,
-    /// The kernel's devices, as its network namespace sees them.
+    /// sysfs of the container's network namespace.
     Sys,
-    /// Control groups, of which the container's own is the root.
+    /// cgroup2, with the container's own cgroup as its root.
     Cgroup,
-    /// Message queues.
+    /// POSIX message queues.
     Mqueue,
-    /// Terminals.
+    /// devpts.
     Pts,
 }
 
-/// Whether a mount can be written.
+/// Whether a mount is writable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Access {
-    /// Yes.
+pub enum MountAccess {
+    /// Writable.
     #[default]
-    Write,
-    /// No; what is mounted below it may be.
-    Read,
-    /// No, and nothing below.
-    ReadAll,
+    ReadWrite,
+    /// Read-only; mounts below it may be writable.
+    ReadOnly,
+    /// Read-only, and so are all mounts below it.
+    RecursiveReadOnly,
 }
 
-/// How mounts travel.
+/// A volume mount's `mountPropagation`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Propagation {
-    /// Not at all.
+pub enum MountPropagation {
+    /// Later mounts stay where they are made.
     #[default]
     None,
-    /// In.
+    /// Later mounts of the host appear in the container.
     HostToContainer,
-    /// In and out.
+    /// Later mounts propagate in both directions.
     Bidirectional,
 }
 
@@ -233,51 +244,51 @@ pub enum Propagation {
 pub struct ProcessPlan {
     /// The program and its arguments.
     pub args: Vec<String>,
-    /// Its environment, `NAME`, value.
+    /// Its environment: name, value.
     pub env: Vec<(String, String)>,
     /// Its working directory.
     pub cwd: PathBuf,
-    /// Who it is.
+    /// Its user and groups.
     pub user: UserPlan,
-    /// What root may do in it.
+    /// Its capabilities, without `CAP_`, or `ALL`.
     pub capabilities: Vec<String>,
-    /// Programs give it no more rights.
+    /// Sets `no_new_privs`.
     pub no_new_privileges: bool,
-    /// Which system calls it may make.
-    pub seccomp: Seccomp,
+    /// Its system call filter.
+    pub seccomp: SeccompProfile,
     /// It has a terminal.
     pub terminal: bool,
-    /// How gladly the kernel kills it when memory is short.
+    /// `oom_score_adj`
     pub oom_score_adj: i32,
-    /// The directory of the control group that it is born into, if its container has one.
-    pub group: Option<PathBuf>,
+    /// The directory of the container's cgroup, if it has one. The process is created in it.
+    pub cgroup: Option<PathBuf>,
 }
 
-/// A filter of system calls.
+/// A system call filter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Seccomp {
-    /// None: the profile `Unconfined`, which can be seen from inside.
-    None,
-    /// All but those of keyrings.
+pub enum SeccompProfile {
+    /// No filter: the profile `Unconfined`. A container can see that it has none.
+    Unconfined,
+    /// Denies only the system calls of keyrings.
     #[default]
-    Keyless,
+    DenyKeyrings,
     /// The profile `RuntimeDefault`.
     RuntimeDefault,
 }
 
-/// Who a process is. Names are looked up in the container's own files.
+/// The user and groups of a process. Names are resolved in the container's own files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserPlan {
     /// `runAsUser`
     pub uid: Option<u32>,
     /// `runAsGroup`
     pub gid: Option<u32>,
-    /// USER of the image, if `uid` is not given.
-    pub name: String,
-    /// Groups beside.
-    pub groups: Vec<u32>,
-    /// Only these, and not those of the container's files.
-    pub groups_strict: bool,
-    /// There is one id only, so that changing it is pretended.
-    pub one_id: bool,
+    /// USER of the image; used if `uid` is not set.
+    pub image_user: String,
+    /// Supplemental groups.
+    pub supplemental_groups: Vec<u32>,
+    /// `supplementalGroupsPolicy: Strict`: groups of the container's `/etc/group` are not added.
+    pub strict_groups: bool,
+    /// The user namespace maps a single id, so a system call filter pretends that changes of ids succeed.
+    pub single_id: bool,
 }

@@ -1,22 +1,22 @@
-//! The inner process: first of the pod's process namespace, parent of its containers.
+//! The inner process: pid 1 of the pod's pid namespace, parent of its containers.
 //!
 //! ```text
 //!   sandbox ──fork──► inner ──fork──► container ──exec──► the image's program
-//!      ▲  requests, answers  │  ▲ why it could not start    │
+//!      ▲  requests, events   │  ▲ start reports             │
 //!      └─────────────────────┘  └───────────────────────────┘
 //! ```
 //!
-//! It has one thread, so that it may fork, and does nothing but what it is asked to: start containers and processes in
-//! them, make sockets in the pod's network, tell of ends, and reap what others left. When it dies, and it dies with the
-//! sandbox, the kernel ends everything in the pod.
+//! It has one thread, so that it may fork. It only serves requests of the sandbox: it starts containers and processes in
+//! them, creates sockets in the pod's network namespace, reports exits and reaps orphans. It dies with the sandbox, and
+//! the kernel then kills everything in the pod.
 
 mod container;
-mod failure;
-mod image_volume;
+mod declared_volume;
+mod error;
 mod main_loop;
 pub mod message;
-mod own_program;
 mod program;
+mod self_exe;
 mod start;
 mod terminal;
 mod user;

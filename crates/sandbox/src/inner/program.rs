@@ -1,4 +1,4 @@
-//! The last steps of a process before it is another program: who it is, what it may do, and the program itself.
+//! The last steps of a process in a container: user, capabilities, system call filter, then the exec of its program.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -6,75 +6,78 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use linux::credentials::unhidden;
-use linux::place::Kind;
+use linux::credentials::while_dumpable;
+use linux::mount_target::TargetKind;
 use rustix::fs::Uid;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
-use super::failure::{Failure, failed};
-use super::message::{ProcessPlan, Seccomp};
-use super::own_program::OwnProgram;
-use super::user::{User, look_up};
+use super::error::{InnerError, cannot};
+use super::message::{ProcessPlan, SeccompProfile};
+use super::self_exe::SelfExe;
+use super::user::{ResolvedUser, look_up};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Becomes the program of `plan` in the current root, unless that is `own`. Returns only if that fails.
-pub fn become_program(
+/// Executes the program of `plan` in the current root, unless that is `self_exe`. Returns only on failure.
+pub fn exec_program(
     plan: &ProcessPlan,
-    own: OwnProgram,
-) -> Result<std::convert::Infallible, Failure> {
-    let user = look_up(&plan.user).map_err(Failure::program)?;
-    // As the outer root: a directory that is missing is made, as other runtimes do.
+    self_exe: SelfExe,
+) -> Result<std::convert::Infallible, InnerError> {
+    let user = look_up(&plan.user).map_err(InnerError::program)?;
+    // Created before the change of user, as other runtimes do.
     if !plan.cwd.as_os_str().is_empty() {
-        let _ = linux::place::make(Path::new("/"), &plan.cwd, Kind::Directory);
+        let _ =
+            linux::mount_target::open_or_create(Path::new("/"), &plan.cwd, TargetKind::Directory);
     }
-    // Raising it is everybody's right, lowering it is root's; where it stays, the kernel picks by size. Who looks into us in this
-    // moment finds the container's root.
+    // Ignore the error: only root may lower the value. Being dumpable for a moment is safe, because this process's root is the
+    // container's by now.
     let score = plan.oom_score_adj.to_string();
-    let _ = unhidden(|| std::fs::write("/proc/self/oom_score_adj", score));
+    let _ = while_dumpable(|| std::fs::write("/proc/self/oom_score_adj", score));
 
-    // Without it, keys of the job would do for what the kernel itself asks for on behalf of this process. The user may have no
-    // room for one more keyring, which is no reason not to start.
-    let _ = linux::keyring::join_new_session();
+    // With the job's session keyring, the kernel would use the job's keys on behalf of this process. Ignore the error: the
+    // user's quota of keyrings may be used up.
+    let _ = linux::keyring::join_new_session_keyring();
     if plan.no_new_privileges {
-        linux::credentials::no_new_privileges().map_err(failed("no_new_privs"))?;
+        linux::credentials::set_no_new_privs().map_err(cannot("set no_new_privs"))?;
     }
-    own_streams(plan, &user);
+    chown_stdio(plan, &user);
     let parent = rustix::process::getppid();
-    let kept = be_user(plan, &user)?;
-    // Filters come after our own changes of identity, which one of them pretends, and before capabilities go, without which
-    // the kernel takes no filter.
-    if plan.user.one_id {
-        linux::seccomp::install_pretence().map_err(failed("installing a system call filter"))?;
+    let kept = switch_user(plan, &user)?;
+    // Filters are installed after our own change of user, because one of them only pretends such changes, and before
+    // capabilities are dropped, because installing a filter needs them.
+    if plan.user.single_id {
+        linux::seccomp::install_fakeroot().map_err(cannot("install a system call filter"))?;
     }
     let filtered = match plan.seccomp {
-        Seccomp::None => Ok(()),
-        Seccomp::Keyless => linux::seccomp::install_keyless(),
-        Seccomp::RuntimeDefault => linux::seccomp::install_default(kept),
+        SeccompProfile::Unconfined => Ok(()),
+        SeccompProfile::DenyKeyrings => linux::seccomp::install_without_keyrings(),
+        SeccompProfile::RuntimeDefault => linux::seccomp::install_default(kept),
     };
-    filtered.map_err(failed("installing a system call filter"))?;
-    linux::credentials::limit_capabilities(kept, user.uid == 0).map_err(failed("capset"))?;
-    // Once more, because the kernel forgets it when a process becomes another user.
-    linux::process::die_with_parent(parent, Signal::KILL).map_err(failed("parent death signal"))?;
-    // Last, because it must be a directory that the user may enter.
+    filtered.map_err(cannot("install a system call filter"))?;
+    linux::credentials::limit_capabilities(kept, user.uid == 0)
+        .map_err(cannot("drop capabilities"))?;
+    // Set again, because the kernel clears it when a process changes its user.
+    linux::process::set_parent_death_signal(parent, Signal::KILL)
+        .map_err(cannot("set the parent death signal"))?;
+    // After the change of user, because the container's user must have access to the directory.
     let cwd = if plan.cwd.as_os_str().is_empty() {
         Path::new("/")
     } else {
         &plan.cwd
     };
-    linux::place::enter(cwd).map_err(|error| {
-        Failure::program(format!(
+    linux::mount_target::chdir_without_magic_links(cwd).map_err(|error| {
+        InnerError::program(format!(
             "chdir to cwd ({}): {}",
             cwd.display(),
-            words(&error)
+            errno_text(&error)
         ))
     })?;
 
     let (name, rest) = plan
         .args
         .split_first()
-        .ok_or_else(|| Failure::program("no command specified".to_owned()))?;
+        .ok_or_else(|| InnerError::program("no command specified".to_owned()))?;
     let mut env = plan.env.clone();
     if !env.iter().any(|(name, _)| name == "HOME") {
         env.push(("HOME".to_owned(), user.home));
@@ -84,29 +87,30 @@ pub fn become_program(
         .rev()
         .find(|(name, _)| name == "PATH")
         .map(|(_, value)| value.as_str());
-    let program = find(name, path.unwrap_or(DEFAULT_PATH))?;
-    own.refuse(&program)?;
-    // A second line behind descriptors that are made to close; old kernels don't have it.
+    let program = find_executable(name, path.unwrap_or(DEFAULT_PATH))?;
+    self_exe.deny(&program)?;
+    // A second safeguard, for descriptors without O_CLOEXEC; old kernels don't support it.
     let _ = linux::descriptors::close_all_on_exec();
-    // Last, because what was opened before us counts until the program begins.
-    linux::descriptors::put_limit_back().map_err(failed("the limit of open files"))?;
-    linux::process_limit::lower_for_program().map_err(failed("the limit of processes"))?;
+    // Last, because descriptors that are still open count until the exec.
+    linux::descriptors::restore_limit().map_err(cannot("restore the limit of open files"))?;
+    linux::process_limit::lower_for_program().map_err(cannot("set the limit of processes"))?;
     let error = Command::new(&program)
         .arg0(name)
         .args(rest)
         .env_clear()
         .envs(env)
         .exec();
-    Err(Failure::program(format!(
+    Err(InnerError::program(format!(
         "exec {}: {}",
         program.display(),
-        words(&error)
+        errno_text(&error)
     )))
 }
 
-/// A process's streams are its user's, who may open them again by their names below /dev. Where that fails they still work.
-fn own_streams(plan: &ProcessPlan, user: &User) {
-    if plan.user.one_id || user.uid == 0 {
+/// Makes the user the owner of the standard streams, so that it can open them again as /dev/stdout and the like. Errors are
+/// ignored: the open descriptors work all the same.
+fn chown_stdio(plan: &ProcessPlan, user: &ResolvedUser) {
+    if plan.user.single_id || user.uid == 0 {
         return;
     }
     let streams = [
@@ -118,7 +122,7 @@ fn own_streams(plan: &ProcessPlan, user: &User) {
         let Ok(found) = rustix::fs::fstat(stream) else {
             continue;
         };
-        // The null device is everybody's.
+        // Not /dev/null, which all containers share.
         let device = found.st_rdev;
         if (rustix::fs::major(device), rustix::fs::minor(device)) != (1, 3) {
             let _ = rustix::fs::fchown(stream, Some(Uid::from_raw(user.uid)), None);
@@ -126,31 +130,33 @@ fn own_streams(plan: &ProcessPlan, user: &User) {
     }
 }
 
-/// Becomes the user; returns the capabilities that a program of root will have.
-fn be_user(plan: &ProcessPlan, user: &User) -> Result<CapabilitySet, Failure> {
-    // A new user namespace comes with all capabilities, so that they are bounded after it. Who has entered that of a running
-    // container is this user already.
-    let is_other = rustix::process::getuid().as_raw() != user.uid;
-    if plan.user.one_id && is_other {
-        unhidden(|| linux::namespace::rename_only_id(user.uid, user.gid))
+/// Switches to the user; returns the capabilities that a program of root will have.
+fn switch_user(plan: &ProcessPlan, user: &ResolvedUser) -> Result<CapabilitySet, InnerError> {
+    // A new user namespace grants all capabilities, so they are bounded after it. A process that has joined a container's user
+    // namespace has this uid already.
+    let is_other_user = rustix::process::getuid().as_raw() != user.uid;
+    if plan.user.single_id && is_other_user {
+        while_dumpable(|| linux::namespace::enter_as_user(user.uid, user.gid))
             .flatten()
-            .map_err(failed("a user namespace for the container's only id"))?;
+            .map_err(cannot(
+                "create a user namespace for the container's single id",
+            ))?;
     }
     let kept = capabilities(&plan.capabilities);
-    linux::credentials::bound_capabilities(kept).map_err(failed("bounding capabilities"))?;
-    if plan.user.one_id {
+    linux::credentials::limit_bounding_set(kept).map_err(cannot("bound capabilities"))?;
+    if plan.user.single_id {
         return Ok(kept);
     }
     let became = linux::credentials::become_user(user.uid, user.gid, &user.groups).map_err(|error| {
-        Failure::program(format!(
-            "cannot become user {} with group {}: {}; it is not among the ids that this host lets you use",
-            user.uid, user.gid, words(&error)
+        InnerError::program(format!(
+            "cannot switch to user {} and group {}: {} (hint: the ids must be among your subordinate ids on this node)",
+            user.uid, user.gid, errno_text(&error)
         ))
     });
     became.map(|()| kept)
 }
 
-/// What is in effect of a list of names like `NET_ADMIN`; unknown ones were refused when the plan was made.
+/// The capabilities with these names, such as `NET_ADMIN`. Unknown names were rejected when the plan was made.
 fn capabilities(names: &[String]) -> CapabilitySet {
     let all = linux::credentials::all_capabilities();
     if names.iter().any(|name| name == "ALL") {
@@ -163,9 +169,9 @@ fn capabilities(names: &[String]) -> CapabilitySet {
         .intersection(all)
 }
 
-/// Finds a program as a shell does, with the words of other runtimes if there is none.
-fn find(name: &str, path: &str) -> Result<PathBuf, Failure> {
-    let wrong = |why: &str| Failure::program(format!("exec: \"{name}\": {why}"));
+/// Finds a program as a shell does. Errors have the texts of runc.
+fn find_executable(name: &str, path: &str) -> Result<PathBuf, InnerError> {
+    let exec_error = |why: &str| InnerError::program(format!("exec: \"{name}\": {why}"));
     let is_program = |file: &Path| {
         std::fs::metadata(file)
             .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
@@ -174,22 +180,22 @@ fn find(name: &str, path: &str) -> Result<PathBuf, Failure> {
         let file = PathBuf::from(name);
         return match std::fs::metadata(&file) {
             _ if is_program(&file) => Ok(file),
-            Ok(found) if found.is_dir() => Err(wrong("is a directory")),
-            Ok(_) => Err(wrong("permission denied")),
-            Err(error) => Err(Failure::program(format!(
+            Ok(found) if found.is_dir() => Err(exec_error("is a directory")),
+            Ok(_) => Err(exec_error("permission denied")),
+            Err(error) => Err(InnerError::program(format!(
                 "exec: \"{name}\": stat {name}: {}",
-                words(&error)
+                errno_text(&error)
             ))),
         };
     }
     std::env::split_paths(path)
         .map(|dir| dir.join(name))
         .find(|file| is_program(file))
-        .ok_or_else(|| wrong("executable file not found in $PATH"))
+        .ok_or_else(|| exec_error("executable file not found in $PATH"))
 }
 
-/// An error in the words that users of other runtimes know, without its number.
-fn words(error: &io::Error) -> String {
+/// The text of an error as Go prints it: lower case, without the number.
+fn errno_text(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
     text.to_lowercase()

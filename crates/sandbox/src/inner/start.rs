@@ -1,125 +1,131 @@
-//! Starting processes: the fork, what happens in the child, and what it reports.
+//! Starts processes: the fork, the steps in the child, and its reports.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use linux::cgroup::Group;
-use linux::fresh::{Forked, Fresh};
+use linux::cgroup::Cgroup;
+use linux::clone::{CloneResult, NewNamespaces};
 use linux::packet;
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
-use super::failure::{Failure, failed};
-use super::message::{ContainerPlan, Identity, ProcessPlan, Processes};
-use super::own_program::OwnProgram;
+use super::error::{InnerError, cannot};
+use super::message::{ContainerIdentity, ContainerPlan, PidNamespace, ProcessPlan};
+use super::self_exe::SelfExe;
 use super::user::look_up;
 use super::{container, program};
 
-/// A process that was forked and is on its way to its program.
-pub struct Starting {
-    /// The request.
+/// A process that was forked and has not executed its program yet.
+pub struct StartingProcess {
+    /// Serial of the request.
     pub serial: u64,
-    /// Where it reports; ends when it has become its program.
+    /// Carries [`StartReport`]s; closed by the exec of the program.
     pub report: OwnedFd,
-    /// The process that will be the program.
+    /// The process that will execute the program.
     pub process: Option<(Pid, OwnedFd)>,
     /// The master side of its terminal.
     pub terminal: Option<OwnedFd>,
-    /// Who it will be, if it is a container.
-    pub identity: Option<Identity>,
-    /// A file that stands for its mount namespace, if it is a container.
-    pub mounts: Option<OwnedFd>,
-    /// It is in the process namespace of the inner process.
-    pub shares_processes: bool,
-    /// Nobody waits for it any more.
-    pub is_unwanted: bool,
+    /// Its user, if it is a container.
+    pub identity: Option<ContainerIdentity>,
+    /// Its mount namespace, if it is a container.
+    pub mount_namespace: Option<OwnedFd>,
+    /// It is in the pid namespace of the inner process.
+    pub shares_pid_namespace: bool,
+    /// The sandbox has sent a `Kill` for it.
+    pub is_cancelled: bool,
 }
 
 /// A running container that another process joins.
 #[derive(Clone, Copy)]
-pub struct Target<'a> {
+pub struct TargetContainer<'a> {
     /// Its first process.
     pub process: BorrowedFd<'a>,
-    /// It is in the process namespace of the inner process, which is the host's with `hostPID`.
-    pub shares_processes: bool,
+    /// It is in the pid namespace of the inner process, which is the host's with `hostPID`.
+    pub shares_pid_namespace: bool,
 }
 
-/// What a child says before it is another program.
+/// A message of a child before it executes its program.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Report {
-    /// Its terminal's master side is beside this.
+pub enum StartReport {
+    /// Descriptor: the master side of its terminal.
     Terminal,
-    /// Who it will be.
-    Identity(Identity),
-    /// A file that stands for its mount namespace is beside this.
-    Mounts,
-    /// The process has forked on: this is the one that counts, its descriptor is beside this.
-    Instead(i32),
+    /// Its user.
+    Identity(ContainerIdentity),
+    /// Descriptor: its mount namespace.
+    MountNamespace,
+    /// The reporting process has forked: its child with this pid will execute the program. Descriptor: the child's pidfd.
+    ForkedAgain(i32),
     /// It can't go on.
-    Failed(Failure),
+    Failed(InnerError),
 }
 
-/// Forks a container. `target` is the one whose process namespace it joins for [`Processes::Of`].
+/// Forks a container. For [`PidNamespace::Target`], `target` is the container whose pid namespace it joins.
 pub fn container(
     serial: u64,
     plan: &ContainerPlan,
     stdio: &[OwnedFd],
-    target: Option<Target<'_>>,
-    own: OwnProgram,
-) -> Result<Starting, Failure> {
-    let shares_processes = match target {
-        Some(target) => target.shares_processes,
-        None => plan.processes == Processes::Inner,
+    target: Option<TargetContainer<'_>>,
+    self_exe: SelfExe,
+) -> Result<StartingProcess, InnerError> {
+    let shares_pid_namespace = match target {
+        Some(target) => target.shares_pid_namespace,
+        None => plan.pid_namespace == PidNamespace::Inner,
     };
-    let fresh = Fresh {
+    let namespaces = NewNamespaces {
         mount: true,
-        pid: plan.processes == Processes::Own,
+        pid: plan.pid_namespace == PidNamespace::Own,
         ..Default::default()
     };
-    let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
-    match fork(fresh, &plan.process)? {
-        Forked::Parent(pid, process) => Ok(Starting {
+    let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
+    match fork(namespaces, &plan.process)? {
+        CloneResult::Parent(pid, process) => Ok(StartingProcess {
             serial,
             report,
             process: Some((pid, process)),
             terminal: None,
             identity: None,
-            mounts: None,
-            shares_processes,
-            is_unwanted: false,
+            mount_namespace: None,
+            shares_pid_namespace,
+            is_cancelled: false,
         }),
-        Forked::Child => {
+        CloneResult::Child => {
             drop(report);
             let become_container = || {
-                // Here, because nobody can ask a process that has ended already.
-                let mounts = linux::kin::own_namespace().map_err(failed("its namespace"))?;
-                // After the birth: what is the root of its control groups is decided by where it is then.
+                // Opened here, because the namespace of a process that has exited can't be opened.
+                let mount_namespace = linux::namespace::own_mount_namespace()
+                    .map_err(cannot("open the mount namespace"))?;
+                // After the fork into the cgroup: a cgroup namespace's root is the cgroup of the process at this time.
                 linux::namespace::unshare(UnshareFlags::NEWCGROUP)
-                    .map_err(failed("a view of control groups"))?;
-                if let Some(target) = target.filter(|target| !target.shares_processes) {
-                    join_processes(target.process, &reporting)?;
+                    .map_err(cannot("create a cgroup namespace"))?;
+                if let Some(target) = target.filter(|target| !target.shares_pid_namespace) {
+                    join_pid_namespace(target.process, &reporter)?;
                 }
-                prepare(stdio)?;
-                let terminal = container::move_in(plan)?;
-                // Not before: until now it led to the host's root, and what is told here others inherit who start after us.
-                say(&reporting, &Report::Mounts, &[mounts.as_fd()]);
-                drop(mounts);
+                set_up_session(stdio)?;
+                let terminal = container::enter_rootfs(plan)?;
+                // Reported only now: before, the namespace still contained the host's root, and processes that the inner
+                // process forks later inherit the descriptor.
+                send_report(
+                    &reporter,
+                    &StartReport::MountNamespace,
+                    &[mount_namespace.as_fd()],
+                );
+                drop(mount_namespace);
                 if let Some(master) = terminal {
-                    say(&reporting, &Report::Terminal, &[master.as_fd()]);
+                    send_report(&reporter, &StartReport::Terminal, &[master.as_fd()]);
                 }
-                // If there is no such user, becoming it says so.
+                // An unknown user is reported by exec_program.
                 if let Ok(user) = look_up(&plan.process.user) {
-                    let identity = Identity {
+                    let identity = ContainerIdentity {
                         uid: user.uid,
                         gid: user.gid,
                         groups: user.groups,
                     };
-                    say(&reporting, &Report::Identity(identity), &[]);
+                    send_report(&reporter, &StartReport::Identity(identity), &[]);
                 }
-                program::become_program(&plan.process, own)
+                program::exec_program(&plan.process, self_exe)
             };
-            let Err(failure) = become_container();
-            give_up(&reporting, failure)
+            let Err(error) = become_container();
+            exit_with(&reporter, error)
         }
     }
 }
@@ -129,96 +135,96 @@ pub fn exec(
     serial: u64,
     plan: &ProcessPlan,
     stdio: &[OwnedFd],
-    target: Target<'_>,
-    own: OwnProgram,
-) -> Result<Starting, Failure> {
-    let shares_processes = target.shares_processes;
-    let (report, reporting) = packet::pair().map_err(failed("a socket pair"))?;
-    match fork(Fresh::default(), plan)? {
-        Forked::Parent(pid, process) => Ok(Starting {
+    target: TargetContainer<'_>,
+    self_exe: SelfExe,
+) -> Result<StartingProcess, InnerError> {
+    let shares_pid_namespace = target.shares_pid_namespace;
+    let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
+    match fork(NewNamespaces::default(), plan)? {
+        CloneResult::Parent(pid, process) => Ok(StartingProcess {
             serial,
             report,
             process: Some((pid, process)),
             terminal: None,
             identity: None,
-            mounts: None,
-            shares_processes,
-            is_unwanted: false,
+            mount_namespace: None,
+            shares_pid_namespace,
+            is_cancelled: false,
         }),
-        Forked::Child => {
+        CloneResult::Child => {
             drop(report);
             let become_process = || {
-                linux::fresh::join_container(target.process, !shares_processes)
-                    .map_err(failed("entering the container"))?;
-                if !shares_processes {
-                    step_inside(&reporting)?;
+                linux::setns::join_container_namespaces(target.process, !shares_pid_namespace)
+                    .map_err(cannot("enter the container"))?;
+                if !shares_pid_namespace {
+                    fork_again(&reporter)?;
                 }
-                prepare(stdio)?;
+                set_up_session(stdio)?;
                 if plan.terminal {
-                    let master = super::terminal::open().map_err(failed("opening a terminal"))?;
-                    say(&reporting, &Report::Terminal, &[master.as_fd()]);
+                    let master = super::terminal::open().map_err(cannot("open a terminal"))?;
+                    send_report(&reporter, &StartReport::Terminal, &[master.as_fd()]);
                 }
-                program::become_program(plan, own)
+                program::exec_program(plan, self_exe)
             };
-            let Err(failure) = become_process();
-            give_up(&reporting, failure)
+            let Err(error) = become_process();
+            exit_with(&reporter, error)
         }
     }
 }
 
-/// Forks, into the control group of the container if it has one.
-fn fork(fresh: Fresh, plan: &ProcessPlan) -> Result<Forked, Failure> {
-    let forked = match &plan.group {
-        Some(group) => linux::fresh::fork_into_group(fresh, &Group::at(group)),
-        None => linux::fresh::fork_into(fresh),
+/// Forks, into the container's cgroup if it has one.
+fn fork(namespaces: NewNamespaces, plan: &ProcessPlan) -> Result<CloneResult, InnerError> {
+    let forked = match &plan.cgroup {
+        Some(cgroup) => linux::clone::fork_into_cgroup(namespaces, &Cgroup::at(cgroup)),
+        None => linux::clone::fork_into(namespaces),
     };
-    forked.map_err(failed("fork"))
+    forked.map_err(cannot("fork"))
 }
 
-/// Only children are born into a process namespace that was joined, so one more is made, and this process ends.
-fn step_inside(reporting: &OwnedFd) -> Result<(), Failure> {
-    match linux::fresh::fork_for_parent().map_err(failed("fork"))? {
-        Forked::Parent(pid, process) => {
-            let instead = Report::Instead(pid.as_raw_nonzero().get());
-            say(reporting, &instead, &[process.as_fd()]);
+/// Forks and lets the parent exit: only children of a process enter the pid namespace that it has joined.
+fn fork_again(reporter: &OwnedFd) -> Result<(), InnerError> {
+    match linux::clone::fork_sibling().map_err(cannot("fork"))? {
+        CloneResult::Parent(pid, process) => {
+            let report = StartReport::ForkedAgain(pid.as_raw_nonzero().get());
+            send_report(reporter, &report, &[process.as_fd()]);
             std::process::exit(0)
         }
-        Forked::Child => Ok(()),
+        CloneResult::Child => Ok(()),
     }
 }
 
-fn join_processes(target: BorrowedFd<'_>, reporting: &OwnedFd) -> Result<(), Failure> {
-    linux::fresh::join_processes(target)
-        .map_err(failed("entering the other container's processes"))?;
-    step_inside(reporting)
+fn join_pid_namespace(target: BorrowedFd<'_>, reporter: &OwnedFd) -> Result<(), InnerError> {
+    linux::setns::join_pid_namespace(target)
+        .map_err(cannot("enter the target container's pid namespace"))?;
+    fork_again(reporter)
 }
 
-/// A session of its own, standard streams, and no signal held back.
-fn prepare(stdio: &[OwnedFd]) -> Result<(), Failure> {
-    // Where the process namespace is the host's, nothing else ends it with us.
+/// Gives the process a session, its standard streams, default signals and umask.
+fn set_up_session(stdio: &[OwnedFd]) -> Result<(), InnerError> {
+    // In the host's pid namespace nothing else kills the process when the inner process dies.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(failed("parent death signal"))?;
-    // Fails if it leads one already, which is as good.
+        .map_err(cannot("set the parent death signal"))?;
+    // Fails if the process leads a session already.
     let _ = rustix::process::setsid();
-    if let [input, output, errors] = stdio {
-        let streams = rustix::stdio::dup2_stdin(input)
-            .and_then(|()| rustix::stdio::dup2_stdout(output))
-            .and_then(|()| rustix::stdio::dup2_stderr(errors));
-        streams.map_err(failed("standard streams"))?;
+    if let [stdin, stdout, stderr] = stdio {
+        let streams = rustix::stdio::dup2_stdin(stdin)
+            .and_then(|()| rustix::stdio::dup2_stdout(stdout))
+            .and_then(|()| rustix::stdio::dup2_stderr(stderr));
+        streams.map_err(cannot("set standard streams"))?;
     }
-    linux::signal::hear_all().map_err(failed("signals"))?;
+    linux::signal::unblock_all().map_err(cannot("unblock signals"))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     Ok(())
 }
 
-fn give_up(reporting: &OwnedFd, failure: Failure) -> ! {
-    say(reporting, &Report::Failed(failure), &[]);
+fn exit_with(reporter: &OwnedFd, error: InnerError) -> ! {
+    send_report(reporter, &StartReport::Failed(error), &[]);
     std::process::exit(127)
 }
 
-fn say(reporting: &OwnedFd, report: &Report, descriptors: &[BorrowedFd<'_>]) {
-    // Plain data, which always has a JSON form; and if nobody listens, there is nobody to tell.
+fn send_report(reporter: &OwnedFd, report: &StartReport, descriptors: &[BorrowedFd<'_>]) {
+    // A report always has a JSON form. If the inner process has exited, the report is not needed.
     if let Ok(text) = serde_json::to_vec(report) {
-        let _ = packet::send(reporting, 0, &text, descriptors);
+        let _ = packet::send(reporter, 0, &text, descriptors);
     }
 }

@@ -1,4 +1,4 @@
-//! A terminal for a process that wants one.
+//! The terminal of a process with `tty: true`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
 
-/// Opens a new terminal of the container's own, and makes it the one of this process, which must lead a session.
+/// Opens a terminal in the container's devpts, makes it the controlling terminal and the standard streams of this process, and
+/// returns the master side. This process must lead a session.
 pub fn open() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty())?;

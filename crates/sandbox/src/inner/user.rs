@@ -1,4 +1,4 @@
-//! Looking up a container's user in the container's own files, which nobody should trust.
+//! Resolves a container's user in the container's own `/etc/passwd` and `/etc/group`, which are untrusted.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,65 +8,74 @@ use rustix::fs::{Mode, OFlags};
 
 use super::message::UserPlan;
 
-/// No honest file is longer.
-const MAX_FILE: u64 = 1 << 20;
+/// Longer files are truncated.
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// Who a process will be.
+/// The resolved user and groups of a process.
 #[derive(Debug, PartialEq, Eq)]
-pub struct User {
+pub struct ResolvedUser {
     /// User id.
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// Other groups.
+    /// All group ids, the primary one included.
     pub groups: Vec<u32>,
     /// Home directory.
     pub home: String,
 }
 
-/// Finds out in the current root directory.
-pub fn look_up(plan: &UserPlan) -> Result<User, String> {
-    resolve(plan, &read("/etc/passwd"), &read("/etc/group"))
+/// Resolves `plan` in the current root directory.
+pub fn look_up(plan: &UserPlan) -> Result<ResolvedUser, String> {
+    resolve(
+        plan,
+        &read_regular_file("/etc/passwd"),
+        &read_regular_file("/etc/group"),
+    )
 }
 
-/// What is no regular file is empty: an image may have a pipe there, at which one would wait for ever.
-fn read(path: impl AsRef<Path>) -> String {
+/// Returns an empty string for anything but a regular file: reading a pipe of the image would block forever.
+fn read_regular_file(path: impl AsRef<Path>) -> String {
     let mut bytes = Vec::new();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::open(path.as_ref(), flags, Mode::empty()).map(File::from)
         && file.metadata().is_ok_and(|found| found.is_file())
     {
-        let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
+        let _ = file.take(MAX_FILE_SIZE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-struct Entry<'a> {
+struct PasswdEntry<'a> {
     name: &'a str,
     uid: u32,
     gid: u32,
     home: &'a str,
 }
 
-fn entries(passwd: &str) -> impl Iterator<Item = Entry<'_>> {
+fn passwd_entries(passwd: &str) -> impl Iterator<Item = PasswdEntry<'_>> {
     passwd.lines().filter_map(|line| {
-        let mut words = line.split(':');
-        let (name, _, uid, gid) = (words.next()?, words.next()?, words.next()?, words.next()?);
-        Some(Entry {
+        let mut fields = line.split(':');
+        let (name, _, uid, gid) = (
+            fields.next()?,
+            fields.next()?,
+            fields.next()?,
+            fields.next()?,
+        );
+        Some(PasswdEntry {
             name,
             uid: uid.parse().ok()?,
             gid: gid.parse().ok()?,
-            home: words.nth(1).unwrap_or("/"),
+            home: fields.nth(1).unwrap_or("/"),
         })
     })
 }
 
-fn resolve(plan: &UserPlan, passwd: &str, group: &str) -> Result<User, String> {
-    let (user, named_group) = match plan.name.split_once(':') {
+fn resolve(plan: &UserPlan, passwd: &str, group: &str) -> Result<ResolvedUser, String> {
+    let (user, named_group) = match plan.image_user.split_once(':') {
         Some((user, group)) => (user, Some(group)),
-        None => (plan.name.as_str(), None),
+        None => (plan.image_user.as_str(), None),
     };
-    // What the image says of the group belongs to what it says of the user.
+    // runAsUser overrides the image's user and group.
     let named_group = named_group.filter(|name| plan.uid.is_none() && !name.is_empty());
     let wanted = plan
         .uid
@@ -74,9 +83,9 @@ fn resolve(plan: &UserPlan, passwd: &str, group: &str) -> Result<User, String> {
     let wanted = if wanted.is_empty() { "0" } else { &wanted };
     let number = wanted.parse::<u32>().ok();
     let entry = match number {
-        Some(uid) => entries(passwd).find(|entry| entry.uid == uid),
+        Some(uid) => passwd_entries(passwd).find(|entry| entry.uid == uid),
         None => Some(
-            entries(passwd)
+            passwd_entries(passwd)
                 .find(|entry| entry.name == wanted)
                 .ok_or_else(|| {
                     format!("unable to find user {wanted}: no matching entries in passwd file")
@@ -93,15 +102,15 @@ fn resolve(plan: &UserPlan, passwd: &str, group: &str) -> Result<User, String> {
         (None, Some(name)) => group_id(name, group)?,
         (None, None) => entry.as_ref().map_or(0, |entry| entry.gid),
     };
-    let mut groups = plan.groups.clone();
-    if let Some(entry) = entry.as_ref().filter(|_| !plan.groups_strict) {
+    let mut groups = plan.supplemental_groups.clone();
+    if let Some(entry) = entry.as_ref().filter(|_| !plan.strict_groups) {
         groups.extend(groups_of(entry.name, group));
     }
     groups.push(gid);
     groups.sort_unstable();
     groups.dedup();
     let home = entry.map_or("/", |entry| entry.home);
-    Ok(User {
+    Ok(ResolvedUser {
         uid,
         gid,
         groups,
@@ -113,23 +122,23 @@ fn group_id(name: &str, group: &str) -> Result<u32, String> {
     if let Ok(gid) = name.parse() {
         return Ok(gid);
     }
-    group_lines(group)
+    group_entries(group)
         .find(|(found, ..)| *found == name)
         .map(|(_, gid, _)| gid)
         .ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
 }
 
 fn groups_of<'a>(user: &'a str, group: &'a str) -> impl Iterator<Item = u32> + 'a {
-    group_lines(group)
+    group_entries(group)
         .filter(move |(_, _, members)| members.split(',').any(|member| member == user))
         .map(|(_, gid, _)| gid)
 }
 
-fn group_lines(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+fn group_entries(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     group.lines().filter_map(|line| {
-        let mut words = line.split(':');
-        let (name, _, gid) = (words.next()?, words.next()?, words.next()?);
-        Some((name, gid.parse().ok()?, words.next().unwrap_or_default()))
+        let mut fields = line.split(':');
+        let (name, _, gid) = (fields.next()?, fields.next()?, fields.next()?);
+        Some((name, gid.parse().ok()?, fields.next().unwrap_or_default()))
     })
 }
 
@@ -141,64 +150,78 @@ mod tests {
         "root:x:0:0:root:/root:/bin/sh\nbroken\napp:x:1000:1001:App:/home/app:/bin/sh\n";
     const GROUP: &str = "root:x:0:\nvideo:x:44:app,other\napp:x:1001:\n";
 
-    fn ask(name: &str, uid: Option<u32>, gid: Option<u32>) -> Result<User, String> {
+    fn resolve_in_test(
+        image_user: &str,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<ResolvedUser, String> {
         let plan = UserPlan {
             uid,
             gid,
-            name: name.to_owned(),
+            image_user: image_user.to_owned(),
             ..Default::default()
         };
         resolve(&plan, PASSWD, GROUP)
     }
 
-    fn ids(user: &User) -> (u32, u32, &[u32], &str) {
+    fn ids(user: &ResolvedUser) -> (u32, u32, &[u32], &str) {
         (user.uid, user.gid, &user.groups, &user.home)
     }
 
     #[test]
-    fn users_are_found_by_name_and_number() {
+    fn user_is_found_by_name_and_uid() {
         assert_eq!(
-            ids(&ask("", None, None).unwrap()),
+            ids(&resolve_in_test("", None, None).unwrap()),
             (0, 0, &[0][..], "/root")
         );
         let app = (1000, 1001, &[44, 1001][..], "/home/app");
-        assert_eq!(ids(&ask("app", None, None).unwrap()), app);
-        assert_eq!(ids(&ask("1000", None, None).unwrap()), app);
-        assert_eq!(ids(&ask("root", Some(1000), None).unwrap()), app);
-        assert_eq!(ids(&ask("app:video", None, None).unwrap()).1, 44);
-        assert_eq!(ids(&ask("app:7", None, None).unwrap()).1, 7);
+        assert_eq!(ids(&resolve_in_test("app", None, None).unwrap()), app);
+        assert_eq!(ids(&resolve_in_test("1000", None, None).unwrap()), app);
         assert_eq!(
-            ids(&ask("5000", None, None).unwrap()),
+            ids(&resolve_in_test("root", Some(1000), None).unwrap()),
+            app
+        );
+        assert_eq!(
+            ids(&resolve_in_test("app:video", None, None).unwrap()).1,
+            44
+        );
+        assert_eq!(ids(&resolve_in_test("app:7", None, None).unwrap()).1, 7);
+        assert_eq!(
+            ids(&resolve_in_test("5000", None, None).unwrap()),
             (5000, 0, &[0][..], "/")
         );
         assert_eq!(
-            ids(&ask("app:video", Some(5000), Some(9)).unwrap()),
+            ids(&resolve_in_test("app:video", Some(5000), Some(9)).unwrap()),
             (5000, 9, &[9][..], "/")
         );
     }
 
     #[test]
-    fn nobody_waits_for_a_file_that_is_none() {
+    fn only_regular_files_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         let mode = Mode::RUSR | Mode::WUSR;
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
-        assert_eq!(read(&pipe), "");
-        assert_eq!(read(dir.path()), "");
-        assert_eq!(read("/dev/zero"), "");
-        assert_eq!(read(dir.path().join("none")), "");
+        assert_eq!(read_regular_file(&pipe), "");
+        assert_eq!(read_regular_file(dir.path()), "");
+        assert_eq!(read_regular_file("/dev/zero"), "");
+        assert_eq!(read_regular_file(dir.path().join("none")), "");
         std::fs::write(dir.path().join("file"), PASSWD).unwrap();
-        assert_eq!(read(dir.path().join("file")), PASSWD);
+        assert_eq!(read_regular_file(dir.path().join("file")), PASSWD);
     }
 
     #[test]
-    fn unknown_names_are_refused() {
+    fn unknown_user_and_group_are_errors() {
         assert!(
-            ask("nobody-here", None, None)
+            resolve_in_test("no-such-user", None, None)
                 .unwrap_err()
-                .contains("nobody-here")
+                .contains("no-such-user")
         );
-        assert!(ask("app:none", None, None).unwrap_err().contains("none"));
+        assert!(
+            resolve_in_test("app:none", None, None)
+                .unwrap_err()
+                .contains("none")
+        );
     }
 }

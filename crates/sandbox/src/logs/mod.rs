@@ -1,25 +1,25 @@
-//! What containers say: written in the CRI's log format, rotated, and read back.
+//! Container logs: written in the CRI's format, rotated, and read back.
 //!
 //! ```text
-//!   DIR/CONTAINER/ATTEMPT.log      the log of one run; DIR/CONTAINER/ATTEMPT.log.1, .2, …: what was there before
+//!   DIR/CONTAINER/ATTEMPT.log      the log of one attempt; rotated files are ATTEMPT.log.1, .2, …
 //!
-//!   pipes ── writer.rs ── record.rs (bytes to records) ──► files of place.rs
-//!                 │ how far
+//!   pipes ── writer.rs ── record.rs (bytes to records) ──► files.rs
+//!                 │ WritePosition
 //!                 ▼
-//!            reader.rs ── tail.rs (where to begin), select.rs (records to bytes) ──► kubectl logs
+//!            reader.rs ── tail.rs (finds the start), filter.rs (records to bytes) ──► kubectl logs
 //! ```
 //!
-//! Writer and reader live in the same process, so whoever follows a log is woken and never polls. Logs of runs that
-//! are over can be read by anybody who sees the files: a kubelet shows those of finished pods that way.
+//! Writer and readers live in the same process, so followers are notified and need not poll. Any process that sees the files can
+//! read complete logs: the kubelet serves those of finished pods that way.
 //!
 //! Start reading at [`LogDir`].
 
+mod files;
+mod filter;
 #[cfg(test)]
 mod fuzz;
-mod place;
 mod reader;
 mod record;
-mod select;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -33,64 +33,54 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::stream::{self, StreamExt, TryStreamExt};
+use pod_protocol::connection::LogByteStream;
+use pod_protocol::{LogQuery, Problem};
 use tokio::sync::watch;
 
-use crate::connection::LogBytes;
-use crate::protocol::{LogQuery, Problem};
-use place::{Place, Progress};
-use reader::Reading;
-use select::Wanted;
-use writer::LogFile;
-pub use writer::LogWriter;
+use self::files::{LogFiles, WritePosition};
+use self::filter::LogFilter;
+use self::reader::LogReader;
+use self::writer::LogFile;
+pub use self::writer::LogWriter;
 
-/// How much of a log is kept.
+/// Limits for rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// How large one file may get.
-    pub segment_bytes: u64,
-    /// How many files there may be for one run of a container.
-    pub segments: u64,
+pub struct LogLimits {
+    /// Maximum size of one file.
+    pub max_file_bytes: u64,
+    /// Maximum number of files per attempt of a container.
+    pub max_files: u64,
 }
 
-impl Default for Limits {
+impl Default for LogLimits {
     /// Upstream's `containerLogMaxSize` and `containerLogMaxFiles`.
     fn default() -> Self {
         Self {
-            segment_bytes: 10 * 1024 * 1024,
-            segments: 5,
+            max_file_bytes: 10 * 1024 * 1024,
+            max_files: 5,
         }
     }
 }
 
-/// A log that can't be written or read.
-#[derive(Debug, thiserror::Error)]
-#[error("the log of container {container} can't be {done}")]
-pub struct LogError {
-    container: String,
-    done: &'static str,
-    #[source]
-    source: io::Error,
-}
-
-/// The logs of a pod's containers. Clones are the same logs.
+/// The logs of a pod's containers. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct LogDir {
     path: PathBuf,
-    limits: Limits,
+    limits: LogLimits,
     live: LiveLogs,
 }
 
-/// By container and attempt: the logs that are being written.
-type LiveLogs = Arc<Mutex<HashMap<(String, u32), watch::Receiver<Progress>>>>;
+/// The logs that are being written, by container and attempt.
+type LiveLogs = Arc<Mutex<HashMap<(String, u32), watch::Receiver<WritePosition>>>>;
 
 impl LogDir {
-    /// The logs in a directory, which is made when there is something to write.
+    /// The logs in a directory, which is created with the first log.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self::with_limits(path, Limits::default())
+        Self::with_limits(path, LogLimits::default())
     }
 
-    /// The same, with other limits than upstream's.
-    pub fn with_limits(path: impl Into<PathBuf>, limits: Limits) -> Self {
+    /// As [`new`](Self::new), with other limits than upstream's.
+    pub fn with_limits(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
         Self {
             path: path.into(),
             limits,
@@ -98,56 +88,47 @@ impl LogDir {
         }
     }
 
-    /// Begins the log of a run of a container. Of the runs before it, only the last one's log is kept.
-    pub fn writer(&self, container: &str, attempt: u32) -> Result<LogWriter, LogError> {
-        self.try_writer(container, attempt)
-            .map_err(|source| LogError {
-                container: container.to_owned(),
-                done: "written",
-                source,
-            })
-    }
-
-    fn try_writer(&self, container: &str, attempt: u32) -> io::Result<LogWriter> {
+    /// Starts the log of an attempt of a container. Of earlier attempts, only the last one's log is kept.
+    pub fn writer(&self, container: &str, attempt: u32) -> io::Result<LogWriter> {
         let dir = self.dir(container)?;
         DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        place::remove_before(&dir, attempt.saturating_sub(1))?;
-        let place = Place::new(dir, attempt);
-        let (_, written) = place.survey()?;
-        let (progress, written) = watch::channel(written);
-        let file = place.write()?;
-        let mut log = LogFile::new(place, self.limits, file, progress);
-        // On a full disk, what is torn stays torn.
-        let _ = log.mend();
+        files::remove_before(&dir, attempt.saturating_sub(1))?;
+        let files = LogFiles::new(dir, attempt);
+        let (_, written) = files.scan()?;
+        let (position, written) = watch::channel(written);
+        let file = files.append()?;
+        let mut log = LogFile::new(files, self.limits, file, position);
+        // Ignore the error: the disk may be full.
+        let _ = log.terminate_last_record();
         let key = (container.to_owned(), attempt);
         lock(&self.live).insert(key.clone(), written);
         Ok(LogWriter::new(
             log,
-            Live {
+            LiveLog {
                 key,
                 logs: Arc::clone(&self.live),
             },
         ))
     }
 
-    /// A part of the log of a container's newest run, or of the one before that.
-    pub async fn read(&self, query: &LogQuery) -> Result<LogBytes, Problem> {
-        let wanted = Wanted::of(query)?;
+    /// Reads the log of a container's last attempt, or of the one before.
+    pub async fn read(&self, query: &LogQuery) -> Result<LogByteStream, Problem> {
+        let filter = LogFilter::new(query)?;
         let attempt = self.attempt(&query.container, query.previous)?;
-        let reading = self
-            .reading(
+        let reader = self
+            .reader(
                 &query.container,
                 attempt,
                 query.follow,
                 query.tail_lines,
-                wanted,
+                filter,
             )
             .await
             .map_err(|source| unreadable(&query.container, &source))?;
-        Ok(stream::try_unfold(reading, Reading::next).boxed())
+        Ok(stream::try_unfold(reader, LogReader::next).boxed())
     }
 
-    /// The last lines of a log, at most so many bytes of them; for termination messages. Empty if there is no log.
+    /// The last lines of a log, at most `bytes` of them, for termination messages. Empty if there is no log.
     pub async fn tail_text(
         &self,
         container: &str,
@@ -155,9 +136,9 @@ impl LogDir {
         lines: u64,
         bytes: usize,
     ) -> String {
-        let reading = self.reading(container, attempt, false, Some(lines), Wanted::default());
+        let reader = self.reader(container, attempt, false, Some(lines), LogFilter::default());
         let collected = async {
-            let log = stream::try_unfold(reading.await?, Reading::next);
+            let log = stream::try_unfold(reader.await?, LogReader::next);
             log.try_fold(VecDeque::new(), |mut last, more| async move {
                 last.extend(more);
                 last.drain(..last.len().saturating_sub(bytes));
@@ -168,35 +149,39 @@ impl LogDir {
         let last: Vec<u8> = match collected.await {
             Ok(last) => last.into(),
             Err(error) => {
-                tracing::debug!(container, attempt, %error, "no log for a termination message");
+                tracing::debug!(container, attempt, %error, "cannot read log for termination message");
                 Vec::new()
             }
         };
-        // Where it was cut, a character may have been cut too.
-        let torn = last.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80);
-        let whole = if last.len() == bytes { torn.count() } else { 0 };
-        String::from_utf8_lossy(&last[whole..]).into_owned()
+        // The cut may be in the middle of a UTF-8 character.
+        let continuation = last.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80);
+        let start = if last.len() == bytes {
+            continuation.count()
+        } else {
+            0
+        };
+        String::from_utf8_lossy(&last[start..]).into_owned()
     }
 
-    async fn reading(
+    async fn reader(
         &self,
         container: &str,
         attempt: u32,
         follow: bool,
         tail: Option<u64>,
-        wanted: Wanted,
-    ) -> io::Result<Reading> {
+        filter: LogFilter,
+    ) -> io::Result<LogReader> {
         let written = lock(&self.live)
             .get(&(container.to_owned(), attempt))
             .cloned();
-        let place = Place::new(self.dir(container)?, attempt);
-        Reading::start(place, written, follow, tail, wanted).await
+        let files = LogFiles::new(self.dir(container)?, attempt);
+        LogReader::start(files, written, follow, tail, filter).await
     }
 
     fn attempt(&self, container: &str, previous: bool) -> Result<u32, Problem> {
         let attempts = self
             .dir(container)
-            .and_then(|dir| place::attempts(&dir))
+            .and_then(|dir| files::attempts(&dir))
             .map_err(|source| unreadable(container, &source))?;
         let found = attempts.iter().rev().nth(usize::from(previous));
         found.copied().ok_or_else(|| Problem {
@@ -210,39 +195,39 @@ impl LogDir {
     }
 
     fn dir(&self, container: &str) -> io::Result<PathBuf> {
-        // The API server lets only such names pass; but this becomes a path.
-        let harmless = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        if container.is_empty() || !container.bytes().all(harmless) {
+        // The API server validates names, but this one becomes a path.
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if container.is_empty() || !container.bytes().all(is_valid) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "that is no container's name",
+                "invalid container name",
             ));
         }
         Ok(self.path.join(container))
     }
 }
 
-/// A log that is being written, until this goes.
+/// Registers a log that is being written; dropping it ends the logs of followers.
 #[derive(Debug)]
-struct Live {
+struct LiveLog {
     key: (String, u32),
     logs: LiveLogs,
 }
 
-impl Drop for Live {
+impl Drop for LiveLog {
     fn drop(&mut self) {
         lock(&self.logs).remove(&self.key);
     }
 }
 
-fn lock(live: &LiveLogs) -> MutexGuard<'_, HashMap<(String, u32), watch::Receiver<Progress>>> {
-    // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
+fn lock(live: &LiveLogs) -> MutexGuard<'_, HashMap<(String, u32), watch::Receiver<WritePosition>>> {
+    // No statement that holds the lock can panic half-way, so a poisoned map is consistent.
     live.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unreadable(container: &str, source: &io::Error) -> Problem {
     Problem {
         reason: "LogUnavailable".to_owned(),
-        message: format!("the log of container {container:?} can't be read: {source}"),
+        message: format!("cannot read the log of container {container:?}: {source}"),
     }
 }

@@ -1,4 +1,4 @@
-//! From a log to whoever asked for it.
+//! Reads a log, and follows it while it is written.
 
 use std::fs::File;
 use std::io;
@@ -7,59 +7,57 @@ use std::os::unix::fs::FileExt;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::place::{Place, Progress};
-use super::select::{Selection, Wanted};
-use super::tail::{self, Position};
+use super::files::{LogFiles, WritePosition};
+use super::filter::{FilteredOutput, LogFilter};
+use super::tail::{self, ReadPosition};
 
-/// How much is read at once.
-const BLOCK: u64 = 64 * 1024;
+/// How much is read at a time.
+const BLOCK_SIZE: u64 = 64 * 1024;
 
-/// A log that is being read.
+/// Reads one log.
 #[derive(Debug)]
-pub(super) struct Reading {
-    place: Place,
-    selection: Selection,
-    at: Position,
+pub(super) struct LogReader {
+    files: LogFiles,
+    output: FilteredOutput,
+    at: ReadPosition,
     file: Option<File>,
-    /// How far there is something to read.
-    end: Progress,
-    /// Tells how far the log is written, and so by which names its files go, while it is written.
-    written: Option<watch::Receiver<Progress>>,
-    /// What is written later is waited for.
+    /// Reading ends here, or waits if the log is followed.
+    end: WritePosition,
+    /// While the log is being written: its current end, which also determines the names of its files.
+    written: Option<watch::Receiver<WritePosition>>,
+    /// At the end, wait for more.
     follow: bool,
     block: Vec<u8>,
-    over: bool,
+    is_done: bool,
 }
 
-impl Reading {
-    /// Begins to read; `written` is there while the log is being written.
+impl LogReader {
+    /// Opens a log; `written` is set while the log is being written.
     pub(super) async fn start(
-        place: Place,
-        written: Option<watch::Receiver<Progress>>,
+        files: LogFiles,
+        written: Option<watch::Receiver<WritePosition>>,
         follow: bool,
         tail: Option<u64>,
-        wanted: Wanted,
+        filter: LogFilter,
     ) -> io::Result<Self> {
-        let (oldest, found) = place.survey()?;
-        // The writer knows better: the file may end in what it could not finish.
-        let end = written
-            .as_ref()
-            .map_or(found, |progress| *progress.borrow());
+        let (oldest, found) = files.scan()?;
+        // The writer's position is more precise: the file may end in an incomplete record.
+        let end = written.as_ref().map_or(found, |written| *written.borrow());
         let at = match tail {
-            None => Position {
+            None => ReadPosition {
                 segment: oldest,
                 offset: 0,
             },
             Some(lines) => {
-                let now = || now(&written, end);
-                tail::start(&place, oldest, end, now, lines, &wanted).await?
+                let current_end = || current_end(&written, end);
+                tail::find_start(&files, oldest, end, current_end, lines, &filter).await?
             }
         };
-        let selection = Selection::new(wanted);
+        let output = FilteredOutput::new(filter);
         Ok(Self {
-            place,
-            over: selection.is_done(),
-            selection,
+            files,
+            is_done: output.is_done(),
+            output,
             at,
             file: None,
             end,
@@ -69,47 +67,47 @@ impl Reading {
         })
     }
 
-    /// What comes next, waiting for it if the log is followed; `None` at its end.
+    /// Returns the next output, waiting for it if the log is followed; `None` at the end.
     pub(super) async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
-        while !self.over {
-            let mut shown = Vec::new();
+        while !self.is_done {
+            let mut out = Vec::new();
             if let Some(written) = self.written.as_mut().filter(|_| self.follow) {
                 self.end = *written.borrow_and_update();
             }
             if self.read_block()? {
-                // Never more than was read, but for what of a record was read before.
-                shown.reserve(self.block.len());
-                self.selection.push(&self.block, &mut shown);
-                self.over = self.selection.is_done();
-            } else if !self.wait().await {
-                self.selection.finish(&mut shown);
-                self.over = true;
+                // Enough, except for the part of a record that was read with the block before.
+                out.reserve(self.block.len());
+                self.output.push(&self.block, &mut out);
+                self.is_done = self.output.is_done();
+            } else if !self.wait_for_more().await {
+                self.output.finish(&mut out);
+                self.is_done = true;
             }
-            if !shown.is_empty() {
-                return Ok(Some((shown.into(), self)));
+            if !out.is_empty() {
+                return Ok(Some((out.into(), self)));
             }
-            // Nothing of it was wanted. Others want to go on too.
+            // The block was filtered out completely: let other tasks run.
             tokio::task::yield_now().await;
         }
         Ok(None)
     }
 
-    /// Reads on; false if all that is written was read.
+    /// Reads the next block; false at the end.
     fn read_block(&mut self) -> io::Result<bool> {
         loop {
-            let last = self.at.segment >= self.end.segment;
+            let is_last = self.at.segment >= self.end.segment;
             if self.file.is_none() {
-                let now = now(&self.written, self.end);
-                self.file = self.place.open(self.at.segment, now)?;
+                let written = current_end(&self.written, self.end);
+                self.file = self.files.open(self.at.segment, written)?;
             }
             if let Some(file) = &self.file {
-                let left = if last {
+                let left = if is_last {
                     self.end.length.saturating_sub(self.at.offset)
                 } else {
-                    BLOCK
+                    BLOCK_SIZE
                 };
                 self.block
-                    .resize(usize::try_from(left.min(BLOCK)).unwrap_or_default(), 0);
+                    .resize(usize::try_from(left.min(BLOCK_SIZE)).unwrap_or_default(), 0);
                 let read = file.read_at(&mut self.block, self.at.offset)?;
                 self.block.truncate(read);
                 self.at.offset += read as u64;
@@ -117,30 +115,33 @@ impl Reading {
                     return Ok(true);
                 }
             }
-            if last {
+            if is_last {
                 return Ok(false);
             }
-            // The end of this one, or it was too old to be kept.
+            // The end of this file, or it was removed by rotation.
             self.file = None;
-            self.at = Position {
+            self.at = ReadPosition {
                 segment: self.at.segment + 1,
                 offset: 0,
             };
         }
     }
 
-    /// Waits until more is written; false if that will never be, or is not waited for.
-    async fn wait(&mut self) -> bool {
+    /// Waits until more is written; false if the log is complete or not followed.
+    async fn wait_for_more(&mut self) -> bool {
         let Some(written) = self.written.as_mut().filter(|_| self.follow) else {
             return false;
         };
-        // Many follow logs in which nothing happens.
+        // Followers of idle logs need no buffer.
         self.block = Vec::new();
         written.changed().await.is_ok()
     }
 }
 
-/// How far the log is written by now. Files that were full meanwhile have other names.
-fn now(written: &Option<watch::Receiver<Progress>>, end: Progress) -> Progress {
+/// How far the log is written now. `end` may be outdated, and files rotated since have other names.
+fn current_end(
+    written: &Option<watch::Receiver<WritePosition>>,
+    end: WritePosition,
+) -> WritePosition {
     written.as_ref().map_or(end, |written| *written.borrow())
 }

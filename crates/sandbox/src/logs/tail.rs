@@ -1,47 +1,47 @@
-//! Where the last lines of a log begin, found from its end.
+//! Finds the start of the last lines of a log, backwards from its end.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::place::{Place, Progress};
-use super::record::{Output, Record};
-use super::select::Wanted;
+use super::files::{LogFiles, WritePosition};
+use super::filter::LogFilter;
+use super::record::{LogRecord, OutputStream};
 
-/// How much is read at once.
-const BLOCK: u64 = 64 * 1024;
+/// How much is read at a time.
+const BLOCK_SIZE: u64 = 64 * 1024;
 
-/// A place in a log.
+/// Where a reader is in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position {
+pub(super) struct ReadPosition {
     pub segment: u64,
     pub offset: u64,
 }
 
-/// Where the last `lines` lines of the log before `end` begin, of those that are wanted. `now` tells how far it is written
-/// meanwhile.
-pub(super) async fn start(
-    place: &Place,
+/// Finds the start of the last `lines` lines before `end` that `filter` includes. `current_end` returns how far the log is written
+/// now, which determines the names of its files.
+pub(super) async fn find_start(
+    files: &LogFiles,
     oldest: u64,
-    end: Progress,
-    now: impl Fn() -> Progress,
+    end: WritePosition,
+    current_end: impl Fn() -> WritePosition,
     lines: u64,
-    wanted: &Wanted,
-) -> io::Result<Position> {
+    filter: &LogFilter,
+) -> io::Result<ReadPosition> {
     if lines == 0 {
-        return Ok(Position {
+        return Ok(ReadPosition {
             segment: end.segment,
             offset: end.length,
         });
     }
-    let mut count = Count {
+    let mut counter = LineCounter {
         left: lines,
         seen: [false; 2],
-        wanted,
+        filter,
     };
     for segment in (oldest..=end.segment).rev() {
-        // What is gone was older than what is there.
-        let Some(file) = place.open(segment, now())? else {
+        // Removed by rotation.
+        let Some(file) = files.open(segment, current_end())? else {
             continue;
         };
         let length = if segment == end.segment {
@@ -49,24 +49,28 @@ pub(super) async fn start(
         } else {
             file.metadata()?.len()
         };
-        if let Some(offset) = start_in(&file, length, &mut count).await? {
-            return Ok(Position { segment, offset });
+        if let Some(offset) = find_start_in(&file, length, &mut counter).await? {
+            return Ok(ReadPosition { segment, offset });
         }
     }
-    Ok(Position {
+    Ok(ReadPosition {
         segment: oldest,
         offset: 0,
     })
 }
 
-/// Where the last lines begin in this file, unless it has too few.
-async fn start_in(file: &File, length: u64, count: &mut Count<'_>) -> io::Result<Option<u64>> {
+/// Finds the start in this file; `None` if it has too few lines.
+async fn find_start_in(
+    file: &File,
+    length: u64,
+    counter: &mut LineCounter<'_>,
+) -> io::Result<Option<u64>> {
     let mut from = length;
     // The end of a record that begins before `from`, without its line feed.
     let mut rest = Vec::new();
     while from > 0 {
         let until = from;
-        from = until.saturating_sub(BLOCK);
+        from = until.saturating_sub(BLOCK_SIZE);
         let mut block = vec![0; usize::try_from(until - from).unwrap_or_default()];
         file.read_exact_at(&mut block, from)?;
         if until == length && block.last() == Some(&b'\n') {
@@ -75,13 +79,13 @@ async fn start_in(file: &File, length: u64, count: &mut Count<'_>) -> io::Result
         block.append(&mut rest);
         let mut end = block.len();
         while let Some(before) = memchr::memrchr(b'\n', &block[..end]) {
-            if count.is_one_too_many(&block[before + 1..end]) {
+            if counter.exceeds(&block[before + 1..end]) {
                 return Ok(Some(from + end as u64 + 1));
             }
             end = before;
         }
         block.truncate(end);
-        if from == 0 && count.is_one_too_many(&block) {
+        if from == 0 && counter.exceeds(&block) {
             return Ok(Some(end as u64 + 1));
         }
         rest = block;
@@ -91,28 +95,28 @@ async fn start_in(file: &File, length: u64, count: &mut Count<'_>) -> io::Result
 }
 
 /// Counts lines backwards.
-struct Count<'a> {
+struct LineCounter<'a> {
     left: u64,
-    /// By output: there was a record of it already.
+    /// By stream: a record of it was counted already.
     seen: [bool; 2],
-    wanted: &'a Wanted,
+    filter: &'a LogFilter,
 }
 
-impl Count<'_> {
-    /// Whether this record belongs to a line before those that are asked for.
-    fn is_one_too_many(&mut self, line: &[u8]) -> bool {
-        let Some(record) = Record::parse(line) else {
+impl LineCounter<'_> {
+    /// Counts a record; true if it belongs to a line before the requested ones.
+    fn exceeds(&mut self, line: &[u8]) -> bool {
+        let Some(record) = LogRecord::parse(line) else {
             return false;
         };
-        if !self.wanted.takes(record.output) {
+        if !self.filter.includes(record.stream) {
             return false;
         }
-        let seen = &mut self.seen[match record.output {
-            Output::Stdout => 0,
-            Output::Stderr => 1,
+        let seen = &mut self.seen[match record.stream {
+            OutputStream::Stdout => 0,
+            OutputStream::Stderr => 1,
         }];
-        // A record that ends a line is the last of one; and so is the last of all, whether it ends its line or not.
-        let ends_line = record.full || !*seen;
+        // The last record of a stream is the end of a line even without the tag `F`.
+        let ends_line = record.ends_line || !*seen;
         *seen = true;
         if !ends_line {
             return false;

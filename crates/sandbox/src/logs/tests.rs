@@ -1,20 +1,21 @@
-//! Writer and reader together, over real pipes and files.
+//! Tests of writer and reader together, with real pipes and files.
 
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use pod_protocol::LogSource;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 
 use super::*;
 
-const SMALL: Limits = Limits {
-    segment_bytes: 50_000,
-    segments: 1000,
+const SMALL: LogLimits = LogLimits {
+    max_file_bytes: 50_000,
+    max_files: 1000,
 };
 
-fn logs(limits: Limits) -> (tempfile::TempDir, LogDir) {
+fn logs(limits: LogLimits) -> (tempfile::TempDir, LogDir) {
     let dir = tempfile::tempdir().unwrap();
     let logs = LogDir::with_limits(dir.path().join("logs"), limits);
     (dir, logs)
@@ -33,20 +34,20 @@ async fn read(logs: &LogDir, query: LogQuery) -> Vec<u8> {
     pieces.concat()
 }
 
-/// Writes a whole log from standard output alone.
+/// Writes a complete log with standard output only.
 async fn write(logs: &LogDir, attempt: u32, chunks: &[Vec<u8>]) {
     let (mut output, input) = pipe::pipe().unwrap();
     let writer = logs.writer("c", attempt).unwrap();
-    let speak = async {
+    let writing = async {
         for chunk in chunks {
             output.write_all(chunk).await.unwrap();
         }
         drop(output);
     };
-    tokio::join!(speak, writer.copy(input, None::<Receiver>));
+    tokio::join!(writing, writer.copy(input, None::<Receiver>));
 }
 
-/// A log that a test writes to by and by.
+/// Starts a log; the test writes to the returned pipes.
 fn begin(logs: &LogDir, attempt: u32) -> (Sender, Sender, tokio::task::JoinHandle<()>) {
     let (stdout, stdout_end) = pipe::pipe().unwrap();
     let (stderr, stderr_end) = pipe::pipe().unwrap();
@@ -55,7 +56,7 @@ fn begin(logs: &LogDir, attempt: u32) -> (Sender, Sender, tokio::task::JoinHandl
     (stdout, stderr, task)
 }
 
-fn on_a_runtime<T>(test: impl Future<Output = T>) -> T {
+fn block_on<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -63,7 +64,7 @@ fn on_a_runtime<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(test)
 }
 
-/// What `tail -n` makes of it.
+/// As `tail -n`.
 fn last_lines(bytes: &[u8], lines: usize) -> &[u8] {
     let ends: Vec<usize> = bytes
         .split_inclusive(|byte| *byte == b'\n')
@@ -91,31 +92,31 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn what_is_written_is_read(chunks in output(), lines in 0..30_usize) {
-        on_a_runtime(async {
+    fn written_output_is_read_back(chunks in output(), lines in 0..30_usize) {
+        block_on(async {
             let (_dir, logs) = logs(SMALL);
             write(&logs, 0, &chunks).await;
-            let said = chunks.concat();
-            assert!(read(&logs, query()).await == said);
+            let written = chunks.concat();
+            assert!(read(&logs, query()).await == written);
 
             let tail_lines = Some(lines as u64);
             let tail = read(&logs, LogQuery { tail_lines, ..query() }).await;
-            assert!(tail == last_lines(&said, lines));
+            assert!(tail == last_lines(&written, lines));
             let limit_bytes = Some(1000);
             let head = read(&logs, LogQuery { limit_bytes, ..query() }).await;
-            assert!(head == said[..said.len().min(1000)]);
+            assert!(head == written[..written.len().min(1000)]);
         });
     }
 
     #[test]
-    fn any_files_can_be_read(files in prop::collection::vec((0..9_u32, prop::collection::vec(any::<u8>(), 0..300)), 0..6), lines in 0..5_u64) {
-        on_a_runtime(async {
+    fn garbage_files_are_readable(files in prop::collection::vec((0..9_u32, prop::collection::vec(any::<u8>(), 0..300)), 0..6), lines in 0..5_u64) {
+        block_on(async {
             let (dir, logs) = logs(SMALL);
-            let place = dir.path().join("logs/c");
-            std::fs::create_dir_all(&place).unwrap();
-            std::fs::write(place.join("3.log"), b"no record\n").unwrap();
+            let log_dir = dir.path().join("logs/c");
+            std::fs::create_dir_all(&log_dir).unwrap();
+            std::fs::write(log_dir.join("3.log"), b"no record\n").unwrap();
             for (number, bytes) in files {
-                std::fs::write(place.join(format!("3.log.{number}")), bytes).unwrap();
+                std::fs::write(log_dir.join(format!("3.log.{number}")), bytes).unwrap();
             }
             read(&logs, query()).await;
             read(&logs, LogQuery { tail_lines: Some(lines), ..query() }).await;
@@ -126,14 +127,14 @@ proptest! {
     }
 }
 
-/// The last line of a program often has no end, and its outputs end at the same moment.
+/// The last line of a program often has no line feed, and both of its streams end at the same moment.
 #[tokio::test]
-async fn outputs_that_end_together_lose_nothing() {
-    for silent in 0..2 {
+async fn streams_that_end_together_lose_nothing() {
+    for reads_before in 0..2 {
         let (_dir, logs) = logs(SMALL);
         let (mut stdout, mut stderr, task) = begin(&logs, 0);
-        // Whose turn it is changes with each time that something is read.
-        for _ in 0..silent {
+        // Each read changes which stream is read first.
+        for _ in 0..reads_before {
             stdout.write_all(b"once\n").await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -148,8 +149,8 @@ async fn outputs_that_end_together_lose_nothing() {
 }
 
 #[tokio::test]
-async fn both_outputs_are_told_apart() {
-    let (_dir, logs) = logs(Limits::default());
+async fn stream_filter_separates_stdout_and_stderr() {
+    let (_dir, logs) = logs(LogLimits::default());
     let (mut stdout, mut stderr, copying) = begin(&logs, 0);
     stdout.write_all(b"out\n").await.unwrap();
     stderr.write_all(b"err\n").await.unwrap();
@@ -157,23 +158,20 @@ async fn both_outputs_are_told_apart() {
     stderr.write_all(b"late").await.unwrap();
     drop(stderr);
     copying.await.unwrap();
-    let of = |stream: &str| LogQuery {
-        stream: Some(stream.to_owned()),
-        ..query()
-    };
-    assert_eq!(read(&logs, of("Stdout")).await, b"out\n");
-    assert_eq!(read(&logs, of("Stderr")).await, b"err\nlate");
-    assert_eq!(read(&logs, of("All")).await.len(), 12);
+    let of = |stream: LogSource| LogQuery { stream, ..query() };
+    assert_eq!(read(&logs, of(LogSource::Stdout)).await, b"out\n");
+    assert_eq!(read(&logs, of(LogSource::Stderr)).await, b"err\nlate");
+    assert_eq!(read(&logs, of(LogSource::All)).await.len(), 12);
     let last = LogQuery {
         tail_lines: Some(1),
-        ..of("Stdout")
+        ..of(LogSource::Stdout)
     };
     assert_eq!(read(&logs, last).await, b"out\n");
 }
 
 #[tokio::test]
-async fn a_followed_log_is_seen_as_it_is_written() {
-    let (_dir, logs) = logs(Limits::default());
+async fn follower_sees_output_as_it_is_written() {
+    let (_dir, logs) = logs(LogLimits::default());
     let (mut stdout, stderr, copying) = begin(&logs, 0);
     drop(stderr);
     stdout.write_all(b"one\ntwo\n").await.unwrap();
@@ -189,20 +187,20 @@ async fn a_followed_log_is_seen_as_it_is_written() {
     assert!(log.next().now_or_never().is_none());
     stdout.write_all(b"three\nfou").await.unwrap();
     assert_eq!(log.next().await.unwrap().unwrap(), "three\n");
-    // A log that is not followed ends where it is now.
+    // Without `follow`, the log ends at its current end.
     assert_eq!(read(&logs, query()).await, b"one\ntwo\nthree\n");
 
     drop(stdout);
     assert_eq!(log.next().await.unwrap().unwrap(), "fou");
     assert!(log.next().await.is_none());
     copying.await.unwrap();
-    // A container that has ended is followed to its end at once.
+    // Following a complete log ends at once.
     assert_eq!(read(&logs, follow).await, b"fou");
 }
 
 #[tokio::test]
-async fn a_limit_ends_a_followed_log() {
-    let (_dir, logs) = logs(Limits::default());
+async fn byte_limit_ends_followed_log() {
+    let (_dir, logs) = logs(LogLimits::default());
     let (mut stdout, _stderr, copying) = begin(&logs, 0);
     let follow = LogQuery {
         follow: true,
@@ -217,10 +215,10 @@ async fn a_limit_ends_a_followed_log() {
 }
 
 #[tokio::test]
-async fn followers_survive_rotation_and_files_are_bounded() {
-    let limits = Limits {
-        segment_bytes: 100_000,
-        segments: 3,
+async fn follower_survives_rotation() {
+    let limits = LogLimits {
+        max_file_bytes: 100_000,
+        max_files: 3,
     };
     let (dir, logs) = logs(limits);
     let (mut stdout, stderr, copying) = begin(&logs, 0);
@@ -230,18 +228,18 @@ async fn followers_survive_rotation_and_files_are_bounded() {
         ..query()
     };
     let mut log = logs.read(&follow).await.unwrap();
-    let (mut said, mut seen) = (Vec::new(), Vec::new());
+    let (mut written, mut seen) = (Vec::new(), Vec::new());
     for round in 0..200 {
         let line = format!("{round} {}\n", "x".repeat(4000));
         stdout.write_all(line.as_bytes()).await.unwrap();
-        said.extend_from_slice(line.as_bytes());
-        while seen.len() < said.len() {
+        written.extend_from_slice(line.as_bytes());
+        while seen.len() < written.len() {
             seen.extend_from_slice(&log.next().await.unwrap().unwrap());
         }
     }
     drop(stdout);
     assert!(log.next().await.is_none());
-    assert!(seen == said);
+    assert!(seen == written);
     copying.await.unwrap();
 
     let mut sizes = 0;
@@ -254,16 +252,16 @@ async fn followers_survive_rotation_and_files_are_bounded() {
     }
     assert_eq!(count, 3);
     let kept = read(&logs, query()).await;
-    assert!(said.ends_with(&kept) && kept.len() as u64 > sizes - 10_000);
+    assert!(written.ends_with(&kept) && kept.len() as u64 > sizes - 10_000);
     let tail = LogQuery {
         tail_lines: Some(40),
         ..query()
     };
-    assert_eq!(read(&logs, tail).await, last_lines(&said, 40));
+    assert_eq!(read(&logs, tail).await, last_lines(&written, 40));
 }
 
 #[tokio::test]
-async fn what_is_asked_for_is_what_was_there_then() {
+async fn reader_stops_at_end_as_of_request() {
     let (_dir, logs) = logs(SMALL);
     let (mut stdout, stderr, task) = begin(&logs, 0);
     let part = |from: u32| -> Vec<u8> {
@@ -281,7 +279,7 @@ async fn what_is_asked_for_is_what_was_there_then() {
     written(&before).await;
     let mut log = logs.read(&query()).await.unwrap();
     let mut seen = log.next().await.unwrap().unwrap().to_vec();
-    // The file that was being written when it was asked for is full meanwhile, and so are others after it.
+    // The file that was current at the time of the request is rotated meanwhile, and so are later ones.
     stdout.write_all(&after).await.unwrap();
     written(&[&before[..], &after].concat()).await;
     while let Some(more) = log.next().await {
@@ -293,10 +291,10 @@ async fn what_is_asked_for_is_what_was_there_then() {
 }
 
 #[tokio::test]
-async fn a_slow_follower_loses_only_what_is_gone() {
-    let limits = Limits {
-        segment_bytes: 100_000,
-        segments: 2,
+async fn slow_follower_loses_only_removed_files() {
+    let limits = LogLimits {
+        max_file_bytes: 100_000,
+        max_files: 2,
     };
     let (_dir, logs) = logs(limits);
     let (mut stdout, stderr, copying) = begin(&logs, 0);
@@ -322,8 +320,8 @@ async fn a_slow_follower_loses_only_what_is_gone() {
 }
 
 #[tokio::test]
-async fn the_run_before_is_kept_and_those_before_it_are_not() {
-    let (dir, logs) = logs(Limits::default());
+async fn only_previous_attempt_is_kept() {
+    let (dir, logs) = logs(LogLimits::default());
     let previous = LogQuery {
         previous: true,
         ..query()
@@ -343,14 +341,14 @@ async fn the_run_before_is_kept_and_those_before_it_are_not() {
             .count(),
         2
     );
-    // Somebody else who sees the files.
+    // As another process sees the files.
     let others = LogDir::new(dir.path().join("logs"));
     assert_eq!(read(&others, query()).await, b"run 3\n");
 }
 
 #[tokio::test]
-async fn a_run_that_never_began_leaves_no_log() {
-    let (_dir, logs) = logs(Limits::default());
+async fn unused_writer_leaves_no_log() {
+    let (_dir, logs) = logs(LogLimits::default());
     write(&logs, 0, &[b"run 0\n".to_vec()]).await;
     drop(logs.writer("c", 1).unwrap());
     assert_eq!(read(&logs, query()).await, b"run 0\n");
@@ -359,8 +357,8 @@ async fn a_run_that_never_began_leaves_no_log() {
 }
 
 #[tokio::test]
-async fn termination_messages_are_the_end_of_the_log() {
-    let (_dir, logs) = logs(Limits::default());
+async fn tail_text_is_end_of_log() {
+    let (_dir, logs) = logs(LogLimits::default());
     write(&logs, 0, &["a\nb\nää\n".as_bytes().to_vec()]).await;
     assert_eq!(logs.tail_text("c", 0, 80, 2048).await, "a\nb\nää\n");
     assert_eq!(logs.tail_text("c", 0, 1, 2048).await, "ää\n");
@@ -370,28 +368,28 @@ async fn termination_messages_are_the_end_of_the_log() {
 }
 
 #[tokio::test]
-async fn names_stay_within_the_directory() {
-    let (_dir, logs) = logs(Limits::default());
+async fn invalid_container_names_are_rejected() {
+    let (_dir, logs) = logs(LogLimits::default());
     for name in ["", "..", "a/b", "a\0b", "."] {
         assert!(logs.writer(name, 0).is_err(), "{name}");
     }
 }
 
-/// Not a test of correctness: `cargo nextest run --release -p sandbox --run-ignored all speed --no-capture`.
+/// A benchmark: `cargo nextest run --release -p sandbox --run-ignored all speed --no-capture`.
 #[tokio::test]
 #[ignore = "measures"]
 async fn speed() {
     let line = format!("{}\n", "x".repeat(100));
     let block = line.repeat(600).into_bytes();
     let total = 600_000_000;
-    let limits = Limits {
-        segment_bytes: 2_000_000_000,
-        segments: 5,
+    let limits = LogLimits {
+        max_file_bytes: 2_000_000_000,
+        max_files: 5,
     };
     let (_dir, logs) = logs(limits);
     let writer = logs.writer("c", 0).unwrap();
     let (input, mut output) = std::io::pipe().unwrap();
-    let speaker = std::thread::spawn(move || {
+    let writing = std::thread::spawn(move || {
         for _ in 0..total / block.len() {
             std::io::Write::write_all(&mut output, &block).unwrap();
         }
@@ -399,7 +397,7 @@ async fn speed() {
     let begun = std::time::Instant::now();
     let input = Receiver::from_owned_fd(input.into()).unwrap();
     writer.copy(input, None::<Receiver>).await;
-    speaker.join().unwrap();
+    writing.join().unwrap();
     let rate = |bytes: usize| bytes as f64 / 1e6 / begun.elapsed().as_secs_f64();
     println!("written: {:.0} MB/s", rate(total));
     let begun = std::time::Instant::now();

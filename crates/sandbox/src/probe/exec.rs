@@ -1,45 +1,45 @@
-//! A command that succeeds.
+//! Exec probes.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{EnvVar, ExecAction};
 
-use super::{Outcome, Subject};
-use crate::life::go_duration;
+use super::{ProbeResult, ProbedContainer};
+use crate::container_runtime::ContainerRuntime;
+use crate::lifecycle::go_duration;
 use crate::runtime::expand;
-use crate::seams::Runtime;
 
-/// Asks once.
-pub async fn check<R: Runtime>(
+/// Runs the command; succeeds if its exit code is 0.
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
-    subject: &Subject,
+    container: &ProbedContainer,
     action: &ExecAction,
     limit: Duration,
-) -> Outcome {
-    let known = known(subject.container.env.as_deref().unwrap_or_default());
+) -> ProbeResult {
+    let variables = plain_variables(container.spec.env.as_deref().unwrap_or_default());
     let command: Vec<String> = action
         .command
         .iter()
         .flatten()
-        .map(|word| expand(word, &known))
+        .map(|arg| expand(arg, &variables))
         .collect();
-    match runtime.exec(&subject.id, &command, limit).await {
+    match runtime.exec(&container.id, &command, limit).await {
         Ok(result) => match result.code {
-            Some(0) => Outcome::Success,
-            Some(_) => Outcome::Failure(result.output),
-            None => Outcome::Failure(format!(
+            Some(0) => ProbeResult::Success,
+            Some(_) => ProbeResult::Failure(result.output),
+            None => ProbeResult::Failure(format!(
                 "command timed out: {:?} timed out after {}",
                 command.join(" "),
                 go_duration(limit)
             )),
         },
-        Err(problem) => Outcome::Error(problem.message),
+        Err(problem) => ProbeResult::Unknown(problem.message),
     }
 }
 
-/// The plain values of the spec's own variables, the last of a name; what has none there is empty.
-fn known(env: &[EnvVar]) -> HashMap<String, String> {
+/// The plain values of the spec's variables; others are empty, and the last of a name wins. As upstream.
+fn plain_variables(env: &[EnvVar]) -> HashMap<String, String> {
     let value = |variable: &EnvVar| variable.value.clone().unwrap_or_default();
     let all = env
         .iter()
@@ -52,20 +52,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables() {
+    fn command_refers_to_plain_variables() {
         let variable = |name: &str, value: Option<&str>| EnvVar {
             name: name.to_owned(),
             value: value.map(str::to_owned),
             ..Default::default()
         };
-        // What upstream's kubelet makes of a probe's command: only plain values of the spec, the last of a name.
         let env = [
             variable("A", Some("0")),
             variable("A", Some("1")),
             variable("FROM", None),
             variable("NESTED", Some("$(A)")),
         ];
-        for (word, want) in [
+        for (arg, want) in [
             ("x$(A)y", "x1y"),
             ("$(B)", "$(B)"),
             ("$$(A)", "$(A)"),
@@ -79,7 +78,7 @@ mod tests {
             ("$()", "$()"),
             ("echo $$ $HOME", "echo $ $HOME"),
         ] {
-            assert_eq!(expand(word, &known(&env)), want);
+            assert_eq!(expand(arg, &plain_variables(&env)), want);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The gRPC health protocol, `grpc.health.v1.Health/Check`, whose messages are small enough to write by hand.
+//! gRPC probes: `grpc.health.v1.Health/Check`, whose messages are small enough to encode by hand.
 
 use std::time::Duration;
 
@@ -11,87 +11,97 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::GRPCAction;
 use tokio::time::timeout;
 
-use super::http::chain;
-use super::target::Address;
-use super::{Outcome, Subject, tls};
-use crate::life::go_duration;
-use crate::seams::Runtime;
+use super::http::error_chain;
+use super::target::TargetAddress;
+use super::{ProbeResult, ProbedContainer, tls};
+use crate::container_runtime::ContainerRuntime;
+use crate::lifecycle::go_duration;
 
+/// `HealthCheckResponse.ServingStatus`
 const SERVING: u64 = 1;
+/// gRPC status codes.
+const UNKNOWN: u32 = 2;
+const UNIMPLEMENTED: u32 = 12;
+const UNAVAILABLE: u32 = 14;
 
-/// Asks once.
-pub async fn check<R: Runtime>(
+/// Calls the health service; succeeds if it responds with SERVING.
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
-    subject: &Subject,
+    container: &ProbedContainer,
     action: &GRPCAction,
     limit: Duration,
-) -> Outcome {
+) -> ProbeResult {
     let Ok(port) = u16::try_from(action.port) else {
-        return Outcome::Error(format!("invalid port number: {}", action.port));
+        return ProbeResult::Unknown(format!("invalid port number: {}", action.port));
     };
-    let address = Address::new(None, subject.ip, port);
+    let address = TargetAddress::new(None, container.ip, port);
     let service = action.service.as_deref().unwrap_or_default();
     let tls = action.mode.as_deref() == Some("TLS");
-    match timeout(limit, ask(runtime, &address, service, tls)).await {
-        Ok(outcome) => outcome,
-        Err(_) => Outcome::Failure(format!(
+    match timeout(limit, call(runtime, &address, service, tls)).await {
+        Ok(result) => result,
+        Err(_) => ProbeResult::Failure(format!(
             "timeout: health rpc did not complete within {}",
             go_duration(limit)
         )),
     }
 }
 
-async fn ask<R: Runtime>(runtime: &R, address: &Address, service: &str, tls: bool) -> Outcome {
-    let no_connection = |error: String| {
-        Outcome::Failure(format!(
+async fn call<R: ContainerRuntime>(
+    runtime: &R,
+    address: &TargetAddress,
+    service: &str,
+    tls: bool,
+) -> ProbeResult {
+    let connect_failure = |error: String| {
+        ProbeResult::Failure(format!(
             "error: failed to connect service at \"{address}\": {error}"
         ))
     };
     let stream = match address.connect(runtime).await {
         Ok(stream) => stream,
-        Err(error) => return no_connection(error),
+        Err(error) => return connect_failure(error),
     };
     let scheme = if tls { "https" } else { "http" };
     let request = Request::post(format!("{scheme}://{address}/grpc.health.v1.Health/Check"))
         .header(CONTENT_TYPE, "application/grpc")
         .header(TE, "trailers")
         .header(USER_AGENT, "kube-probe/1.37")
-        .body(Full::new(Bytes::from(question(service))));
+        .body(Full::new(Bytes::from(encode_request(service))));
     let request = match request {
         Ok(request) => request,
-        Err(error) => return Outcome::Error(error.to_string()),
+        Err(error) => return ProbeResult::Unknown(error.to_string()),
     };
     let response = if tls {
         match tls::connect(stream, &address.host, true).await {
             Ok(stream) => send(TokioIo::new(stream), request).await,
-            Err(error) => return no_connection(error),
+            Err(error) => return connect_failure(error),
         }
     } else {
         send(TokioIo::new(stream), request).await
     };
     let result = match response {
-        Ok(response) => answer(response).await,
-        Err(error) => Err(Status {
-            code: 14,
+        Ok(response) => read_response(response).await,
+        Err(error) => Err(GrpcStatus {
+            code: UNAVAILABLE,
             message: error,
         }),
     };
     match result {
-        Ok(SERVING) => Outcome::Success,
+        Ok(SERVING) => ProbeResult::Success,
         Ok(other) => {
-            let word = match other {
+            let name = match other {
                 0 => "UNKNOWN".to_owned(),
                 2 => "NOT_SERVING".to_owned(),
                 3 => "SERVICE_UNKNOWN".to_owned(),
                 number => number.to_string(),
             };
-            Outcome::Failure(format!("service unhealthy (responded with {word:?})"))
+            ProbeResult::Failure(format!("service unhealthy (responded with {name:?})"))
         }
-        Err(status) if status.code == 12 => Outcome::Failure(format!(
+        Err(status) if status.code == UNIMPLEMENTED => ProbeResult::Failure(format!(
             "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
             status.message
         )),
-        Err(status) => Outcome::Failure(format!(
+        Err(status) => ProbeResult::Failure(format!(
             "error: health rpc probe failed: rpc error: code = {} desc = {}",
             status.name(),
             status.message
@@ -107,23 +117,23 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (mut sender, connection) = hyper::client::conn::http2::handshake(Local, io)
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(LocalExecutor, io)
         .await
-        .map_err(chain)?;
-    // Ends when the answer has been read, since nothing more can be sent then.
+        .map_err(error_chain)?;
+    // Ends when the response is read, because `sender` is dropped by then.
     tokio::task::spawn_local(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "a probe's connection broke");
+            tracing::debug!(%error, "connection of a probe failed");
         }
     });
-    sender.send_request(request).await.map_err(chain)
+    sender.send_request(request).await.map_err(error_chain)
 }
 
-/// Everything of a sandbox is on one thread.
+/// Spawns on the current thread: a sandbox has one.
 #[derive(Clone, Copy)]
-struct Local;
+struct LocalExecutor;
 
-impl<F: Future + 'static> Executor<F> for Local {
+impl<F: Future + 'static> Executor<F> for LocalExecutor {
     fn execute(&self, future: F) {
         tokio::task::spawn_local(async move {
             future.await;
@@ -131,14 +141,14 @@ impl<F: Future + 'static> Executor<F> for Local {
     }
 }
 
-/// The status of a call that went wrong.
+/// The status of a call.
 #[derive(Debug)]
-struct Status {
+struct GrpcStatus {
     code: u32,
     message: String,
 }
 
-impl Status {
+impl GrpcStatus {
     fn name(&self) -> &'static str {
         const NAMES: [&str; 17] = [
             "OK",
@@ -159,12 +169,12 @@ impl Status {
             "DataLoss",
             "Unauthenticated",
         ];
-        let place = usize::try_from(self.code).unwrap_or(2);
-        NAMES.get(place).copied().unwrap_or("Unknown")
+        let index = usize::try_from(self.code).unwrap_or(2);
+        NAMES.get(index).copied().unwrap_or("Unknown")
     }
 
-    /// From trailers, or the headers of an answer that has nothing else.
-    fn read(headers: &HeaderMap) -> Option<Self> {
+    /// Parses trailers, or the headers of a response without a body.
+    fn parse(headers: &HeaderMap) -> Option<Self> {
         let code = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
         let message = headers
             .get("grpc-message")
@@ -174,8 +184,8 @@ impl Status {
     }
 }
 
-/// `HealthCheckRequest { service }`, in the frame of a message.
-fn question(service: &str) -> Vec<u8> {
+/// Encodes `HealthCheckRequest { service }` with the length prefix of gRPC.
+fn encode_request(service: &str) -> Vec<u8> {
     let mut message = Vec::new();
     if !service.is_empty() {
         message.push(0x0a);
@@ -197,15 +207,18 @@ fn varint(mut value: usize, to: &mut Vec<u8>) {
     to.push(value as u8);
 }
 
-/// The status of the service in `HealthCheckResponse { status }`.
-async fn answer(response: Response<Incoming>) -> Result<u64, Status> {
-    let unknown = |message: String| Status { code: 2, message };
+/// Reads the status of the service from `HealthCheckResponse { status }`.
+async fn read_response(response: Response<Incoming>) -> Result<u64, GrpcStatus> {
+    let unknown = |message: String| GrpcStatus {
+        code: UNKNOWN,
+        message,
+    };
     if !response.status().is_success() {
-        return Err(Status {
+        return Err(GrpcStatus {
             code: if response.status().as_u16() == 404 {
-                12
+                UNIMPLEMENTED
             } else {
-                2
+                UNKNOWN
             },
             message: format!(
                 "unexpected HTTP status code received from server: {}",
@@ -213,19 +226,19 @@ async fn answer(response: Response<Incoming>) -> Result<u64, Status> {
             ),
         });
     }
-    let mut status = Status::read(response.headers());
+    let mut status = GrpcStatus::parse(response.headers());
     let mut body = response.into_body();
     let mut read = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Status {
-            code: 14,
-            message: chain(error),
+        let frame = frame.map_err(|error| GrpcStatus {
+            code: UNAVAILABLE,
+            message: error_chain(error),
         })?;
         if let Some(trailers) = frame.trailers_ref() {
-            status = Status::read(trailers).or(status);
+            status = GrpcStatus::parse(trailers).or(status);
         } else if let Some(data) = frame.data_ref() {
             if read.len() + data.len() > 4096 {
-                return Err(unknown("answer too long".to_owned()));
+                return Err(unknown("response too long".to_owned()));
             }
             read.extend_from_slice(data);
         }
@@ -233,15 +246,15 @@ async fn answer(response: Response<Incoming>) -> Result<u64, Status> {
     match status {
         Some(status) if status.code == 0 => {}
         Some(status) => return Err(status),
-        None => return Err(unknown("no status in the answer".to_owned())),
+        None => return Err(unknown("no status in the response".to_owned())),
     }
     let message = read.get(5..).filter(|_| read[0] == 0);
     message
         .and_then(first_field)
-        .ok_or_else(|| unknown("an answer that can't be read".to_owned()))
+        .ok_or_else(|| unknown("malformed response".to_owned()))
 }
 
-/// Field 1 of a message, a number; 0 if it isn't there.
+/// The varint in field 1 of a message; 0 if it is missing.
 fn first_field(mut message: &[u8]) -> Option<u64> {
     let mut value = 0;
     while !message.is_empty() {
@@ -283,10 +296,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages() {
-        assert_eq!(question(""), [0, 0, 0, 0, 0]);
-        assert_eq!(question("ab"), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
-        assert_eq!(question(&"x".repeat(200))[5..8], [0x0a, 0xc8, 0x01]);
+    fn messages_are_encoded_and_decoded() {
+        assert_eq!(encode_request(""), [0, 0, 0, 0, 0]);
+        assert_eq!(encode_request("ab"), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
+        assert_eq!(encode_request(&"x".repeat(200))[5..8], [0x0a, 0xc8, 0x01]);
         assert_eq!(first_field(&[]), Some(0));
         assert_eq!(first_field(&[8, 1]), Some(1));
         assert_eq!(first_field(&[0x12, 1, 9, 8, 2]), Some(2));

@@ -1,4 +1,4 @@
-//! A page that can be fetched.
+//! HTTP probes, and HTTP lifecycle hooks.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,48 +14,48 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
 use tokio::time::timeout;
 
-use super::target::{self, Address};
-use super::{Outcome, Subject, grpc, tls};
-use crate::seams::Runtime;
+use super::target::{self, TargetAddress};
+use super::{ProbeResult, ProbedContainer, grpc, tls};
+use crate::container_runtime::ContainerRuntime;
 
-/// So much of an answer is read.
-const BODY: usize = 10 * 1024;
-const REDIRECTS: usize = 10;
+/// How much of a response's body is read.
+const MAX_BODY: usize = 10 * 1024;
+const MAX_REDIRECTS: usize = 10;
 
-/// Asks once.
-pub async fn check<R: Runtime>(
+/// Fetches the URL; succeeds if the status is 2xx.
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
-    subject: &Subject,
+    container: &ProbedContainer,
     action: &HTTPGetAction,
     limit: Duration,
-) -> Outcome {
-    let get = match Get::new(action, &subject.container, subject.ip, "probe") {
+) -> ProbeResult {
+    let get = match HttpGet::new(action, &container.spec, container.ip, "probe") {
         Ok(get) => get,
-        Err(error) => return Outcome::Error(error),
+        Err(error) => return ProbeResult::Unknown(error),
     };
     let url = get.url.to_string();
     match timeout(limit, get.follow(runtime)).await {
-        Ok(Ok(answer)) => answer.outcome(),
-        Ok(Err(error)) => Outcome::Failure(format!("Get {url:?}: {error}")),
-        Err(_) => Outcome::Failure(format!(
+        Ok(Ok(response)) => response.into_result(),
+        Ok(Err(error)) => ProbeResult::Failure(format!("Get {url:?}: {error}")),
+        Err(_) => ProbeResult::Failure(format!(
             "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
         )),
     }
 }
 
-/// Fetches a page for a hook; any answer will do.
-pub async fn hook<R: Runtime>(
+/// Fetches the URL of a lifecycle hook; succeeds with any response.
+pub async fn hook<R: ContainerRuntime>(
     runtime: &R,
     ip: Option<IpAddr>,
     container: &Container,
     action: &HTTPGetAction,
 ) -> Result<(), String> {
-    let get = Get::new(action, container, ip, "lifecycle")?;
+    let get = HttpGet::new(action, container, ip, "lifecycle")?;
     let url = get.url.to_string();
     match get.clone().follow(runtime).await {
         Ok(_) => Ok(()),
         Err(error) if get.url.https => {
-            // What speaks no TLS is asked without, and without telling it secrets.
+            // As upstream, retry a server without TLS over plain HTTP, without credentials.
             let mut plain = get;
             plain.url.https = false;
             plain.headers.remove(http::header::AUTHORIZATION);
@@ -69,28 +69,28 @@ pub async fn hook<R: Runtime>(
     }
 }
 
-/// An answer, as far as it is of interest.
-struct Answer {
+/// Status and the start of the body of a response.
+struct HttpResponse {
     status: StatusCode,
     body: String,
 }
 
-impl Answer {
-    fn outcome(self) -> Outcome {
+impl HttpResponse {
+    fn into_result(self) -> ProbeResult {
         match self.status.as_u16() {
-            200..=299 => Outcome::Success,
-            300..=399 => Outcome::Warning(format!(
+            200..=299 => ProbeResult::Success,
+            300..=399 => ProbeResult::Warning(format!(
                 "Probe terminated redirects, Response body: {}",
                 self.body
             )),
-            // The body could hold what isn't meant for everybody who can read events.
-            code => Outcome::Failure(format!("HTTP probe failed with statuscode: {code}")),
+            // Without the body: it may have content that users with access to Events must not see.
+            code => ProbeResult::Failure(format!("HTTP probe failed with statuscode: {code}")),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Get {
+struct HttpGet {
     url: Url,
     headers: HeaderMap,
     h2c: bool,
@@ -99,8 +99,8 @@ struct Get {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Url {
     https: bool,
-    address: Address,
-    /// With the query, and a `/` in front.
+    address: TargetAddress,
+    /// Starts with `/` and includes the query.
     path: String,
 }
 
@@ -111,7 +111,7 @@ impl std::fmt::Display for Url {
     }
 }
 
-impl Get {
+impl HttpGet {
     fn new(
         action: &HTTPGetAction,
         container: &Container,
@@ -124,7 +124,7 @@ impl Get {
                 .scheme
                 .as_deref()
                 .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
-            address: Address::new(action.host.as_deref(), ip, port),
+            address: TargetAddress::new(action.host.as_deref(), ip, port),
             path: clean_path(action.path.as_deref().unwrap_or_default()),
         };
         let mut headers = HeaderMap::new();
@@ -153,29 +153,29 @@ impl Get {
         })
     }
 
-    /// Fetches, and follows redirects within the same host.
-    async fn follow<R: Runtime>(mut self, runtime: &R) -> Result<Answer, String> {
+    /// Fetches the URL and follows redirects within the same host.
+    async fn follow<R: ContainerRuntime>(mut self, runtime: &R) -> Result<HttpResponse, String> {
         let first_host = self.url.address.host.clone();
-        for _ in 0..=REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let (status, location, body) = self.fetch(runtime).await?;
-            let answer = Answer { status, body };
-            let redirected = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
-            let Some(location) = location.filter(|_| redirected) else {
-                return Ok(answer);
+            let response = HttpResponse { status, body };
+            let is_redirect = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
+            let Some(location) = location.filter(|_| is_redirect) else {
+                return Ok(response);
             };
             let next = self.url.join(&location)?;
             if next.address.host != first_host {
-                return Ok(answer);
+                return Ok(response);
             }
             if location.contains("//") {
                 self.headers.remove(HOST);
             }
             self.url = next;
         }
-        Err(format!("stopped after {REDIRECTS} redirects"))
+        Err(format!("stopped after {MAX_REDIRECTS} redirects"))
     }
 
-    async fn fetch<R: Runtime>(
+    async fn fetch<R: ContainerRuntime>(
         &self,
         runtime: &R,
     ) -> Result<(StatusCode, Option<String>, String), String> {
@@ -196,7 +196,7 @@ impl Get {
             .filter(|value| !value.is_empty())
             .map(str::to_owned);
         let status = response.status();
-        Ok((status, location, read(response).await?))
+        Ok((status, location, read_body(response).await?))
     }
 
     async fn send<T>(&self, io: T) -> Result<Response<Incoming>, String>
@@ -206,14 +206,14 @@ impl Get {
         let request = self.request(true)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
             .await
-            .map_err(chain)?;
-        // Ends with the answer's body, since the connection is not kept.
+            .map_err(error_chain)?;
+        // Ends with the response's body, because of `Connection: close`.
         tokio::task::spawn_local(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a probe's connection broke");
+                tracing::debug!(%error, "connection of a probe failed");
             }
         });
-        sender.send_request(request).await.map_err(chain)
+        sender.send_request(request).await.map_err(error_chain)
     }
 
     fn request(&self, http1: bool) -> Result<Request<Empty<Bytes>>, String> {
@@ -244,9 +244,9 @@ impl Url {
         HeaderValue::from_str(&self.address.to_string()).map_err(|error| error.to_string())
     }
 
-    /// Where a redirect leads.
+    /// Resolves a `Location` header.
     fn join(&self, location: &str) -> Result<Self, String> {
-        let bad = || format!("failed to parse Location header {location:?}");
+        let invalid = || format!("failed to parse Location header {location:?}");
         let absolute = if location.starts_with("http://") || location.starts_with("https://") {
             location.to_owned()
         } else if location.starts_with("//") {
@@ -268,20 +268,20 @@ impl Url {
                 ..self.clone()
             });
         };
-        let uri: http::Uri = absolute.parse().map_err(|_| bad())?;
+        let uri: http::Uri = absolute.parse().map_err(|_| invalid())?;
         let https = uri.scheme_str() == Some("https");
-        let host = uri.host().ok_or_else(bad)?;
+        let host = uri.host().ok_or_else(invalid)?;
         let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         Ok(Self {
             https,
-            address: Address::new(Some(host), None, port),
+            address: TargetAddress::new(Some(host), None, port),
             path: clean_path(path),
         })
     }
 }
 
-/// A path that can stand in a request: with a `/` in front, without a fragment, odd characters escaped.
+/// Makes a path valid in a request: adds a leading `/`, removes the fragment, escapes characters.
 fn clean_path(path: &str) -> String {
     use std::fmt::Write as _;
     let path = path.split('#').next().unwrap_or_default();
@@ -299,15 +299,15 @@ fn clean_path(path: &str) -> String {
     clean
 }
 
-/// The beginning of an answer.
-async fn read(response: Response<Incoming>) -> Result<String, String> {
+/// Reads at most [`MAX_BODY`] bytes of a response.
+async fn read_body(response: Response<Incoming>) -> Result<String, String> {
     let mut body = response.into_body();
     let mut read = Vec::new();
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(chain)?.into_data() {
-            let room = BODY - read.len();
+        if let Ok(data) = frame.map_err(error_chain)?.into_data() {
+            let room = MAX_BODY - read.len();
             read.extend_from_slice(&data[..data.len().min(room)]);
-            if read.len() == BODY {
+            if read.len() == MAX_BODY {
                 break;
             }
         }
@@ -315,8 +315,8 @@ async fn read(response: Response<Incoming>) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&read).into_owned())
 }
 
-/// An error with all its causes.
-pub(super) fn chain(error: hyper::Error) -> String {
+/// The text of an error with its causes.
+pub(super) fn error_chain(error: hyper::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
     while let Some(cause) = source {
@@ -333,7 +333,7 @@ mod tests {
     fn url(path: &str) -> Url {
         Url {
             https: false,
-            address: Address {
+            address: TargetAddress {
                 host: "10.0.0.1".to_owned(),
                 port: 8080,
             },
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects() {
+    fn redirect_locations_are_resolved() {
         for (from, location, to) in [
             ("/a/b?x", "c", "http://10.0.0.1:8080/a/c"),
             ("/a/b", "/c?d=e#f", "http://10.0.0.1:8080/c?d=e"),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn paths() {
+    fn paths_are_escaped() {
         for (path, clean) in [
             ("", "/"),
             ("x", "/x"),

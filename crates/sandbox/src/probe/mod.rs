@@ -1,6 +1,6 @@
-//! Probes: asking a container how it is.
+//! Startup, liveness and readiness probes.
 //!
-//! [`check`] asks once, [`worker`] asks again and again and tells when the answer has changed for good.
+//! [`probe_once`] runs a probe once; [`worker`] runs it periodically and applies the thresholds.
 
 pub mod exec;
 pub mod grpc;
@@ -18,64 +18,65 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Probe};
 
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
-/// What one question brought.
+/// The result of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is well.
+pub enum ProbeResult {
+    /// The container is healthy.
     Success,
-    /// It is well, but people should hear of this.
+    /// The container is healthy, but the message is worth an Event.
     Warning(String),
-    /// It is not.
+    /// The container is not healthy.
     Failure(String),
-    /// It could not be asked; the answer does not count.
-    Error(String),
+    /// The probe could not run; the result does not count.
+    Unknown(String),
 }
 
-impl Outcome {
-    /// What upstream's metrics call it.
-    fn word(&self) -> &'static str {
+impl ProbeResult {
+    /// The label in upstream's metrics.
+    fn metric_label(&self) -> &'static str {
         match self {
             Self::Success => "successful",
             Self::Warning(_) => "warning",
             Self::Failure(_) => "failed",
-            Self::Error(_) => "unknown",
+            Self::Unknown(_) => "unknown",
         }
     }
 }
 
-/// Whom to ask.
+/// A container to probe.
 #[derive(Clone, Debug)]
-pub struct Subject {
-    /// The container.
-    pub container: Container,
-    /// The id of its present run.
+pub struct ProbedContainer {
+    /// Its spec.
+    pub spec: Container,
+    /// Its id.
     pub id: String,
     /// The pod's address.
     pub ip: Option<IpAddr>,
 }
 
-/// Asks once.
-pub async fn check<R: Runtime>(runtime: &R, subject: &Subject, probe: &Probe) -> Outcome {
+/// Runs a probe once.
+pub async fn probe_once<R: ContainerRuntime>(
+    runtime: &R,
+    container: &ProbedContainer,
+    probe: &Probe,
+) -> ProbeResult {
     let timeout = Duration::from_secs(at_least_one(probe.timeout_seconds, 1));
     if let Some(action) = &probe.exec {
-        exec::check(runtime, subject, action, timeout).await
+        exec::probe(runtime, container, action, timeout).await
     } else if let Some(action) = &probe.http_get {
-        http::check(runtime, subject, action, timeout).await
+        http::probe(runtime, container, action, timeout).await
     } else if let Some(action) = &probe.tcp_socket {
-        tcp::check(runtime, subject, action, timeout).await
+        tcp::probe(runtime, container, action, timeout).await
     } else if let Some(action) = &probe.grpc {
-        grpc::check(runtime, subject, action, timeout).await
+        grpc::probe(runtime, container, action, timeout).await
     } else {
-        Outcome::Error(format!(
-            "missing probe handler for {}",
-            subject.container.name
-        ))
+        ProbeResult::Unknown(format!("missing probe handler for {}", container.spec.name))
     }
 }
 
-/// A number of a probe, which is a default where it is missing and 1 where it makes no sense.
+/// A numeric field of a probe: `default` if it is missing, 1 if it is invalid.
 pub(crate) fn at_least_one(value: Option<i32>, default: u64) -> u64 {
     value.map_or(default, |value| u64::try_from(value).unwrap_or(1).max(1))
 }

@@ -1,4 +1,4 @@
-//! Where a probe or a hook goes.
+//! The port and address of a probe or hook.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::{TcpStream, lookup_host};
 
-use crate::seams::Runtime;
+use crate::container_runtime::ContainerRuntime;
 
-/// A port by its number, or by the name that the container gave it.
+/// Resolves a port by its number, or by its name in the container's spec.
 pub fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => *number,
@@ -29,14 +29,14 @@ pub fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
 
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct TargetAddress {
     /// Without the brackets of IPv6.
     pub host: String,
-    /// The port.
+    /// Port number.
     pub port: u16,
 }
 
-impl Address {
+impl TargetAddress {
     /// The host of the spec, else the pod's address.
     pub fn new(host: Option<&str>, pod: Option<IpAddr>, port: u16) -> Self {
         let host = match host {
@@ -46,8 +46,8 @@ impl Address {
         Self { host, port }
     }
 
-    /// Connects from within the pod's network; an error is for people.
-    pub async fn connect<R: Runtime>(&self, runtime: &R) -> Result<TcpStream, String> {
+    /// Connects from the pod's network. Errors have Go's texts, as upstream.
+    pub async fn connect<R: ContainerRuntime>(&self, runtime: &R) -> Result<TcpStream, String> {
         let ip = self
             .resolve()
             .await
@@ -55,7 +55,7 @@ impl Address {
         runtime
             .connect(ip, self.port)
             .await
-            .map_err(|error| format!("dial tcp {self}: connect: {}", words(&error)))
+            .map_err(|error| format!("dial tcp {self}: connect: {}", connect_error_text(&error)))
     }
 
     async fn resolve(&self) -> std::io::Result<IpAddr> {
@@ -73,7 +73,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for TargetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -83,8 +83,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// The words that people know from Go for errors of connecting.
-pub(crate) fn words(error: &std::io::Error) -> String {
+/// The text of a connect error as Go prints it.
+pub(crate) fn connect_error_text(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::ConnectionRefused => "connection refused".to_owned(),
@@ -101,7 +101,7 @@ mod tests {
     use serde_json::{from_value, json};
 
     #[test]
-    fn ports() {
+    fn ports_are_resolved() {
         let container: Container =
             from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}))
                 .expect("a container");
@@ -126,13 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn address_defaults_to_pod_ip() {
         let six: IpAddr = "fd00::1".parse().expect("an address");
         assert_eq!(
-            Address::new(None, Some(six), 80).to_string(),
+            TargetAddress::new(None, Some(six), 80).to_string(),
             "[fd00::1]:80"
         );
-        assert_eq!(Address::new(Some("h"), Some(six), 80).to_string(), "h:80");
-        assert_eq!(Address::new(Some(""), Some(six), 80).host, "fd00::1");
+        assert_eq!(
+            TargetAddress::new(Some("h"), Some(six), 80).to_string(),
+            "h:80"
+        );
+        assert_eq!(TargetAddress::new(Some(""), Some(six), 80).host, "fd00::1");
     }
 }

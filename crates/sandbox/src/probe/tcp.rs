@@ -1,31 +1,31 @@
-//! A port that can be connected to.
+//! TCP probes.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::TCPSocketAction;
 use tokio::time::timeout;
 
-use super::target::{self, Address};
-use super::{Outcome, Subject};
-use crate::life::go_duration;
-use crate::seams::Runtime;
+use super::target::{self, TargetAddress};
+use super::{ProbeResult, ProbedContainer};
+use crate::container_runtime::ContainerRuntime;
+use crate::lifecycle::go_duration;
 
-/// Asks once.
-pub async fn check<R: Runtime>(
+/// Connects to the port.
+pub async fn probe<R: ContainerRuntime>(
     runtime: &R,
-    subject: &Subject,
+    container: &ProbedContainer,
     action: &TCPSocketAction,
     limit: Duration,
-) -> Outcome {
-    let port = match target::port(&action.port, &subject.container) {
+) -> ProbeResult {
+    let port = match target::port(&action.port, &container.spec) {
         Ok(port) => port,
-        Err(error) => return Outcome::Error(error),
+        Err(error) => return ProbeResult::Unknown(error),
     };
-    let address = Address::new(action.host.as_deref(), subject.ip, port);
+    let address = TargetAddress::new(action.host.as_deref(), container.ip, port);
     match timeout(limit, address.connect(runtime)).await {
-        Ok(Ok(_)) => Outcome::Success,
-        Ok(Err(error)) => Outcome::Failure(error),
-        Err(_) => Outcome::Failure(format!(
+        Ok(Ok(_)) => ProbeResult::Success,
+        Ok(Err(error)) => ProbeResult::Failure(error),
+        Err(_) => ProbeResult::Failure(format!(
             "dial tcp {address}: i/o timeout after {}",
             go_duration(limit)
         )),

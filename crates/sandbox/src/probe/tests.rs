@@ -1,4 +1,4 @@
-//! Probes against servers of this process.
+//! Tests of probes with servers in this process.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,30 +10,31 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::Probe;
+use pod_protocol::Problem;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Outcome, Subject, check};
-use crate::protocol::Problem;
-use crate::seams::{
-    ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
+use super::{ProbeResult, ProbedContainer, probe_once};
+use crate::container_runtime::{
+    ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest,
+    StartedContainer,
 };
 
-/// A pod whose network is this machine's.
-struct Here;
+/// A pod in the host's network, without containers.
+struct HostNetworkRuntime;
 
-impl Runtime for Here {
-    async fn up(&self) -> Result<PodNetwork, Problem> {
+impl ContainerRuntime for HostNetworkRuntime {
+    async fn set_up(&self) -> Result<PodNetwork, Problem> {
         Ok(PodNetwork::default())
     }
-    async fn image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
     fn image_volumes(&self, _: &k8s_openapi::api::core::v1::Container) -> Vec<ImageRequest> {
         Vec::new()
     }
-    async fn start(&self, _: &StartRequest) -> Result<Started, Problem> {
+    async fn start(&self, _: &StartRequest) -> Result<StartedContainer, Problem> {
         Err(problem())
     }
     fn signal(&self, _: &str, _: i32) {}
@@ -46,20 +47,20 @@ impl Runtime for Here {
     async fn termination_message(&self, _: &StartRequest, _: bool) -> Option<String> {
         None
     }
-    async fn down(&self) {}
+    async fn tear_down(&self) {}
 }
 
 fn problem() -> Problem {
     Problem {
         reason: "Error".to_owned(),
-        message: "there are no containers here".to_owned(),
+        message: "no containers".to_owned(),
     }
 }
 
-async fn ask(probe: Value) -> Outcome {
+async fn run(probe: Value) -> ProbeResult {
     let probe: Probe = serde_json::from_value(probe).expect("a probe");
-    let subject = Subject {
-        container: serde_json::from_value(
+    let container = ProbedContainer {
+        spec: serde_json::from_value(
             json!({"name": "c", "ports": [{"name": "none", "containerPort": 1}]}),
         )
         .expect("a container"),
@@ -67,35 +68,37 @@ async fn ask(probe: Value) -> Outcome {
         ip: Some(IpAddr::from([127, 0, 0, 1])),
     };
     let local = tokio::task::LocalSet::new();
-    local.run_until(check(&Here, &subject, &probe)).await
+    local
+        .run_until(probe_once(&HostNetworkRuntime, &container, &probe))
+        .await
 }
 
-/// Answers each connection with the next of these, and gives back what was asked.
-async fn serve(answers: Vec<String>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+/// Responds to each connection with the next of these, and returns the requests.
+async fn serve(responses: Vec<String>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let server = tokio::spawn(async move {
-        let mut asked = Vec::new();
-        for answer in answers {
+        let mut requests = Vec::new();
+        for response in responses {
             let (mut stream, _) = listener.accept().await.expect("a connection");
             let mut request = Vec::new();
             while !request.ends_with(b"\r\n\r\n") {
                 let byte = stream.read_u8().await.expect("a request");
                 request.push(byte);
             }
-            asked.push(String::from_utf8(request).expect("text"));
-            let answer = answer.replace("PORT", &port.to_string());
+            requests.push(String::from_utf8(request).expect("text"));
+            let response = response.replace("PORT", &port.to_string());
             stream
-                .write_all(answer.as_bytes())
+                .write_all(response.as_bytes())
                 .await
-                .expect("to answer");
+                .expect("to respond");
         }
-        asked
+        requests
     });
     (port, server)
 }
 
-fn answer(head: &str, body: &str) -> String {
+fn response(head: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -103,33 +106,33 @@ fn answer(head: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn http_statuses() {
+async fn http_status_decides_result() {
     for (head, want) in [
-        ("200 OK", Outcome::Success),
-        ("204 No Content", Outcome::Success),
+        ("200 OK", ProbeResult::Success),
+        ("204 No Content", ProbeResult::Success),
         (
             "304 Not Modified",
-            Outcome::Warning("Probe terminated redirects, Response body: ".to_owned()),
+            ProbeResult::Warning("Probe terminated redirects, Response body: ".to_owned()),
         ),
         (
             "404 Not Found",
-            Outcome::Failure("HTTP probe failed with statuscode: 404".to_owned()),
+            ProbeResult::Failure("HTTP probe failed with statuscode: 404".to_owned()),
         ),
         (
             "503 Unavailable",
-            Outcome::Failure("HTTP probe failed with statuscode: 503".to_owned()),
+            ProbeResult::Failure("HTTP probe failed with statuscode: 503".to_owned()),
         ),
     ] {
-        let (port, server) = serve(vec![answer(head, "")]).await;
-        assert_eq!(ask(json!({"httpGet": {"port": port}})).await, want);
+        let (port, server) = serve(vec![response(head, "")]).await;
+        assert_eq!(run(json!({"httpGet": {"port": port}})).await, want);
         server.await.expect("a server");
     }
 }
 
 #[tokio::test]
-async fn http_headers() {
-    let (port, server) = serve(vec![answer("200 OK", "")]).await;
-    let outcome = ask(
+async fn http_headers_are_sent() {
+    let (port, server) = serve(vec![response("200 OK", "")]).await;
+    let result = run(
         json!({"httpGet": {"port": port, "path": "a?b=c", "httpHeaders": [
             {"name": "Host", "value": "example.org"},
             {"name": "X-Custom", "value": "1"},
@@ -138,7 +141,7 @@ async fn http_headers() {
         ]}}),
     )
     .await;
-    assert_eq!(outcome, Outcome::Success);
+    assert_eq!(result, ProbeResult::Success);
     let request = server.await.expect("a server").remove(0);
     let mut lines: Vec<&str> = request.lines().filter(|line| !line.is_empty()).collect();
     assert_eq!(lines.remove(0), "GET /a?b=c HTTP/1.1");
@@ -156,19 +159,19 @@ async fn http_headers() {
 }
 
 #[tokio::test]
-async fn redirects_within_the_host_are_followed() {
+async fn redirect_within_host_is_followed() {
     let (port, server) = serve(vec![
-        answer("302 Found\r\nLocation: /b", ""),
-        answer("301 Moved\r\nLocation: http://127.0.0.1:PORT/c", ""),
-        answer("200 OK", "fine"),
+        response("302 Found\r\nLocation: /b", ""),
+        response("301 Moved\r\nLocation: http://127.0.0.1:PORT/c", ""),
+        response("200 OK", "fine"),
     ])
     .await;
     assert_eq!(
-        ask(json!({"httpGet": {"port": port, "path": "/a"}})).await,
-        Outcome::Success
+        run(json!({"httpGet": {"port": port, "path": "/a"}})).await,
+        ProbeResult::Success
     );
-    let asked = server.await.expect("a server");
-    let first: Vec<_> = asked
+    let requests = server.await.expect("a server");
+    let first: Vec<_> = requests
         .iter()
         .filter_map(|request| request.lines().next())
         .collect();
@@ -179,76 +182,76 @@ async fn redirects_within_the_host_are_followed() {
 }
 
 #[tokio::test]
-async fn redirects_elsewhere_are_not() {
-    let (port, _server) = serve(vec![answer(
+async fn redirect_to_other_host_is_warning() {
+    let (port, _server) = serve(vec![response(
         "302 Found\r\nLocation: http://example.org/",
         "gone",
     )])
     .await;
     assert_eq!(
-        ask(json!({"httpGet": {"port": port}})).await,
-        Outcome::Warning("Probe terminated redirects, Response body: gone".to_owned())
+        run(json!({"httpGet": {"port": port}})).await,
+        ProbeResult::Warning("Probe terminated redirects, Response body: gone".to_owned())
     );
 }
 
 #[tokio::test]
-async fn redirects_end() {
-    let (port, _server) = serve(vec![answer("302 Found\r\nLocation: /", ""); 20]).await;
+async fn endless_redirects_fail() {
+    let (port, _server) = serve(vec![response("302 Found\r\nLocation: /", ""); 20]).await;
     assert_eq!(
-        ask(json!({"httpGet": {"port": port}})).await,
-        Outcome::Failure(format!(
+        run(json!({"httpGet": {"port": port}})).await,
+        ProbeResult::Failure(format!(
             "Get \"http://127.0.0.1:{port}/\": stopped after 10 redirects"
         ))
     );
 }
 
 #[tokio::test]
-async fn nobody_there() {
+async fn connection_refused_is_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     drop(listener);
     let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
     assert_eq!(
-        ask(json!({"httpGet": {"port": port}})).await,
-        Outcome::Failure(format!("Get \"http://127.0.0.1:{port}/\": {refused}"))
+        run(json!({"httpGet": {"port": port}})).await,
+        ProbeResult::Failure(format!("Get \"http://127.0.0.1:{port}/\": {refused}"))
     );
     assert_eq!(
-        ask(json!({"tcpSocket": {"port": port}})).await,
-        Outcome::Failure(refused.clone())
+        run(json!({"tcpSocket": {"port": port}})).await,
+        ProbeResult::Failure(refused.clone())
     );
     assert_eq!(
-        ask(json!({"grpc": {"port": port}})).await,
-        Outcome::Failure(format!(
+        run(json!({"grpc": {"port": port}})).await,
+        ProbeResult::Failure(format!(
             "error: failed to connect service at \"127.0.0.1:{port}\": {refused}"
         ))
     );
     assert!(matches!(
-        ask(json!({"tcpSocket": {"port": "missing"}})).await,
-        Outcome::Error(_)
+        run(json!({"tcpSocket": {"port": "missing"}})).await,
+        ProbeResult::Unknown(_)
     ));
     assert!(matches!(
-        ask(json!({"exec": {"command": ["x"]}})).await,
-        Outcome::Error(_)
+        run(json!({"exec": {"command": ["x"]}})).await,
+        ProbeResult::Unknown(_)
     ));
 }
 
 #[tokio::test]
-async fn somebody_silent() {
+async fn silent_server_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     assert_eq!(
-        ask(json!({"tcpSocket": {"port": port}})).await,
-        Outcome::Success
+        run(json!({"tcpSocket": {"port": port}})).await,
+        ProbeResult::Success
     );
     assert_eq!(
-        ask(json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 1})).await,
-        Outcome::Failure(format!(
+        run(json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 1})).await,
+        ProbeResult::Failure(format!(
             "Get \"http://127.0.0.1:{port}/x\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
         ))
     );
     assert_eq!(
-        ask(json!({"grpc": {"port": port}})).await,
-        Outcome::Failure("timeout: health rpc did not complete within 1s".to_owned())
+        run(json!({"grpc": {"port": port}})).await,
+        ProbeResult::Failure("timeout: health rpc did not complete within 1s".to_owned())
     );
     drop(listener);
 }
@@ -272,7 +275,7 @@ fn acceptor(h2: bool) -> tokio_rustls::TlsAcceptor {
 }
 
 #[tokio::test]
-async fn https_without_asking_who_is_there() {
+async fn https_certificate_is_not_verified() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let server = tokio::spawn(async move {
@@ -282,17 +285,17 @@ async fn https_without_asking_who_is_there() {
         let read = stream.read(&mut request).await.expect("a request");
         assert!(request[..read].starts_with(b"GET /x HTTP/1.1"));
         stream
-            .write_all(answer("200 OK", "fine").as_bytes())
+            .write_all(response("200 OK", "fine").as_bytes())
             .await
-            .expect("to answer");
+            .expect("to respond");
         stream.shutdown().await.expect("to end");
     });
-    let outcome = ask(json!({"httpGet": {"port": port, "path": "/x", "scheme": "HTTPS"}})).await;
-    assert_eq!(outcome, Outcome::Success);
+    let result = run(json!({"httpGet": {"port": port, "path": "/x", "scheme": "HTTPS"}})).await;
+    assert_eq!(result, ProbeResult::Success);
     server.await.expect("a server");
 }
 
-/// A health service that knows `well` and `sick`.
+/// A health service with the services `healthy`, `unhealthy` and `unimplemented`.
 async fn health(
     request: http::Request<Incoming>,
 ) -> Result<
@@ -301,17 +304,17 @@ async fn health(
 > {
     assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
     assert_eq!(request.headers()["content-type"], "application/grpc");
-    let asked = request.into_body().collect().await?.to_bytes();
-    let service = String::from_utf8_lossy(asked.get(7..).unwrap_or_default()).into_owned();
+    let message = request.into_body().collect().await?.to_bytes();
+    let service = String::from_utf8_lossy(message.get(7..).unwrap_or_default()).into_owned();
     let (message, status): (&'static [u8], &str) = match service.as_str() {
-        "well" | "" => (&[0, 0, 0, 0, 2, 8, 1], "0"),
-        "sick" => (&[0, 0, 0, 0, 2, 8, 2], "0"),
-        "old" => (&[], "12"),
+        "healthy" | "" => (&[0, 0, 0, 0, 2, 8, 1], "0"),
+        "unhealthy" => (&[0, 0, 0, 0, 2, 8, 2], "0"),
+        "unimplemented" => (&[], "12"),
         _ => (&[], "5"),
     };
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", status.parse().expect("a value"));
-    trailers.insert("grpc-message", "as asked".parse().expect("a value"));
+    trailers.insert("grpc-message", "test message".parse().expect("a value"));
     let frames = futures::stream::iter([
         Ok(Frame::data(Bytes::from_static(message))),
         Ok(Frame::trailers(trailers)),
@@ -320,7 +323,7 @@ async fn health(
 }
 
 #[tokio::test]
-async fn grpc_health() {
+async fn grpc_health_decides_result() {
     for tls in [false, true] {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
@@ -342,32 +345,32 @@ async fn grpc_health() {
         });
         let mode = if tls { "TLS" } else { "Plaintext" };
         for (service, want) in [
-            ("", Outcome::Success),
-            ("well", Outcome::Success),
-            ("sick", Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".to_owned())),
+            ("", ProbeResult::Success),
+            ("healthy", ProbeResult::Success),
+            ("unhealthy", ProbeResult::Failure("service unhealthy (responded with \"NOT_SERVING\")".to_owned())),
             (
-                "old",
-                Outcome::Failure(
-                    "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): as asked"
+                "unimplemented",
+                ProbeResult::Failure(
+                    "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): test message"
                         .to_owned(),
                 ),
             ),
             (
-                "other",
-                Outcome::Failure(
-                    "error: health rpc probe failed: rpc error: code = NotFound desc = as asked".to_owned(),
+                "unknown",
+                ProbeResult::Failure(
+                    "error: health rpc probe failed: rpc error: code = NotFound desc = test message".to_owned(),
                 ),
             ),
         ] {
             let probe = json!({"grpc": {"port": port, "service": service, "mode": mode}, "timeoutSeconds": 5});
-            assert_eq!(ask(probe).await, want, "{service} {mode}");
+            assert_eq!(run(probe).await, want, "{service} {mode}");
         }
         server.abort();
     }
 }
 
 #[tokio::test]
-async fn http2_without_tls() {
+async fn http2_without_tls_is_supported() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let server = tokio::spawn(async move {
@@ -382,6 +385,6 @@ async fn http2_without_tls() {
             .await;
     });
     let probe = json!({"httpGet": {"port": port, "path": "/x", "protocol": "HTTP2"}});
-    assert_eq!(ask(probe).await, Outcome::Success);
+    assert_eq!(run(probe).await, ProbeResult::Success);
     server.await.expect("a server");
 }

@@ -1,4 +1,4 @@
-//! TLS without asking who is there, as probes have it.
+//! TLS without certificate verification, as upstream's probes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Shakes hands with whoever is there. `h2` asks for HTTP/2.
+/// Performs the handshake. `h2` offers HTTP/2 by ALPN.
 pub async fn connect(
     stream: TcpStream,
     host: &str,
@@ -30,7 +30,7 @@ pub async fn connect(
         .map_err(|error| format!("tls: {error}"))
 }
 
-/// Made when the first probe needs it: most pods never do, and every pod has a process of its own.
+/// Created by the first probe that needs it: most pods have none, and each pod is a process.
 fn config() -> Result<Arc<ClientConfig>, String> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = CONFIG.get() {
@@ -41,17 +41,17 @@ fn config() -> Result<Arc<ClientConfig>, String> {
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
         .with_no_client_auth();
     config.resumption = Resumption::disabled();
     Ok(CONFIG.get_or_init(|| Arc::new(config)).clone())
 }
 
-/// Takes every certificate, even such as could not be read: nothing secret is sent.
+/// Accepts every certificate, even a malformed one: probes send no secrets.
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,4 +1,4 @@
-//! Asking again and again.
+//! Runs a probe periodically.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -6,25 +6,25 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Probe;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::{Outcome, Subject, at_least_one, check};
-use crate::seams::Runtime;
+use super::{ProbeResult, ProbedContainer, at_least_one, probe_once};
+use crate::container_runtime::ContainerRuntime;
 
-/// A question that could not be asked is repeated at once so many times.
-const TRIES: usize = 3;
+/// A probe that could not run is repeated at once, up to this many times. As upstream.
+const MAX_TRIES: usize = 3;
 
-/// What is asked.
+/// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// Is it up? Asked until the answer is final, before anything else is.
+pub enum ProbeKind {
+    /// Runs before the others, until a threshold is reached.
     Startup,
-    /// Is it alive? Asked until it isn't.
+    /// Runs until the failure threshold is reached.
     Liveness,
-    /// Can it take work? Asked as long as it runs.
+    /// Runs as long as the container does.
     Readiness,
 }
 
-impl Which {
-    fn word(self) -> &'static str {
+impl ProbeKind {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
             Self::Liveness => "Liveness",
@@ -33,83 +33,87 @@ impl Which {
     }
 }
 
-/// What a worker tells.
+/// A message of a probe worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// The thresholds are reached: well, or not.
-    Verdict(bool),
-    /// Worth a warning: reason and message of the event.
-    Event(&'static str, String),
+pub enum ProbeEvent {
+    /// The success threshold (`true`) or the failure threshold (`false`) is reached.
+    ThresholdReached(bool),
+    /// A warning Event: reason and message.
+    Warning(&'static str, String),
 }
 
-/// Asks until the answer is final, or for ever. `since` is when the container was started.
-pub async fn work<R: Runtime>(
+/// Runs a probe until its result is final, or until the task is aborted. `since` is when the container was started.
+pub async fn run<R: ContainerRuntime>(
     runtime: Rc<R>,
-    which: Which,
-    subject: Subject,
+    kind: ProbeKind,
+    container: ProbedContainer,
     probe: Probe,
     since: Instant,
-    tell: impl Fn(Word),
+    send: impl Fn(ProbeEvent),
 ) {
     let delay = u64::try_from(probe.initial_delay_seconds.unwrap_or(0)).unwrap_or(0);
     let period = Duration::from_secs(at_least_one(probe.period_seconds, 10));
     let first = (since + Duration::from_secs(delay)).max(Instant::now());
     let mut ticks = interval_at(first, period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut run = (false, 0_u64);
+    let mut streak = (false, 0_u64);
     loop {
         ticks.tick().await;
-        let outcome = ask(&*runtime, &subject, &probe).await;
-        runtime.probed(&subject.container.name, which.word(), outcome.word());
-        let well = match outcome {
-            Outcome::Success => true,
-            Outcome::Warning(output) => {
-                let message = format!("{} probe warning: {output}", which.word());
-                tell(Word::Event("ProbeWarning", message));
+        let result = probe_with_retries(&*runtime, &container, &probe).await;
+        runtime.record_probe(&container.spec.name, kind.as_str(), result.metric_label());
+        let is_healthy = match result {
+            ProbeResult::Success => true,
+            ProbeResult::Warning(output) => {
+                let message = format!("{} probe warning: {output}", kind.as_str());
+                send(ProbeEvent::Warning("ProbeWarning", message));
                 true
             }
-            Outcome::Failure(output) => {
-                let message = format!("{} probe failed: {output}", which.word());
-                tell(Word::Event("Unhealthy", message));
+            ProbeResult::Failure(output) => {
+                let message = format!("{} probe failed: {output}", kind.as_str());
+                send(ProbeEvent::Warning("Unhealthy", message));
                 false
             }
-            Outcome::Error(error) => {
+            ProbeResult::Unknown(error) => {
                 let message = format!(
                     "{} probe errored and resulted in unknown state: {error}",
-                    which.word()
+                    kind.as_str()
                 );
-                tell(Word::Event("Unhealthy", message));
+                send(ProbeEvent::Warning("Unhealthy", message));
                 continue;
             }
         };
-        run = if run.0 == well && run.1 > 0 {
-            (well, run.1.saturating_add(1))
+        streak = if streak.0 == is_healthy && streak.1 > 0 {
+            (is_healthy, streak.1.saturating_add(1))
         } else {
-            (well, 1)
+            (is_healthy, 1)
         };
-        let threshold = if well {
+        let threshold = if is_healthy {
             at_least_one(probe.success_threshold, 1)
         } else {
             at_least_one(probe.failure_threshold, 3)
         };
-        if run.1 < threshold {
+        if streak.1 < threshold {
             continue;
         }
-        tell(Word::Verdict(well));
-        // What is up stays up, and what is dead will be ended.
-        if which == Which::Startup || (which == Which::Liveness && !well) {
+        send(ProbeEvent::ThresholdReached(is_healthy));
+        // Final: a startup probe does not run again, and a container that is not alive is killed.
+        if kind == ProbeKind::Startup || (kind == ProbeKind::Liveness && !is_healthy) {
             return;
         }
     }
 }
 
-async fn ask<R: Runtime>(runtime: &R, subject: &Subject, probe: &Probe) -> Outcome {
-    let mut outcome = check(runtime, subject, probe).await;
-    for _ in 1..TRIES {
-        if !matches!(outcome, Outcome::Error(_)) {
+async fn probe_with_retries<R: ContainerRuntime>(
+    runtime: &R,
+    container: &ProbedContainer,
+    probe: &Probe,
+) -> ProbeResult {
+    let mut result = probe_once(runtime, container, probe).await;
+    for _ in 1..MAX_TRIES {
+        if !matches!(result, ProbeResult::Unknown(_)) {
             break;
         }
-        outcome = check(runtime, subject, probe).await;
+        result = probe_once(runtime, container, probe).await;
     }
-    outcome
+    result
 }

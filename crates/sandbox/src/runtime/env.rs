@@ -1,14 +1,14 @@
-//! A container's environment and command, with `$(NAME)` references put in. Pure.
+//! A container's environment and command, with `$(NAME)` references expanded. Pure.
 
 use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 
-use crate::seams::ImageDefaults;
+use crate::container_runtime::ImageDefaults;
 
 /// Addresses that only the sandbox knows.
 #[derive(Debug, Default)]
-pub struct Addresses {
+pub struct PodAddresses {
     /// The pod's.
     pub pod_ips: Vec<String>,
     /// The node's.
@@ -20,7 +20,7 @@ pub fn environment(
     image: &ImageDefaults,
     own: &[EnvVar],
     hostname: &str,
-    addresses: &Addresses,
+    addresses: &PodAddresses,
 ) -> Vec<(String, String)> {
     let mut variables = Variables::default();
     variables.set(
@@ -32,11 +32,11 @@ pub fn environment(
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         variables.set(name, value);
     }
-    // References are to the pod's own variables; those of the image are no concern of its author.
+    // As upstream, references see the pod's variables only, not the image's.
     let mut known = HashMap::new();
     for variable in own {
-        let value = match field(variable) {
-            Some(path) => addresses.field(path),
+        let value = match field_path(variable) {
+            Some(path) => addresses.resolve(path),
             None => expand(variable.value.as_deref().unwrap_or_default(), &known),
         };
         known.insert(variable.name.clone(), value.clone());
@@ -45,31 +45,31 @@ pub fn environment(
     variables.0
 }
 
-/// Sets a variable that has no value yet.
+/// Sets a variable unless it is set already.
 pub fn set_default(env: &mut Vec<(String, String)>, name: &str, value: &str) {
     if !env.iter().any(|(found, _)| found == name) {
         env.push((name.to_owned(), value.to_owned()));
     }
 }
 
-/// Those variables that the pod itself has, to which its other words may refer.
-pub fn own(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
+/// The pod's own variables of `env`, to which its command and subPaths may refer.
+pub fn own_variables(env: &[(String, String)], own: &[EnvVar]) -> HashMap<String, String> {
     let is_own = |name: &str| own.iter().any(|variable| variable.name == name);
     let own = env.iter().filter(|(name, _)| is_own(name));
     own.cloned().collect()
 }
 
-/// The program and its arguments: the pod's words where it has some, else the image's.
+/// The program and its arguments: `command` and `args` of the pod, else ENTRYPOINT and CMD of the image.
 pub fn command(
     image: &ImageDefaults,
     container: &Container,
     known: &HashMap<String, String>,
 ) -> Vec<String> {
-    let words = |list: &Option<Vec<String>>| -> Vec<String> {
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
         let list = list.as_deref().unwrap_or_default();
-        list.iter().map(|word| expand(word, known)).collect()
+        list.iter().map(|arg| expand(arg, known)).collect()
     };
-    let (command, args) = (words(&container.command), words(&container.args));
+    let (command, args) = (expanded(&container.command), expanded(&container.args));
     match (command.is_empty(), args.is_empty()) {
         (true, true) => [image.entrypoint.clone(), image.cmd.clone()].concat(),
         (true, false) => [image.entrypoint.clone(), args].concat(),
@@ -77,7 +77,7 @@ pub fn command(
     }
 }
 
-/// Puts values in place of `$(NAME)`. `$$` is a dollar, and a name that isn't known stays as it is written.
+/// Expands `$(NAME)`. `$$` becomes `$`, and references to unknown names stay.
 pub fn expand(text: &str, known: &HashMap<String, String>) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -103,15 +103,15 @@ pub fn expand(text: &str, known: &HashMap<String, String>) -> String {
     result
 }
 
-fn field(variable: &EnvVar) -> Option<&str> {
+fn field_path(variable: &EnvVar) -> Option<&str> {
     let source = variable.value_from.as_ref()?.field_ref.as_ref()?;
     Some(&source.field_path)
 }
 
-impl Addresses {
-    fn field(&self, path: &str) -> String {
+impl PodAddresses {
+    fn resolve(&self, field_path: &str) -> String {
         let first = |list: &[String]| list.first().cloned().unwrap_or_default();
-        match path {
+        match field_path {
             "status.podIP" => first(&self.pod_ips),
             "status.podIPs" => self.pod_ips.join(","),
             "status.hostIP" => first(&self.host_ips),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_put_in() {
+    fn references_are_expanded() {
         for (text, want) in [
             ("x$(A)y$(B)", "x1ytwo"),
             ("$(C)", "$(C)"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn later_variables_win_and_see_earlier_ones() {
+    fn later_variables_override_and_see_earlier_ones() {
         let image = ImageDefaults {
             env: vec!["PATH=/bin".into(), "LANG=C".into()],
             ..Default::default()
@@ -177,7 +177,7 @@ mod tests {
             plain("B", "$(A)$(LANG)"),
             plain("LANG", "de"),
         ];
-        let env = environment(&image, &own, "host", &Addresses::default());
+        let env = environment(&image, &own, "host", &PodAddresses::default());
         let get = |name: &str| {
             env.iter()
                 .find(|(found, _)| found == name)
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_replaces_the_images_arguments_too() {
+    fn command_replaces_entrypoint_and_cmd() {
         let image = ImageDefaults {
             entrypoint: vec!["e".into()],
             cmd: vec!["c".into()],
             ..Default::default()
         };
-        let of = |command: Option<&str>, args: Option<&str>| {
-            let list = |word: Option<&str>| word.map(|word| vec![word.to_owned()]);
+        let command_line = |command: Option<&str>, args: Option<&str>| {
+            let list = |arg: Option<&str>| arg.map(|arg| vec![arg.to_owned()]);
             let container = Container {
                 command: list(command),
                 args: list(args),
@@ -205,9 +205,9 @@ mod tests {
             };
             super::command(&image, &container, &HashMap::new()).join(" ")
         };
-        assert_eq!(of(None, None), "e c");
-        assert_eq!(of(None, Some("a")), "e a");
-        assert_eq!(of(Some("x"), None), "x");
-        assert_eq!(of(Some("x"), Some("a")), "x a");
+        assert_eq!(command_line(None, None), "e c");
+        assert_eq!(command_line(None, Some("a")), "e a");
+        assert_eq!(command_line(Some("x"), None), "x");
+        assert_eq!(command_line(Some("x"), Some("a")), "x a");
     }
 }

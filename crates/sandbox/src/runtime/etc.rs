@@ -1,13 +1,15 @@
-//! The files below /etc that a pod's containers share: hosts, hostname, resolv.conf. Pure.
+//! The files in /etc that a pod's containers share: hosts, hostname, resolv.conf. Pure.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
-use crate::protocol::NodeFacts;
+use pod_protocol::NodeFacts;
 
-/// As many names, and characters of them, as a resolver takes.
+/// Upstream's limit of search domains.
 const MAX_SEARCHES: usize = 32;
+/// Resolvers ignore further name servers.
+const MAX_NAMESERVERS: usize = 3;
 
-/// The name by which a pod's processes know their machine.
+/// The pod's host name.
 pub fn hostname(pod: &Pod, cluster_domain: &str) -> String {
     let spec = pod.spec.clone().unwrap_or_default();
     let short = short_name(pod, &spec);
@@ -21,7 +23,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> String {
 }
 
 fn short_name(pod: &Pod, spec: &PodSpec) -> String {
-    if let Some(name) = overriding(spec) {
+    if let Some(name) = hostname_override(spec) {
         return name.to_owned();
     }
     let name = pod.metadata.name.clone().unwrap_or_default();
@@ -34,15 +36,15 @@ fn short_name(pod: &Pod, spec: &PodSpec) -> String {
     name.trim_end_matches(['-', '.']).to_owned()
 }
 
-/// A name that stands for itself, in no domain of the cluster.
-fn overriding(spec: &PodSpec) -> Option<&str> {
+/// A name outside of the cluster's domain.
+fn hostname_override(spec: &PodSpec) -> Option<&str> {
     spec.hostname_override
         .as_deref()
         .filter(|name| !name.is_empty())
 }
 
 fn domain(pod: &Pod, spec: &PodSpec, cluster_domain: &str) -> Option<String> {
-    if overriding(spec).is_some() {
+    if hostname_override(spec).is_some() {
         return None;
     }
     let subdomain = spec.subdomain.as_ref().filter(|name| !name.is_empty())?;
@@ -50,7 +52,7 @@ fn domain(pod: &Pod, spec: &PodSpec, cluster_domain: &str) -> Option<String> {
     Some(format!("{subdomain}.{namespace}.svc.{cluster_domain}"))
 }
 
-/// `/etc/hosts`. For a pod in the host's network it starts with the host's own.
+/// `/etc/hosts`. With `hostNetwork` it starts with the host's file.
 pub fn hosts(pod: &Pod, node: &NodeFacts, pod_ips: &[String], host_file: &str) -> String {
     let spec = pod.spec.clone().unwrap_or_default();
     let mut text = String::new();
@@ -89,19 +91,19 @@ pub fn hosts(pod: &Pod, node: &NodeFacts, pod_ips: &[String], host_file: &str) -
     text
 }
 
-/// `/etc/resolv.conf`, from `dnsPolicy`, `dnsConfig` and the host's own file.
+/// `/etc/resolv.conf`, from `dnsPolicy`, `dnsConfig` and the host's file.
 pub fn resolv_conf(pod: &Pod, node: &NodeFacts, host_file: &str) -> String {
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
     let mut conf = match spec.dns_policy.as_deref() {
-        Some("None") => Resolver::default(),
+        Some("None") => ResolvConf::default(),
         Some("ClusterFirst") if !host_network && !node.cluster_dns.is_empty() => {
-            Resolver::cluster(pod, node, Resolver::parse(host_file))
+            ResolvConf::cluster(pod, node, ResolvConf::parse(host_file))
         }
         Some("ClusterFirstWithHostNet") if !node.cluster_dns.is_empty() => {
-            Resolver::cluster(pod, node, Resolver::parse(host_file))
+            ResolvConf::cluster(pod, node, ResolvConf::parse(host_file))
         }
-        _ => Resolver::parse(host_file),
+        _ => ResolvConf::parse(host_file),
     };
     if let Some(wanted) = spec.dns_config {
         conf.servers.extend(wanted.nameservers.unwrap_or_default());
@@ -121,22 +123,22 @@ pub fn resolv_conf(pod: &Pod, node: &NodeFacts, host_file: &str) -> String {
 }
 
 #[derive(Default)]
-struct Resolver {
+struct ResolvConf {
     servers: Vec<String>,
     searches: Vec<String>,
     options: Vec<String>,
 }
 
-impl Resolver {
+impl ResolvConf {
     fn parse(file: &str) -> Self {
         let mut conf = Self::default();
         for line in file.lines() {
-            let mut words = line.split_whitespace();
-            match words.next() {
-                Some("nameserver") => conf.servers.extend(words.next().map(str::to_owned)),
-                // The last one counts.
-                Some("search" | "domain") => conf.searches = words.map(str::to_owned).collect(),
-                Some("options") => conf.options.extend(words.map(str::to_owned)),
+            let mut fields = line.split_whitespace();
+            match fields.next() {
+                Some("nameserver") => conf.servers.extend(fields.next().map(str::to_owned)),
+                // The last one wins.
+                Some("search" | "domain") => conf.searches = fields.map(str::to_owned).collect(),
+                Some("options") => conf.options.extend(fields.map(str::to_owned)),
                 _ => {}
             }
         }
@@ -165,8 +167,7 @@ impl Resolver {
         self.searches.truncate(MAX_SEARCHES);
         let mut seen = std::collections::HashSet::new();
         self.servers.retain(|server| seen.insert(server.clone()));
-        // More than three are not asked.
-        self.servers.truncate(3);
+        self.servers.truncate(MAX_NAMESERVERS);
         let mut text = String::new();
         if !self.searches.is_empty() {
             text.push_str(&format!("search {}\n", self.searches.join(" ")));
@@ -206,7 +207,7 @@ mod tests {
     const HOST: &str = "search site.org\nnameserver 10.0.0.1\noptions timeout:1\n";
 
     #[test]
-    fn names_of_the_machine() {
+    fn hostname_follows_spec() {
         assert_eq!(hostname(&pod(json!({})), "cluster.local"), "web-0");
         let fqdn = json!({"hostname": "a", "subdomain": "b", "setHostnameAsFQDN": true});
         assert_eq!(
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overriding_name_stands_for_itself() {
+    fn hostname_override_has_no_domain() {
         let own = pod(json!({"hostname": "a", "subdomain": "b", "hostnameOverride": "db.example"}));
         assert_eq!(hostname(&own, "cluster.local"), "db.example");
         let text = hosts(&own, &node(), &["100.64.0.5".into()], "");
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvers() {
+    fn resolv_conf_follows_dns_policy() {
         let with = |policy: &str| {
             pod(json!({"dnsPolicy": policy, "dnsConfig": {
             "nameservers": ["9.9.9.9"], "searches": ["more.org"], "options": [{"name": "ndots", "value": "2"}, {"name": "rotate"}]}}))

@@ -1,125 +1,146 @@
-//! `hostPort`: connections and datagrams to a port of the machine are carried to a port of the pod.
+//! `hostPort`: forwards TCP connections and UDP datagrams (`host_port_udp.rs`) from a port of the node to a port of the pod.
 //!
-//! A sandbox is in the machine's own network, and has sockets made in the pod's: it needs nobody else for this, and it goes on
-//! without its kubelet. Whoever reaches the machine reaches the port; the pod asked for that. TCP, and UDP
-//! (`host_datagrams.rs`); a port of SCTP is closed, and the pod is told so by an Event.
+//! The sandbox is in the node's network namespace, and the inner process creates sockets in the pod's, so forwarding needs neither the
+//! kubelet nor the hub. All clients that reach the node reach the port, as the pod requested. SCTP is not supported, and reported in
+//! an Event.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec};
+use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::exec::connect;
-use super::host_datagrams;
-use super::inside::Inside;
+use super::host_port_udp;
+use super::inner_client::InnerClient;
+use crate::lifecycle::is_sidecar;
 
-/// So many connections to a port are carried at once; more wait for their turn.
-const CONNECTIONS: usize = 512;
-/// A client that is silent for so long is asked whether it is still there: one that lost its power would hold its place for ever.
-const SILENCE: Duration = Duration::from_secs(60);
-/// Between such questions, of which the kernel asks a few.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-/// After a connection could not be accepted, for want of descriptors mostly.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Concurrent connections per port; more wait in the listener's backlog.
+const MAX_CONNECTIONS: usize = 512;
+/// TCP keepalive for clients: without it, one that lost its power would hold its connection forever.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after accept() failed, usually because the process has too many open files.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The ports of a pod that the machine listens at, until this is dropped.
+/// The open host ports of a pod. Dropping it closes them.
 #[derive(Debug, Default)]
 pub struct HostPorts(Vec<AbortHandle>);
 
 impl Drop for HostPorts {
     fn drop(&mut self) {
-        for listening in &self.0 {
-            listening.abort();
+        for server in &self.0 {
+            server.abort();
         }
     }
 }
 
 impl HostPorts {
-    /// Listens at all of them, or at none and says which is not to be had. `pod` is the pod's address.
-    pub async fn open(spec: &PodSpec, pod: IpAddr, inside: &Rc<Inside>) -> Result<Self, String> {
+    /// Opens all host ports of the spec, or none: an error names the port that can't be opened. `pod` is the pod's address.
+    pub async fn open(
+        spec: &PodSpec,
+        pod: IpAddr,
+        inner: &Rc<InnerClient>,
+    ) -> Result<Self, String> {
         let mut listeners = Vec::new();
-        for wanted in wanted(spec) {
-            let to = SocketAddr::new(pod, wanted.to);
-            let listener = Listener::open(&wanted).await;
-            let listener = listener.map_err(|error| refusal(wanted.from, &error))?;
+        for port in supported(spec) {
+            let to = SocketAddr::new(pod, port.pod_port);
+            let listener = Listener::open(&port).await;
+            let listener = listener.map_err(|error| listen_error(port.listen, &error))?;
             listeners.push((listener, to));
         }
         let serve = |(listener, to)| {
-            let inside = inside.clone();
-            let serving = match listener {
-                Listener::Streams(listener) => {
-                    tokio::task::spawn_local(serve(listener, to, inside))
-                }
-                Listener::Datagrams(socket) => {
-                    tokio::task::spawn_local(host_datagrams::serve(socket, to, inside))
+            let inner = inner.clone();
+            let server = match listener {
+                Listener::Tcp(listener) => tokio::task::spawn_local(serve(listener, to, inner)),
+                Listener::Udp(socket) => {
+                    tokio::task::spawn_local(host_port_udp::serve(socket, to, inner))
                 }
             };
-            serving.abort_handle()
+            server.abort_handle()
         };
         Ok(Self(listeners.into_iter().map(serve).collect()))
     }
 }
 
 enum Listener {
-    Streams(TcpListener),
-    Datagrams(UdpSocket),
+    Tcp(TcpListener),
+    Udp(UdpSocket),
 }
 
 impl Listener {
-    async fn open(wanted: &Wanted) -> std::io::Result<Self> {
-        if wanted.datagrams {
-            UdpSocket::bind(wanted.from).await.map(Self::Datagrams)
-        } else {
-            TcpListener::bind(wanted.from).await.map(Self::Streams)
+    async fn open(port: &HostPort) -> std::io::Result<Self> {
+        match port.protocol {
+            HostPortProtocol::Tcp => TcpListener::bind(port.listen).await.map(Self::Tcp),
+            HostPortProtocol::Udp => UdpSocket::bind(port.listen).await.map(Self::Udp),
         }
     }
 }
 
-/// A port to listen at.
-struct Wanted {
-    from: SocketAddr,
-    /// The port of the pod that it stands for.
-    to: u16,
-    datagrams: bool,
+/// A host port to open.
+struct HostPort {
+    /// The address on the node.
+    listen: SocketAddr,
+    pod_port: u16,
+    protocol: HostPortProtocol,
 }
 
-/// All that are to be listened at.
-fn wanted(spec: &PodSpec) -> Vec<Wanted> {
+/// The protocols that are forwarded to pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostPortProtocol {
+    Tcp,
+    Udp,
+}
+
+impl HostPortProtocol {
+    /// Returns `None` for a protocol that is not supported.
+    fn of(port: &ContainerPort) -> Option<Self> {
+        match protocol(port) {
+            "TCP" => Some(Self::Tcp),
+            "UDP" => Some(Self::Udp),
+            _ => None,
+        }
+    }
+}
+
+/// The host ports of the spec with a supported protocol.
+fn supported(spec: &PodSpec) -> Vec<HostPort> {
     published(spec)
-        .filter(|port| matches!(protocol(port), "TCP" | "UDP"))
         .filter_map(|port| {
+            let protocol = HostPortProtocol::of(port)?;
             let address = port.host_ip.as_deref().and_then(|ip| ip.parse().ok());
             let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            Some(Wanted {
-                from: SocketAddr::new(address, number(port.host_port?)?),
-                to: number(port.container_port)?,
-                datagrams: protocol(port) == "UDP",
+            Some(HostPort {
+                listen: SocketAddr::new(address, number(port.host_port?)?),
+                pod_port: number(port.container_port)?,
+                protocol,
             })
         })
         .collect()
 }
 
-/// What is said of those that nobody listens at, though the pod asks for them: it runs, as elsewhere, but not in silence.
-pub(super) fn closed(spec: &PodSpec) -> Vec<String> {
-    let words = |port: &ContainerPort| {
-        let protocol = protocol(port);
+/// Messages about the host ports of the spec with an unsupported protocol. As with other runtimes, the pod runs without them.
+pub(super) fn unsupported(spec: &PodSpec) -> Vec<String> {
+    let message = |port: &ContainerPort| {
         let number = number(port.host_port?)?;
-        (!matches!(protocol, "TCP" | "UDP")).then(|| {
-            format!("host port {number}/{protocol}: nobody listens there, for {protocol} is not carried to pods; TCP and UDP are")
+        HostPortProtocol::of(port).is_none().then(|| {
+            format!(
+                "host port {number}/{} is closed: only TCP and UDP are forwarded to pods",
+                protocol(port)
+            )
         })
     };
-    published(spec).filter_map(words).collect()
+    published(spec).filter_map(message).collect()
 }
 
-/// Ports of containers that stay. With the machine's own network they are the machine's already.
+/// Ports of containers and sidecars. With `hostNetwork` there is nothing to forward.
 fn published(spec: &PodSpec) -> impl Iterator<Item = &ContainerPort> {
-    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let own_network = spec.host_network != Some(true);
-    let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
+    let init = spec.init_containers.iter().flatten();
+    let sidecars = init.filter(|container| is_sidecar(container));
     sidecars
         .chain(&spec.containers)
         .filter(move |_| own_network)
@@ -134,58 +155,59 @@ fn number(port: i32) -> Option<u16> {
     u16::try_from(port).ok().filter(|port| *port > 0)
 }
 
-fn refusal(at: SocketAddr, error: &std::io::Error) -> String {
+fn listen_error(at: SocketAddr, error: &std::io::Error) -> String {
     let port = at.port();
     let why = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "something else on this node listens there, perhaps another user's; it is tried again"
+            "already in use on this node, perhaps by another user (hint: choose another port, or wait: the pod is retried)"
                 .to_owned()
         }
         std::io::ErrorKind::PermissionDenied => {
-            "ports below 1024 are root's on this node; choose a higher one".to_owned()
+            "ports below 1024 are reserved for root on this node (hint: choose a higher port)"
+                .to_owned()
         }
-        _ => format!("cannot listen at {at}: {error}"),
+        _ => format!("cannot listen on {at}: {error}"),
     };
     format!("host port {port}: {why}")
 }
 
-async fn serve(listener: TcpListener, to: SocketAddr, inside: Rc<Inside>) {
-    let mut carried = JoinSet::new();
+async fn serve(listener: TcpListener, to: SocketAddr, inner: Rc<InnerClient>) {
+    let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            Some(_) = carried.join_next() => {}
-            accepted = listener.accept(), if carried.len() < CONNECTIONS => match accepted {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((client, _)) => {
-                    carried.spawn_local(carry(client, to, inside.clone()));
+                    connections.spawn_local(forward(client, to, inner.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, port = to.port(), "cannot accept a connection to a host port");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
         }
     }
 }
 
-/// Carries bytes both ways; if the pod doesn't listen, the connection is closed.
-async fn carry(mut client: TcpStream, to: SocketAddr, inside: Rc<Inside>) {
-    let carried = async {
-        let mut server = connect(&inside, to).await?;
-        // Small answers must not wait for more; whoever speaks here has put them together already.
+/// Forwards bytes in both directions. If the pod does not accept the connection, closes it.
+async fn forward(mut client: TcpStream, to: SocketAddr, inner: Rc<InnerClient>) {
+    let forwarded = async {
+        let mut server = connect(&inner, to).await?;
+        // The two ends decide about batching; Nagle's algorithm would only add latency.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        notice_silence(&client)?;
+        set_keepalive(&client)?;
         tokio::io::copy_bidirectional(&mut client, &mut server).await
     };
-    if let Err(error) = carried.await {
-        tracing::trace!(%error, %to, "a connection to a host port was cut");
+    if let Err(error) = forwarded.await {
+        tracing::trace!(%error, %to, "connection to a host port failed");
     }
 }
 
-fn notice_silence(client: &TcpStream) -> std::io::Result<()> {
+fn set_keepalive(client: &TcpStream) -> std::io::Result<()> {
     sockopt::set_socket_keepalive(client, true)?;
-    sockopt::set_tcp_keepidle(client, SILENCE)?;
-    sockopt::set_tcp_keepintvl(client, ASK_EVERY)?;
+    sockopt::set_tcp_keepidle(client, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(client, KEEPALIVE_INTERVAL)?;
     Ok(())
 }
 
@@ -195,17 +217,20 @@ mod tests {
 
     use super::*;
 
-    fn of(spec: serde_json::Value) -> Vec<String> {
+    fn opened_ports(spec: serde_json::Value) -> Vec<String> {
         let spec = serde_json::from_value(spec).unwrap();
-        let words = |wanted: Wanted| {
-            let kind = if wanted.datagrams { " datagrams" } else { "" };
-            format!("{} {}{kind}", wanted.from, wanted.to)
+        let text = |port: HostPort| {
+            let protocol = match port.protocol {
+                HostPortProtocol::Tcp => "",
+                HostPortProtocol::Udp => " UDP",
+            };
+            format!("{} {}{protocol}", port.listen, port.pod_port)
         };
-        wanted(&spec).into_iter().map(words).collect()
+        supported(&spec).into_iter().map(text).collect()
     }
 
     #[test]
-    fn only_ports_of_what_stays_are_published() {
+    fn ports_of_containers_and_sidecars_are_opened() {
         let port = |host: u16, pod: u16| json!([{"hostPort": host, "containerPort": pod}]);
         let spec = json!({
             "initContainers": [
@@ -217,46 +242,45 @@ mod tests {
                     {"containerPort": 6, "hostPort": 0}, {"containerPort": 7, "hostPort": 1007, "hostIP": "::1"},
                     {"containerPort": 8, "hostPort": 1008, "protocol": "SCTP"}, {"containerPort": 9, "protocol": "SCTP"}]}],
         });
-        let told = |spec: &serde_json::Value| {
-            closed(&serde_json::from_value(spec.clone()).unwrap()).join("\n")
+        let messages = |spec: &serde_json::Value| {
+            unsupported(&serde_json::from_value(spec.clone()).unwrap()).join("\n")
         };
-        let words = told(&spec);
-        assert!(
-            words.starts_with("host port 1008/SCTP: nobody") && words.lines().count() == 1,
-            "{words}"
+        assert_eq!(
+            messages(&spec),
+            "host port 1008/SCTP is closed: only TCP and UDP are forwarded to pods"
         );
         assert_eq!(
-            of(spec.clone()),
+            opened_ports(spec.clone()),
             [
                 "0.0.0.0:1002 2",
                 "127.0.0.1:1004 4",
-                "0.0.0.0:1005 5 datagrams",
+                "0.0.0.0:1005 5 UDP",
                 "[::1]:1007 7"
             ]
         );
         let mut on_host = spec;
         on_host["hostNetwork"] = json!(true);
-        assert_eq!(told(&on_host), "");
-        assert!(of(on_host).is_empty());
+        assert_eq!(messages(&on_host), "");
+        assert!(opened_ports(on_host).is_empty());
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn listen_errors_have_hints() {
         let at = "0.0.0.0:80".parse().unwrap();
-        let said = |kind: std::io::ErrorKind| refusal(at, &kind.into());
-        assert!(said(std::io::ErrorKind::AddrInUse).starts_with("host port 80: something else"));
-        assert!(said(std::io::ErrorKind::PermissionDenied).contains("higher"));
-        assert!(said(std::io::ErrorKind::AddrNotAvailable).contains("0.0.0.0:80"));
+        let error = |kind: std::io::ErrorKind| listen_error(at, &kind.into());
+        assert!(error(std::io::ErrorKind::AddrInUse).starts_with("host port 80: already in use"));
+        assert!(error(std::io::ErrorKind::PermissionDenied).contains("higher"));
+        assert!(error(std::io::ErrorKind::AddrNotAvailable).contains("0.0.0.0:80"));
     }
 
     #[tokio::test]
-    async fn clients_that_are_gone_are_noticed() {
+    async fn keepalive_is_enabled_for_clients() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let client = TcpStream::connect(to).await.unwrap();
         assert!(!sockopt::socket_keepalive(&client).unwrap());
-        notice_silence(&client).unwrap();
+        set_keepalive(&client).unwrap();
         assert!(sockopt::socket_keepalive(&client).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), SILENCE);
+        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), KEEPALIVE_IDLE);
     }
 }

@@ -1,39 +1,40 @@
-//! A pod's containers on Linux: the [`Runtime`] that is no simulation.
+//! The [`ContainerRuntime`] on Linux.
 //!
-//! `set_up` makes the pod, `start` a container, `exec` reaches into what runs, `end` takes it away again. `plan` works out what a
-//! container will be, `inside` has it done by the inner process, and this file keeps the books. What belongs to other parts
-//! of Coracle (images, volumes, addresses) comes from a [`World`].
+//! `pod_sandbox` starts and stops the pod, `start_container` and `container_exit` a container; `streaming` and `exec` run commands
+//! in it. `plan` computes a container's file system and process, and `inner_client` sends the plan to the inner process. Images,
+//! volumes and the network attachment come from [`NodeServices`].
 
-mod end;
+mod cgroups;
+mod cleanup;
+mod container_exit;
 mod env;
-mod env_files;
 mod etc;
 mod exec;
-mod groups;
-mod host_datagrams;
+mod exec_stream;
+mod file_key_ref;
+mod host_port_udp;
 mod host_ports;
-mod inside;
-mod last_words;
+mod inner_client;
 mod limits;
-mod make_volumes;
-mod oom;
-mod oom_score;
-mod output;
+mod oom_score_adj;
+mod oom_watch;
+mod output_subscribers;
 mod plan;
-mod process_output;
-mod remains;
+mod pod_sandbox;
 mod resize;
-mod root;
+mod rootfs;
 mod security;
-mod set_up;
-mod stacking;
-mod start;
-mod streams;
+mod snapshotter;
+mod start_container;
+mod stdio;
+mod streaming;
 mod sub_paths;
-mod taps;
+mod terminal_output;
+mod termination_message;
 #[cfg(test)]
 mod testing;
 mod usage;
+mod volume_spec;
 mod volumes;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -46,176 +47,162 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::jiff::Timestamp;
-use linux::cgroup::Group;
-use linux::namespace::Ids;
+use linux::cgroup::Cgroup;
+use linux::namespace::MappedIds;
+use pod_protocol::{Bundle, Problem};
 use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use self::env::Addresses;
+pub use self::cgroups::pod_cgroup;
+use self::env::PodAddresses;
 pub(crate) use self::env::expand;
-pub use self::groups::place as pod_group;
 use self::host_ports::HostPorts;
-use self::inside::Inside;
-pub use self::limits::together;
-use self::make_volumes::fs_group;
-use self::stacking::Mounted;
-pub use self::stacking::Stacking;
-use self::streams::Attachable;
+use self::inner_client::InnerClient;
+pub use self::limits::effective_amount;
+use self::oom_watch::OomWatch;
+use self::snapshotter::FuseMount;
+pub use self::snapshotter::Snapshotter;
+use self::streaming::Attachable;
+use crate::container_runtime::{
+    ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest,
+    StartedContainer,
+};
 use crate::inner::message::ProcessPlan;
 use crate::logs::LogDir;
-use crate::protocol::{Bundle, Problem};
-use crate::seams::{
-    Attachment, ExecResult, ImageRequest, PodImage, PodNetwork, Runtime, StartRequest, Started,
-    Volume, World,
-};
-use crate::usage::Meter;
+use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
+use crate::usage::UsageMeter;
 
 /// The directories of a pod.
 #[derive(Clone, Debug)]
-pub struct Places {
-    /// On disk: what containers change, volumes, files below /etc.
+pub struct PodDirs {
+    /// On disk: upper directories, volumes, files in /etc.
     pub disk: PathBuf,
-    /// In memory, and seen by this sandbox and its containers only.
+    /// In a tmpfs that only this sandbox and its containers see.
     pub memory: PathBuf,
-    /// Containers' logs.
+    /// Container logs.
     pub logs: PathBuf,
-    /// The control group in which those of pods are made, if there is one that we may divide.
-    pub groups: Option<PathBuf>,
+    /// The parent cgroup of all pods, if one was delegated to us.
+    pub cgroup: Option<PathBuf>,
 }
 
-impl Places {
-    /// The files below /etc that containers have of the pod: on disk, for containers write to them as much as they like.
+impl PodDirs {
+    /// The pod's files in /etc. On disk, because containers may write to them without a limit.
     pub fn etc(&self) -> PathBuf {
         self.disk.join("etc")
     }
 }
 
 /// A pod's containers on this machine.
-pub struct LinuxRuntime<W> {
-    world: W,
-    places: Places,
-    inner: Pid,
-    inside: Rc<Inside>,
+pub struct LinuxRuntime<S> {
+    services: S,
+    dirs: PodDirs,
+    inner_pid: Pid,
+    inner: Rc<InnerClient>,
     bundle: RefCell<Rc<Bundle>>,
     logs: LogDir,
-    ids: Ids,
-    stacking: Stacking,
-    /// Images that fuse-overlayfs shows, by place: roots of containers, and volumes.
-    shown: Rc<RefCell<HashMap<PathBuf, Mounted>>>,
-    /// Known once the pod is up.
-    addresses: OnceCell<Addresses>,
-    /// Stands for the pod's network namespace, once it has its namespaces.
-    network: OnceCell<OwnedFd>,
-    /// The pod's place in the network, once it was given one.
-    attachment: OnceCell<Attachment>,
-    /// Ports of the machine that lead to the pod, once it is up.
+    ids: MappedIds,
+    snapshotter: Snapshotter,
+    /// Mounts of fuse-overlayfs by mount point: root file systems and image volumes.
+    fuse_mounts: Rc<RefCell<HashMap<PathBuf, FuseMount>>>,
+    /// Set when the pod has joined its network.
+    addresses: OnceCell<PodAddresses>,
+    /// Set when the pod's namespaces are created.
+    network_namespace: OnceCell<OwnedFd>,
+    /// Set when the pod is attached to the pod network.
+    attachment: OnceCell<NetworkAttachment>,
+    /// Listeners for `hostPort`, while the pod runs.
     host_ports: RefCell<Option<HostPorts>>,
-    /// The pod's control group, if it has one, once it is up.
-    group: OnceCell<Group>,
-    is_ending: Cell<bool>,
-    meter: Meter,
-    volumes: RefCell<BTreeMap<String, Volume>>,
-    /// Those whose content is not up to date, because that failed.
-    stale: RefCell<BTreeSet<String>>,
-    making_volume: tokio::sync::Mutex<()>,
-    /// Those of them in which mounts travel.
-    shared: RefCell<Vec<PathBuf>>,
-    containers: Rc<RefCell<HashMap<String, Running>>>,
+    /// Set when the pod's cgroup is created, if it has one.
+    cgroup: OnceCell<Cgroup>,
+    is_stopping: Cell<bool>,
+    meter: UsageMeter,
+    volumes: RefCell<BTreeMap<String, ReadyVolume>>,
+    /// Volumes whose last update failed.
+    stale_volumes: RefCell<BTreeSet<String>>,
+    /// Held while a volume is created.
+    volume_lock: tokio::sync::Mutex<()>,
+    /// Paths of the volumes that are shared mounts.
+    shared_volumes: RefCell<Vec<PathBuf>>,
+    /// By container id.
+    containers: Rc<RefCell<HashMap<String, RunningContainer>>>,
 }
 
-/// A container that runs.
-struct Running {
+/// A running container.
+struct RunningContainer {
     name: String,
     attempt: u32,
-    started: Timestamp,
+    started_at: Timestamp,
+    /// Serial of its start request to the inner process.
     serial: u64,
+    /// Its pidfd.
     process: Rc<OwnedFd>,
     plan: ProcessPlan,
-    /// Those that its control group has, if it has one.
+    /// The resources to which its cgroup is set.
     resources: RefCell<Option<ResourceRequirements>>,
-    memory: Rc<oom::Watch>,
+    oom: Rc<OomWatch>,
     attachable: Attachable,
-    /// Goes with the container.
+    /// Dropped when the container exits.
     alive: watch::Sender<()>,
 }
 
-impl<W: World> LinuxRuntime<W> {
-    /// Takes over the inner process `inner`, at the other end of `socket`.
+impl<S: NodeServices> LinuxRuntime<S> {
+    /// Uses the inner process `inner_pid`, at the other end of `socket`.
     pub fn new(
-        world: W,
-        places: Places,
+        services: S,
+        dirs: PodDirs,
         logs: LogDir,
-        inner: Pid,
+        inner_pid: Pid,
         socket: OwnedFd,
         bundle: Bundle,
-        stacking: Stacking,
+        snapshotter: Snapshotter,
     ) -> std::io::Result<Self> {
         Ok(Self {
-            world,
-            places,
-            inner,
-            inside: Inside::new(socket)?,
+            services,
+            dirs,
+            inner_pid,
+            inner: InnerClient::new(socket)?,
             bundle: RefCell::new(Rc::new(bundle)),
             logs,
-            ids: linux::namespace::ids(),
-            stacking,
-            shown: Rc::default(),
+            ids: linux::namespace::mapped_ids(),
+            snapshotter,
+            fuse_mounts: Rc::default(),
             addresses: OnceCell::new(),
-            network: OnceCell::new(),
+            network_namespace: OnceCell::new(),
             attachment: OnceCell::new(),
             host_ports: RefCell::default(),
-            group: OnceCell::new(),
-            is_ending: Cell::new(false),
-            meter: Meter::default(),
+            cgroup: OnceCell::new(),
+            is_stopping: Cell::new(false),
+            meter: UsageMeter::default(),
             volumes: RefCell::default(),
-            stale: RefCell::default(),
-            making_volume: tokio::sync::Mutex::default(),
-            shared: RefCell::default(),
+            stale_volumes: RefCell::default(),
+            volume_lock: tokio::sync::Mutex::default(),
+            shared_volumes: RefCell::default(),
             containers: Rc::default(),
         })
     }
 
-    /// Takes note of a new bundle, and brings the content of volumes and limits up to it. Returns the bundle as far as it could
-    /// be done, and whether that is all of it; if not, the same bundle is to be given again.
+    /// Applies a new bundle: updates volumes and cgroup limits. Returns the bundle as far as it was applied, and whether it was
+    /// applied completely; if not, the caller retries with the same bundle.
     pub async fn put_bundle(&self, bundle: Bundle) -> (Bundle, bool) {
         let before = self.bundle.replace(Rc::new(bundle));
         let bundle = self.bundle.borrow().clone();
-        let mut done = Bundle::clone(&bundle);
-        if self.is_ending.get() {
-            return (done, true);
+        let mut applied = Bundle::clone(&bundle);
+        if self.is_stopping.get() {
+            return (applied, true);
         }
         self.update_volumes(&before, &bundle).await;
-        let resized = match &mut done.pod.spec {
+        let resized = match &mut applied.pod.spec {
             Some(spec) => self.resize(spec),
             None => true,
         };
-        (done, resized && self.stale.borrow().is_empty())
+        (applied, resized && self.stale_volumes.borrow().is_empty())
     }
 
-    async fn update_volumes(&self, before: &Bundle, bundle: &Bundle) {
-        let fs_group = fs_group(bundle);
-        for (name, source) in &bundle.volumes {
-            let is_there = self.volumes.borrow().contains_key(name);
-            let is_stale = self.stale.borrow_mut().remove(name);
-            if !is_there || (before.volumes.get(name) == Some(source) && !is_stale) {
-                continue;
-            }
-            let updated = self
-                .world
-                .volume(name, source, fs_group, &bundle.pull_credentials)
-                .await;
-            if let Err(problem) = updated {
-                tracing::warn!(volume = name, problem = problem.message, "cannot update");
-                self.stale.borrow_mut().insert(name.clone());
-            }
-        }
-    }
-
-    /// Returns when the inner process has died by itself, and all containers with it: there is nothing to go on with.
+    /// Returns when the inner process has died unexpectedly, and all containers with it. The pod can't go on then.
     pub async fn inner_died(&self) {
-        self.inside.gone().await;
-        if self.is_ending.get() {
+        self.inner.closed().await;
+        if self.is_stopping.get() {
             std::future::pending().await
         }
     }
@@ -225,25 +212,27 @@ impl<W: World> LinuxRuntime<W> {
     }
 }
 
-impl<W: World> Runtime for LinuxRuntime<W> {
-    async fn up(&self) -> Result<PodNetwork, Problem> {
-        self.set_up().await
+impl<S: NodeServices> ContainerRuntime for LinuxRuntime<S> {
+    async fn set_up(&self) -> Result<PodNetwork, Problem> {
+        self.run_pod_sandbox().await
     }
 
-    async fn image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
         let bundle = self.bundle.borrow().clone();
-        self.world.image(request, &bundle.pull_credentials).await
+        self.services
+            .ensure_image(request, &bundle.pull_credentials)
+            .await
     }
 
     fn image_volumes(&self, container: &Container) -> Vec<ImageRequest> {
         let spec = self.spec();
         let mounts = container.volume_mounts.iter().flatten();
         mounts
-            .filter_map(|mount| volumes::image(&spec, &mount.name))
+            .filter_map(|mount| volume_spec::image(&spec, &mount.name))
             .collect()
     }
 
-    async fn start(&self, request: &StartRequest) -> Result<Started, Problem> {
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
         self.start_container(request).await
     }
 
@@ -257,7 +246,7 @@ impl<W: World> Runtime for LinuxRuntime<W> {
         command: &[String],
         timeout: Duration,
     ) -> Result<ExecResult, Problem> {
-        self.run_command(id, command, timeout).await
+        self.exec_sync(id, command, timeout).await
     }
 
     async fn connect(&self, address: IpAddr, port: u16) -> std::io::Result<TcpStream> {
@@ -265,49 +254,14 @@ impl<W: World> Runtime for LinuxRuntime<W> {
     }
 
     async fn termination_message(&self, request: &StartRequest, failed: bool) -> Option<String> {
-        self.last_words_of(request, failed).await
+        self.read_termination_message(request, failed).await
     }
 
-    fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
-        self.meter.probed(container, kind, result);
+    fn record_probe(&self, container: &str, kind: &'static str, result: &'static str) {
+        self.meter.record_probe(container, kind, result);
     }
 
-    async fn down(&self) {
-        self.take_down().await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::testing::{Asked, bundle, runtime, within_patience};
-    use super::*;
-
-    #[tokio::test]
-    async fn a_volume_that_could_not_be_brought_up_to_date_is_tried_again() {
-        within_patience(async {
-            let world = Asked::default();
-            let with = |content: &str| {
-                let mut bundle = bundle(json!({"containers": []}));
-                bundle.volumes.insert("v".to_owned(), json!(content));
-                bundle.volumes.insert("same".to_owned(), json!("same"));
-                bundle
-            };
-            let (runtime, _inner) = runtime(world.clone(), with("old"));
-            for name in ["v", "same"] {
-                let made = Volume::Layers(Vec::new());
-                runtime.volumes.borrow_mut().insert(name.to_owned(), made);
-            }
-            assert!(runtime.put_bundle(with("old")).await.1);
-            world.broken.borrow_mut().insert("v".to_owned());
-            assert!(!runtime.put_bundle(with("new")).await.1);
-            assert!(!runtime.put_bundle(with("new")).await.1);
-            world.broken.borrow_mut().clear();
-            assert!(runtime.put_bundle(with("new")).await.1);
-            assert!(runtime.put_bundle(with("new")).await.1);
-            assert_eq!(*world.volumes.borrow(), ["v", "v", "v"]);
-        })
-        .await;
+    async fn tear_down(&self) {
+        self.stop_pod_sandbox().await;
     }
 }

@@ -1,23 +1,24 @@
-//! What a container's file system and first process will be, worked out before anything is done. Pure.
+//! Computes a container's file system and first process. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
+use pod_protocol::Problem;
 
-use super::env::{self, Addresses};
-use super::security::{Security, security};
+use super::env::{self, PodAddresses};
+use super::security::{ContainerSecurity, security};
+use crate::container_runtime::StartRequest;
 use crate::inner::message::{
-    Access, ContainerPlan, ImageVolume, MountPlan, MountSource, ProcessPlan, Processes,
-    Propagation, RootKind, RootPlan,
+    ContainerPlan, DeclaredVolume, MountAccess, MountPlan, MountPropagation, MountSource,
+    PidNamespace, ProcessPlan, RootfsKind, RootfsPlan,
 };
-use crate::protocol::Problem;
-use crate::seams::{StartRequest, Volume};
+use crate::node_services::ReadyVolume;
 
 /// Device files that every container has.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
-/// And those that a privileged one has too, if the host lets the user have them.
-const MORE_DEVICES: &[&str] = &["fuse", "kvm", "net/tun"];
+/// Further device files of privileged containers, if the host's user has access to them.
+const PRIVILEGED_DEVICES: &[&str] = &["fuse", "kvm", "net/tun"];
 const LINKS: &[(&str, &str)] = &[
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -25,8 +26,8 @@ const LINKS: &[(&str, &str)] = &[
     ("/dev/stderr", "/proc/self/fd/2"),
     ("/dev/ptmx", "pts/ptmx"),
 ];
-/// Of the kernel's own files, what containers should not see.
-const MASKED: &[&str] = &[
+/// `maskedPaths` of other runtimes.
+const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
     "/proc/interrupts",
@@ -40,8 +41,8 @@ const MASKED: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-/// And what they should not change.
-const READ_ONLY: &[&str] = &[
+/// `readonlyPaths` of other runtimes.
+const READONLY_PATHS: &[&str] = &[
     "/proc/bus",
     "/proc/fs",
     "/proc/irq",
@@ -49,70 +50,71 @@ const READ_ONLY: &[&str] = &[
     "/proc/sysrq-trigger",
 ];
 
-/// What all containers of a pod have in common.
+/// Properties of the pod that its containers' plans depend on.
 #[derive(Debug)]
-pub struct PodPlace<'a> {
+pub struct PodContext<'a> {
     /// The pod's spec.
     pub spec: &'a PodSpec,
-    /// Its quality of service and memory decide how soon the kernel kills it.
+    /// Of this container.
     pub oom_score_adj: i32,
-    /// Its host name.
+    /// The pod's host name.
     pub hostname: &'a str,
-    /// Where files below /etc are: `hosts`, `hostname`, `resolv.conf`.
+    /// Directory with `hosts`, `hostname` and `resolv.conf`.
     pub etc: &'a Path,
-    /// Its shared memory.
+    /// Directory that is mounted on `/dev/shm`.
     pub shm: &'a Path,
-    /// Its volumes.
-    pub volumes: &'a BTreeMap<String, Volume>,
-    /// Addresses.
-    pub addresses: &'a Addresses,
-    /// The user namespace has one id only.
-    pub one_id: bool,
-    /// Each container has a control group of its own.
-    pub has_group: bool,
-    /// How its image's layers become one.
-    pub root: RootKind,
+    /// The volumes by name.
+    pub volumes: &'a BTreeMap<String, ReadyVolume>,
+    /// Addresses of the pod and its node.
+    pub addresses: &'a PodAddresses,
+    /// The user namespace maps a single id.
+    pub single_id: bool,
+    /// Each container has a cgroup of its own.
+    pub has_cgroup: bool,
+    /// How this container's layers are merged.
+    pub root: RootfsKind,
 }
 
-/// Works out one container. `dir` is where its changes are kept, `target` whose processes an ephemeral one joins.
-pub fn container(
-    place: &PodPlace<'_>,
+/// Plans one container. `dir` is the directory of this attempt; `target` is the serial of the container whose pid namespace an
+/// ephemeral container joins.
+pub fn plan_container(
+    pod: &PodContext<'_>,
     request: &StartRequest,
     dir: &Path,
     target: Option<u64>,
 ) -> Result<ContainerPlan, Problem> {
-    let spec = place.spec;
+    let spec = pod.spec;
     let image = &request.image.config;
-    let security = security(spec, &request.container, image, place.one_id)?;
-    let mut env = env::environment(image, &request.input.env, place.hostname, place.addresses);
+    let security = security(spec, &request.container, image, pod.single_id)?;
+    let mut env = env::environment(image, &request.input.env, pod.hostname, pod.addresses);
     if request.container.tty == Some(true) {
         env::set_default(&mut env, "TERM", "xterm");
     }
-    let known = env::own(&env, &request.input.env);
-    let args = env::command(image, &request.container, &known);
+    let variables = env::own_variables(&env, &request.input.env);
+    let args = env::command(image, &request.container, &variables);
     if args.is_empty() {
         return Err(problem("CreateContainerError", "no command specified"));
     }
     let own_context = request.container.security_context.as_ref();
-    let capabilities = match (&place.root, spec.host_pid) {
-        // With it, container root would look into the processes that show root file systems, and see the host's.
-        (RootKind::At(_), Some(true)) => without_tracing(&security.capabilities),
+    let capabilities = match (&pod.root, spec.host_pid) {
+        // With SYS_PTRACE the container's root could inspect the fuse-overlayfs processes, which see the host's root.
+        (RootfsKind::Mounted(_), Some(true)) => without_ptrace(&security.capabilities),
         _ => security.capabilities.clone(),
     };
-    let mut mounts = system_mounts(place, &security);
-    let user_mounts = volume_mounts(place, request, &known)?;
-    let taken: Vec<PathBuf> = user_mounts
+    let mut mounts = system_mounts(pod, &security);
+    let user_mounts = volume_mounts(pod, request, &variables)?;
+    let mount_targets: Vec<PathBuf> = user_mounts
         .iter()
         .map(|mount| mount.target.clone())
         .collect();
-    mounts.extend(with_etc(user_mounts, etc_mounts(place)));
+    mounts.extend(with_etc(user_mounts, etc_mounts(pod)));
     mounts.push(bind(
         &dir.join("termination-log"),
-        Path::new(termination_path(request)),
+        Path::new(termination_message_path(request)),
     ));
-    let masked = |paths: &[&str]| -> Vec<PathBuf> {
-        let shown = security.unmasked || (spec.host_pid == Some(true) && paths == READ_ONLY);
-        paths.iter().filter(|_| !shown).map(PathBuf::from).collect()
+    let unless_unmasked = |paths: &[&str]| -> Vec<PathBuf> {
+        let skip = security.unmasked || (spec.host_pid == Some(true) && paths == READONLY_PATHS);
+        paths.iter().filter(|_| !skip).map(PathBuf::from).collect()
     };
     let cwd = request
         .container
@@ -120,26 +122,26 @@ pub fn container(
         .clone()
         .filter(|dir| !dir.is_empty());
     Ok(ContainerPlan {
-        root: RootPlan {
+        root: RootfsPlan {
             layers: request.image.layers.clone(),
             upper: dir.join("upper"),
-            kind: place.root.clone(),
+            kind: pod.root.clone(),
             read_only: own_context.and_then(|own| own.read_only_root_filesystem) == Some(true),
         },
         mounts,
-        image_volumes: image_volumes(&request.image.config.volumes, &taken, dir),
+        declared_volumes: declared_volumes(&request.image.config.volumes, &mount_targets, dir),
         links: LINKS
             .iter()
-            .map(|(from, to)| (PathBuf::from(from), PathBuf::from(to)))
+            .map(|(link, target)| (PathBuf::from(link), PathBuf::from(target)))
             .collect(),
-        masked: masked(MASKED),
-        read_only_paths: masked(READ_ONLY),
-        processes: match target {
-            Some(target) => Processes::Of(target),
+        masked_paths: unless_unmasked(MASKED_PATHS),
+        readonly_paths: unless_unmasked(READONLY_PATHS),
+        pid_namespace: match target {
+            Some(target) => PidNamespace::Target(target),
             None if spec.host_pid == Some(true) || spec.share_process_namespace == Some(true) => {
-                Processes::Inner
+                PidNamespace::Inner
             }
-            None => Processes::Own,
+            None => PidNamespace::Own,
         },
         process: ProcessPlan {
             args,
@@ -150,32 +152,31 @@ pub fn container(
             no_new_privileges: security.no_new_privileges,
             seccomp: security.seccomp,
             terminal: request.container.tty == Some(true),
-            oom_score_adj: place.oom_score_adj,
-            group: None,
+            oom_score_adj: pod.oom_score_adj,
+            cgroup: None,
         },
     })
 }
 
-fn without_tracing(capabilities: &[String]) -> Vec<String> {
+fn without_ptrace(capabilities: &[String]) -> Vec<String> {
     let all = capabilities.iter().any(|name| name == "ALL");
     let names = linux::credentials::capability_names().map(str::to_owned);
     let kept = names.filter(|name| all || capabilities.contains(name));
     kept.filter(|name| name != "SYS_PTRACE").collect()
 }
 
-/// Where a container leaves its last words.
-pub fn termination_path(request: &StartRequest) -> &str {
+fn termination_message_path(request: &StartRequest) -> &str {
     let path = request.container.termination_message_path.as_deref();
     path.filter(|path| !path.is_empty())
         .unwrap_or("/dev/termination-log")
 }
 
-fn mount(source: MountSource, target: &str, access: Access) -> MountPlan {
+fn mount(source: MountSource, target: &str, access: MountAccess) -> MountPlan {
     MountPlan {
         source,
         target: target.into(),
         access,
-        propagation: Propagation::None,
+        propagation: MountPropagation::None,
     }
 }
 
@@ -186,14 +187,14 @@ fn bind(path: &Path, target: &Path) -> MountPlan {
             sub_path: None,
         },
         target: target.to_owned(),
-        access: Access::Write,
-        propagation: Propagation::None,
+        access: MountAccess::ReadWrite,
+        propagation: MountPropagation::None,
     }
 }
 
-/// What the kernel shows, and devices.
-fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
-    let spec = place.spec;
+/// Kernel file systems and devices.
+fn system_mounts(pod: &PodContext<'_>, security: &ContainerSecurity) -> Vec<MountPlan> {
+    let spec = pod.spec;
     let host = |path: &str| MountSource::Bind {
         path: path.into(),
         sub_path: None,
@@ -201,45 +202,53 @@ fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
     let options = [("mode", "755"), ("size", "65536k")]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
     let sys_access = if security.privileged {
-        Access::Write
+        MountAccess::ReadWrite
     } else {
-        Access::Read
+        MountAccess::ReadOnly
     };
     let mut mounts = vec![
         match spec.host_pid {
-            Some(true) => mount(host("/proc"), "/proc", Access::Write),
-            _ => mount(MountSource::Proc, "/proc", Access::Write),
+            Some(true) => mount(host("/proc"), "/proc", MountAccess::ReadWrite),
+            _ => mount(MountSource::Proc, "/proc", MountAccess::ReadWrite),
         },
-        mount(MountSource::Tmpfs(options.into()), "/dev", Access::Write),
-        mount(MountSource::Pts, "/dev/pts", Access::Write),
+        mount(
+            MountSource::Tmpfs(options.into()),
+            "/dev",
+            MountAccess::ReadWrite,
+        ),
+        mount(MountSource::Pts, "/dev/pts", MountAccess::ReadWrite),
         match spec.host_ipc {
             Some(true) => bind(Path::new("/dev/shm"), Path::new("/dev/shm")),
-            _ => bind(place.shm, Path::new("/dev/shm")),
+            _ => bind(pod.shm, Path::new("/dev/shm")),
         },
         match spec.host_network {
-            // The host's network isn't ours, so neither is a view of its devices.
-            Some(true) => mount(host("/sys"), "/sys", Access::ReadAll),
+            // sysfs of the host's network namespace can't be mounted in our user namespace, so bind the host's.
+            Some(true) => mount(host("/sys"), "/sys", MountAccess::RecursiveReadOnly),
             _ => mount(MountSource::Sys, "/sys", sys_access),
         },
     ];
     if spec.host_ipc != Some(true) {
-        mounts.push(mount(MountSource::Mqueue, "/dev/mqueue", Access::Write));
+        mounts.push(mount(
+            MountSource::Mqueue,
+            "/dev/mqueue",
+            MountAccess::ReadWrite,
+        ));
     }
-    if place.has_group {
+    if pod.has_cgroup {
         mounts.push(mount(MountSource::Cgroup, "/sys/fs/cgroup", sys_access));
     } else if spec.host_network != Some(true) && Path::new("/sys/fs/cgroup").is_dir() {
         mounts.push(mount(
             host("/sys/fs/cgroup"),
             "/sys/fs/cgroup",
-            Access::ReadAll,
+            MountAccess::RecursiveReadOnly,
         ));
     }
-    let more = if security.privileged {
-        MORE_DEVICES
+    let privileged_devices = if security.privileged {
+        PRIVILEGED_DEVICES
     } else {
         &[]
     };
-    for name in DEVICES.iter().chain(more) {
+    for name in DEVICES.iter().chain(privileged_devices) {
         let path = Path::new("/dev").join(name);
         if path.exists() {
             mounts.push(bind(&path, &path));
@@ -248,15 +257,15 @@ fn system_mounts(place: &PodPlace<'_>, security: &Security) -> Vec<MountPlan> {
     mounts
 }
 
-fn etc_mounts(place: &PodPlace<'_>) -> Vec<MountPlan> {
+fn etc_mounts(pod: &PodContext<'_>) -> Vec<MountPlan> {
     let files = ["hosts", "hostname", "resolv.conf"];
     files
-        .map(|name| bind(&place.etc.join(name), &Path::new("/etc").join(name)))
+        .map(|name| bind(&pod.etc.join(name), &Path::new("/etc").join(name)))
         .into()
 }
 
-/// The pod's volumes and its files below /etc, those nearer to the root first: a volume at /etc hides none of the files, and one
-/// in the place of a file is that file.
+/// The pod's volumes and its files in /etc, those nearer to the root first: a volume at /etc hides none of the files, and a volume
+/// mounted on a file replaces it.
 fn with_etc(volumes: Vec<MountPlan>, mut etc: Vec<MountPlan>) -> Vec<MountPlan> {
     etc.retain(|file| volumes.iter().all(|volume| volume.target != file.target));
     let mut all = volumes;
@@ -265,29 +274,35 @@ fn with_etc(volumes: Vec<MountPlan>, mut etc: Vec<MountPlan>) -> Vec<MountPlan> 
     all
 }
 
-/// What the image declares as volumes, those nearer to the root first. Where the pod mounts something, that is it.
-fn image_volumes(declared: &[String], taken: &[PathBuf], dir: &Path) -> Vec<ImageVolume> {
+/// The volumes that the image declares, those nearer to the root first. Mounts of the pod replace them.
+fn declared_volumes(
+    declared: &[String],
+    mount_targets: &[PathBuf],
+    dir: &Path,
+) -> Vec<DeclaredVolume> {
     let mut targets: Vec<PathBuf> = declared.iter().map(|path| absolute(path)).collect();
-    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    let is_plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     targets.retain(|target| {
-        target.components().count() > 1 && target.components().all(plain) && !taken.contains(target)
+        target.components().count() > 1
+            && target.components().all(is_plain)
+            && !mount_targets.contains(target)
     });
     targets.sort();
     targets.dedup();
     let volumes = targets.into_iter().enumerate();
     volumes
-        .map(|(number, target)| ImageVolume {
+        .map(|(number, target)| DeclaredVolume {
             dir: dir.join("volumes").join(number.to_string()),
             target,
         })
         .collect()
 }
 
-/// The pod's volumes.
+/// The volume mounts of a container.
 fn volume_mounts(
-    place: &PodPlace<'_>,
+    pod: &PodContext<'_>,
     request: &StartRequest,
-    known: &HashMap<String, String>,
+    variables: &HashMap<String, String>,
 ) -> Result<Vec<MountPlan>, Problem> {
     if request
         .container
@@ -300,33 +315,33 @@ fn volume_mounts(
             "block volumes are not supported",
         ));
     }
-    let wanted = request
+    let mounts = request
         .container
         .volume_mounts
         .as_deref()
         .unwrap_or_default();
-    wanted
+    mounts
         .iter()
-        .map(|wanted| volume_mount(place, wanted, known))
+        .map(|mount| volume_mount(pod, mount, variables))
         .collect()
 }
 
 fn volume_mount(
-    place: &PodPlace<'_>,
-    wanted: &VolumeMount,
-    known: &HashMap<String, String>,
+    pod: &PodContext<'_>,
+    mount: &VolumeMount,
+    variables: &HashMap<String, String>,
 ) -> Result<MountPlan, Problem> {
-    let name = &wanted.name;
-    let volume = place.volumes.get(name).ok_or_else(|| {
+    let name = &mount.name;
+    let volume = pod.volumes.get(name).ok_or_else(|| {
         problem(
             "CreateContainerConfigError",
             format!("cannot find volume \"{name}\" to mount into container"),
         )
     })?;
-    let sub_path = sub_path(wanted, known)?;
-    let read_only = wanted.read_only == Some(true);
+    let sub_path = sub_path(mount, variables)?;
+    let read_only = mount.read_only == Some(true);
     let (source, read_only) = match volume {
-        Volume::Directory {
+        ReadyVolume::Directory {
             path,
             read_only: always,
         } => (
@@ -336,43 +351,43 @@ fn volume_mount(
             },
             read_only || *always,
         ),
-        Volume::Layers(layers) => {
+        ReadyVolume::Layers(layers) => {
             let layers = layers.clone();
             (MountSource::Layers { layers, sub_path }, false)
         }
     };
     let recursive = matches!(
-        wanted.recursive_read_only.as_deref(),
+        mount.recursive_read_only.as_deref(),
         Some("Enabled" | "IfPossible")
     );
     Ok(MountPlan {
         source,
-        target: absolute(&wanted.mount_path),
+        target: absolute(&mount.mount_path),
         access: match (read_only, recursive) {
-            (false, _) => Access::Write,
-            (true, false) => Access::Read,
-            (true, true) => Access::ReadAll,
+            (false, _) => MountAccess::ReadWrite,
+            (true, false) => MountAccess::ReadOnly,
+            (true, true) => MountAccess::RecursiveReadOnly,
         },
-        propagation: match wanted.mount_propagation.as_deref() {
-            Some("HostToContainer") => Propagation::HostToContainer,
-            Some("Bidirectional") => Propagation::Bidirectional,
-            _ => Propagation::None,
+        propagation: match mount.mount_propagation.as_deref() {
+            Some("HostToContainer") => MountPropagation::HostToContainer,
+            Some("Bidirectional") => MountPropagation::Bidirectional,
+            _ => MountPropagation::None,
         },
     })
 }
 
 fn sub_path(
-    wanted: &VolumeMount,
-    known: &HashMap<String, String>,
+    mount: &VolumeMount,
+    variables: &HashMap<String, String>,
 ) -> Result<Option<PathBuf>, Problem> {
-    let text = match (&wanted.sub_path, &wanted.sub_path_expr) {
+    let text = match (&mount.sub_path, &mount.sub_path_expr) {
         (Some(path), _) if !path.is_empty() => path.clone(),
         (_, Some(expression)) if !expression.is_empty() => {
-            let path = env::expand(expression, known);
+            let path = env::expand(expression, variables);
             if path.is_empty() || path.contains("$(") {
                 let message = format!(
                     "failed to expand subPath for volumeMount \"{}\"",
-                    wanted.name
+                    mount.name
                 );
                 return Err(problem("CreateContainerConfigError", message));
             }
@@ -381,11 +396,11 @@ fn sub_path(
         _ => return Ok(None),
     };
     let path = PathBuf::from(&text);
-    let plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
-    if !path.components().all(plain) {
+    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
+    if !path.components().all(is_plain) {
         let message = format!(
             "failed to prepare subPath for volumeMount \"{}\": {text} leaves the volume",
-            wanted.name
+            mount.name
         );
         return Err(problem("CreateContainerConfigError", message));
     }
@@ -408,34 +423,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_hides_no_file_below_etc_but_that_in_its_own_place() {
+    fn volume_at_etc_does_not_hide_pod_files() {
         let at = |target: &str| bind(Path::new("/from"), Path::new(target));
         let volumes = ["/deep/er/est", "/etc", "/etc/hostname", "/data"].map(at);
         let etc = ["/etc/hosts", "/etc/hostname"].map(at);
         let all = with_etc(volumes.into(), etc.into());
         let targets: Vec<&Path> = all.iter().map(|mount| mount.target.as_path()).collect();
-        let wanted = [
+        let expected = [
             "/etc",
             "/data",
             "/etc/hostname",
             "/etc/hosts",
             "/deep/er/est",
         ];
-        assert_eq!(targets, wanted.map(Path::new));
+        assert_eq!(targets, expected.map(Path::new));
     }
 
     #[test]
-    fn tracing_is_taken_from_any_set_of_capabilities() {
-        let all = without_tracing(&["ALL".to_owned()]);
+    fn ptrace_is_removed_from_capabilities() {
+        let all = without_ptrace(&["ALL".to_owned()]);
         let has = |name: &str| all.iter().any(|found| found == name);
         assert!(has("SYS_ADMIN") && has("KILL") && !has("SYS_PTRACE"));
         let some = ["SYS_PTRACE", "CHOWN"].map(str::to_owned);
-        assert_eq!(without_tracing(&some), ["CHOWN"]);
-        assert!(without_tracing(&[]).is_empty());
+        assert_eq!(without_ptrace(&some), ["CHOWN"]);
+        assert!(without_ptrace(&[]).is_empty());
     }
 
     #[test]
-    fn volumes_of_an_image_give_way_to_those_of_the_pod() {
+    fn pod_mounts_replace_declared_volumes() {
         let declared = [
             "/var/lib/b/",
             "/data",
@@ -445,7 +460,7 @@ mod tests {
             "/data/",
         ];
         let declared = declared.map(str::to_owned);
-        let found = image_volumes(&declared, &["/data".into()], Path::new("/c"));
+        let found = declared_volumes(&declared, &["/data".into()], Path::new("/c"));
         let shown: Vec<String> = found
             .iter()
             .map(|volume| format!("{} {}", volume.dir.display(), volume.target.display()))

@@ -1,63 +1,64 @@
-//! Resources of a pod that are changed while it runs.
+//! In-place resize of a pod's resources.
 
 use std::io;
 
 use k8s_openapi::api::core::v1::PodSpec;
-use linux::cgroup::{Group, Limits};
+use linux::cgroup::{Cgroup, CgroupLimits};
 
-use super::{LinuxRuntime, World, limits};
-use crate::life::restarts_to_resize;
+use super::{LinuxRuntime, NodeServices, limits};
+use crate::lifecycle::resize_requires_restart;
 
-impl<W: World> LinuxRuntime<W> {
-    /// Gives the control groups of the pod, and of what runs in it, the limits of the spec. Where that can't be, the container
-    /// keeps the resources that it has, in the spec too; then this is false, and is to be tried again.
+impl<S: NodeServices> LinuxRuntime<S> {
+    /// Sets the limits of the spec on the cgroups of the pod and of its running containers. A container whose limits can't be set
+    /// yet keeps its resources, and `spec` is changed to show these. Returns false in that case, and the caller retries.
     pub(super) fn resize(&self, spec: &mut PodSpec) -> bool {
-        let Some(pod) = self.group.get() else {
+        let Some(pod) = self.cgroup.get() else {
             return true;
         };
-        let mut all = true;
-        let running = self.containers.borrow();
+        let mut is_complete = true;
+        let containers = self.containers.borrow();
         let init = spec.init_containers.iter_mut().flatten();
         for container in init.chain(&mut spec.containers) {
-            let mut same = running.values();
-            let Some(running) = same.find(|running| running.name == container.name) else {
+            let mut all = containers.values();
+            let Some(running) = all.find(|running| running.name == container.name) else {
                 continue;
             };
-            let Some(group) = running.memory.group() else {
+            let Some(cgroup) = running.oom.cgroup() else {
                 continue;
             };
-            let mut has = running.resources.borrow_mut();
-            // One that is to be restarted gets another group.
-            if *has == container.resources || restarts_to_resize(container, has.as_ref()) {
+            let mut current = running.resources.borrow_mut();
+            // A container that is restarted for the resize gets a new cgroup.
+            if *current == container.resources
+                || resize_requires_restart(container, current.as_ref())
+            {
                 continue;
             }
-            match set(group, &limits::of_container(container)) {
-                Ok(()) => has.clone_from(&container.resources),
+            match set_limits(cgroup, &limits::container_limits(container)) {
+                Ok(()) => current.clone_from(&container.resources),
                 Err(error) => {
-                    tracing::warn!(container = container.name, %error, "cannot change limits yet");
-                    container.resources.clone_from(&has);
-                    all = false;
+                    tracing::warn!(container = container.name, %error, "cannot resize container yet");
+                    container.resources.clone_from(&current);
+                    is_complete = false;
                 }
             }
         }
-        // After those in it: a container that keeps more needs it here too.
-        if let Err(error) = set(pod, &limits::of_pod(spec)) {
-            tracing::warn!(%error, "cannot change the pod's limits yet");
-            all = false;
+        // After the containers: the pod's limit must include the resources that a container keeps.
+        if let Err(error) = set_limits(pod, &limits::pod_limits(spec)) {
+            tracing::warn!(%error, "cannot resize pod yet");
+            is_complete = false;
         }
-        all
+        is_complete
     }
 }
 
-/// Sets limits, unless more memory is in use than would be allowed: the kernel would kill for it at once. Files that it can drop
-/// instead don't count.
-fn set(group: &Group, limits: &Limits) -> io::Result<()> {
-    let used = group.usage().map_or(0, |usage| usage.working_set);
+/// Sets limits, unless the working set exceeds the memory limit: the kernel would OOM-kill at once.
+fn set_limits(cgroup: &Cgroup, limits: &CgroupLimits) -> io::Result<()> {
+    let used = cgroup.usage().map_or(0, |usage| usage.working_set);
     match limits.memory {
         Some(limit) if used > limit => Err(io::Error::other(format!(
             "{used} bytes of memory are in use, the new limit is {limit}"
         ))),
-        _ => group.limit(limits),
+        _ => cgroup.set_limits(limits),
     }
 }
 
@@ -69,15 +70,15 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
-    use super::super::testing::{Asked, bundle, runtime, within_patience};
-    use super::super::{Running, oom, streams};
+    use super::super::testing::{RecordingServices, bundle, run_local, runtime};
+    use super::super::{OomWatch, RunningContainer, streaming};
     use super::*;
 
-    /// A pod's group with that of a container in it, which uses 4000 bytes: files that look like the kernel's.
-    fn groups(dir: &std::path::Path) -> Group {
-        let pod = Group::at(dir.join("pod"));
-        for group in [&pod, &pod.below("a-0")] {
-            group.make().unwrap();
+    /// Fake cgroups of a pod and of a container that uses 4000 bytes.
+    fn fake_cgroups(dir: &std::path::Path) -> Cgroup {
+        let pod = Cgroup::at(dir.join("pod"));
+        for group in [&pod, &pod.child("a-0")] {
+            group.create().unwrap();
             let put = |file: &str, text: &str| {
                 std::fs::write(group.path().join(file), text).unwrap();
             };
@@ -88,19 +89,19 @@ mod tests {
         pod
     }
 
-    fn running(group: Group) -> Running {
+    fn running(cgroup: Cgroup) -> RunningContainer {
         let resources = json!({"limits": {"memory": "9000"}});
-        Running {
+        RunningContainer {
             name: "a".to_owned(),
             attempt: 0,
-            started: Timestamp::now(),
+            started_at: Timestamp::now(),
             serial: 1,
             process: Rc::new(std::fs::File::open("/dev/null").unwrap().into()),
             plan: Default::default(),
             resources: RefCell::new(serde_json::from_value(resources).unwrap()),
-            memory: Rc::new(oom::Watch::new(Some(group))),
-            attachable: streams::Attachable {
-                taps: Rc::default(),
+            oom: Rc::new(OomWatch::new(Some(cgroup))),
+            attachable: streaming::Attachable {
+                subscribers: Rc::default(),
                 stdin: None,
                 terminal: None,
                 stdin_once: false,
@@ -110,38 +111,44 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_keeps_what_it_has_until_it_uses_less() {
-        within_patience(async {
+    async fn memory_limit_is_lowered_once_usage_allows() {
+        run_local(async {
             let dir = tempfile::tempdir().unwrap();
-            let pod = groups(dir.path());
-            let own = pod.below("a-0");
-            let of = |memory: &str, policy: &str| {
+            let pod = fake_cgroups(dir.path());
+            let own = pod.child("a-0");
+            let bundle_with = |memory: &str, policy: &str| {
                 let policy = json!([{"resourceName": "memory", "restartPolicy": policy}]);
                 bundle(json!({"containers": [{"name": "a", "resizePolicy": policy,
                     "resources": {"limits": {"memory": memory}}}]}))
             };
-            let (runtime, _inner) = runtime(Asked::default(), of("9000", "NotRequired"));
-            let _ = runtime.group.set(pod.clone());
-            let one = running(own.clone());
-            runtime.containers.borrow_mut().insert("1".to_owned(), one);
+            let (runtime, _inner) = runtime(
+                RecordingServices::default(),
+                bundle_with("9000", "NotRequired"),
+            );
+            let _ = runtime.cgroup.set(pod.clone());
+            let container = running(own.clone());
+            let id = "1".to_owned();
+            runtime.containers.borrow_mut().insert(id, container);
             let max =
-                |group: &Group| std::fs::read_to_string(group.path().join("memory.max")).unwrap();
-            let given = |bundle: &crate::protocol::Bundle| {
+                |group: &Cgroup| std::fs::read_to_string(group.path().join("memory.max")).unwrap();
+            let applied = |bundle: &pod_protocol::Bundle| {
                 let spec = bundle.pod.spec.clone().unwrap();
                 let resources = spec.containers[0].resources.clone().unwrap();
                 resources.limits.unwrap()["memory"].0.clone()
             };
 
-            let (done, all) = runtime.put_bundle(of("3000", "NotRequired")).await;
-            assert_eq!((given(&done).as_str(), all), ("9000", false));
+            let (done, all) = runtime.put_bundle(bundle_with("3000", "NotRequired")).await;
+            assert_eq!((applied(&done).as_str(), all), ("9000", false));
             assert_eq!(
                 (max(&own), max(&pod)),
                 ("9000".to_owned(), "9000".to_owned())
             );
 
-            // One that is restarted for it is left alone, but the pod's limit waits for that.
-            let (done, all) = runtime.put_bundle(of("3000", "RestartContainer")).await;
-            assert_eq!((given(&done).as_str(), all), ("3000", false));
+            // A container that is restarted for the resize is left alone; the pod's limit waits for the restart.
+            let (done, all) = runtime
+                .put_bundle(bundle_with("3000", "RestartContainer"))
+                .await;
+            assert_eq!((applied(&done).as_str(), all), ("3000", false));
             assert_eq!(
                 (max(&own), max(&pod)),
                 ("9000".to_owned(), "9000".to_owned())
@@ -150,8 +157,8 @@ mod tests {
             for group in [&own, &pod] {
                 std::fs::write(group.path().join("memory.current"), "2000").unwrap();
             }
-            let (done, all) = runtime.put_bundle(of("3000", "NotRequired")).await;
-            assert_eq!((given(&done).as_str(), all), ("3000", true));
+            let (done, all) = runtime.put_bundle(bundle_with("3000", "NotRequired")).await;
+            assert_eq!((applied(&done).as_str(), all), ("3000", true));
             assert_eq!(
                 (max(&own), max(&pod)),
                 ("3000".to_owned(), "3000".to_owned())
@@ -160,9 +167,9 @@ mod tests {
         .await;
     }
 
-    /// Files that look like a group; what the kernel makes of them is tried in tests/qemu.
+    /// With a fake cgroup; tests/qemu has tests against the kernel.
     #[test]
-    fn a_limit_below_what_is_in_use_waits() {
+    fn limit_below_working_set_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let put = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
         put("cpu.stat", "usage_usec 0\n");
@@ -170,11 +177,11 @@ mod tests {
         put("memory.current", "5000\n");
         put("memory.max", "9000");
         let limit = |bytes: u64| {
-            let limits = Limits {
+            let limits = CgroupLimits {
                 memory: Some(bytes),
-                ..Limits::default()
+                ..CgroupLimits::default()
             };
-            set(&Group::at(dir.path()), &limits)
+            set_limits(&Cgroup::at(dir.path()), &limits)
         };
         let max = || std::fs::read_to_string(dir.path().join("memory.max")).unwrap();
         let error = limit(3999).unwrap_err().to_string();

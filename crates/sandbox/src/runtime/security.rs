@@ -1,12 +1,12 @@
-//! What a container may do: users, capabilities, system calls. Pure.
+//! A container's security context: user, capabilities, system call filter. Pure.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
+use pod_protocol::Problem;
 
-use crate::inner::message::{Seccomp, UserPlan};
-use crate::protocol::Problem;
-use crate::seams::ImageDefaults;
+use crate::container_runtime::ImageDefaults;
+use crate::inner::message::{SeccompProfile, UserPlan};
 
-/// What containers of other runtimes have when nothing is said.
+/// The default capabilities of containerd and Docker.
 const DEFAULT_CAPABILITIES: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -24,30 +24,30 @@ const DEFAULT_CAPABILITIES: &[&str] = &[
     "AUDIT_WRITE",
 ];
 
-/// The part of a security context that isn't about files.
+/// The resolved security context of a container, except for its file system.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Security {
-    /// Who.
+pub struct ContainerSecurity {
+    /// User and groups.
     pub user: UserPlan,
-    /// What root may do.
+    /// Capabilities, without `CAP_`, or `ALL`.
     pub capabilities: Vec<String>,
-    /// No program gives more rights.
+    /// Sets `no_new_privs`.
     pub no_new_privileges: bool,
-    /// The filter of system calls.
-    pub seccomp: Seccomp,
-    /// All that the user namespace gives.
+    /// The system call filter.
+    pub seccomp: SeccompProfile,
+    /// `privileged`, within the user namespace.
     pub privileged: bool,
-    /// `/proc` with nothing hidden.
+    /// `procMount: Unmasked`, or privileged.
     pub unmasked: bool,
 }
 
-/// Works it out from the pod's and the container's security context and the image.
+/// Resolves the security contexts of the pod and of the container, and the image's user.
 pub fn security(
     pod: &PodSpec,
     container: &Container,
     image: &ImageDefaults,
-    one_id: bool,
-) -> Result<Security, Problem> {
+    single_id: bool,
+) -> Result<ContainerSecurity, Problem> {
     let of_pod = pod.security_context.clone().unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
     let privileged = own.privileged == Some(true);
@@ -56,20 +56,20 @@ pub fn security(
         .as_ref()
         .or(of_pod.seccomp_profile.as_ref());
     let seccomp = match profile.map(|profile| profile.type_.as_str()) {
-        Some("RuntimeDefault") if !privileged => Seccomp::RuntimeDefault,
-        // Only whoever asks for it has none. Others have what other runtimes call unconfined, but for keyrings, which would
-        // be their user's.
-        Some("Unconfined") if !privileged => Seccomp::None,
+        Some("RuntimeDefault") if !privileged => SeccompProfile::RuntimeDefault,
+        // No filter only on request. The default of other runtimes is also unconfined; here it denies keyrings, because they would
+        // be those of the job's user.
+        Some("Unconfined") if !privileged => SeccompProfile::Unconfined,
         Some("Localhost") => {
-            return Err(refused(
+            return Err(invalid(
                 "seccomp profiles of type Localhost are not supported",
             ));
         }
-        _ => Seccomp::Keyless,
+        _ => SeccompProfile::DenyKeyrings,
     };
     let mut groups: Vec<u32> = Vec::new();
-    let all = of_pod.supplemental_groups.clone().unwrap_or_default();
-    for gid in all.into_iter().chain(of_pod.fs_group) {
+    let supplemental = of_pod.supplemental_groups.clone().unwrap_or_default();
+    for gid in supplemental.into_iter().chain(of_pod.fs_group) {
         groups.push(id(gid)?);
     }
     let user = UserPlan {
@@ -79,15 +79,15 @@ pub fn security(
             .or(of_pod.run_as_group)
             .map(id)
             .transpose()?,
-        name: image.user.clone(),
-        groups,
-        groups_strict: of_pod.supplemental_groups_policy.as_deref() == Some("Strict"),
-        one_id,
+        image_user: image.user.clone(),
+        supplemental_groups: groups,
+        strict_groups: of_pod.supplemental_groups_policy.as_deref() == Some("Strict"),
+        single_id,
     };
     if own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true) {
         verify_not_root(&user, container)?;
     }
-    Ok(Security {
+    Ok(ContainerSecurity {
         user,
         capabilities: capabilities(&own, privileged)?,
         no_new_privileges: own.allow_privilege_escalation == Some(false) && !privileged,
@@ -98,11 +98,11 @@ pub fn security(
 }
 
 fn verify_not_root(user: &UserPlan, container: &Container) -> Result<(), Problem> {
-    let named = user.name.split(':').next().unwrap_or_default();
+    let named = user.image_user.split(':').next().unwrap_or_default();
     let name = &container.name;
     let uid = match (user.uid, named) {
         (Some(0), _) => {
-            return Err(refused(format!(
+            return Err(invalid(format!(
                 "container's runAsUser breaks non-root policy (container: {name})"
             )));
         }
@@ -111,11 +111,11 @@ fn verify_not_root(user: &UserPlan, container: &Container) -> Result<(), Problem
         (None, named) => named.parse().ok(),
     };
     match uid {
-        Some(0) => Err(refused(format!(
+        Some(0) => Err(invalid(format!(
             "container has runAsNonRoot and image will run as root (container: {name})"
         ))),
         Some(_) => Ok(()),
-        None => Err(refused(format!(
+        None => Err(invalid(format!(
             "container has runAsNonRoot and image has non-numeric user ({named}), cannot verify user is non-root (container: {name})"
         ))),
     }
@@ -126,12 +126,22 @@ fn capabilities(own: &SecurityContext, privileged: bool) -> Result<Vec<String>, 
         return Ok(vec!["ALL".to_owned()]);
     }
     let changes = own.capabilities.clone().unwrap_or_default();
-    let plain = |name: &String| name.strip_prefix("CAP_").unwrap_or(name).to_uppercase();
-    let add: Vec<String> = changes.add.unwrap_or_default().iter().map(plain).collect();
-    let drop: Vec<String> = changes.drop.unwrap_or_default().iter().map(plain).collect();
+    let without_prefix = |name: &String| name.strip_prefix("CAP_").unwrap_or(name).to_uppercase();
+    let add: Vec<String> = changes
+        .add
+        .unwrap_or_default()
+        .iter()
+        .map(without_prefix)
+        .collect();
+    let drop: Vec<String> = changes
+        .drop
+        .unwrap_or_default()
+        .iter()
+        .map(without_prefix)
+        .collect();
     for name in add.iter().chain(&drop) {
         if name != "ALL" && !linux::credentials::is_capability(name) {
-            return Err(refused(format!("unknown capability \"CAP_{name}\"")));
+            return Err(invalid(format!("unknown capability \"CAP_{name}\"")));
         }
     }
     let is_all = |name: &String| name == "ALL";
@@ -155,10 +165,10 @@ fn capabilities(own: &SecurityContext, privileged: bool) -> Result<Vec<String>, 
 }
 
 fn id(wanted: i64) -> Result<u32, Problem> {
-    u32::try_from(wanted).map_err(|_| refused(format!("{wanted} is no user or group id")))
+    u32::try_from(wanted).map_err(|_| invalid(format!("invalid user or group id {wanted}")))
 }
 
-fn refused(message: impl Into<String>) -> Problem {
+fn invalid(message: impl Into<String>) -> Problem {
     Problem {
         reason: "CreateContainerConfigError".to_owned(),
         message: message.into(),
@@ -170,11 +180,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(
+    fn resolve(
         pod: serde_json::Value,
         own: serde_json::Value,
         image_user: &str,
-    ) -> Result<Security, Problem> {
+    ) -> Result<ContainerSecurity, Problem> {
         let pod =
             serde_json::from_value(json!({"containers": [], "securityContext": pod})).unwrap();
         let container =
@@ -187,38 +197,45 @@ mod tests {
     }
 
     #[test]
-    fn the_container_wins_over_the_pod_and_the_pod_over_the_image() {
-        let found = of(
+    fn container_overrides_pod_and_pod_overrides_image() {
+        let resolved = resolve(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]}),
             json!({"runAsUser": 5}),
             "app",
         )
         .unwrap();
         assert_eq!(
-            (found.user.uid, found.user.gid, &found.user.groups[..]),
+            (
+                resolved.user.uid,
+                resolved.user.gid,
+                &resolved.user.supplemental_groups[..]
+            ),
             (Some(5), Some(2), &[4, 3][..])
         );
-        assert!(!found.no_new_privileges);
+        assert!(!resolved.no_new_privileges);
     }
 
     #[test]
-    fn only_pods_that_ask_for_it_have_no_filter() {
-        let with = |own: serde_json::Value| of(json!({}), own, "").unwrap().seccomp;
+    fn only_unconfined_pods_have_no_filter() {
+        let seccomp = |own: serde_json::Value| resolve(json!({}), own, "").unwrap().seccomp;
         let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
-        assert_eq!(with(json!({})), Seccomp::Keyless);
-        assert_eq!(with(profile("Unconfined")), Seccomp::None);
-        assert_eq!(with(profile("RuntimeDefault")), Seccomp::RuntimeDefault);
-        let of_pod = of(profile("Unconfined"), json!({}), "").unwrap();
-        assert_eq!(of_pod.seccomp, Seccomp::None);
+        assert_eq!(seccomp(json!({})), SeccompProfile::DenyKeyrings);
+        assert_eq!(seccomp(profile("Unconfined")), SeccompProfile::Unconfined);
+        assert_eq!(
+            seccomp(profile("RuntimeDefault")),
+            SeccompProfile::RuntimeDefault
+        );
+        let of_pod = resolve(profile("Unconfined"), json!({}), "").unwrap();
+        assert_eq!(of_pod.seccomp, SeccompProfile::Unconfined);
         for kind in ["Unconfined", "RuntimeDefault"] {
             let mut privileged = profile(kind);
             privileged["privileged"] = json!(true);
-            assert_eq!(with(privileged), Seccomp::Keyless);
+            assert_eq!(seccomp(privileged), SeccompProfile::DenyKeyrings);
         }
     }
 
     #[test]
-    fn root_is_refused_where_it_must_not_be() {
+    fn run_as_non_root_rejects_root() {
         let non_root = || json!({"runAsNonRoot": true});
         for (own, user, why) in [
             (json!({}), "", "image will run as root"),
@@ -226,37 +243,44 @@ mod tests {
             (json!({}), "app", "non-numeric user (app)"),
             (json!({"runAsUser": 0}), "", "breaks non-root policy"),
         ] {
-            let refused = of(non_root(), own, user).unwrap_err();
-            assert!(refused.message.contains(why), "{refused:?}");
+            let rejected = resolve(non_root(), own, user).unwrap_err();
+            assert!(rejected.message.contains(why), "{rejected:?}");
         }
-        assert!(of(non_root(), json!({}), "1000").is_ok());
-        assert!(of(non_root(), json!({"runAsUser": 7}), "").is_ok());
+        assert!(resolve(non_root(), json!({}), "1000").is_ok());
+        assert!(resolve(non_root(), json!({"runAsUser": 7}), "").is_ok());
     }
 
     #[test]
     fn capabilities_are_added_and_dropped() {
-        let with = |add: &[&str], drop: &[&str]| {
-            of(
+        let capabilities = |add: &[&str], drop: &[&str]| {
+            resolve(
                 json!({}),
                 json!({"capabilities": {"add": add, "drop": drop}}),
                 "",
             )
-            .map(|found| found.capabilities)
+            .map(|resolved| resolved.capabilities)
         };
-        assert_eq!(with(&["NET_ADMIN"], &["ALL"]).unwrap(), ["NET_ADMIN"]);
+        assert_eq!(
+            capabilities(&["NET_ADMIN"], &["ALL"]).unwrap(),
+            ["NET_ADMIN"]
+        );
         assert!(
-            with(&["CAP_SYS_TIME"], &[])
+            capabilities(&["CAP_SYS_TIME"], &[])
                 .unwrap()
                 .contains(&"SYS_TIME".to_owned())
         );
-        assert!(!with(&[], &["KILL"]).unwrap().contains(&"KILL".to_owned()));
-        let all = with(&["ALL"], &["KILL"]).unwrap();
+        assert!(
+            !capabilities(&[], &["KILL"])
+                .unwrap()
+                .contains(&"KILL".to_owned())
+        );
+        let all = capabilities(&["ALL"], &["KILL"]).unwrap();
         assert!(all.contains(&"SYS_ADMIN".to_owned()) && !all.contains(&"KILL".to_owned()));
-        assert!(with(&["NONSENSE"], &[]).is_err());
+        assert!(capabilities(&["NONSENSE"], &[]).is_err());
     }
 
     #[test]
-    fn negative_ids_are_refused() {
-        assert!(of(json!({"runAsUser": -1}), json!({}), "").is_err());
+    fn negative_ids_are_invalid() {
+        assert!(resolve(json!({"runAsUser": -1}), json!({}), "").is_err());
     }
 }

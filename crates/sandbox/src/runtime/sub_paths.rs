@@ -1,28 +1,29 @@
-//! A look at a container's subPaths before it is started, so that one that can't be had is told as upstream tells it.
+//! Creates a container's subPaths before its start, so that an invalid one is reported with upstream's reason.
 //!
-//! The container's own process finds them again, in a volume that others may have changed meanwhile.
+//! The container's own process resolves them again, because other containers may have changed the volume meanwhile.
+
+use pod_protocol::Problem;
 
 use crate::inner::message::{MountPlan, MountSource};
-use crate::protocol::Problem;
 
-/// The same mounts, if all is well with them.
-pub(super) async fn checked(
+/// Creates missing directories of subPaths, and returns the mounts.
+pub(super) async fn create(
     mounts: Vec<MountPlan>,
     container: &str,
 ) -> Result<Vec<MountPlan>, Problem> {
     let name = container.to_owned();
-    // A volume's server may take its time, and this thread is the pod's only one.
-    let checking = tokio::task::spawn_blocking(move || check(&mounts, &name).map(|()| mounts));
-    checking.await.unwrap_or_else(|error| {
+    // A file server may block, and the sandbox has one thread.
+    let creating =
+        tokio::task::spawn_blocking(move || create_blocking(&mounts, &name).map(|()| mounts));
+    creating.await.unwrap_or_else(|error| {
         Err(Problem {
             reason: "CreateContainerConfigError".to_owned(),
-            message: format!("subPaths of container {container:?}: {error}"),
+            message: format!("cannot create subPaths of container {container:?}: {error}"),
         })
     })
 }
 
-/// Makes the directories that are missing; a problem is one of the container's configuration, and is tried again.
-fn check(mounts: &[MountPlan], container: &str) -> Result<(), Problem> {
+fn create_blocking(mounts: &[MountPlan], container: &str) -> Result<(), Problem> {
     for mount in mounts {
         let MountSource::Bind {
             path,
@@ -47,10 +48,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::inner::message::{Access, Propagation};
+    use crate::inner::message::{MountAccess, MountPropagation};
 
     #[test]
-    fn a_link_out_of_the_volume_is_a_problem_of_the_configuration() {
+    fn sub_path_outside_volume_is_config_error() {
         let volume = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc", volume.path().join("out")).unwrap();
         let mount = |sub: &str| MountPlan {
@@ -59,18 +60,18 @@ mod tests {
                 sub_path: Some(sub.into()),
             },
             target: Path::new("/data").to_owned(),
-            access: Access::Write,
-            propagation: Propagation::None,
+            access: MountAccess::ReadWrite,
+            propagation: MountPropagation::None,
         };
-        check(&[mount("new/dir")], "main").unwrap();
+        create_blocking(&[mount("new/dir")], "main").unwrap();
         assert!(volume.path().join("new/dir").is_dir());
         for sub in ["out", "out/ssh"] {
-            let problem = check(&[mount(sub)], "main").unwrap_err();
+            let problem = create_blocking(&[mount(sub)], "main").unwrap_err();
             assert_eq!(problem.reason, "CreateContainerConfigError");
-            let words = format!(
+            let expected = format!(
                 "failed to prepare subPath for volumeMount /data of container \"main\": subPath {sub:?} is not within its volume"
             );
-            assert_eq!(problem.message, words);
+            assert_eq!(problem.message, expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! For tests: a runtime whose inner process and world are the test itself.
+//! For tests: a runtime with fake node services. The test acts as its inner process.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -9,54 +9,61 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use linux::packet;
+use pod_protocol::{Bundle, NodeFacts, Problem};
 
-use super::{LinuxRuntime, Places, Stacking};
-use crate::inner::message::{News, Request};
+use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
+use crate::container_runtime::{ImageRequest, PodImage};
+use crate::inner::message::{InnerEvent, InnerRequest};
 use crate::logs::LogDir;
-use crate::protocol::{Bundle, NodeFacts, Problem};
-use crate::seams::{Attachment, ImageRequest, PodImage, Volume, World};
+use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 
-/// A world that notes what it is asked for.
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Node services that record calls.
 #[derive(Clone, Default)]
-pub struct Asked {
-    /// How often for a place in the network.
-    pub places: Rc<Cell<u32>>,
-    /// For which volumes, one after the other.
+pub struct RecordingServices {
+    /// Number of calls of `attach_network`.
+    pub attachments: Rc<Cell<u32>>,
+    /// Names of the volumes, in the order of calls.
     pub volumes: Rc<RefCell<Vec<String>>>,
-    /// Volumes that can't be had.
+    /// Volumes for which calls fail.
     pub broken: Rc<RefCell<BTreeSet<String>>>,
 }
 
-impl World for Asked {
-    async fn image(&self, _: &ImageRequest, _: &[serde_json::Value]) -> Result<PodImage, Problem> {
+impl NodeServices for RecordingServices {
+    async fn ensure_image(
+        &self,
+        _: &ImageRequest,
+        _: &[serde_json::Value],
+    ) -> Result<PodImage, Problem> {
         Ok(PodImage::default())
     }
 
-    async fn volume(
+    async fn set_up_volume(
         &self,
         name: &str,
         _: &serde_json::Value,
         _: Option<i64>,
         _: &[serde_json::Value],
-    ) -> Result<Volume, Problem> {
+    ) -> Result<ReadyVolume, Problem> {
         self.volumes.borrow_mut().push(name.to_owned());
         if self.broken.borrow().contains(name) {
-            return Err(super::volumes::failed(name, &io::Error::other("broken")));
+            let error = io::Error::other("broken");
+            return Err(volume_spec::mount_problem(name, &error));
         }
-        Ok(Volume::Layers(Vec::new()))
+        Ok(ReadyVolume::Layers(Vec::new()))
     }
 
-    async fn attach(&self, _: OwnedFd) -> Result<Attachment, Problem> {
-        self.places.set(self.places.get() + 1);
-        Ok(Attachment {
+    async fn attach_network(&self, _: OwnedFd) -> Result<NetworkAttachment, Problem> {
+        self.attachments.set(self.attachments.get() + 1);
+        Ok(NetworkAttachment {
             interface: "eth0".to_owned(),
             address: [10, 0, 0, 2].into(),
-            prefix: 24,
             gateway: [10, 0, 0, 1].into(),
         })
     }
 
-    async fn leave(&self) {}
+    async fn release(&self) {}
 }
 
 /// A bundle of a pod with this spec.
@@ -70,34 +77,37 @@ pub fn bundle(spec: serde_json::Value) -> Bundle {
         volumes: Default::default(),
         pull_credentials: Vec::new(),
         node: NodeFacts::default(),
-        before: Vec::new(),
+        previous_statuses: Vec::new(),
     }
 }
 
-/// A runtime, and the inner process's end of its line.
-pub fn runtime(world: Asked, bundle: Bundle) -> (LinuxRuntime<Asked>, OwnedFd) {
+/// A runtime, and the inner process's end of its socket.
+pub fn runtime(
+    services: RecordingServices,
+    bundle: Bundle,
+) -> (LinuxRuntime<RecordingServices>, OwnedFd) {
     let (ours, theirs) = packet::pair().unwrap();
     let nowhere = std::path::PathBuf::from("/nowhere");
-    let places = Places {
+    let dirs = PodDirs {
         disk: nowhere.clone(),
         memory: nowhere.clone(),
         logs: nowhere.clone(),
-        groups: None,
+        cgroup: None,
     };
     let runtime = LinuxRuntime::new(
-        world,
-        places,
+        services,
+        dirs,
         LogDir::new(nowhere),
         rustix::process::getpid(),
         ours,
         bundle,
-        Stacking::default(),
+        Snapshotter::default(),
     );
     (runtime.unwrap(), theirs)
 }
 
-/// The next thing that the inner process is asked for.
-pub async fn asked(inner: &OwnedFd) -> (u64, Request) {
+/// Waits for the next request to the inner process.
+pub async fn next_request(inner: &OwnedFd) -> (u64, InnerRequest) {
     rustix::io::ioctl_fionbio(inner, true).unwrap();
     let message = loop {
         match packet::receive(inner) {
@@ -111,15 +121,20 @@ pub async fn asked(inner: &OwnedFd) -> (u64, Request) {
     (message.number, request)
 }
 
-/// The inner process's answer.
-pub fn say(inner: &OwnedFd, serial: u64, news: &News, beside: &[BorrowedFd<'_>]) {
-    let text = serde_json::to_vec(news).unwrap();
-    packet::send(inner, serial, &text, beside).unwrap();
+/// Sends an event of the inner process.
+pub fn send_event(
+    inner: &OwnedFd,
+    serial: u64,
+    event: &InnerEvent,
+    descriptors: &[BorrowedFd<'_>],
+) {
+    let text = serde_json::to_vec(event).unwrap();
+    packet::send(inner, serial, &text, descriptors).unwrap();
 }
 
-/// Runs a test that has tasks of its own, and not for ever.
-pub async fn within_patience(test: impl Future<Output = ()>) {
+/// Runs a test that spawns local tasks, with a timeout.
+pub async fn run_local(test: impl Future<Output = ()>) {
     let local = tokio::task::LocalSet::new();
-    let test = tokio::time::timeout(Duration::from_secs(5), local.run_until(test));
+    let test = tokio::time::timeout(TEST_TIMEOUT, local.run_until(test));
     test.await.unwrap();
 }

@@ -1,84 +1,85 @@
-//! What is to be measured of a pod: its running containers and its volumes.
+//! The containers and volumes of a pod whose usage is measured.
 
 use k8s_openapi::api::core::v1::Volume as VolumeSpec;
+use pod_protocol::usage::PodUsage;
 
-use super::{LinuxRuntime, Volume, World};
-use crate::usage::{PodUsage, Subject, VolumeSubject};
+use super::{LinuxRuntime, NodeServices, ReadyVolume};
+use crate::usage::{MeasuredContainer, MeasuredVolume};
 
-impl<W: World> LinuxRuntime<W> {
-    /// What the pod uses now, if that can be found out.
+impl<S: NodeServices> LinuxRuntime<S> {
+    /// The pod's current resource usage; `None` if it can't be measured.
     pub async fn usage(&self) -> Option<PodUsage> {
         let spec = self.spec();
-        let containers = self.subjects();
-        let volumes: Vec<VolumeSubject> = {
-            let made = self.volumes.borrow();
+        let containers = self.measured_containers();
+        let volumes: Vec<MeasuredVolume> = {
+            let ready = self.volumes.borrow();
             let specs = spec.volumes.iter().flatten();
             specs
-                .filter_map(|volume| volume_subject(volume, made.get(&volume.name)?))
+                .filter_map(|volume| measured_volume(volume, ready.get(&volume.name)?))
                 .collect()
         };
         let mut usage = self
             .meter
             .measure(
-                self.inner.as_raw_nonzero().get(),
-                self.group.get(),
+                self.inner_pid.as_raw_nonzero().get(),
+                self.cgroup.get(),
                 spec.host_network == Some(true),
                 &containers,
                 &volumes,
-                &self.places.etc(),
+                &self.dirs.etc(),
             )
             .await?;
-        // Where an image can't be stacked it was copied, which the container has not written.
-        for (subject, measured) in containers.iter().zip(&mut usage.containers) {
+        // A copy of the image counts as disk usage, but the container has not written it.
+        for (container, measured) in containers.iter().zip(&mut usage.containers) {
             if let Some(root) = &mut measured.root {
-                root.used = root.used.saturating_sub(copied(subject));
+                root.used = root.used.saturating_sub(copied_bytes(container));
             }
         }
         Some(usage)
     }
 
-    fn subjects(&self) -> Vec<Subject> {
+    fn measured_containers(&self) -> Vec<MeasuredContainer> {
         let containers = self.containers.borrow();
-        let mut subjects: Vec<Subject> = containers
+        let mut measured: Vec<MeasuredContainer> = containers
             .iter()
             .filter_map(|(id, running)| {
                 let attempt = running.attempt;
-                let group = self.group.get();
-                let group = group.map(|pod| pod.below(&format!("{}-{attempt}", running.name)));
-                Some(Subject {
+                let cgroup = self.cgroup.get();
+                let cgroup = cgroup.map(|pod| pod.child(&format!("{}-{attempt}", running.name)));
+                Some(MeasuredContainer {
                     name: running.name.clone(),
                     id: id.clone(),
-                    first: linux::usage::pid_of(&running.process)?,
-                    started: running.started,
+                    pid: linux::usage::pid_of_pidfd(&running.process)?,
+                    started: running.started_at,
                     root: self
-                        .places
+                        .dirs
                         .disk
                         .join("containers")
                         .join(&running.name)
                         .join(attempt.to_string()),
-                    logs: self.places.logs.join(&running.name),
-                    group: group.filter(|group| group.path().is_dir()),
+                    logs: self.dirs.logs.join(&running.name),
+                    cgroup: cgroup.filter(|cgroup| cgroup.path().is_dir()),
                 })
             })
             .collect();
-        subjects.sort_by(|a, b| a.name.cmp(&b.name));
-        subjects
+        measured.sort_by(|a, b| a.name.cmp(&b.name));
+        measured
     }
 }
 
-/// How a volume is measured. What belongs to the host, and images, are not the pod's.
-fn volume_subject(spec: &VolumeSpec, made: &Volume) -> Option<VolumeSubject> {
-    let Volume::Directory { path, .. } = made else {
+/// How a volume is measured. Images and directories of the host don't count.
+fn measured_volume(spec: &VolumeSpec, ready: &ReadyVolume) -> Option<MeasuredVolume> {
+    let ReadyVolume::Directory { path, .. } = ready else {
         return None;
     };
     let in_memory = |medium: Option<&str>| medium.is_some_and(|medium| !medium.is_empty());
-    let whole = if let Some(source) = &spec.empty_dir {
+    let whole_file_system = if let Some(source) = &spec.empty_dir {
         in_memory(source.medium.as_deref())
     } else if spec.persistent_volume_claim.is_some()
         || spec.ephemeral.is_some()
         || spec.nfs.is_some()
     {
-        // These may be large, and may be others' too: as upstream, their file system is told of.
+        // These may be large and shared, so the usage of their file system is reported. As upstream.
         true
     } else if spec.config_map.is_some()
         || spec.secret.is_some()
@@ -89,15 +90,15 @@ fn volume_subject(spec: &VolumeSpec, made: &Volume) -> Option<VolumeSubject> {
     } else {
         return None;
     };
-    Some(VolumeSubject {
+    Some(MeasuredVolume {
         name: spec.name.clone(),
         path: path.clone(),
-        whole,
+        whole_file_system,
     })
 }
 
-fn copied(subject: &Subject) -> u64 {
-    let text = std::fs::read_to_string(subject.root.join("copied")).unwrap_or_default();
+fn copied_bytes(container: &MeasuredContainer) -> u64 {
+    let text = std::fs::read_to_string(container.root.join("copied")).unwrap_or_default();
     text.trim().parse().unwrap_or(0)
 }
 
@@ -108,25 +109,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_measured_by_their_kind() {
-        let subject = |source: serde_json::Value| {
+    fn volume_kind_decides_how_it_is_measured() {
+        let measure = |source: serde_json::Value| {
             let mut spec = source;
             spec["name"] = json!("v");
             let spec: VolumeSpec = serde_json::from_value(spec).unwrap();
-            let made = Volume::Directory {
+            let ready = ReadyVolume::Directory {
                 path: "/v".into(),
                 read_only: false,
             };
-            volume_subject(&spec, &made).map(|subject| subject.whole)
+            measured_volume(&spec, &ready).map(|volume| volume.whole_file_system)
         };
-        assert_eq!(subject(json!({"emptyDir": {}})), Some(false));
+        assert_eq!(measure(json!({"emptyDir": {}})), Some(false));
         assert_eq!(
-            subject(json!({"emptyDir": {"medium": "Memory"}})),
+            measure(json!({"emptyDir": {"medium": "Memory"}})),
             Some(true)
         );
-        assert_eq!(subject(json!({"configMap": {"name": "c"}})), Some(false));
+        assert_eq!(measure(json!({"configMap": {"name": "c"}})), Some(false));
         let claim = json!({"persistentVolumeClaim": {"claimName": "c"}});
-        assert_eq!(subject(claim), Some(true));
-        assert_eq!(subject(json!({"hostPath": {"path": "/"}})), None);
+        assert_eq!(measure(claim), Some(true));
+        assert_eq!(measure(json!({"hostPath": {"path": "/"}})), None);
     }
 }

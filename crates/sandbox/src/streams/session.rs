@@ -1,115 +1,126 @@
-//! One session: input from a request's body, frames into an answer's.
+//! One session: copies input from the request body, and output to the response body.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::LocalBoxStream;
+use futures::{StreamExt, stream};
+use pod_protocol::streams::{FrameReader, FrameStream, StreamFrame, TtySize};
 use tokio::sync::mpsc;
 
-use super::frames::{Size, Word};
-use super::input::Input;
-use super::words::Words;
+use super::stdin::SessionInput;
 
-/// What a session says, as frames; the last one is how it ended.
-pub type Frames = LocalBoxStream<'static, Bytes>;
-
-/// A process or container, as a client is connected to it.
-pub struct Session {
-    /// Where the client's input goes.
-    pub input: Option<Input>,
-    /// What the client is told.
-    pub frames: Frames,
-    /// The terminal that gets the client's size.
+/// The session of a client with a command or a container.
+pub struct ClientSession {
+    /// Where the client's input goes, if anywhere.
+    pub input: Option<SessionInput>,
+    /// Frames for the client.
+    pub frames: FrameStream,
+    /// The terminal that the client's resizes apply to.
     pub terminal: Option<Rc<OwnedFd>>,
-    /// A client that vanishes leaves the process as it is, and what it writes is thrown away. Otherwise everything is closed,
-    /// which is what a terminal calls hanging up.
-    pub lingers: bool,
+    /// If the client disconnects, the process goes on and its output is discarded. Otherwise its streams are closed,
+    /// which hangs up a terminal.
+    pub survives_disconnect: bool,
 }
 
-/// Runs a session to its end. The frames to be sent come out of what is returned; dropping that is the client's end.
-pub fn run(session: Session, words: Words) -> mpsc::Receiver<Bytes> {
-    let (tell, told) = mpsc::channel(1);
-    tokio::task::spawn_local(converse(session, words, tell));
-    told
+impl ClientSession {
+    /// Runs the session in a task of its own. Returns the frames for the client; dropping them means that the client
+    /// has disconnected.
+    pub fn run(self, client_frames: FrameReader) -> FrameStream {
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::task::spawn_local(copy_streams(self, client_frames, sender));
+        stream::unfold(receiver, |mut receiver| async move {
+            let frame = receiver.recv().await?;
+            Some((frame, receiver))
+        })
+        .boxed_local()
+    }
 }
 
-async fn converse(session: Session, words: Words, tell: mpsc::Sender<Bytes>) {
-    let Session {
+/// Copies the client's input and the process's output until the output has ended or the client disconnects.
+async fn copy_streams(
+    session: ClientSession,
+    client_frames: FrameReader,
+    client: mpsc::Sender<Bytes>,
+) {
+    let ClientSession {
         input,
         mut frames,
         terminal,
-        lingers,
+        survives_disconnect,
     } = session;
-    let told_all = {
-        let feeding = feed(words, input, terminal);
-        let telling = say(&mut frames, &tell);
-        tokio::pin!(feeding, telling);
+    let is_complete = {
+        let copy_input = copy_input(client_frames, input, terminal);
+        let copy_output = copy_output(&mut frames, &client);
+        tokio::pin!(copy_input, copy_output);
         tokio::select! {
-            told_all = &mut telling => told_all,
-            () = &mut feeding => telling.await,
+            is_complete = &mut copy_output => is_complete,
+            () = &mut copy_input => copy_output.await,
         }
     };
-    drop(tell);
-    if !told_all && lingers {
+    drop(client);
+    if !is_complete && survives_disconnect {
         while frames.next().await.is_some() {}
     }
 }
 
-/// Tells everything; `false` if the client was gone first.
-async fn say(frames: &mut Frames, tell: &mpsc::Sender<Bytes>) -> bool {
-    // Room first: what can't be told yet is better left in the process's pipe.
-    while let Ok(room) = tell.reserve().await {
+/// Sends all frames to the client; `false` if the client disconnected first.
+async fn copy_output(frames: &mut FrameStream, client: &mpsc::Sender<Bytes>) -> bool {
+    // Reserve first: output that can't be sent yet should stay in the process's pipe.
+    while let Ok(permit) = client.reserve().await {
         let frame = tokio::select! {
             biased;
-            () = tell.closed() => return false,
+            () = client.closed() => return false,
             frame = frames.next() => frame,
         };
         match frame {
-            Some(frame) => room.send(frame),
+            Some(frame) => permit.send(frame),
             None => return true,
         }
     }
     false
 }
 
-/// Passes on what the client says, until it has said all or is gone.
-async fn feed(mut words: Words, mut input: Option<Input>, terminal: Option<Rc<OwnedFd>>) {
+/// Applies the client's frames until the client closes its stream or disconnects.
+async fn copy_input(
+    mut client_frames: FrameReader,
+    mut input: Option<SessionInput>,
+    terminal: Option<Rc<OwnedFd>>,
+) {
     loop {
-        match words.next().await {
-            Ok(Some(Word::Input(bytes))) => {
-                if let Some(open) = &mut input
-                    && let Err(error) = open.write(&bytes).await
+        match client_frames.next().await {
+            Ok(Some(StreamFrame::Stdin(bytes))) => {
+                if let Some(open_input) = &mut input
+                    && let Err(error) = open_input.write(&bytes).await
                 {
-                    // As with a pipe whose reader has ended. Sizes may still come.
-                    tracing::trace!(%error, "a process reads no more");
+                    // Discard further input. Resizes may still come.
+                    tracing::trace!(%error, "process has closed its standard input");
                     input = None;
                 }
             }
-            Ok(Some(Word::InputEnd)) => input = None,
-            Ok(Some(Word::Resize(size))) => {
+            Ok(Some(StreamFrame::StdinEnd)) => input = None,
+            Ok(Some(StreamFrame::Resize(size))) => {
                 if let Some(terminal) = &terminal
                     && let Err(error) = resize(terminal, size)
                 {
-                    tracing::debug!(%error, "a terminal keeps its size");
+                    tracing::debug!(%error, "cannot resize terminal");
                 }
             }
             Ok(Some(other)) => {
-                tracing::debug!(?other, "a client says what only a pod says");
+                tracing::debug!(?other, "unexpected frame from client");
                 return;
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::trace!(%error, "a client is gone");
+                tracing::trace!(%error, "client disconnected");
                 return;
             }
         }
     }
 }
 
-fn resize(terminal: &OwnedFd, size: Size) -> io::Result<()> {
+fn resize(terminal: &OwnedFd, size: TtySize) -> io::Result<()> {
     let size = rustix::termios::Winsize {
         ws_row: size.rows,
         ws_col: size.columns,

@@ -1,5 +1,7 @@
-//! What directories take: walked seldom, never in the way of an answer, and only so far. Of a file system that is told of as a
-//! whole nothing is walked, but its server may be as slow to answer, or not answer at all.
+//! Disk usage of directories and file systems.
+//!
+//! Directories are walked rarely, in the background, and only up to a number of files. For a whole file system statvfs() suffices, but
+//! a file server may be slow to respond, or not respond at all.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -7,100 +9,95 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use linux::walk::{Extent, Unreadable};
+use linux::file_id::FileId;
+use linux::walk::{Unreadable, WalkOutcome};
+use pod_protocol::usage::{DiskUsage, FileSystem};
 use rustix::fs::FileType;
 use tokio::sync::watch;
 
-use super::{DiskUsage, FileSystem};
+/// Minimum time between two walks of a directory.
+const MIN_INTERVAL: Duration = Duration::from_secs(60);
+/// At most 1/20 of the time is spent on walking.
+const WALK_TIME_DIVISOR: u32 = 20;
+/// The usage of directories with more files is not reported: walking them would take minutes.
+const MAX_FILES: u64 = 500_000;
+/// How long a request waits for the first walk of a directory.
+const FIRST_WALK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A directory is not walked again sooner.
-const FRESH: Duration = Duration::from_secs(60);
-/// Walking takes at most this part of the time.
-const PART: u32 = 20;
-/// What has more files than this is not told of, rather than walked for minutes.
-const MOST_FILES: u64 = 500_000;
-/// How long a first answer waits for directories that were never walked.
-const FIRST_PATIENCE: Duration = Duration::from_secs(2);
-
-/// What is known of the sizes of directories.
+/// A cache of disk usage by directory.
 #[derive(Clone, Default)]
-pub struct Disk(Rc<Inner>);
+pub struct DiskUsageCache(Rc<RefCell<HashMap<PathBuf, CachedUsage>>>);
 
-#[derive(Default)]
-struct Inner {
-    known: RefCell<HashMap<PathBuf, Known>>,
-}
+/// Measures a directory. May block.
+type Measure = fn(&Path) -> Option<DiskUsage>;
 
-/// How it is found out what a directory takes. May block.
-type Look = fn(&Path) -> Option<DiskUsage>;
-
-struct Known {
-    /// `None` while it is walked for the first time, and if it has too many files.
+struct CachedUsage {
+    /// `None` during the first walk, and if the directory has too many files.
     usage: Option<DiskUsage>,
-    /// Not walked again before; `None` while it is being walked.
+    /// When to walk it again; `None` during a walk.
     due: Option<Instant>,
+    /// Closed at the end of the last walk.
     walked: watch::Receiver<()>,
 }
 
-impl Disk {
-    /// What a directory takes, by the newest walk. Waits a little for the first.
-    pub async fn usage(&self, dir: &Path) -> Option<DiskUsage> {
-        self.newest(dir, walk).await
+impl DiskUsageCache {
+    /// The usage of a directory at its last walk. Waits a little for the first one.
+    pub async fn directory(&self, dir: &Path) -> Option<DiskUsage> {
+        self.cached(dir, walk).await
     }
 
-    /// What is used of the whole file system that a directory is on.
-    pub async fn whole(&self, dir: &Path) -> Option<DiskUsage> {
-        self.newest(dir, whole).await
+    /// The usage of the file system that contains a directory.
+    pub async fn file_system(&self, dir: &Path) -> Option<DiskUsage> {
+        self.cached(dir, file_system_usage).await
     }
 
-    async fn newest(&self, dir: &Path, look: Look) -> Option<DiskUsage> {
-        let mut walked = self.walk_if_due(dir, look);
-        let first = self
+    async fn cached(&self, dir: &Path, measure: Measure) -> Option<DiskUsage> {
+        let mut walked = self.walk_if_due(dir, measure);
+        let is_first = self
             .0
-            .known
             .borrow()
             .get(dir)
-            .is_none_or(|known| known.usage.is_none() && known.due.is_none());
-        if first {
-            // The sender is dropped when the walk is done.
-            let _ = tokio::time::timeout(FIRST_PATIENCE, walked.changed()).await;
+            .is_none_or(|cached| cached.usage.is_none() && cached.due.is_none());
+        if is_first {
+            // Returns when the sender is dropped, at the end of the walk.
+            let _ = tokio::time::timeout(FIRST_WALK_TIMEOUT, walked.changed()).await;
         }
-        self.0.known.borrow().get(dir)?.usage
+        self.0.borrow().get(dir)?.usage
     }
 
-    /// Forgets directories that are not among these.
+    /// Removes all other directories from the cache.
     pub fn retain(&self, dirs: &HashSet<PathBuf>) {
-        self.0.known.borrow_mut().retain(|dir, known| {
-            // One that is being walked is looked at when that is done.
-            dirs.contains(dir) || known.due.is_none()
+        self.0.borrow_mut().retain(|dir, cached| {
+            // A directory that is being walked is removed by a later call.
+            dirs.contains(dir) || cached.due.is_none()
         });
     }
 
-    fn walk_if_due(&self, dir: &Path, look: Look) -> watch::Receiver<()> {
-        let mut all = self.0.known.borrow_mut();
-        if let Some(known) = all.get(dir)
-            && known.due.is_none_or(|due| Instant::now() < due)
+    fn walk_if_due(&self, dir: &Path, measure: Measure) -> watch::Receiver<()> {
+        let mut cache = self.0.borrow_mut();
+        if let Some(cached) = cache.get(dir)
+            && cached.due.is_none_or(|due| Instant::now() < due)
         {
-            return known.walked.clone();
+            return cached.walked.clone();
         }
         let (done, walked) = watch::channel(());
-        let usage = all.get(dir).and_then(|known| known.usage);
-        let known = Known {
+        let usage = cache.get(dir).and_then(|cached| cached.usage);
+        let cached = CachedUsage {
             usage,
             due: None,
             walked: walked.clone(),
         };
-        all.insert(dir.to_owned(), known);
-        let (inner, dir) = (Rc::clone(&self.0), dir.to_owned());
+        cache.insert(dir.to_owned(), cached);
+        let (cache, dir) = (Rc::clone(&self.0), dir.to_owned());
         tokio::task::spawn_local(async move {
-            let began = Instant::now();
+            let start = Instant::now();
             let path = dir.clone();
-            // Walking blocks, and this thread is the pod's only one.
-            let usage = tokio::task::spawn_blocking(move || look(&path)).await;
-            let pause = FRESH.max(began.elapsed() * PART);
-            if let Some(known) = inner.known.borrow_mut().get_mut(&dir) {
-                known.usage = usage.ok().flatten();
-                known.due = Some(Instant::now() + pause);
+            // Walking blocks, and the sandbox has one thread.
+            let usage = tokio::task::spawn_blocking(move || measure(&path)).await;
+            let pause = MIN_INTERVAL.max(start.elapsed() * WALK_TIME_DIVISOR);
+            if let Some(cached) = cache.borrow_mut().get_mut(&dir) {
+                cached.usage = usage.ok().flatten();
+                cached.due = Some(Instant::now() + pause);
             }
             drop(done);
         });
@@ -108,7 +105,7 @@ impl Disk {
     }
 }
 
-/// The file system that `path` is on.
+/// The file system that contains `path`.
 fn file_system(path: &Path) -> Option<FileSystem> {
     let status = rustix::fs::statvfs(path).ok()?;
     Some(FileSystem {
@@ -119,8 +116,8 @@ fn file_system(path: &Path) -> Option<FileSystem> {
     })
 }
 
-/// What is used of the whole file system that `path` is on.
-fn whole(path: &Path) -> Option<DiskUsage> {
+/// The usage of the whole file system that contains `path`.
+fn file_system_usage(path: &Path) -> Option<DiskUsage> {
     let status = rustix::fs::statvfs(path).ok()?;
     let blocks = status.f_blocks.saturating_sub(status.f_bfree);
     Some(DiskUsage {
@@ -130,8 +127,7 @@ fn whole(path: &Path) -> Option<DiskUsage> {
     })
 }
 
-/// Adds up a directory; `None` if it has too many files or isn't there. What can't be read counts as nothing, and what is
-/// mounted in it is not part of it.
+/// Sums up a directory; `None` if it has too many files or does not exist. Unreadable files and mounts below it don't count.
 fn walk(dir: &Path) -> Option<DiskUsage> {
     let mut usage = DiskUsage {
         used: 0,
@@ -139,10 +135,10 @@ fn walk(dir: &Path) -> Option<DiskUsage> {
         file_system: file_system(dir)?,
     };
     let mut linked = HashSet::new();
-    let extent = linux::walk::walk(dir, MOST_FILES, Unreadable::Skip, &mut |_, found| {
+    let extent = linux::walk::walk(dir, MAX_FILES, Unreadable::Skip, &mut |_, found| {
         let is_dir = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-        let has_names = found.st_nlink > 1 && !is_dir;
-        if has_names && !linked.insert((found.st_dev, found.st_ino)) {
+        let has_links = found.st_nlink > 1 && !is_dir;
+        if has_links && !linked.insert(FileId::from(found)) {
             return Ok(());
         }
         let blocks = u64::try_from(found.st_blocks).unwrap_or_default();
@@ -151,8 +147,8 @@ fn walk(dir: &Path) -> Option<DiskUsage> {
         Ok(())
     });
     match extent.ok()? {
-        Extent::Whole | Extent::Changed => Some(usage),
-        Extent::TooMany => None,
+        WalkOutcome::Complete | WalkOutcome::Changed => Some(usage),
+        WalkOutcome::LimitReached => None,
     }
 }
 
@@ -161,7 +157,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_is_walked_and_then_left_alone() {
+    async fn usage_is_cached_until_due() {
         let local = tokio::task::LocalSet::new();
         local
             .run_until(async {
@@ -172,42 +168,43 @@ mod tests {
                 std::fs::hard_link(&file, home.path().join("again")).unwrap();
                 std::os::unix::fs::symlink("/usr", home.path().join("link")).unwrap();
 
-                let disk = Disk::default();
-                let first = disk.usage(home.path()).await.unwrap();
+                let cache = DiskUsageCache::default();
+                let first = cache.directory(home.path()).await.unwrap();
                 assert!((100 << 10..200 << 10).contains(&first.used), "{first:?}");
                 assert_eq!(first.inodes, 4);
                 assert!(first.file_system.capacity > 0);
                 std::fs::write(home.path().join("more"), vec![1; 100 << 10]).unwrap();
-                assert_eq!(disk.usage(home.path()).await, Some(first));
-                disk.retain(&HashSet::new());
-                assert!(disk.usage(home.path()).await.unwrap().used > first.used);
-                assert_eq!(disk.usage(&home.path().join("none")).await, None);
-                let whole = Disk::default().whole(home.path()).await.unwrap();
-                assert!(whole.used > first.used && whole.inodes > 4);
+                assert_eq!(cache.directory(home.path()).await, Some(first));
+                cache.retain(&HashSet::new());
+                assert!(cache.directory(home.path()).await.unwrap().used > first.used);
+                assert_eq!(cache.directory(&home.path().join("none")).await, None);
+                let file_system = DiskUsageCache::default().file_system(home.path()).await;
+                let file_system = file_system.unwrap();
+                assert!(file_system.used > first.used && file_system.inodes > 4);
             })
             .await;
     }
 
     #[tokio::test]
-    async fn a_server_that_does_not_answer_is_asked_once() {
+    async fn unresponsive_file_server_is_queried_once() {
         use std::sync::atomic::{AtomicU32, Ordering};
         use std::sync::{Barrier, LazyLock};
-        static ASKED: AtomicU32 = AtomicU32::new(0);
-        static ANSWER: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
+        static CALLS: AtomicU32 = AtomicU32::new(0);
+        static RELEASE: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
         fn hangs(_: &Path) -> Option<DiskUsage> {
-            ASKED.fetch_add(1, Ordering::Relaxed);
-            ANSWER.wait();
+            CALLS.fetch_add(1, Ordering::Relaxed);
+            RELEASE.wait();
             None
         }
         let local = tokio::task::LocalSet::new();
         local
             .run_until(async {
-                let disk = Disk::default();
+                let cache = DiskUsageCache::default();
                 for _ in 0..2 {
-                    assert_eq!(disk.newest(Path::new("/"), hangs).await, None);
+                    assert_eq!(cache.cached(Path::new("/"), hangs).await, None);
                 }
-                assert_eq!(ASKED.load(Ordering::Relaxed), 1);
-                ANSWER.wait();
+                assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+                RELEASE.wait();
             })
             .await;
     }

@@ -1,4 +1,4 @@
-//! Puts a pod's figures together.
+//! Measures a pod.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -7,250 +7,254 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use linux::cgroup::{Group, Usage};
-
-use super::disk::Disk;
-use super::processes::{Counter, PodProcesses, Together};
-use super::{
+use linux::cgroup::{Cgroup, CgroupUsage};
+use linux::monotonic::MonotonicSum;
+use pod_protocol::usage::{
     ContainerUsage, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount, ThrottlingUsage,
     TrafficUsage, VolumeUsage,
 };
 
+use super::disk::DiskUsageCache;
+use super::processes::{PodProcesses, ProcessTotals};
+
 /// A container to measure.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct MeasuredContainer {
     /// Its name.
     pub name: String,
     /// Its id.
     pub id: String,
-    /// Its first process, as this process sees it.
-    pub first: i32,
+    /// Pid of its first process, in this process's pid namespace.
+    pub pid: i32,
     /// When it was started.
     pub started: Timestamp,
-    /// Where it keeps what it changes in its image.
+    /// The directory with its changes to the image.
     pub root: PathBuf,
-    /// Where its logs are.
+    /// The directory with its logs.
     pub logs: PathBuf,
-    /// Its control group, if it has one.
-    pub group: Option<Group>,
+    /// Its cgroup, if it has one.
+    pub cgroup: Option<Cgroup>,
 }
 
 /// A volume to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeSubject {
+pub struct MeasuredVolume {
     /// Its name.
     pub name: String,
-    /// Where it is.
+    /// Its directory.
     pub path: PathBuf,
-    /// It has a file system of its own, or shares one with others of its kind, that is to be told of as a whole.
-    pub whole: bool,
+    /// Report the usage of the whole file system.
+    pub whole_file_system: bool,
 }
 
-/// How long it may take to look at processes: one whose memory is on a server that doesn't answer may not be looked at.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Bounds reading `/proc`, which blocks on a process whose memory is mapped from an unresponsive file server.
+const PROC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Measures one pod, again and again.
+/// Measures one pod repeatedly.
 #[derive(Default)]
-pub struct Meter {
-    disk: Disk,
-    /// Whoever looks at processes has it, also while nobody waits for that any more.
-    looking: Arc<tokio::sync::Mutex<()>>,
-    /// By container id, and one for the pod under the empty name.
-    cpu: RefCell<HashMap<String, Counter>>,
-    /// Bytes from disks and to them, by container id.
-    disk_bytes: RefCell<HashMap<String, (Counter, Counter)>>,
-    /// By container, kind and result.
+pub struct UsageMeter {
+    disk: DiskUsageCache,
+    /// Held by the thread that reads `/proc`, even after a timeout, so that blocked threads don't accumulate.
+    proc_lock: Arc<tokio::sync::Mutex<()>>,
+    /// By container id; the pod's under the empty id.
+    cpu: RefCell<HashMap<String, MonotonicSum>>,
+    /// Bytes read and written, by container id.
+    disk_bytes: RefCell<HashMap<String, (MonotonicSum, MonotonicSum)>>,
+    /// Number of probes by container, kind and result.
     probes: RefCell<BTreeMap<(String, &'static str, &'static str), u64>>,
 }
 
-impl Meter {
-    /// What the pod below the inner process uses now, unless that can't be found out. `group` is the pod's, `host_network` says
-    /// that the network isn't its own; `etc` holds its files below /etc.
+impl UsageMeter {
+    /// Measures the pod of the inner process; `None` if `/proc` can't be read in time. `cgroup` is the pod's; `etc` holds its files in
+    /// /etc.
     pub async fn measure(
         &self,
         inner: i32,
-        group: Option<&Group>,
+        cgroup: Option<&Cgroup>,
         host_network: bool,
-        containers: &[Subject],
-        volumes: &[VolumeSubject],
+        containers: &[MeasuredContainer],
+        volumes: &[MeasuredVolume],
         etc: &Path,
     ) -> Option<PodUsage> {
         let at = Timestamp::now();
-        let firsts = containers.iter().map(|subject| subject.first).collect();
-        let (together, of_containers) = self.processes(inner, firsts).await?;
-        let known: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
+        let pids = containers.iter().map(|container| container.pid).collect();
+        let (pod_totals, container_totals) = self.process_totals(inner, pids).await?;
+        let ids: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
         self.cpu
             .borrow_mut()
-            .retain(|id, _| id.is_empty() || known.contains(id.as_str()));
+            .retain(|id, _| id.is_empty() || ids.contains(id.as_str()));
         self.disk_bytes
             .borrow_mut()
-            .retain(|id, _| known.contains(id.as_str()));
+            .retain(|id, _| ids.contains(id.as_str()));
         let mut measured = Vec::new();
-        for (subject, together) in containers.iter().zip(of_containers) {
-            let mut usage = self.container(subject, &together);
-            usage.root = self.disk.usage(&subject.root).await;
-            usage.logs = self.disk.usage(&subject.logs).await;
+        for (container, totals) in containers.iter().zip(container_totals) {
+            let mut usage = self.container(container, &totals);
+            usage.root = self.disk.directory(&container.root).await;
+            usage.logs = self.disk.directory(&container.logs).await;
             measured.push(usage);
         }
-        let mut of_volumes = Vec::new();
+        let mut volume_usages = Vec::new();
         for volume in volumes {
-            let disk = if volume.whole {
-                self.disk.whole(&volume.path).await
+            let disk = if volume.whole_file_system {
+                self.disk.file_system(&volume.path).await
             } else {
-                self.disk.usage(&volume.path).await
+                self.disk.directory(&volume.path).await
             };
             let name = volume.name.clone();
-            of_volumes.extend(disk.map(|disk| VolumeUsage { name, disk }));
+            volume_usages.extend(disk.map(|disk| VolumeUsage { name, disk }));
         }
-        let of_etc = self.disk.usage(etc).await;
+        let etc_usage = self.disk.directory(etc).await;
         let walked = containers
             .iter()
-            .flat_map(|subject| [subject.root.clone(), subject.logs.clone()])
+            .flat_map(|container| [container.root.clone(), container.logs.clone()])
             .chain(volumes.iter().map(|volume| volume.path.clone()))
             .chain([etc.to_owned()]);
         self.disk.retain(&walked.collect());
 
-        let (cpu_ns, memory, count) = match group.and_then(|group| group.usage().ok()) {
-            Some(usage) => (usage.cpu_ns, memory(&usage, &together), together.processes),
-            None => (
-                self.count("", &together),
-                together.memory,
-                together.processes,
-            ),
+        let (cpu_ns, memory) = match cgroup.and_then(|cgroup| cgroup.usage().ok()) {
+            Some(usage) => (usage.cpu_ns, memory(&usage, &pod_totals)),
+            None => (self.cpu_ns("", &pod_totals), pod_totals.memory),
         };
         Some(PodUsage {
             at,
             containers: measured,
             cpu_ns,
             memory,
-            processes: count,
+            processes: pod_totals.processes,
             interfaces: if host_network {
                 Vec::new()
             } else {
-                // The inner process hides, and is not shown where `/proc` is mounted with `hidepid`.
-                let shown = containers.iter().map(|subject| subject.first);
+                // The inner process is not dumpable, so `/proc` does not show it with `hidepid`.
+                let shown = containers.iter().map(|container| container.pid);
                 let mut found = std::iter::once(inner).chain(shown).map(interfaces);
                 found.find(|found| !found.is_empty()).unwrap_or_default()
             },
-            volumes: of_volumes,
-            etc: of_etc,
-            probes: self.probes(),
+            volumes: volume_usages,
+            etc: etc_usage,
+            probes: self.probe_counts(),
         })
     }
 
-    /// What the pod's processes use, and those of each container, by its first.
-    async fn processes(&self, inner: i32, firsts: Vec<i32>) -> Option<(Together, Vec<Together>)> {
-        let looking = Arc::clone(&self.looking).lock_owned();
-        let looked = async {
-            let looking = looking.await;
-            // Reading /proc blocks, and this thread is the pod's only one.
-            let look = move || {
-                let _looking = looking;
-                let processes = PodProcesses::look(inner);
-                let containers = firsts
-                    .into_iter()
-                    .map(|first| processes.of_container(first));
-                (processes.of_pod(), containers.collect())
+    /// Returns the totals of the pod, and of the containers with these first processes.
+    async fn process_totals(
+        &self,
+        inner: i32,
+        pids: Vec<i32>,
+    ) -> Option<(ProcessTotals, Vec<ProcessTotals>)> {
+        let lock = Arc::clone(&self.proc_lock).lock_owned();
+        let totals = async {
+            let lock = lock.await;
+            // Reading /proc blocks, and the sandbox has one thread.
+            let read = move || {
+                let _lock = lock;
+                let processes = PodProcesses::read(inner);
+                let containers = pids.into_iter().map(|pid| processes.container_totals(pid));
+                (processes.pod_totals(), containers.collect())
             };
-            tokio::task::spawn_blocking(look).await.ok()
+            tokio::task::spawn_blocking(read).await.ok()
         };
-        tokio::time::timeout(PATIENCE, looked).await.ok().flatten()
+        tokio::time::timeout(PROC_TIMEOUT, totals)
+            .await
+            .ok()
+            .flatten()
     }
 
     /// Counts a probe of a container.
-    pub fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
+    pub fn record_probe(&self, container: &str, kind: &'static str, result: &'static str) {
         let key = (container.to_owned(), kind, result);
         *self.probes.borrow_mut().entry(key).or_default() += 1;
     }
 
-    fn probes(&self) -> Vec<ProbeCount> {
-        let counted = self.probes.borrow();
-        let all = counted.iter();
-        all.map(|((container, kind, result), count)| ProbeCount {
-            container: container.clone(),
-            kind: (*kind).to_owned(),
-            result: (*result).to_owned(),
-            count: *count,
-        })
-        .collect()
+    fn probe_counts(&self) -> Vec<ProbeCount> {
+        let counts = self.probes.borrow();
+        let counts = counts.iter();
+        counts
+            .map(|((container, kind, result), count)| ProbeCount {
+                container: container.clone(),
+                kind: (*kind).to_owned(),
+                result: (*result).to_owned(),
+                count: *count,
+            })
+            .collect()
     }
 
-    fn container(&self, subject: &Subject, together: &Together) -> ContainerUsage {
-        let group = subject.group.as_ref().and_then(|group| group.usage().ok());
+    fn container(&self, container: &MeasuredContainer, totals: &ProcessTotals) -> ContainerUsage {
+        let cgroup = container.cgroup.as_ref();
+        let cgroup = cgroup.and_then(|cgroup| cgroup.usage().ok());
         ContainerUsage {
-            name: subject.name.clone(),
-            id: subject.id.clone(),
-            started: subject.started,
-            cpu_ns: match &group {
+            name: container.name.clone(),
+            id: container.id.clone(),
+            started: container.started,
+            cpu_ns: match &cgroup {
                 Some(usage) => usage.cpu_ns,
-                None => self.count(&subject.id, together),
+                None => self.cpu_ns(&container.id, totals),
             },
-            throttling: group.as_ref().and_then(throttling),
-            io: match group.as_ref().and_then(|usage| usage.io) {
+            throttling: cgroup.as_ref().and_then(throttling),
+            io: match cgroup.as_ref().and_then(|usage| usage.io) {
                 Some(counted) => IoUsage {
                     reads: Some(counted.reads),
                     read_bytes: Some(counted.read_bytes),
                     writes: Some(counted.writes),
                     written_bytes: Some(counted.written_bytes),
                 },
-                None => self.bytes(&subject.id, together),
+                None => self.io_bytes(&container.id, totals),
             },
-            memory: match &group {
-                Some(usage) => memory(usage, together),
-                None => together.memory,
+            memory: match &cgroup {
+                Some(usage) => memory(usage, totals),
+                None => totals.memory,
             },
-            processes: together.processes,
+            processes: totals.processes,
             root: None,
             logs: None,
         }
     }
 
-    fn count(&self, id: &str, together: &Together) -> u64 {
-        let used = u64::try_from(together.cpu.as_nanos()).unwrap_or(u64::MAX);
+    fn cpu_ns(&self, id: &str, totals: &ProcessTotals) -> u64 {
+        let used = u64::try_from(totals.cpu.as_nanos()).unwrap_or(u64::MAX);
         let mut counters = self.cpu.borrow_mut();
-        counters.entry(id.to_owned()).or_default().note(used)
+        counters.entry(id.to_owned()).or_default().record(used)
     }
 
-    /// By processes. How often they read from disks the kernel tells of no single one.
-    fn bytes(&self, id: &str, together: &Together) -> IoUsage {
-        let Some(bytes) = together.disk else {
+    /// IO summed over processes. The kernel counts the number of disk operations per cgroup only.
+    fn io_bytes(&self, id: &str, totals: &ProcessTotals) -> IoUsage {
+        let Some(bytes) = totals.disk else {
             return IoUsage::default();
         };
         let mut counters = self.disk_bytes.borrow_mut();
         let (read, written) = counters.entry(id.to_owned()).or_default();
         IoUsage {
-            read_bytes: Some(read.note(bytes.read)),
-            written_bytes: Some(written.note(bytes.written)),
+            read_bytes: Some(read.record(bytes.read)),
+            written_bytes: Some(written.record(bytes.written)),
             ..IoUsage::default()
         }
     }
 }
 
-fn throttling(group: &Usage) -> Option<ThrottlingUsage> {
-    group.throttling.map(|counted| ThrottlingUsage {
+fn throttling(cgroup: &CgroupUsage) -> Option<ThrottlingUsage> {
+    cgroup.throttling.map(|counted| ThrottlingUsage {
         periods: counted.periods,
         throttled_periods: counted.throttled_periods,
         throttled_ns: counted.throttled_ns,
     })
 }
 
-/// Memory by a control group, or by its processes where the group doesn't count it.
-fn memory(group: &Usage, processes: &Together) -> MemoryUsage {
-    if group.memory == 0 {
+/// Memory of a cgroup, or of its processes if the cgroup has no memory controller.
+fn memory(cgroup: &CgroupUsage, processes: &ProcessTotals) -> MemoryUsage {
+    if cgroup.memory == 0 {
         return processes.memory;
     }
     MemoryUsage {
-        usage: group.memory,
-        working_set: group.working_set,
-        rss: group.rss,
-        page_faults: group.page_faults.0,
-        major_page_faults: group.page_faults.1,
-        swap: group.swap.or(processes.memory.swap),
+        usage: cgroup.memory,
+        working_set: cgroup.working_set,
+        rss: cgroup.rss,
+        page_faults: cgroup.page_faults.0,
+        major_page_faults: cgroup.page_faults.1,
+        swap: cgroup.swap.or(processes.memory.swap),
     }
 }
 
 fn interfaces(inner: i32) -> Vec<InterfaceUsage> {
-    let traffic = |found: linux::usage::Traffic| TrafficUsage {
+    let traffic = |found: linux::usage::TrafficCounters| TrafficUsage {
         bytes: found.bytes,
         packets: found.packets,
         errors: found.errors,
@@ -272,7 +276,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_process_is_measured_as_a_container() {
+    async fn process_is_measured_as_container() {
         let local = tokio::task::LocalSet::new();
         local
             .run_until(async {
@@ -281,28 +285,28 @@ mod tests {
                     .arg("60")
                     .spawn()
                     .unwrap();
-                let first = process.id() as i32;
-                let subject = Subject {
+                let pid = process.id() as i32;
+                let container = MeasuredContainer {
                     name: "main".to_owned(),
                     id: "1".to_owned(),
-                    first,
+                    pid,
                     started: Timestamp::now(),
                     root: home.path().to_owned(),
                     logs: home.path().join("none"),
-                    group: None,
+                    cgroup: None,
                 };
-                let volume = VolumeSubject {
+                let volume = MeasuredVolume {
                     name: "v".to_owned(),
                     path: home.path().to_owned(),
-                    whole: true,
+                    whole_file_system: true,
                 };
-                let meter = Meter::default();
+                let meter = UsageMeter::default();
                 let usage = meter
                     .measure(
-                        first,
+                        pid,
                         None,
                         false,
-                        &[subject],
+                        &[container],
                         std::slice::from_ref(&volume),
                         home.path(),
                     )
@@ -312,7 +316,7 @@ mod tests {
                 process.wait().unwrap();
                 let main = &usage.containers[0];
                 assert_eq!((main.processes, usage.processes), (1, 1));
-                // It may grow between the two looks.
+                // Not compared with each other: the process may grow between the two reads.
                 assert!(main.memory.working_set > 0 && usage.memory.working_set > 0);
                 assert!(main.io.read_bytes.is_some() && main.io.reads.is_none());
                 assert!(main.memory.swap.is_some() && main.throttling.is_none());

@@ -1,85 +1,88 @@
-//! Which processes are a container's, and what they use, by what `/proc` tells.
+//! The processes of a pod and their resource usage, from `/proc`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use linux::usage::{DiskBytes, Memory, Table};
+use linux::usage::{DiskBytes, ProcessMemory, ProcessTable};
+use pod_protocol::usage::MemoryUsage;
 
-use super::MemoryUsage;
-
-/// The pod's processes at one moment.
+/// A snapshot of the pod's processes.
 pub(super) struct PodProcesses {
-    table: Table,
-    /// All of the pod.
+    table: ProcessTable,
+    /// Pids of all processes of the pod.
     all: HashSet<i32>,
-    /// By process: the mount namespace that it is in, which each container has one of.
-    mounts: HashMap<i32, PathBuf>,
+    /// The mount namespace by pid. Each container has its own.
+    mount_namespaces: HashMap<i32, PathBuf>,
 }
 
-/// What some processes use together.
+/// Resource usage summed over processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Together {
+pub(super) struct ProcessTotals {
     pub cpu: Duration,
     pub memory: MemoryUsage,
     pub processes: u64,
-    /// `None` if it can't be told of any of them.
+    /// `None` if it is unknown for all of them.
     pub disk: Option<DiskBytes>,
 }
 
 impl PodProcesses {
-    /// Looks at the inner process and all below it. The inner process hides: where `/proc` is mounted with `hidepid`, it is left out.
-    pub(super) fn look(inner: i32) -> Self {
-        let table = Table::below(inner).or_else(|| Table::read().ok());
+    /// Reads the inner process and its descendants. The inner process is not dumpable, so it is missing with `hidepid`.
+    pub(super) fn read(inner: i32) -> Self {
+        let table = ProcessTable::read_subtree(inner).or_else(|| ProcessTable::read().ok());
         let table = table.unwrap_or_default();
-        let all = table.tree([inner]);
-        let mounts = all
+        let all = table.subtree([inner]);
+        let mount_namespaces = all
             .iter()
             .filter_map(|&pid| Some((pid, mount_namespace(pid)?)))
             .collect();
-        Self { table, all, mounts }
+        Self {
+            table,
+            all,
+            mount_namespaces,
+        }
     }
 
-    /// What the container with this first process uses: those in its mount namespace, among them commands that were
-    /// run in it, and all that descend from one of those.
-    pub(super) fn of_container(&self, first: i32) -> Together {
-        let own = self.mounts.get(&first);
-        let same = |pid: &i32| own.is_some() && self.mounts.get(pid) == own;
+    /// Sums up the container with this first process: the processes in its mount namespace, which include exec commands, and their
+    /// descendants.
+    pub(super) fn container_totals(&self, first: i32) -> ProcessTotals {
+        let own = self.mount_namespaces.get(&first);
+        let same = |pid: &i32| own.is_some() && self.mount_namespaces.get(pid) == own;
         let roots = self.all.iter().copied().filter(same).chain([first]);
-        self.add_up(&self.table.tree(roots))
+        self.sum(&self.table.subtree(roots))
     }
 
-    /// What the whole pod uses, and what has ended of it: the inner process is the parent of all.
-    pub(super) fn of_pod(&self) -> Together {
-        self.add_up(&self.all)
+    /// Sums up the pod. CPU time includes exited processes, because the inner process reaps them.
+    pub(super) fn pod_totals(&self) -> ProcessTotals {
+        self.sum(&self.all)
     }
 
-    fn add_up(&self, pids: &HashSet<i32>) -> Together {
-        let mut sum = Together {
+    fn sum(&self, pids: &HashSet<i32>) -> ProcessTotals {
+        let mut totals = ProcessTotals {
             cpu: self.table.cpu(pids),
-            ..Together::default()
+            ..ProcessTotals::default()
         };
         for (pid, sample) in pids
             .iter()
             .filter_map(|pid| Some((pid, self.table.get(*pid)?)))
         {
-            let memory = Memory::of(*pid, sample);
-            sum.memory.usage += memory.all;
-            sum.memory.working_set += memory.all;
-            sum.memory.rss += memory.anonymous;
-            sum.memory.page_faults += sample.page_faults.0;
-            sum.memory.major_page_faults += sample.page_faults.1;
+            let memory = ProcessMemory::of(*pid, sample);
+            totals.memory.usage += memory.all;
+            totals.memory.working_set += memory.all;
+            totals.memory.rss += memory.anonymous;
+            totals.memory.page_faults += sample.page_faults.0;
+            totals.memory.major_page_faults += sample.page_faults.1;
             if let Some(swap) = memory.swap {
-                *sum.memory.swap.get_or_insert(0) += swap;
+                *totals.memory.swap.get_or_insert(0) += swap;
             }
             if let Some(bytes) = DiskBytes::of(*pid) {
-                let disk = sum.disk.get_or_insert_default();
+                let disk = totals.disk.get_or_insert_default();
                 disk.read += bytes.read;
                 disk.written += bytes.written;
             }
-            sum.processes += 1;
+            totals.processes += 1;
         }
-        sum
+        totals
     }
 }
 
@@ -87,36 +90,15 @@ fn mount_namespace(pid: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()
 }
 
-/// A sum over processes becomes less when one of them ends that nobody waits for. What was used stays used.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counter {
-    last: u64,
-    lost: u64,
-}
-
-impl Counter {
-    /// Takes note of the newest sum; all that was ever used.
-    pub fn note(&mut self, sum: u64) -> u64 {
-        self.lost += self.last.saturating_sub(sum);
-        self.last = sum;
-        self.lost.saturating_add(sum)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use linux::monotonic::MonotonicSum;
+
     use super::*;
 
     #[test]
-    fn a_counter_never_goes_back() {
-        let mut counter = Counter::default();
-        let shown = [10, 15, 5, 7, 0, 1].map(|sum| counter.note(sum));
-        assert_eq!(shown, [10, 15, 15, 17, 17, 18]);
-    }
-
-    #[test]
-    fn work_is_seen_also_when_it_has_ended() {
-        // A shell that works, in a child that it waits for, and then stays.
+    fn cpu_time_includes_exited_children() {
+        // A shell that burns CPU time in a child, waits for it, and then sleeps.
         let mut shell = std::process::Command::new("sh")
             .args([
                 "-c",
@@ -125,17 +107,17 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = shell.id() as i32;
-        let mut counter = Counter::default();
-        let (mut used, mut last) = (0, Together::default());
+        let mut counter = MonotonicSum::default();
+        let (mut used, mut last) = (0, ProcessTotals::default());
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while used < 50_000_000 && std::time::Instant::now() < end {
-            last = PodProcesses::look(pid).of_container(pid);
-            let now = counter.note(u64::try_from(last.cpu.as_nanos()).unwrap());
+            last = PodProcesses::read(pid).container_totals(pid);
+            let now = counter.record(u64::try_from(last.cpu.as_nanos()).unwrap());
             assert!(now >= used);
             used = now;
             std::thread::sleep(Duration::from_millis(5));
         }
-        for pid in Table::read().unwrap().tree([pid]) {
+        for pid in ProcessTable::read().unwrap().subtree([pid]) {
             let pid = rustix::process::Pid::from_raw(pid).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{ContentError, FileContent, Payload, clean, field, mode, resource};
 
-/// The files of a downwardAPI volume, or of that part of a projected one.
+/// The files of a downwardAPI volume, or of a downwardAPI source in a projected volume.
 pub fn downward_api(
     items: &[DownwardAPIVolumeFile],
     default_mode: Option<i32>,
@@ -31,7 +31,7 @@ pub fn downward_api(
                     mode: mode(item.mode, default_mode),
                     user: None,
                 };
-                // Cleaned only if that can't turn a bad path into a good one.
+                // Clean only valid paths: cleaning must not make an invalid path valid.
                 let path = match super::check_path(&item.path) {
                     Ok(()) => clean(&item.path),
                     Err(_) => item.path.clone(),
@@ -41,7 +41,7 @@ pub fn downward_api(
             Err(error) => errors.push(error),
         }
     }
-    ContentError::together(errors)?;
+    ContentError::combine(errors)?;
     Ok(payload)
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_filled_and_errors_collected() {
+    fn fields_become_files_and_errors_are_combined() {
         let by_field = |path: &str, field_path: &str| DownwardAPIVolumeFile {
             path: path.to_owned(),
             field_ref: Some(ObjectFieldSelector {
@@ -72,7 +72,7 @@ mod tests {
         );
         insta::assert_json_snapshot!(payload.unwrap());
 
-        let wrong = [
+        let invalid = [
             by_field("a", "spec.nodeName"),
             DownwardAPIVolumeFile {
                 path: "b".to_owned(),
@@ -84,7 +84,7 @@ mod tests {
                 ..Default::default()
             },
         ];
-        let error = downward_api(&wrong, None, &pod, &BTreeMap::new()).unwrap_err();
+        let error = downward_api(&invalid, None, &pod, &BTreeMap::new()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "[unsupported fieldPath: spec.nodeName, container c not found]"

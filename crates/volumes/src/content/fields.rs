@@ -1,4 +1,4 @@
-//! `fieldRef`: what a pod says about itself.
+//! `fieldRef`: fields of the pod.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::ContentError;
 
-/// The value of a field that volumes and variables alike offer.
+/// The value of a field that volumes and environment variables both support.
 pub fn field(pod: &Pod, path: &str) -> Result<String, ContentError> {
     let metadata = &pod.metadata;
     if let Some((path_of_map, key)) = subscript(path) {
         let map = match path_of_map {
             "metadata.annotations" => &metadata.annotations,
             "metadata.labels" => &metadata.labels,
-            _ => return Err(ContentError::NoSubscript(path.to_owned())),
+            _ => return Err(ContentError::UnsupportedSubscript(path.to_owned())),
         };
         return Ok(map
             .as_ref()
@@ -30,7 +30,7 @@ pub fn field(pod: &Pod, path: &str) -> Result<String, ContentError> {
         "metadata.name" => &metadata.name,
         "metadata.namespace" => &metadata.namespace,
         "metadata.uid" => &metadata.uid,
-        _ => return Err(ContentError::NoField(path.to_owned())),
+        _ => return Err(ContentError::UnsupportedField(path.to_owned())),
     };
     Ok(text.clone().unwrap_or_default())
 }
@@ -41,7 +41,7 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     (!path.is_empty()).then_some((path, key))
 }
 
-/// One line per entry, `key="value"`, sorted by key, without a newline at the end.
+/// One line per entry, `key="value"`, sorted by key, without a trailing newline.
 pub fn format_map<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -> String {
     let sorted: BTreeMap<_, _> = map.into_iter().collect();
     let mut text = String::new();
@@ -56,7 +56,7 @@ pub fn format_map<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -
     text
 }
 
-/// As Go's strconv.Quote: programs read these files with Go's rules.
+/// Like Go's strconv.Quote, since programs parse these files by Go's rules.
 fn quote(text: &mut String, value: &str) {
     text.push('"');
     for c in value.chars() {
@@ -70,7 +70,7 @@ fn quote(text: &mut String, value: &str) {
             '\r' => text.push_str("\\r"),
             '\t' => text.push_str("\\t"),
             '\x0b' => text.push_str("\\v"),
-            // Writing to a String can't fail.
+            // Writing to a String never fails.
             '\0'..' ' | '\x7f' => _ = write!(text, "\\x{:02x}", u32::from(c)),
             c if printable(c) => text.push(c),
             c if u32::from(c) < 0x1_0000 => _ = write!(text, "\\u{:04x}", u32::from(c)),
@@ -80,7 +80,7 @@ fn quote(text: &mut String, value: &str) {
     text.push('"');
 }
 
-/// Nearly Go's unicode.IsPrint: Rust escapes the same in Debug, but for letters that combine with the one before.
+/// Approximates Go's unicode.IsPrint: Rust's Debug escapes the same characters, except for combining marks.
 fn printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || c.is_whitespace() || is_escaped_by_debug(c))
 }
@@ -88,11 +88,11 @@ fn printable(c: char) -> bool {
 fn is_escaped_by_debug(c: char) -> bool {
     let mut escaped = c.escape_debug();
     let first = escaped.next();
-    // Marks are escaped in Debug only where they stand first; Go prints them.
+    // Debug escapes combining marks at the start of a string; Go prints them.
     first == Some('\\') && c != '\'' && !is_mark(c)
 }
 
-/// Marks that combine: the common blocks.
+/// Combining marks of the common Unicode blocks.
 fn is_mark(c: char) -> bool {
     matches!(u32::from(c),
         0x0300..=0x036f | 0x0483..=0x0489 | 0x0591..=0x05c7 | 0x0610..=0x061a | 0x064b..=0x065f | 0x1ab0..=0x1aff
@@ -121,25 +121,25 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_told() {
+    fn field_values_and_errors() {
         let pod = pod();
-        let told = |path| field(&pod, path).map_err(|error| error.to_string());
+        let value = |path| field(&pod, path).map_err(|error| error.to_string());
         insta::assert_debug_snapshot!([
-            told("metadata.name"),
-            told("metadata.namespace"),
-            told("metadata.uid"),
-            told("metadata.labels"),
-            told("metadata.labels['a']"),
-            told("metadata.labels['none']"),
-            told("metadata.annotations"),
-            told("metadata.name['x']"),
-            told("spec.nodeName"),
+            value("metadata.name"),
+            value("metadata.namespace"),
+            value("metadata.uid"),
+            value("metadata.labels"),
+            value("metadata.labels['a']"),
+            value("metadata.labels['none']"),
+            value("metadata.annotations"),
+            value("metadata.name['x']"),
+            value("spec.nodeName"),
         ]);
     }
 
     #[test]
-    fn maps_are_quoted_as_go_does() {
-        // What `go run` printed for strconv.Quote of the same text.
+    fn maps_are_quoted_like_go() {
+        // The output of Go's strconv.Quote for the same text.
         assert_eq!(
             field(&pod(), "metadata.annotations").unwrap(),
             "odd=\"q\\\"b\\\\n\\nt\\tß\\x01\\x7fé世\\u2028\\ufeffe\u{301}'\\u00ad😀\\ue000\""

@@ -1,4 +1,4 @@
-//! Config maps and secrets: keys become files.
+//! The files of config maps and secrets: one per key.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use k8s_openapi::api::core::v1::{ConfigMap, KeyToPath, Secret};
 
 use super::{ContentError, FileContent, Payload, mode};
 
-/// How keys become files; the same in a volume of one object and in a projected volume.
+/// The keys of a config map or secret to use as files, in a volume of its own or in a projected volume.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Selection<'a> {
+pub struct KeySelection<'a> {
     /// The object's name.
     pub name: &'a str,
-    /// Which keys, and where; all if empty.
+    /// The keys and their paths; all keys if empty.
     pub items: Option<&'a [KeyToPath]>,
     /// The volume's default mode.
     pub default_mode: Option<i32>,
-    /// Neither the object nor its keys must exist.
+    /// Missing objects and keys are not errors.
     pub optional: bool,
 }
 
-/// The files of a config map; `None` if there is none of that name.
+/// The files of a config map; `object` is `None` if it does not exist.
 pub fn config_map(
-    selection: Selection<'_>,
+    selection: KeySelection<'_>,
     object: Option<&ConfigMap>,
 ) -> Result<Payload, ContentError> {
     let mut data = BTreeMap::new();
@@ -43,8 +43,11 @@ pub fn config_map(
     select(selection, &data, ContentError::NoConfigKey)
 }
 
-/// The files of a secret; `None` if there is none of that name.
-pub fn secret(selection: Selection<'_>, object: Option<&Secret>) -> Result<Payload, ContentError> {
+/// The files of a secret; `object` is `None` if it does not exist.
+pub fn secret(
+    selection: KeySelection<'_>,
+    object: Option<&Secret>,
+) -> Result<Payload, ContentError> {
     let mut data = BTreeMap::new();
     match object {
         Some(object) => {
@@ -63,7 +66,7 @@ pub fn secret(selection: Selection<'_>, object: Option<&Secret>) -> Result<Paylo
 }
 
 fn select(
-    selection: Selection<'_>,
+    selection: KeySelection<'_>,
     data: &BTreeMap<&str, &[u8]>,
     missing: fn(String) -> ContentError,
 ) -> Result<Payload, ContentError> {
@@ -117,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_or_those_that_are_asked_for() {
-        let all = Selection {
+    fn items_select_keys() {
+        let all = KeySelection {
             name: "c",
             default_mode: Some(0o400),
             ..Default::default()
         };
         let items = [item("text", "a/b", Some(0o444)), item("raw", "r", None)];
-        let some = Selection {
+        let some = KeySelection {
             items: Some(&items),
             ..all
         };
@@ -135,29 +138,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_unless_optional() {
+    fn missing_objects_and_keys_are_errors_unless_optional() {
         let items = [item("nope", "x", None)];
-        let whole = Selection {
+        let whole = KeySelection {
             name: "c",
             ..Default::default()
         };
-        let part = Selection {
+        let part = KeySelection {
             items: Some(&items),
             ..whole
         };
-        let word = |result: Result<Payload, ContentError>| result.unwrap_err().to_string();
-        assert_eq!(word(config_map(whole, None)), "configmap \"c\" not found");
-        assert_eq!(word(secret(whole, None)), "secret \"c\" not found");
+        let message = |result: Result<Payload, ContentError>| result.unwrap_err().to_string();
         assert_eq!(
-            word(config_map(part, Some(&object()))),
+            message(config_map(whole, None)),
+            "configmap \"c\" not found"
+        );
+        assert_eq!(message(secret(whole, None)), "secret \"c\" not found");
+        assert_eq!(
+            message(config_map(part, Some(&object()))),
             "configmap references non-existent config key: nope"
         );
         assert_eq!(
-            word(secret(part, Some(&Secret::default()))),
+            message(secret(part, Some(&Secret::default()))),
             "references non-existent secret key: nope"
         );
         for selection in [whole, part] {
-            let optional = Selection {
+            let optional = KeySelection {
                 optional: true,
                 ..selection
             };

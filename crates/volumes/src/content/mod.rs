@@ -1,16 +1,16 @@
-//! API objects → the files of a volume. Pure: whoever calls has asked the API server already.
+//! The files of a volume, from API objects. Pure functions: callers provide the objects.
 //!
 //! ```text
 //!   keys.rs        configMap, secret: keys → files
 //!   fields.rs      fieldRef: labels, annotations, names
 //!   resources.rs   resourceFieldRef: limits and requests, divided
 //!   downward.rs    downwardAPI
-//!   trust.rs       clusterTrustBundle: certificates of authorities
-//!   pem.rs         certificates as text
-//!   projected.rs   all of these in one volume, tokens and a pod's own certificates
+//!   trust.rs       clusterTrustBundle: CA certificates
+//!   pem.rs         certificates in PEM
+//!   projected.rs   projected volumes: all of these, tokens and pod certificates
 //! ```
 //!
-//! Paths are checked where files are written ([`check_path`]), whatever the source says.
+//! Paths are not trusted: [`check_path`] runs again where files are written.
 
 mod downward;
 mod fields;
@@ -26,38 +26,38 @@ use serde::{Deserialize, Serialize};
 
 pub use downward::downward_api;
 pub use fields::{field, format_map};
-pub use keys::{Selection, config_map, secret};
-pub use projected::{Credentials, Inputs, common_user, projected};
+pub use keys::{KeySelection, config_map, secret};
+pub use projected::{CredentialBundle, VolumeInputs, common_user, projected};
 pub use resources::resource;
 pub use trust::{TrustBundles, trust_anchors};
 
-/// The mode of files unless the volume says otherwise; the API server fills in the same.
+/// The API's default for `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;
 
-/// The files of a volume, by path below its root.
+/// The files of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Payload {
-    /// By relative path.
+    /// Files by path relative to the volume's root.
     pub files: BTreeMap<String, FileContent>,
-    /// Directories to make beside the files: the volume can't be written to, and others are to be mounted below it.
+    /// Directories to create as mount points of nested volumes, because the volume is read-only.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub mount_points: BTreeSet<String>,
 }
 
-/// One file.
+/// Content and metadata of one file.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileContent {
-    /// Its bytes.
+    /// The bytes.
     #[serde(with = "base64_text")]
     pub data: Vec<u8>,
-    /// Its permission bits.
+    /// The permission bits.
     pub mode: u32,
-    /// Its owner, if that isn't root.
+    /// The owner, if not root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<i64>,
 }
 
-/// The content stays out of logs: it may be a secret.
+/// Omits the content, which may be secret.
 impl std::fmt::Debug for FileContent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes, mode {:o}", self.data.len(), self.mode)?;
@@ -68,15 +68,15 @@ impl std::fmt::Debug for FileContent {
     }
 }
 
-/// Why a volume's files can't be told, in upstream's words.
+/// The files of a volume cannot be determined. The messages are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContentError {
-    /// An object that isn't optional isn't there.
+    /// A required object is missing.
     #[error("{kind} {name:?} not found")]
     NotFound {
         /// `configmap`, `secret` or `clustertrustbundle.certificates.k8s.io`.
         kind: &'static str,
-        /// Its name.
+        /// The object's name.
         name: String,
     },
     /// A config map lacks a key.
@@ -85,57 +85,57 @@ pub enum ContentError {
     /// A secret lacks a key.
     #[error("references non-existent secret key: {0}")]
     NoSecretKey(String),
-    /// A fieldRef to something that volumes don't offer.
+    /// A fieldRef to a field that volumes do not support.
     #[error("unsupported fieldPath: {0}")]
-    NoField(String),
-    /// A fieldRef with a subscript where there is none.
+    UnsupportedField(String),
+    /// A fieldRef with a subscript of a field that is not a map.
     #[error("fieldPath {0:?} does not support subscript")]
-    NoSubscript(String),
+    UnsupportedSubscript(String),
     /// A resourceFieldRef to an unknown resource.
     #[error("unsupported container resource : {0}")]
-    NoResource(String),
+    UnsupportedResource(String),
     /// A resourceFieldRef to an unknown container.
     #[error("container {0} not found")]
-    NoContainer(String),
-    /// A number that is none.
-    #[error("quantity {0:?} is no number")]
-    NoNumber(String),
-    /// A path that leaves the volume, or can't be one.
+    ContainerNotFound(String),
+    /// A malformed quantity.
+    #[error("quantity {0:?} is not a number")]
+    InvalidQuantity(String),
+    /// A path that leaves the volume or is malformed.
     #[error("invalid path: {0}")]
     Path(String),
-    /// Nobody has told of trust bundles yet.
+    /// The kubelet has not received the trust bundles yet.
     #[error("failed to sync clustertrustbundle cache: timed out waiting for the condition")]
-    NoTrustBundlesYet,
-    /// A clusterTrustBundle that says neither which nor whose.
+    TrustBundlesNotSynced,
+    /// A clusterTrustBundle source without name and signer.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
-    NoTrustBundleNamed,
-    /// A clusterTrustBundle that selects nothing.
+    TrustBundleUnspecified,
+    /// A clusterTrustBundle source that selects nothing.
     #[error(
         "combination of signerName and labelSelector matched zero ClusterTrustBundles: signerName {signer:?}, labelSelector {labels}"
     )]
     NoTrustBundles {
-        /// Whose bundles.
+        /// The signer's name.
         signer: String,
-        /// Which of them, in words.
+        /// The label selector as text.
         labels: String,
     },
-    /// A label selector that is none.
+    /// A malformed label selector.
     #[error("while parsing label selector: {0}")]
     Selector(String),
-    /// A certificate that the caller did not get.
+    /// The kubelet has not obtained the certificate.
     #[error("{0}")]
     NoCertificate(String),
-    /// A token that the caller did not get.
+    /// The kubelet has not obtained the token.
     #[error("failed to fetch token: {0}")]
     NoToken(String),
-    /// More than one of the above.
-    #[error("[{}]", several(.0))]
+    /// More than one error.
+    #[error("[{}]", join_messages(.0))]
     Several(Vec<ContentError>),
 }
 
 impl ContentError {
-    /// One error is itself; several are told together.
-    fn together(mut errors: Vec<Self>) -> Result<(), Self> {
+    /// Returns all errors as one; a single error is returned unchanged.
+    fn combine(mut errors: Vec<Self>) -> Result<(), Self> {
         errors.dedup();
         match errors.len() {
             0 => Ok(()),
@@ -145,19 +145,19 @@ impl ContentError {
     }
 }
 
-fn several(errors: &[ContentError]) -> String {
-    let words: Vec<_> = errors.iter().map(ToString::to_string).collect();
-    words.join(", ")
+fn join_messages(errors: &[ContentError]) -> String {
+    let messages: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    messages.join(", ")
 }
 
-/// Refuses a path that could lead out of a volume, or that hides what the atomic swap needs.
+/// Rejects a path that could leave the volume or collide with the files of the atomic update (`..data`).
 pub fn check_path(path: &str) -> Result<(), ContentError> {
-    let refuse = |why: &str| Err(ContentError::Path(format!("{why}: {path}")));
+    let reject = |reason: &str| Err(ContentError::Path(format!("{reason}: {path}")));
     if path.is_empty() {
         return Err(ContentError::Path("must not be empty: \"\"".to_owned()));
     }
     if path.starts_with('/') {
-        return refuse("must be relative path");
+        return reject("must be relative path");
     }
     if path.len() > 4096 {
         return Err(ContentError::Path(
@@ -168,7 +168,7 @@ pub fn check_path(path: &str) -> Result<(), ContentError> {
         return Err(ContentError::Path("must not contain NUL".to_owned()));
     }
     if path.split('/').any(|part| part == "..") {
-        return refuse("must not contain '..'");
+        return reject("must not contain '..'");
     }
     if path.split('/').any(|part| part.len() > 255) {
         return Err(ContentError::Path(
@@ -176,15 +176,15 @@ pub fn check_path(path: &str) -> Result<(), ContentError> {
         ));
     }
     if path.starts_with("..") {
-        return refuse("must not start with '..'");
+        return reject("must not start with '..'");
     }
     if clean(path).is_empty() {
-        return refuse("must name a file");
+        return reject("must name a file");
     }
     Ok(())
 }
 
-/// A checked path without `.` and doubled slashes.
+/// A checked path without `.` and repeated slashes.
 pub fn clean(path: &str) -> String {
     let parts: Vec<_> = path
         .split('/')
@@ -193,10 +193,10 @@ pub fn clean(path: &str) -> String {
     parts.join("/")
 }
 
-/// The mode bits as the kernel takes them.
+/// The mode of a file: the item's mode, else the volume's default.
 fn mode(item: Option<i32>, default: Option<i32>) -> u32 {
     let mode = item.or(default).unwrap_or(DEFAULT_MODE);
-    // The API server lets only 0 to 0777 pass.
+    // The API server accepts only 0 to 0777.
     u32::try_from(mode).unwrap_or_default() & 0o777
 }
 
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_stay_in_the_volume() {
+    fn check_path_rejects_unsafe_paths() {
         for good in ["a", "a/b", ".hidden", "a..b", "a/..b", "./a", "a//b", "a."] {
             assert_eq!(check_path(good), Ok(()), "{good}");
         }
@@ -229,16 +229,16 @@ mod tests {
         let bad = [
             "", "/a", "..", "a/../b", "../a", "..data", "..a/b", ".", "./", "a\0b", &long, &longer,
         ];
-        let words: Vec<_> = bad
+        let messages: Vec<_> = bad
             .iter()
             .map(|path| check_path(path).unwrap_err().to_string())
             .collect();
-        insta::assert_debug_snapshot!(words);
+        insta::assert_debug_snapshot!(messages);
         assert_eq!(clean("./a//b/./c/"), "a/b/c");
     }
 
     #[test]
-    fn bytes_travel_as_base64_and_stay_out_of_logs() {
+    fn content_is_base64_and_not_in_debug() {
         let file = FileContent {
             data: vec![0, 255],
             mode: 0o600,

@@ -1,14 +1,14 @@
-//! Certificates in PEM: read as leniently as the API server does, written in one way.
+//! Certificates in PEM. The parser is as lenient as the API server's.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// The label of a certificate.
+/// The PEM label of a certificate.
 pub const CERTIFICATE: &str = "CERTIFICATE";
-/// How long lines of base64 are, as everybody writes them.
+/// The line length of base64 in PEM.
 const LINE: usize = 64;
 
-/// The certificates in a text, as DER. What lies between blocks, a block's headers and what is no certificate is left out.
+/// The certificates in a text, as DER. Skips text between blocks, headers in blocks, and other types of blocks.
 pub fn certificates(text: &str) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut lines = text.lines().map(str::trim_end);
@@ -23,7 +23,7 @@ pub fn certificates(text: &str) -> Vec<Vec<u8>> {
                 ended = line == "-----END CERTIFICATE-----";
                 break;
             }
-            // A header such as `Proc-Type: 4,ENCRYPTED`; no base64 has a colon in it.
+            // A header such as `Proc-Type: 4,ENCRYPTED`; base64 contains no colon.
             if !line.contains(':') {
                 body.push_str(line.trim());
             }
@@ -35,13 +35,13 @@ pub fn certificates(text: &str) -> Vec<Vec<u8>> {
     found
 }
 
-/// A block of PEM.
+/// Encodes a PEM block.
 pub fn encode(label: &str, der: &[u8]) -> String {
     let body = STANDARD.encode(der);
     let mut text = format!("-----BEGIN {label}-----\n");
     let mut rest = body.as_str();
     while !rest.is_empty() {
-        // Base64 is ASCII, so every index is a boundary.
+        // Base64 is ASCII, so every index is a character boundary.
         let (line, more) = rest.split_at(rest.len().min(LINE));
         text.push_str(line);
         text.push('\n');
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn encoded_certificates_round_trip() {
         for size in [1, 47, 48, 49, 1000] {
             let der: Vec<u8> = (0..size).map(|byte| (byte % 251) as u8).collect();
             let text = encode(CERTIFICATE, &der);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_certificates_are_read() {
+    fn other_blocks_and_text_are_skipped() {
         let text = "subject: one\r\n-----BEGIN CERTIFICATE-----\r\nAP8=\r\n-----END CERTIFICATE-----\r\n\
             between\n\
             -----BEGIN PRIVATE KEY-----\nAQ==\n-----END PRIVATE KEY-----\n\

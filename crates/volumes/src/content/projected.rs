@@ -1,4 +1,4 @@
-//! The projected volume: several sources in one directory; a later one wins over an earlier one of the same path.
+//! Projected volumes: several sources in one directory. A later source overrides an earlier one at the same path.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,42 +7,42 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, ProjectedVolumeSource, Secret, 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
-    ContentError, FileContent, Payload, Selection, TrustBundles, config_map, downward_api, mode,
+    ContentError, FileContent, KeySelection, Payload, TrustBundles, config_map, downward_api, mode,
     secret, trust_anchors,
 };
 
-/// All that a pod's volumes are made of.
+/// The API objects and credentials for a pod's volumes.
 #[derive(Clone, Debug, Default)]
-pub struct Inputs {
+pub struct VolumeInputs {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// What its node can give, for limits that aren't set.
+    /// The node's allocatable resources, the default for unset limits.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// The config maps of its namespace that it names, if they exist.
+    /// The existing config maps that the pod refers to.
     pub config_maps: BTreeMap<String, Arc<ConfigMap>>,
-    /// The same for secrets.
+    /// The existing secrets that the pod refers to.
     pub secrets: BTreeMap<String, Arc<Secret>>,
-    /// By volume name and index of the source in a projected volume: a token, or why there is none.
+    /// By volume name and index of the source in a projected volume: a token, or the reason why it is missing.
     pub tokens: BTreeMap<(String, usize), Result<String, String>>,
-    /// All trust bundles of the cluster, if the pod asks for any and they are known.
+    /// All trust bundles of the cluster, if the pod needs any and the kubelet has received them.
     pub trust_bundles: Option<Arc<TrustBundles>>,
-    /// By volume name and index of the source: a certificate, or why there is none.
-    pub certificates: BTreeMap<(String, usize), Result<Credentials, String>>,
+    /// By volume name and index of the source: a certificate, or the reason why it is missing.
+    pub certificates: BTreeMap<(String, usize), Result<CredentialBundle, String>>,
 }
 
-/// A pod's own certificate, with its key.
+/// A pod certificate with its key.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// PKCS#8, as PEM.
+pub struct CredentialBundle {
+    /// The private key: PKCS#8 in PEM.
     pub key: String,
-    /// The certificate, then those of the authorities between it and the root, as PEM.
+    /// The certificate and the intermediate certificates, in PEM.
     pub chain: String,
 }
 
-/// The key stays out of logs.
-impl std::fmt::Debug for Credentials {
+/// Omits the key.
+impl std::fmt::Debug for CredentialBundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials")
+        f.debug_struct("CredentialBundle")
             .field("chain", &self.chain)
             .finish_non_exhaustive()
     }
@@ -52,90 +52,90 @@ impl std::fmt::Debug for Credentials {
 pub fn projected(
     volume: &str,
     source: &ProjectedVolumeSource,
-    inputs: &Inputs,
+    inputs: &VolumeInputs,
 ) -> Result<Payload, ContentError> {
     let mut payload = Payload::default();
     let mut errors = Vec::new();
-    for (index, part) in source.sources.iter().flatten().enumerate() {
-        match projection(volume, index, part, source.default_mode, inputs) {
-            Ok(part) => payload.files.extend(part.files),
+    for (index, projection) in source.sources.iter().flatten().enumerate() {
+        match projected_source(volume, index, projection, source.default_mode, inputs) {
+            Ok(projected) => payload.files.extend(projected.files),
             Err(error) => errors.push(error),
         }
     }
-    ContentError::together(errors)?;
+    ContentError::combine(errors)?;
     Ok(payload)
 }
 
-fn projection(
+fn projected_source(
     volume: &str,
     index: usize,
-    part: &VolumeProjection,
+    projection: &VolumeProjection,
     default_mode: Option<i32>,
-    inputs: &Inputs,
+    inputs: &VolumeInputs,
 ) -> Result<Payload, ContentError> {
-    if let Some(part) = &part.secret {
-        let selection = Selection {
-            name: &part.name,
-            items: part.items.as_deref(),
+    if let Some(source) = &projection.secret {
+        let selection = KeySelection {
+            name: &source.name,
+            items: source.items.as_deref(),
             default_mode,
-            optional: part.optional.unwrap_or(false),
+            optional: source.optional.unwrap_or(false),
         };
-        secret(selection, inputs.secrets.get(&part.name).map(Arc::as_ref))
-    } else if let Some(part) = &part.config_map {
-        let selection = Selection {
-            name: &part.name,
-            items: part.items.as_deref(),
+        secret(selection, inputs.secrets.get(&source.name).map(Arc::as_ref))
+    } else if let Some(source) = &projection.config_map {
+        let selection = KeySelection {
+            name: &source.name,
+            items: source.items.as_deref(),
             default_mode,
-            optional: part.optional.unwrap_or(false),
+            optional: source.optional.unwrap_or(false),
         };
         config_map(
             selection,
-            inputs.config_maps.get(&part.name).map(Arc::as_ref),
+            inputs.config_maps.get(&source.name).map(Arc::as_ref),
         )
-    } else if let Some(part) = &part.downward_api {
-        let items = part.items.as_deref().unwrap_or_default();
+    } else if let Some(source) = &projection.downward_api {
+        let items = source.items.as_deref().unwrap_or_default();
         downward_api(items, default_mode, &inputs.pod, &inputs.allocatable)
-    } else if let Some(part) = &part.service_account_token {
+    } else if let Some(source) = &projection.service_account_token {
         let token = match inputs.tokens.get(&(volume.to_owned(), index)) {
             Some(Ok(token)) => token.clone().into_bytes(),
-            Some(Err(why)) => return Err(ContentError::NoToken(why.clone())),
-            None => return Err(ContentError::NoToken("nobody asked for it".to_owned())),
+            Some(Err(reason)) => return Err(ContentError::NoToken(reason.clone())),
+            None => return Err(ContentError::NoToken("not requested".to_owned())),
         };
-        Ok(private([(&part.path, token)], default_mode, inputs))
-    } else if let Some(part) = &part.cluster_trust_bundle {
-        let anchors = trust_anchors(part, inputs.trust_bundles.as_deref())?;
-        let file = (&part.path, anchors.into_bytes());
-        Ok(private([file], default_mode, inputs))
-    } else if let Some(part) = &part.pod_certificate {
-        let Credentials { key, chain } = match inputs.certificates.get(&(volume.to_owned(), index))
-        {
-            Some(Ok(credentials)) => credentials,
-            Some(Err(why)) => return Err(ContentError::NoCertificate(why.clone())),
-            None => {
-                let why = "nobody asked for a certificate".to_owned();
-                return Err(ContentError::NoCertificate(why));
-            }
-        };
+        Ok(private_files([(&source.path, token)], default_mode, inputs))
+    } else if let Some(source) = &projection.cluster_trust_bundle {
+        let anchors = trust_anchors(source, inputs.trust_bundles.as_deref())?;
+        let file = (&source.path, anchors.into_bytes());
+        Ok(private_files([file], default_mode, inputs))
+    } else if let Some(source) = &projection.pod_certificate {
+        let CredentialBundle { key, chain } =
+            match inputs.certificates.get(&(volume.to_owned(), index)) {
+                Some(Ok(credentials)) => credentials,
+                Some(Err(reason)) => return Err(ContentError::NoCertificate(reason.clone())),
+                None => {
+                    let reason = "the certificate was not requested".to_owned();
+                    return Err(ContentError::NoCertificate(reason));
+                }
+            };
         let files = [
-            (&part.credential_bundle_path, format!("{key}{chain}")),
-            (&part.key_path, key.clone()),
-            (&part.certificate_chain_path, chain.clone()),
+            (&source.credential_bundle_path, format!("{key}{chain}")),
+            (&source.key_path, key.clone()),
+            (&source.certificate_chain_path, chain.clone()),
         ];
-        let wanted = files.into_iter().filter_map(|(path, text)| {
+        let requested = files.into_iter().filter_map(|(path, text)| {
             let path = path.as_ref().filter(|path| !path.is_empty())?;
             Some((path, text.into_bytes()))
         });
-        Ok(private(wanted, default_mode, inputs))
+        Ok(private_files(requested, default_mode, inputs))
     } else {
         Ok(Payload::default())
     }
 }
 
-/// Files that are their user's alone where that user is known, or the group's that the pod asks for.
-fn private<'a>(
+/// Files with mode 0600 if the pod has a common user or an fsGroup, else with the default mode.
+fn private_files<'a>(
     files: impl IntoIterator<Item = (&'a String, Vec<u8>)>,
     default_mode: Option<i32>,
-    inputs: &Inputs,
+    inputs: &VolumeInputs,
 ) -> Payload {
     let user = common_user(&inputs.pod);
     let fs_group = inputs
@@ -154,14 +154,14 @@ fn private<'a>(
     }
 }
 
-/// The user that all containers of the pod run as, if the spec names one and the same for all of them.
+/// The user of all containers, if the spec sets the same `runAsUser` for each of them.
 pub fn common_user(pod: &Pod) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
-    let of_pod = spec
+    let pod_user = spec
         .security_context
         .as_ref()
         .and_then(|context| context.run_as_user);
-    let usual = spec
+    let regular = spec
         .init_containers
         .iter()
         .flatten()
@@ -172,11 +172,11 @@ pub fn common_user(pod: &Pod) -> Option<i64> {
         .iter()
         .flatten()
         .map(|container| &container.security_context);
-    let mut users = usual.chain(ephemeral).map(|context| {
+    let mut users = regular.chain(ephemeral).map(|context| {
         context
             .as_ref()
             .and_then(|context| context.run_as_user)
-            .or(of_pod)
+            .or(pod_user)
     });
     let first = users.next()??;
     users.all(|user| user == Some(first)).then_some(first)
@@ -192,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    fn inputs(context: PodSecurityContext, users: &[Option<i64>]) -> Inputs {
+    fn inputs(context: PodSecurityContext, users: &[Option<i64>]) -> VolumeInputs {
         let container = |user: &Option<i64>| Container {
             name: "c".to_owned(),
             security_context: user.map(|user| SecurityContext {
@@ -201,7 +201,7 @@ mod tests {
             }),
             ..Default::default()
         };
-        Inputs {
+        VolumeInputs {
             pod: Arc::new(Pod {
                 spec: Some(PodSpec {
                     security_context: Some(context),
@@ -235,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_as_private_as_the_pod_allows() {
-        let nobody = PodSecurityContext::default;
+    fn token_mode_depends_on_user_and_group() {
+        let unset = PodSecurityContext::default;
         let as_user = |user| PodSecurityContext {
             run_as_user: Some(user),
             ..Default::default()
@@ -245,19 +245,19 @@ mod tests {
             fs_group: Some(5),
             ..Default::default()
         };
-        let told = [
-            token(nobody(), &[None]),
-            token(nobody(), &[Some(7), Some(7)]),
-            token(nobody(), &[Some(7), Some(8)]),
-            token(nobody(), &[Some(7), None]),
+        let tokens = [
+            token(unset(), &[None]),
+            token(unset(), &[Some(7), Some(7)]),
+            token(unset(), &[Some(7), Some(8)]),
+            token(unset(), &[Some(7), None]),
             token(as_user(3), &[None, Some(3)]),
             token(group, &[None]),
         ];
-        insta::assert_debug_snapshot!(told);
+        insta::assert_debug_snapshot!(tokens);
     }
 
     #[test]
-    fn every_source_that_fails_is_told() {
+    fn errors_of_all_sources_are_combined() {
         let source = ProjectedVolumeSource {
             sources: Some(vec![
                 VolumeProjection {
@@ -288,10 +288,10 @@ mod tests {
             ]),
             ..Default::default()
         };
-        let why = "credential bundle is not issued yet".to_owned();
-        let inputs = Inputs {
+        let reason = "credential bundle is not issued yet".to_owned();
+        let inputs = VolumeInputs {
             trust_bundles: Some(Arc::default()),
-            certificates: BTreeMap::from([(("v".to_owned(), 3), Err(why))]),
+            certificates: BTreeMap::from([(("v".to_owned(), 3), Err(reason))]),
             ..Default::default()
         };
         let error = projected("v", &source, &inputs).unwrap_err();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_in_the_files_that_are_asked_for() {
+    fn pod_certificate_is_written_to_requested_paths() {
         let source = |paths: [Option<&str>; 3]| {
             let [bundle, key, chain] = paths.map(|path| path.map(str::to_owned));
             ProjectedVolumeSource {
@@ -316,22 +316,22 @@ mod tests {
                 ..Default::default()
             }
         };
-        let credentials = Credentials {
+        let credentials = CredentialBundle {
             key: "key\n".to_owned(),
             chain: "chain\n".to_owned(),
         };
         assert!(!format!("{credentials:?}").contains("key\\n"));
-        let with = |context| Inputs {
+        let with = |context| VolumeInputs {
             certificates: BTreeMap::from([(("v".to_owned(), 0), Ok(credentials.clone()))]),
             ..inputs(context, &[None])
         };
-        let files = |paths, inputs: &Inputs| {
+        let files = |paths, inputs: &VolumeInputs| {
             let payload = projected("v", &source(paths), inputs).unwrap();
             let text = |file: &FileContent| String::from_utf8(file.data.clone()).unwrap();
-            let told = |(path, file): (&String, &FileContent)| {
+            let describe = |(path, file): (&String, &FileContent)| {
                 format!("{path} {:o} {:?} {:?}", file.mode, file.user, text(file))
             };
-            payload.files.iter().map(told).collect::<Vec<_>>()
+            payload.files.iter().map(describe).collect::<Vec<_>>()
         };
         let private = PodSecurityContext {
             run_as_user: Some(7),

@@ -8,10 +8,10 @@ use quantity::Amount;
 
 use super::ContentError;
 
-/// What a node can give stands for a limit that isn't set.
+/// Resources whose unset limit defaults to the node's allocatable amount.
 const DEFAULTED: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 
-/// The value of a container's limit or request; `container` is the one that asks, unless the selector names another.
+/// The value of a limit or request of `container`, unless the selector names another container.
 pub fn resource(
     pod: &Pod,
     container: &str,
@@ -23,30 +23,30 @@ pub fn resource(
         .as_deref()
         .filter(|name| !name.is_empty())
         .unwrap_or(container);
-    let resources =
-        container_resources(pod, name).ok_or_else(|| ContentError::NoContainer(name.to_owned()))?;
-    let unsupported = || ContentError::NoResource(selector.resource.clone());
+    let resources = container_resources(pod, name)
+        .ok_or_else(|| ContentError::ContainerNotFound(name.to_owned()))?;
+    let unsupported = || ContentError::UnsupportedResource(selector.resource.clone());
     let (list, resource) = selector.resource.split_once('.').ok_or_else(unsupported)?;
     if !DEFAULTED.contains(&resource) && !resource.starts_with("hugepages-") {
         return Err(unsupported());
     }
-    let set = |list: &Option<BTreeMap<String, Quantity>>| {
+    let value_in = |list: &Option<BTreeMap<String, Quantity>>| {
         list.as_ref().and_then(|list| list.get(resource)).cloned()
     };
     let quantity = match list {
         "limits" => {
-            let limit = resources.and_then(|resources| set(&resources.limits));
+            let limit = resources.and_then(|resources| value_in(&resources.limits));
             match limit {
                 Some(limit) if !amount(&limit)?.is_zero() => Some(limit),
-                // Huge pages are never given out twice, so a node's are nobody's limit.
+                // Huge pages cannot be overcommitted, so the node's amount is not a default.
                 limit if !DEFAULTED.contains(&resource) => limit,
                 limit => allocatable.get(resource).cloned().or(limit),
             }
         }
-        "requests" => resources.and_then(|resources| set(&resources.requests)),
+        "requests" => resources.and_then(|resources| value_in(&resources.requests)),
         _ => return Err(unsupported()),
     };
-    let amount_set = quantity
+    let value = quantity
         .as_ref()
         .map(amount)
         .transpose()?
@@ -56,13 +56,13 @@ pub fn resource(
         _ => amount(&Quantity("1".to_owned()))?,
     };
     let (number, by) = match resource {
-        "cpu" => (amount_set.milli_value(), divisor.milli_value()),
-        _ => (amount_set.value(), divisor.value()),
+        "cpu" => (value.milli_value(), divisor.milli_value()),
+        _ => (value.value(), divisor.value()),
     };
-    Ok(divided_up(number, by).to_string())
+    Ok(divide_rounding_up(number, by).to_string())
 }
 
-/// Of a container or an init container; the inner `None` is one that says nothing about resources.
+/// The resources of a container or init container; the inner `None` is a container without resources.
 fn container_resources<'a>(pod: &'a Pod, name: &str) -> Option<Option<&'a ResourceRequirements>> {
     let spec = pod.spec.as_ref()?;
     spec.containers
@@ -73,10 +73,10 @@ fn container_resources<'a>(pod: &'a Pod, name: &str) -> Option<Option<&'a Resour
 }
 
 fn amount(quantity: &Quantity) -> Result<Amount, ContentError> {
-    Amount::of(quantity).ok_or_else(|| ContentError::NoNumber(quantity.0.clone()))
+    Amount::of(quantity).ok_or_else(|| ContentError::InvalidQuantity(quantity.0.clone()))
 }
 
-fn divided_up(number: i64, by: i64) -> i64 {
+fn divide_rounding_up(number: i64, by: i64) -> i64 {
     let (quotient, rest) = (number.wrapping_div(by), number.wrapping_rem(by));
     quotient + i64::from(rest != 0 && (rest > 0) == (by > 0))
 }
@@ -93,7 +93,7 @@ mod tests {
         entries.iter().map(entry).collect()
     }
 
-    fn told(resource_name: &str, divisor: Option<&str>, container: Option<&str>) -> String {
+    fn value(resource_name: &str, divisor: Option<&str>, container: Option<&str>) -> String {
         let pod = Pod {
             spec: Some(PodSpec {
                 containers: vec![Container {
@@ -124,31 +124,34 @@ mod tests {
 
     #[test]
     fn values_are_divided_and_rounded_up() {
-        assert_eq!(told("limits.cpu", None, None), "2");
-        assert_eq!(told("limits.cpu", Some("1m"), None), "1250");
-        assert_eq!(told("limits.cpu", Some("0"), None), "2");
-        assert_eq!(told("requests.memory", Some("1Mi"), None), "33");
-        assert_eq!(told("requests.memory", Some("1G"), None), "1");
-        assert_eq!(told("limits.hugepages-2Mi", Some("1Mi"), None), "4");
-        assert_eq!(told("requests.cpu", None, None), "0");
+        assert_eq!(value("limits.cpu", None, None), "2");
+        assert_eq!(value("limits.cpu", Some("1m"), None), "1250");
+        assert_eq!(value("limits.cpu", Some("0"), None), "2");
+        assert_eq!(value("requests.memory", Some("1Mi"), None), "33");
+        assert_eq!(value("requests.memory", Some("1G"), None), "1");
+        assert_eq!(value("limits.hugepages-2Mi", Some("1Mi"), None), "4");
+        assert_eq!(value("requests.cpu", None, None), "0");
     }
 
     #[test]
-    fn a_node_stands_for_limits_that_are_not_set() {
-        assert_eq!(told("limits.memory", Some("1Gi"), None), "8");
-        assert_eq!(told("limits.cpu", None, Some("first")), "4");
-        assert_eq!(told("limits.ephemeral-storage", None, None), "1000000000");
+    fn unset_limits_default_to_allocatable() {
+        assert_eq!(value("limits.memory", Some("1Gi"), None), "8");
+        assert_eq!(value("limits.cpu", None, Some("first")), "4");
+        assert_eq!(value("limits.ephemeral-storage", None, None), "1000000000");
     }
 
     #[test]
-    fn what_cannot_be_told_is_named() {
-        assert_eq!(told("limits.cpu", None, Some("x")), "container x not found");
+    fn unknown_containers_and_resources_are_errors() {
         assert_eq!(
-            told("limits.gpu", None, None),
+            value("limits.cpu", None, Some("x")),
+            "container x not found"
+        );
+        assert_eq!(
+            value("limits.gpu", None, None),
             "unsupported container resource : limits.gpu"
         );
         assert_eq!(
-            told("cpu", None, None),
+            value("cpu", None, None),
             "unsupported container resource : cpu"
         );
     }

@@ -1,4 +1,4 @@
-//! clusterTrustBundle: the certificates of the authorities that a pod is to trust.
+//! clusterTrustBundle: CA certificates for a pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use kube::core::{Selector, SelectorExt};
 
 use super::{ContentError, pem};
 
-/// All bundles of the cluster, by name.
+/// All ClusterTrustBundles, by name.
 pub type TrustBundles = BTreeMap<String, Arc<ClusterTrustBundle>>;
 
-/// The certificates that a source selects, each once, in PEM.
+/// The certificates that a source selects, without duplicates, in PEM.
 ///
-/// They are sorted, so that the file changes only if one of them does. `None` if bundles aren't known yet.
+/// They are sorted, so that the file changes only with its certificates. `bundles` is `None` before they are received.
 pub fn trust_anchors(
     source: &ClusterTrustBundleProjection,
     bundles: Option<&TrustBundles>,
 ) -> Result<String, ContentError> {
-    let bundles = bundles.ok_or(ContentError::NoTrustBundlesYet)?;
+    let bundles = bundles.ok_or(ContentError::TrustBundlesNotSynced)?;
     let optional = source.optional.unwrap_or(false);
     let selected: Vec<_> = match (&source.name, &source.signer_name) {
         (Some(name), _) => match bundles.get(name) {
@@ -42,7 +42,7 @@ pub fn trust_anchors(
             }
             selected
         }
-        (None, None) => return Err(ContentError::NoTrustBundleNamed),
+        (None, None) => return Err(ContentError::TrustBundleUnspecified),
     };
     let anchors: BTreeSet<_> = selected
         .iter()
@@ -52,7 +52,7 @@ pub fn trust_anchors(
     Ok(anchors.iter().map(encode).collect())
 }
 
-/// The bundles of a signer. As the API has it, no selector selects nothing, and an empty one everything.
+/// The selected bundles of a signer. By the API, an unset selector matches nothing, and an empty one everything.
 fn by_signer<'a>(
     source: &ClusterTrustBundleProjection,
     signer: &str,
@@ -71,7 +71,7 @@ fn by_signer<'a>(
     Ok(selected.collect())
 }
 
-/// A source's selector in words.
+/// A source's selector, for an error message.
 fn labels(source: &ClusterTrustBundleProjection) -> String {
     match source.label_selector.clone().map(Selector::try_from) {
         None => "that is not set, and so matches nothing".to_owned(),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_selected_is_merged_and_sorted() {
+    fn selected_bundles_are_merged_and_sorted() {
         let by_labels =
             |selector: Value| anchors(json!({ "signerName": "s/s", "labelSelector": selector }));
         assert_eq!(anchors(json!({ "name": "one" })).unwrap(), [1, 9]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_unless_optional() {
+    fn missing_bundles_are_errors_unless_optional() {
         let nothing = json!({ "matchLabels": { "alive": "unknown" } });
         let missing = [
             json!({ "name": "none" }),
@@ -139,8 +139,8 @@ mod tests {
             json!({ "signerName": "s/s" }),
             json!({ "signerName": "nobody/s", "labelSelector": {} }),
         ];
-        let words = missing.clone().map(|source| anchors(source).unwrap_err());
-        insta::assert_debug_snapshot!(words);
+        let messages = missing.clone().map(|source| anchors(source).unwrap_err());
+        insta::assert_debug_snapshot!(messages);
         for mut source in missing {
             source["optional"] = json!(true);
             assert_eq!(anchors(source).unwrap(), Vec::<u8>::new());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_be_had_is_told() {
+    fn invalid_sources_are_errors_even_if_optional() {
         let odd = json!({ "matchExpressions": [{ "key": "k", "operator": "Like" }] });
         let source = ClusterTrustBundleProjection {
             optional: Some(true),

@@ -1,4 +1,4 @@
-//! What must be at a hostPath.
+//! Checks the type of a hostPath.
 
 use std::fs::FileType;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::{VolumeError, failed};
 use crate::HostPathKind;
 
-/// Checks a path of the node, and makes what may be made.
+/// Checks a path of the node, and creates it if its type allows that.
 pub(super) fn check(path: &Path, kind: HostPathKind) -> Result<(), VolumeError> {
     use HostPathKind::{
         BlockDevice, CharDevice, Directory, DirectoryOrCreate, File, FileOrCreate, Socket,
@@ -16,32 +16,34 @@ pub(super) fn check(path: &Path, kind: HostPathKind) -> Result<(), VolumeError> 
     };
     let exists = path.exists();
     match kind {
-        // No check; a container runtime makes the directory then.
+        // No check; container runtimes create a missing directory.
         Unchecked if exists => Ok(()),
-        Unchecked | DirectoryOrCreate if !exists => make_dir(path),
-        FileOrCreate if !exists => make_file(path),
-        Unchecked | DirectoryOrCreate | Directory => demand(path, "directory", FileType::is_dir),
-        FileOrCreate | File => demand(path, "file", FileType::is_file),
-        Socket => demand(path, "socket file", FileTypeExt::is_socket),
-        CharDevice => demand(path, "character device", FileTypeExt::is_char_device),
-        BlockDevice => demand(path, "block device", FileTypeExt::is_block_device),
+        Unchecked | DirectoryOrCreate if !exists => create_dir(path),
+        FileOrCreate if !exists => create_file(path),
+        Unchecked | DirectoryOrCreate | Directory => {
+            require_type(path, "directory", FileType::is_dir)
+        }
+        FileOrCreate | File => require_type(path, "file", FileType::is_file),
+        Socket => require_type(path, "socket file", FileTypeExt::is_socket),
+        CharDevice => require_type(path, "character device", FileTypeExt::is_char_device),
+        BlockDevice => require_type(path, "block device", FileTypeExt::is_block_device),
     }
 }
 
-fn demand(
+fn require_type(
     path: &Path,
     expected: &'static str,
-    is: fn(&FileType) -> bool,
+    has_type: fn(&FileType) -> bool,
 ) -> Result<(), VolumeError> {
     let found = match std::fs::metadata(path).map(|status| status.file_type()) {
-        Ok(found) if is(&found) => return Ok(()),
+        Ok(found) if has_type(&found) => return Ok(()),
         found => found,
     };
     Err(VolumeError::HostPath {
         path: path.to_owned(),
         expected,
         found: found.and_then(|found| {
-            name(found).ok_or_else(|| {
+            type_name(found).ok_or_else(|| {
                 io::Error::other(
                     "only recognise file, directory, socket, block device and character device",
                 )
@@ -50,8 +52,8 @@ fn demand(
     })
 }
 
-/// As the API calls it.
-fn name(kind: FileType) -> Option<&'static str> {
+/// The API's name of a file type.
+fn type_name(kind: FileType) -> Option<&'static str> {
     Some(match kind {
         kind if kind.is_dir() => "Directory",
         kind if kind.is_file() => "File",
@@ -62,15 +64,15 @@ fn name(kind: FileType) -> Option<&'static str> {
     })
 }
 
-fn make_dir(path: &Path) -> Result<(), VolumeError> {
+fn create_dir(path: &Path) -> Result<(), VolumeError> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(path)
-        .map_err(failed("make", path))
+        .map_err(failed("create", path))
 }
 
-fn make_file(path: &Path) -> Result<(), VolumeError> {
+fn create_file(path: &Path) -> Result<(), VolumeError> {
     std::fs::OpenOptions::new()
         .write(true)
         .create(true)
@@ -78,7 +80,7 @@ fn make_file(path: &Path) -> Result<(), VolumeError> {
         .mode(0o644)
         .open(path)
         .map(|_| ())
-        .map_err(failed("make", path))
+        .map_err(failed("create", path))
 }
 
 #[cfg(test)]
@@ -86,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_told_from_the_others() {
+    fn each_type_accepts_only_itself() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         let socket = dir.path().join("socket");
         std::fs::write(&file, "x").unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let places = [
+        let paths = [
             ("dir", dir.path()),
             ("file", file.as_path()),
             ("socket", socket.as_path()),
@@ -101,22 +103,22 @@ mod tests {
         ];
         let kinds = ["Directory", "File", "Socket", "CharDevice", "BlockDevice"];
         let mut lines = Vec::new();
-        for (name, place) in places {
+        for (name, path) in paths {
             for kind in kinds {
-                let word = match check(place, HostPathKind::from_api(kind).unwrap()) {
+                let result = match check(path, HostPathKind::from_api(kind).unwrap()) {
                     Ok(()) => "yes".to_owned(),
                     Err(error) => error
                         .to_string()
                         .replace(&*dir.path().to_string_lossy(), "DIR"),
                 };
-                lines.push(format!("{name} as {kind}: {word}"));
+                lines.push(format!("{name} as {kind}: {result}"));
             }
         }
         insta::assert_snapshot!(lines.join("\n"));
     }
 
     #[test]
-    fn what_may_be_made_is_made() {
+    fn missing_paths_are_created_if_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let new = |name: &str| dir.path().join(name);
         check(&new("a/b"), HostPathKind::DirectoryOrCreate).unwrap();
@@ -126,7 +128,7 @@ mod tests {
         check(&new("file"), HostPathKind::Unchecked).unwrap();
         check(&new("file"), HostPathKind::FileOrCreate).unwrap();
         check(&new("file"), HostPathKind::DirectoryOrCreate).unwrap_err();
-        // As upstream, no directory is made for a file.
+        // As upstream, a file's parent directory is not created.
         check(&new("none/file"), HostPathKind::FileOrCreate).unwrap_err();
         assert!(HostPathKind::from_api("Pipe").is_none());
     }

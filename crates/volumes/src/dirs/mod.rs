@@ -1,21 +1,21 @@
-//! Sources → directories on the node.
+//! Prepares directories on the node for volumes.
 //!
 //! ```text
-//!   writer.rs      files that change all at once: the `..data` swap
+//!   writer.rs      files with atomic updates: the `..data` symlink
 //!   ownership.rs   fsGroup
-//!   host_path.rs   what must be at a hostPath
-//!   nfs.rs         directories of servers that the node has mounted
-//!   usage.rs       how much of the disk a volume takes
-//!   tree.rs        owners and permission bits of what a descriptor stands for
+//!   host_path.rs   type check of a hostPath
+//!   nfs.rs         directories of NFS servers that the node has mounted
+//!   usage.rs       disk usage of a volume
+//!   opath.rs       chmod and chown by O_PATH descriptor
 //! ```
 //!
-//! All of this runs as the root of the node's user namespace. Where only one id is mapped, files can't be given to
-//! another user or group; then they stay as they are, for the one id is every container's, and owns them.
+//! This code runs as root of the node's user namespace. If that maps only one id, owners and groups cannot change; that
+//! one id then owns all files and runs all containers.
 
 mod host_path;
 mod nfs;
+mod opath;
 mod ownership;
-mod tree;
 mod usage;
 mod writer;
 
@@ -24,101 +24,101 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::content::ContentError;
-use crate::{HostPathKind, Ownership, Source};
+use crate::{FsGroupPolicy, HostPathKind, VolumeSource};
 
 pub use usage::of_directory as disk_usage;
 
-/// What everybody may do with an emptyDir: containers run as any user.
+/// The mode of an emptyDir: containers may run as any user.
 const EMPTY_DIR_MODE: u32 = 0o777;
 
 /// A volume that is ready to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prepared {
-    /// What to mount: a directory, or whatever a hostPath is.
+pub struct PreparedVolume {
+    /// The path to mount: a directory, or any file type for a hostPath.
     pub path: PathBuf,
-    /// No container may write to it, whatever its mount says.
+    /// Whether all mounts are read-only, regardless of the container's spec.
     pub read_only: bool,
 }
 
-/// Why a volume can't be had. The words are those that follow `MountVolume.SetUp failed for volume "x" : `.
+/// A volume cannot be prepared. The message follows upstream's `MountVolume.SetUp failed for volume "x" : `.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The name can't be a directory's.
-    #[error("{0:?} can't be the name of a volume")]
+    /// The volume's name is not a valid directory name.
+    #[error("invalid volume name {0:?}")]
     Name(String),
-    /// A file of the volume has a path that leads out of it.
+    /// A file's path leaves the volume.
     #[error(transparent)]
     Content(#[from] ContentError),
-    /// A hostPath isn't what it should be.
-    #[error("hostPath type check failed: {path} is not a {expected}{}", what_is_there(.found))]
+    /// A hostPath has the wrong file type.
+    #[error("hostPath type check failed: {path} is not a {expected}{}", actual_type(.found))]
     HostPath {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What should be there.
+        /// The expected type.
         expected: &'static str,
-        /// What is there, or why that can't be told.
+        /// The actual type, or the error of determining it.
         found: Result<&'static str, io::Error>,
     },
-    /// A persistent volume's directory isn't there.
+    /// The directory of a persistent volume is missing.
     #[error("path {0:?} does not exist on this node")]
     Missing(PathBuf),
-    /// An NFS directory isn't mounted here.
+    /// This node has not mounted the NFS directory.
     #[error(
-        "nfs {server}:{path} is not mounted on this node, and Coracle can't mount it; if it is mounted under another name, say where in the annotation {} of the PersistentVolume",
-        crate::MOUNTED_AT
+        "nfs {server}:{path} is not mounted on this node, and Coracle cannot mount it; if it is mounted under another name, set the annotation {} of the PersistentVolume to its mount point",
+        crate::MOUNTED_AT_ANNOTATION
     )]
     NotMounted {
         /// The server.
         server: String,
-        /// The directory there.
+        /// The directory on the server.
         path: String,
     },
-    /// A symbolic link is on the way to an NFS directory.
+    /// The path of an NFS directory contains a symlink.
     #[error(
-        "nfs {server}:{path} leads through a symbolic link, which may lead out of the export; name the directory that it stands for"
+        "nfs {server}:{path} contains a symbolic link, which may lead out of the export; use the path of the link's target"
     )]
     NfsLink {
         /// The server.
         server: String,
-        /// The directory there.
+        /// The directory on the server.
         path: String,
     },
-    /// Below an NFS directory the node has mounted something that is not the server's.
+    /// The node has mounted another file system below the NFS directory.
     #[error(
-        "nfs {server}:{path} holds {}, where this node has mounted something else; name a directory below that doesn't", .other.display()
+        "nfs {server}:{path} contains {}, where this node has mounted another file system; use a subdirectory without such a mount", .other.display()
     )]
-    NfsHoldsOther {
+    NfsContainsMount {
         /// The server.
         server: String,
-        /// The directory there.
+        /// The directory on the server.
         path: String,
-        /// What is mounted.
+        /// The mount point of the other file system.
         other: PathBuf,
     },
-    /// Images are not this crate's.
-    #[error("the image {0:?} is not a directory")]
+    /// This crate does not prepare image volumes.
+    #[error("image volume {0:?} cannot be prepared as a directory")]
     Image(String),
-    /// The kernel refused something.
-    #[error("can't {action} {}: {source}", .path.display())]
+    /// A system call failed.
+    #[error("cannot {action} {}: {source}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a verb.
         action: &'static str,
-        /// On what.
+        /// Its object.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         #[source]
         source: io::Error,
     },
 }
 
-fn what_is_there(found: &Result<&'static str, io::Error>) -> String {
+fn actual_type(found: &Result<&'static str, io::Error>) -> String {
     match found {
         Ok(kind) => format!(", it's a {kind}"),
         Err(error) => format!(", unable to determine its type: {error}"),
     }
 }
 
-/// Makes an [`io::Error`] tell what was tried on what.
+/// Adds the operation and the path to an [`io::Error`].
 pub(crate) fn failed<'a>(
     action: &'static str,
     path: &'a Path,
@@ -132,14 +132,14 @@ pub(crate) fn failed<'a>(
 
 /// The volumes of one pod on this node.
 #[derive(Clone, Debug)]
-pub struct Volumes {
+pub struct PodVolumes {
     disk_dir: PathBuf,
     memory_dir: PathBuf,
 }
 
-impl Volumes {
-    /// `disk_dir` is on the node's disk, `memory_dir` on a tmpfs that only the node's mount namespace has; both are this
-    /// pod's alone, and are made when first needed.
+impl PodVolumes {
+    /// The volumes in `disk_dir`, on the node's disk, and in `memory_dir`, on a tmpfs in a private mount namespace. Both
+    /// directories are for this pod only, and are created when needed.
     pub fn new(disk_dir: impl Into<PathBuf>, memory_dir: impl Into<PathBuf>) -> Self {
         Self {
             disk_dir: disk_dir.into(),
@@ -147,151 +147,150 @@ impl Volumes {
         }
     }
 
-    /// Makes a volume ready. What an earlier call has made is kept: emptyDirs keep their content, files are brought up to
-    /// date all at once.
+    /// Prepares a volume for mounting. Idempotent: emptyDirs keep their content, and files are updated atomically.
     pub fn prepare(
         &self,
         name: &str,
-        source: &Source,
+        source: &VolumeSource,
         fs_group: Option<i64>,
-    ) -> Result<Prepared, VolumeError> {
+    ) -> Result<PreparedVolume, VolumeError> {
         if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
             return Err(VolumeError::Name(name.to_owned()));
         }
         match source {
-            Source::EmptyDir { memory: false, .. } => {
+            VolumeSource::EmptyDir { memory: false, .. } => {
                 let path = self.disk_dir.join(name);
-                if make_dir(&path, EMPTY_DIR_MODE)? {
-                    apply(&path, fs_group, false)?;
+                if create_dir(&path, EMPTY_DIR_MODE)? {
+                    apply_fs_group(&path, fs_group, false)?;
                 }
-                Ok(Prepared {
+                Ok(PreparedVolume {
                     path,
                     read_only: false,
                 })
             }
-            Source::EmptyDir {
+            VolumeSource::EmptyDir {
                 memory: true,
                 size_limit,
             } => {
                 let path = self.memory_dir.join(name);
-                make_dir(&path, EMPTY_DIR_MODE)?;
+                create_dir(&path, EMPTY_DIR_MODE)?;
                 let mounted = linux::tmpfs::is_mount_point(&path);
-                if !mounted.map_err(failed("look at", &path))? {
+                if !mounted.map_err(failed("stat", &path))? {
                     let size = size_limit.filter(|&bytes| bytes > 0);
                     linux::tmpfs::mount(&path, size, 0o1777)
-                        .map_err(failed("mount memory on", &path))?;
-                    apply(&path, fs_group, false)?;
+                        .map_err(failed("mount a tmpfs on", &path))?;
+                    apply_fs_group(&path, fs_group, false)?;
                 }
-                Ok(Prepared {
+                Ok(PreparedVolume {
                     path,
                     read_only: false,
                 })
             }
-            Source::Files(payload) => {
-                // Never on disk: it may be a secret.
+            VolumeSource::Files(payload) => {
+                // Never on disk: the files may be secret.
                 let path = self.memory_dir.join(name);
-                make_dir(&path, EMPTY_DIR_MODE)?;
-                writer::write(&path, payload, |dir| apply(dir, fs_group, true))?;
-                Ok(Prepared {
+                create_dir(&path, EMPTY_DIR_MODE)?;
+                writer::write(&path, payload, |dir| apply_fs_group(dir, fs_group, true))?;
+                Ok(PreparedVolume {
                     path,
                     read_only: true,
                 })
             }
-            Source::HostPath {
+            VolumeSource::HostPath {
                 path,
                 kind,
                 read_only,
             } => {
                 host_path::check(path, *kind)?;
-                Ok(Prepared {
+                Ok(PreparedVolume {
                     path: path.clone(),
                     read_only: *read_only,
                 })
             }
-            Source::Nfs {
+            VolumeSource::Nfs {
                 server,
                 path,
                 mounted_at,
                 read_only,
             } => {
                 let path = match mounted_at {
-                    Some(place) => {
-                        let place = nfs::told(place)?;
-                        host_path::check(&place, HostPathKind::Directory)?;
-                        place
+                    Some(mount_point) => {
+                        nfs::check(mount_point)?;
+                        host_path::check(mount_point, HostPathKind::Directory)?;
+                        mount_point.clone()
                     }
-                    None => self.show(name, || nfs::open(server, path))?,
+                    None => self.mount_copy(name, || nfs::open(server, path))?,
                 };
-                Ok(Prepared {
+                Ok(PreparedVolume {
                     path,
                     read_only: *read_only,
                 })
             }
-            Source::Directory {
+            VolumeSource::Directory {
                 path,
                 read_only,
                 ownership,
                 create,
             } => {
                 if *create {
-                    make_dir(path, EMPTY_DIR_MODE)?;
+                    create_dir(path, EMPTY_DIR_MODE)?;
                 }
                 if !path.exists() {
                     return Err(VolumeError::Missing(path.clone()));
                 }
                 host_path::check(path, HostPathKind::Directory)?;
-                // A link to a volume is as good as the volume; those within it are never followed.
-                let path = std::fs::canonicalize(path).map_err(failed("look at", path))?;
+                // The volume's path may be a symlink; symlinks within the volume are never followed.
+                let path = std::fs::canonicalize(path).map_err(failed("resolve", path))?;
                 let skip = match ownership {
-                    Ownership::Keep => true,
-                    Ownership::Always => false,
-                    Ownership::OnRootMismatch => {
+                    FsGroupPolicy::Keep => true,
+                    FsGroupPolicy::Always => false,
+                    FsGroupPolicy::OnRootMismatch => {
                         fs_group.is_some_and(|group| ownership::root_matches(&path, group))
                     }
                 };
                 if !skip && !read_only {
-                    apply(&path, fs_group, false)?;
+                    apply_fs_group(&path, fs_group, false)?;
                 }
-                Ok(Prepared {
+                Ok(PreparedVolume {
                     path,
                     read_only: *read_only,
                 })
             }
-            Source::Image { reference, .. } => Err(VolumeError::Image(reference.clone())),
+            VolumeSource::Image { reference, .. } => Err(VolumeError::Image(reference.clone())),
         }
     }
 
-    /// Mounts a directory that was found, and may not be found by its path again, on one of ours.
-    fn show(
+    /// Opens a directory and mounts it below `memory_dir`, because the original path may lead to another directory later.
+    fn mount_copy(
         &self,
         name: &str,
-        find: impl FnOnce() -> Result<OwnedFd, VolumeError>,
+        open: impl FnOnce() -> Result<OwnedFd, VolumeError>,
     ) -> Result<PathBuf, VolumeError> {
-        let place = self.memory_dir.join(name);
-        make_dir(&place, 0o700)?;
-        if !linux::tmpfs::is_mount_point(&place).map_err(failed("look at", &place))? {
-            let found = find()?;
-            linux::tree::Tree::copy_open(&found, true)
-                .and_then(|tree| tree.put(&place))
-                .map_err(failed("mount a directory on", &place))?;
+        let mount_point = self.memory_dir.join(name);
+        create_dir(&mount_point, 0o700)?;
+        if !linux::tmpfs::is_mount_point(&mount_point).map_err(failed("stat", &mount_point))? {
+            let dir = open()?;
+            linux::mount_tree::MountTree::copy_open(&dir, true)
+                .and_then(|tree| tree.attach(&mount_point))
+                .map_err(failed("mount a directory on", &mount_point))?;
         }
-        Ok(place)
+        Ok(mount_point)
     }
 
-    /// Brings a volume that was prepared up to date. Only files change; every other source stays what it was.
+    /// Updates a prepared volume. Only [`VolumeSource::Files`] changes; other sources are left alone.
     pub fn update(
         &self,
         name: &str,
-        source: &Source,
+        source: &VolumeSource,
         fs_group: Option<i64>,
     ) -> Result<(), VolumeError> {
         match source {
-            Source::Files(_) => self.prepare(name, source, fs_group).map(|_| ()),
+            VolumeSource::Files(_) => self.prepare(name, source, fs_group).map(|_| ()),
             _ => Ok(()),
         }
     }
 
-    /// How many bytes of the disk, or of memory, an emptyDir takes now; 0 for any other source.
+    /// The bytes of disk or memory that an emptyDir uses; 0 for other sources.
     pub fn usage(&self, name: &str) -> u64 {
         let on_disk = self.disk_dir.join(name);
         if on_disk.is_dir() {
@@ -304,12 +303,12 @@ impl Volumes {
         }
     }
 
-    /// Removes everything that was made here; what belongs to the node or to a persistent volume stays.
+    /// Removes all directories of this pod's volumes. Paths of the node and persistent volumes stay.
     ///
-    /// Goes on after an error, so that as little as possible is left, and reports the first.
+    /// Continues after an error and returns the first one.
     pub fn remove_all(&self) -> Result<(), VolumeError> {
         let mut first = Ok(());
-        let mut note = |result: Result<(), VolumeError>| {
+        let mut keep_first = |result: Result<(), VolumeError>| {
             if first.is_ok() {
                 first = result;
             }
@@ -320,47 +319,47 @@ impl Volumes {
             .flatten()
         {
             let path = entry.path();
-            // Somebody may have mounted more on top; each goes.
+            // Mounts may be stacked: unmount all.
             while let Ok(true) = linux::tmpfs::is_mount_point(&path) {
                 if let Err(error) = linux::tmpfs::unmount(&path) {
-                    note(Err(failed("unmount", &path)(error)));
+                    keep_first(Err(failed("unmount", &path)(error)));
                     break;
                 }
             }
         }
         for dir in [&self.memory_dir, &self.disk_dir] {
-            note(linux::remove::tree(dir).map_err(failed("remove", dir)));
+            keep_first(linux::remove::tree(dir).map_err(failed("remove", dir)));
         }
         first
     }
 }
 
-/// Makes a directory with these very permission bits, and says whether it is new.
-fn make_dir(path: &Path, mode: u32) -> Result<bool, VolumeError> {
+/// Creates a directory with exactly this mode. Returns false if it exists.
+fn create_dir(path: &Path, mode: u32) -> Result<bool, VolumeError> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
     if let Some(parent) = path.parent() {
-        // Nobody but the owner finds their way to the volumes from outside.
+        // Other users of the node cannot enter the parent directory.
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(parent)
-            .map_err(failed("make", parent))?;
+            .map_err(failed("create", parent))?;
     }
     match std::fs::create_dir(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
             return Ok(false);
         }
-        Err(error) => return Err(failed("make", path)(error)),
+        Err(error) => return Err(failed("create", path)(error)),
     }
-    // Whatever the umask is.
+    // Overrides the umask.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(failed("set the mode of", path))?;
     Ok(true)
 }
 
-fn apply(dir: &Path, fs_group: Option<i64>, read_only: bool) -> Result<(), VolumeError> {
+fn apply_fs_group(dir: &Path, fs_group: Option<i64>, read_only: bool) -> Result<(), VolumeError> {
     match fs_group {
         Some(group) => ownership::apply(dir, group, read_only),
         None => Ok(()),

@@ -11,14 +11,8 @@ use rustix::io::Errno;
 use super::{VolumeError, failed};
 use crate::content::ContentError;
 
-/// Where the user says that it is mounted.
-pub(super) fn told(place: &Path) -> Result<PathBuf, VolumeError> {
-    check(place)?;
-    Ok(place.to_owned())
-}
-
-/// As the API has it for paths of nodes: absolute, and never up. A server would not be led out of what it exports either.
-fn check(path: &Path) -> Result<(), VolumeError> {
+/// Requires an absolute path without `..`, like the API's check of node paths.
+pub(super) fn check(path: &Path) -> Result<(), VolumeError> {
     if path.is_absolute() && !path.components().any(|part| part == Component::ParentDir) {
         return Ok(());
     }
@@ -26,10 +20,10 @@ fn check(path: &Path) -> Result<(), VolumeError> {
     Err(VolumeError::Content(ContentError::Path(path)))
 }
 
-/// Opens the directory `path` of `server`, where this node has it mounted.
+/// Opens the directory `path` of `server` in this node's mount of it.
 ///
-/// The volume may be that of a pod that may mount no path of the node, and whoever writes to the server may make links there.
-/// So the directory is found below the mount by its names alone, and what was found is on a mount of that server.
+/// The pod may not be allowed to mount paths of the node, and users of the server can create symlinks there. So the
+/// lookup below the mount follows no symlinks, and the result must be on a mount of that server.
 pub(super) fn open(server: &str, path: &str) -> Result<OwnedFd, VolumeError> {
     check(Path::new(path))?;
     let table = Path::new("/proc/self/mountinfo");
@@ -40,59 +34,61 @@ pub(super) fn open(server: &str, path: &str) -> Result<OwnedFd, VolumeError> {
         path: path.to_owned(),
     };
     let (mount, rest) = locate(&mounts, server, path).ok_or_else(not_mounted)?;
-    let place: PathBuf = mount.place.join(rest).components().collect();
-    let top = open_directory(&mount.place).map_err(failed("open", &mount.place))?;
-    let dir = match linux::place::beneath(&top, rest) {
+    let dir_path: PathBuf = mount.mount_point.join(rest).components().collect();
+    let top = open_directory(&mount.mount_point).map_err(failed("open", &mount.mount_point))?;
+    let dir = match linux::mount_target::open_beneath(&top, rest) {
         Ok(Some(dir)) => dir,
-        Ok(None) => return Err(VolumeError::Missing(place)),
+        Ok(None) => return Err(VolumeError::Missing(dir_path)),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
             return Err(VolumeError::NfsLink {
                 server: server.to_owned(),
                 path: path.to_owned(),
             });
         }
-        Err(error) => return Err(failed("open", &place)(error)),
+        Err(error) => return Err(failed("open", &dir_path)(error)),
     };
-    // Something else may be mounted over it, or on the way.
-    let id = linux::mounted::id(&dir).map_err(failed("look at", &place))?;
-    let is_it = |mount: &Mount| {
-        let rest = mount.holds(server, path);
-        mount.id == id && rest.is_some_and(|rest| mount.place.join(rest) == place)
+    // Another file system may be mounted on the directory or on one of its parents.
+    let id = linux::mountinfo::mount_id(&dir).map_err(failed("stat", &dir_path))?;
+    let is_expected = |mount: &Mount| {
+        let rest = mount.path_below(server, path);
+        mount.id == id && rest.is_some_and(|rest| mount.mount_point.join(rest) == dir_path)
     };
-    if !mounts.iter().any(is_it) {
+    if !mounts.iter().any(is_expected) {
         return Err(not_mounted());
     }
     let is_foreign = |mount: &&Mount| {
-        mount.place != place && mount.place.starts_with(&place) && !mount.is_of(server)
+        mount.mount_point != dir_path
+            && mount.mount_point.starts_with(&dir_path)
+            && !mount.is_of(server)
     };
     match mounts.iter().find(is_foreign) {
-        Some(foreign) => Err(VolumeError::NfsHoldsOther {
+        Some(foreign) => Err(VolumeError::NfsContainsMount {
             server: server.to_owned(),
             path: path.to_owned(),
-            other: foreign.place.clone(),
+            other: foreign.mount_point.clone(),
         }),
         None => Ok(dir),
     }
 }
 
-/// Opens the directory at a mount point, whose path has no links.
-fn open_directory(place: &Path) -> io::Result<OwnedFd> {
+/// Opens a mount point, whose path contains no symlinks.
+fn open_directory(mount_point: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS;
     Ok(rustix::fs::openat2(
         CWD,
-        place,
+        mount_point,
         flags,
         Mode::empty(),
         resolve,
     )?)
 }
 
-/// A line of a mountinfo.
+/// A line of mountinfo.
 struct Mount {
     id: u64,
-    place: PathBuf,
-    /// The server, and the directory of it that is mounted, if it is NFS.
+    mount_point: PathBuf,
+    /// For NFS: the server and its mounted directory.
     export: Option<(String, PathBuf)>,
 }
 
@@ -101,8 +97,8 @@ impl Mount {
         self.export.as_ref().is_some_and(|(host, _)| host == server)
     }
 
-    /// Where below the mount a directory of a server is, if it can be there.
-    fn holds<'a>(&self, server: &str, path: &'a str) -> Option<&'a Path> {
+    /// The path below the mount of a directory of a server, if this mount contains it.
+    fn path_below<'a>(&self, server: &str, path: &'a str) -> Option<&'a Path> {
         let (host, dir) = self.export.as_ref()?;
         let rest = Path::new(path).strip_prefix(dir).ok()?;
         (host == server).then_some(rest)
@@ -117,38 +113,39 @@ fn parse_line(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let before: Vec<_> = before.split(' ').collect();
     let after: Vec<_> = after.split(' ').collect();
-    let (&[id, _, _, root, place, ..], &[kind, source, ..]) = (&before[..], &after[..]) else {
+    let (&[id, _, _, root, mount_point, ..], &[kind, source, ..]) = (&before[..], &after[..])
+    else {
         return None;
     };
     let export = source.rsplit_once(':').filter(|_| kind.starts_with("nfs"));
-    // What is mounted is a part of the export if somebody has bound it elsewhere.
+    // The root is not / for a bind mount of a subdirectory of the export.
     let export = export.map(|(host, dir)| {
-        let dir = Path::new(&unescaped(dir)).join(unescaped(root).trim_start_matches('/'));
+        let dir = Path::new(&unescape(dir)).join(unescape(root).trim_start_matches('/'));
         (host.trim_matches(['[', ']']).to_owned(), dir)
     });
     Some(Mount {
         id: id.parse().ok()?,
-        place: unescaped(place).into(),
+        mount_point: unescape(mount_point).into(),
         export,
     })
 }
 
-/// Of the mounts that hold the directory, the one that is closest to it, and where below it the directory is.
+/// The closest mount that contains the directory, and the directory's path below it.
 fn locate<'a, 'b>(
     mounts: &'a [Mount],
     server: &str,
     path: &'b str,
 ) -> Option<(&'a Mount, &'b Path)> {
-    let holding = mounts.iter().filter_map(|mount| {
-        let rest = mount.holds(server, path)?;
+    let candidates = mounts.iter().filter_map(|mount| {
+        let rest = mount.path_below(server, path)?;
         Some((mount, rest))
     });
-    // Of those that are equally close the last, which covers the others.
-    holding.max_by_key(|(_, rest)| Reverse(rest.components().count()))
+    // `max_by_key` returns the last of equally close mounts, which covers the others.
+    candidates.max_by_key(|(_, rest)| Reverse(rest.components().count()))
 }
 
-fn unescaped(field: &str) -> String {
-    String::from_utf8_lossy(&linux::mounted::unescape(field.as_bytes())).into_owned()
+fn unescape(field: &str) -> String {
+    String::from_utf8_lossy(&linux::mountinfo::unescape(field.as_bytes())).into_owned()
 }
 
 #[cfg(test)]
@@ -156,17 +153,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_path_leads_up() {
-        assert_eq!(told(Path::new("/data/x")).unwrap(), Path::new("/data/x"));
+    fn paths_with_dot_dot_are_rejected() {
+        check(Path::new("/data/x")).unwrap();
         for path in ["data", "/data/../etc", ""] {
-            told(Path::new(path)).unwrap_err();
+            check(Path::new(path)).unwrap_err();
             let error = open("nas", path).unwrap_err().to_string();
             assert_eq!(error, format!("invalid path: {path}"));
         }
     }
 
     #[test]
-    fn mounts_of_a_server_are_found() {
+    fn closest_mount_of_the_server_is_found() {
         let mounts = "\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 40 22 0:40 / /home rw - nfs4 nas:/export/home rw,vers=4.2
@@ -178,8 +175,8 @@ mod tests {
         let mounts = parse(mounts);
         let at = |server, path| {
             let (mount, rest) = locate(&mounts, server, path)?;
-            let place: PathBuf = mount.place.join(rest).components().collect();
-            Some(place.display().to_string())
+            let dir_path: PathBuf = mount.mount_point.join(rest).components().collect();
+            Some(dir_path.display().to_string())
         };
         assert_eq!(at("nas", "/export/home/me").as_deref(), Some("/home/me"));
         assert_eq!(at("nas", "/export/home").as_deref(), Some("/home"));

@@ -1,33 +1,34 @@
-//! How much a volume takes.
+//! Disk usage of a volume.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use linux::walk::{Extent, Unreadable, walk};
+use linux::file_id::FileId;
+use linux::walk::{Unreadable, WalkOutcome, walk};
 
-/// A container that makes entries as fast as they are counted must not keep the walk from ending.
-const MOST_ENTRIES: u64 = 10_000_000;
+/// Limits the walk, because a container may create entries as fast as they are counted.
+const MAX_ENTRIES: u64 = 10_000_000;
 
-/// The blocks of everything in `dir`; a file with two names counts once. What can't be read counts as nothing, so this is a
-/// lower bound.
+/// The allocated bytes of all files in `dir`; hard links count once. Unreadable directories are skipped, so this is a lower
+/// bound.
 pub fn of_directory(dir: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut blocks: u64 = 0;
-    let walked = walk(dir, MOST_ENTRIES, Unreadable::Skip, &mut |_, status| {
-        if status.st_nlink < 2 || seen.insert((status.st_dev, status.st_ino)) {
+    let walked = walk(dir, MAX_ENTRIES, Unreadable::Skip, &mut |_, status| {
+        if status.st_nlink < 2 || seen.insert(FileId::from(status)) {
             blocks = blocks.saturating_add(u64::try_from(status.st_blocks).unwrap_or_default());
         }
         Ok(())
     });
     match walked {
-        Ok(Extent::Whole) => {}
-        Ok(extent) => tracing::debug!(dir = %dir.display(), ?extent, "usage is a lower bound"),
+        Ok(WalkOutcome::Complete) => {}
+        Ok(outcome) => tracing::debug!(dir = %dir.display(), ?outcome, "usage is a lower bound"),
         Err(error) => tracing::debug!(dir = %dir.display(), %error, "usage is a lower bound"),
     }
     blocks.saturating_mul(512)
 }
 
-/// What is used of the file system that is mounted at `dir`.
+/// The used bytes of the file system that is mounted at `dir`.
 pub(super) fn of_file_system(dir: &Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(0, |status| {
         let blocks = status.f_blocks.saturating_sub(status.f_bfree);

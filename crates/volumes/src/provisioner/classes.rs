@@ -1,16 +1,16 @@
-//! The StorageClasses that every cluster has.
+//! The StorageClasses of every cluster.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// The provisioner of directories on the shared file system.
+/// The provisioner name for directories on the shared file system.
 pub const SHARED: &str = "coracle.dev/shared";
-/// The provisioner of directories on a node's own disk.
+/// The provisioner name for directories on a node's disk.
 pub const LOCAL: &str = "coracle.dev/local";
 
-/// `shared`, the default, for any number of pods on any nodes; `local`, on the disk of the node where the first pod lands.
+/// `shared`, the default, for any number of pods on any nodes; `local`, on the disk of the first pod's node.
 pub fn storage_classes() -> [StorageClass; 2] {
     [
         class("shared", SHARED, "Immediate", true),
@@ -31,7 +31,7 @@ fn class(name: &str, provisioner: &str, binding: &str, is_default: bool) -> Stor
         provisioner: provisioner.to_owned(),
         reclaim_policy: Some("Delete".to_owned()),
         volume_binding_mode: Some(binding.to_owned()),
-        // Nothing holds a volume to its size, so larger ones cost nothing.
+        // Sizes are not enforced, so expansion is free.
         allow_volume_expansion: Some(true),
         ..Default::default()
     }
@@ -40,7 +40,7 @@ fn class(name: &str, provisioner: &str, binding: &str, is_default: bool) -> Stor
 #[cfg(test)]
 mod tests {
     #[test]
-    fn classes_of_every_cluster() {
+    fn storage_classes_of_every_cluster() {
         insta::assert_json_snapshot!(super::storage_classes());
     }
 }

@@ -1,4 +1,4 @@
-//! What a claim or a volume needs, and what new volumes look like. Pure.
+//! The decisions for claims and volumes, and the new PersistentVolumes. Pure functions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,62 +13,62 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::place::Room;
+use super::shared_dir::DiskSpace;
 use super::{LOCAL, SHARED};
 
-/// Where a node keeps `local` volumes: an annotation of the Node.
-pub const SCRATCH: &str = "coracle.dev/scratch";
-/// Which of them a node is to remove, by name and separated by commas: an annotation of the Node.
-pub const REMOVE: &str = "coracle.dev/remove-volumes";
+/// Annotation of a Node: its directory for `local` volumes.
+pub const SCRATCH_ANNOTATION: &str = "coracle.dev/scratch";
+/// Annotation of a Node: the names of `local` volumes that the node shall remove, separated by commas.
+pub const REMOVE_VOLUMES_ANNOTATION: &str = "coracle.dev/remove-volumes";
 
-/// Who is to provision a claim, set by the controller manager.
+/// Annotation of a claim: its provisioner, set by the controller manager.
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-/// Where the first pod of a claim goes, set by the scheduler.
+/// Annotation of a claim: the node of its first pod, set by the scheduler.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// Who has provisioned a volume.
+/// Annotation of a volume: its provisioner.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// What the file system of a volume held when it was made, for people: nothing enforces the size of a volume.
-const TOTAL: &str = "coracle.dev/filesystem-bytes";
-/// The same, what was free.
-const AVAILABLE: &str = "coracle.dev/filesystem-available-bytes";
-/// On which node a `local` volume lies.
+/// Annotation of a volume: the size of its file system at creation, as information. Volume sizes are not enforced.
+const TOTAL_BYTES: &str = "coracle.dev/filesystem-bytes";
+/// Annotation of a volume: the free space of its file system at creation.
+const AVAILABLE_BYTES: &str = "coracle.dev/filesystem-available-bytes";
+/// Annotation of a `local` volume: its node.
 const ON_NODE: &str = "coracle.dev/node";
-/// That its node has been asked to remove it.
-const ASKED: &str = "coracle.dev/removal-asked";
+/// Annotation of a `local` volume: its node was requested to remove it.
+const REMOVAL_REQUESTED: &str = "coracle.dev/removal-asked";
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// What to do for a claim.
+/// The action for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It isn't ours, has its volume, or has to wait for its first pod.
+    /// None: the claim has another provisioner, is bound, or waits for its first pod.
     Nothing,
-    /// It asks for what can't be had.
-    Refuse(String),
-    /// It gets a volume.
-    Provision(Place),
+    /// Reject: the claim asks for an unsupported feature.
+    Reject(String),
+    /// Provision a volume.
+    Provision(VolumeLocation),
 }
 
-/// Where a volume lies.
+/// The file system of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// On the shared file system.
+pub(super) enum VolumeLocation {
+    /// The shared file system.
     Shared,
-    /// On a node's own disk.
+    /// A node's disk.
     Local { node: String },
 }
 
-pub(super) fn claim(claim: &PersistentVolumeClaim) -> Decision {
+pub(super) fn decide_claim(claim: &PersistentVolumeClaim) -> Decision {
     let Some(spec) = &claim.spec else {
         return Decision::Nothing;
     };
     if bound_to(claim).is_some() || claim.metadata.deletion_timestamp.is_some() {
         return Decision::Nothing;
     }
-    let place = match annotation(&claim.metadata, PROVISIONER) {
-        Some(SHARED) => Place::Shared,
+    let location = match annotation(&claim.metadata, PROVISIONER) {
+        Some(SHARED) => VolumeLocation::Shared,
         Some(LOCAL) => match annotation(&claim.metadata, SELECTED_NODE) {
-            Some(node) => Place::Local {
+            Some(node) => VolumeLocation::Local {
                 node: node.to_owned(),
             },
             None => return Decision::Nothing,
@@ -76,64 +76,67 @@ pub(super) fn claim(claim: &PersistentVolumeClaim) -> Decision {
         _ => return Decision::Nothing,
     };
     if spec.volume_mode.as_deref() == Some("Block") {
-        return Decision::Refuse("block volumes are not supported".to_owned());
+        return Decision::Reject("block volumes are not supported".to_owned());
     }
     if spec.selector.is_some() {
-        return Decision::Refuse("claim Selector is not supported".to_owned());
+        return Decision::Reject("claim Selector is not supported".to_owned());
     }
     if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return Decision::Refuse("claim DataSource is not supported".to_owned());
+        return Decision::Reject("claim DataSource is not supported".to_owned());
     }
-    Decision::Provision(place)
+    Decision::Provision(location)
 }
 
-/// Refuses a class that asks for what nothing here would do: whoever wrote it believes that it has an effect.
+/// Rejects a class with settings that would have no effect.
 pub(super) fn check_class(class: &StorageClass) -> Result<(), String> {
     let name = class.metadata.name.as_deref().unwrap_or_default();
     if let Some(parameter) = class.parameters.iter().flat_map(BTreeMap::keys).next() {
         return Err(format!(
-            "StorageClass {name:?} has the parameter {parameter:?}, but {} knows no parameters",
+            "StorageClass {name:?} has the parameter {parameter:?}, but {} supports no parameters",
             class.provisioner
         ));
     }
     match class.mount_options.as_deref().unwrap_or_default() {
         [] => Ok(()),
         options => Err(format!(
-            "StorageClass {name:?} has the mount options {options:?}, but {} mounts nothing",
+            "StorageClass {name:?} has the mount options {options:?}, but {} supports no mount options",
             class.provisioner
         )),
     }
 }
 
-/// Refuses a claim for more than there is.
-pub(super) fn check_room(claim: &PersistentVolumeClaim, room: Room) -> Result<(), String> {
+/// Rejects a claim for more than the free space.
+pub(super) fn check_free_space(
+    claim: &PersistentVolumeClaim,
+    space: DiskSpace,
+) -> Result<(), String> {
     let requested = requested(claim).as_ref().and_then(quantity::bytes);
-    fits(requested.unwrap_or_default(), room)
+    check_available(requested.unwrap_or_default(), space)
 }
 
-/// Whether so many bytes more can be had on the shared file system.
-pub(super) fn fits(bytes: u64, room: Room) -> Result<(), String> {
-    if bytes <= room.available {
+/// Checks that the shared file system has this many free bytes.
+pub(super) fn check_available(bytes: u64, space: DiskSpace) -> Result<(), String> {
+    if bytes <= space.available {
         return Ok(());
     }
     Err(format!(
         "{bytes} bytes are requested, but only {} of {} are free on the shared file system",
-        rounded(room.available),
-        rounded(room.total)
+        rounded(space.available),
+        rounded(space.total)
     ))
 }
 
-/// In the largest unit, so that what is free is mostly told in the same words, and once.
+/// Rounded to the largest unit, so that small changes of the free space do not cause a new Event.
 fn rounded(bytes: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = (bytes.max(1).ilog2() / 10) as usize;
     format!("{} {}", bytes >> (10 * power), units[power])
 }
 
-/// Refuses a claim for more than the disk of a node holds. What is free there, only the node knows.
-pub(super) fn check_node_room(claim: &PersistentVolumeClaim, node: &Node) -> Result<(), String> {
+/// Rejects a claim for more than the size of a node's disk. Only the node knows its free space.
+pub(super) fn check_node_disk(claim: &PersistentVolumeClaim, node: &Node) -> Result<(), String> {
     let requested = requested(claim).as_ref().and_then(quantity::bytes);
-    match (requested, disk(node)) {
+    match (requested, disk_size(node)) {
         (Some(bytes), Some(total)) if bytes > total => Err(format!(
             "{bytes} bytes are requested, but the disk of node {:?} has {total}",
             node.metadata.name.as_deref().unwrap_or_default()
@@ -142,40 +145,43 @@ pub(super) fn check_node_room(claim: &PersistentVolumeClaim, node: &Node) -> Res
     }
 }
 
-/// What the disk of a node holds, in bytes.
-fn disk(node: &Node) -> Option<u64> {
+/// The size of a node's disk in bytes.
+fn disk_size(node: &Node) -> Option<u64> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?;
     quantity::bytes(capacity.get("ephemeral-storage")?)
 }
 
-/// The change that has the scheduler look for another node.
-pub(super) fn without_node() -> Value {
+/// The patch that makes the scheduler select another node.
+pub(super) fn unselect_node_patch() -> Value {
     json!({ "metadata": { "annotations": { SELECTED_NODE: null } } })
 }
 
-/// How much larger a volume is to become, as its claim asks for more than it got.
+/// The requested expansion of a volume.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Growth {
-    /// In bytes.
+pub(super) struct Expansion {
+    /// The additional bytes.
     pub by: u64,
-    /// What it has then.
+    /// The new size.
     pub to: Quantity,
 }
 
-pub(super) fn growth(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<Growth> {
+pub(super) fn expansion(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Option<Expansion> {
     let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
-    let is_its = reference.uid.is_some() && reference.uid == claim.metadata.uid;
-    let is_ours = matches!(
+    let is_bound_to_claim = reference.uid.is_some() && reference.uid == claim.metadata.uid;
+    let is_provisioned_here = matches!(
         annotation(&volume.metadata, PROVISIONED_BY),
         Some(SHARED | LOCAL)
     );
-    if !is_its || !is_ours || claim.metadata.deletion_timestamp.is_some() {
+    if !is_bound_to_claim || !is_provisioned_here || claim.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let to = requested(claim)?;
-    let has = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
-    let by = quantity::bytes(&to)?.checked_sub(quantity::bytes(has)?)?;
-    (by > 0).then_some(Growth { by, to })
+    let current = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
+    let by = quantity::bytes(&to)?.checked_sub(quantity::bytes(current)?)?;
+    (by > 0).then_some(Expansion { by, to })
 }
 
 /// The volume that a claim is bound to.
@@ -184,7 +190,7 @@ pub(super) fn bound_to(claim: &PersistentVolumeClaim) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-/// The name that upstream's controllers expect; also what makes a second volume for the same claim impossible.
+/// The name that upstream's controllers expect. It also prevents a second volume for the same claim.
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> String {
     format!("pvc-{}", claim.metadata.uid.as_deref().unwrap_or_default())
 }
@@ -199,12 +205,12 @@ pub(super) fn shared_volume(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,
     path: &Path,
-    room: Room,
+    space: DiskSpace,
 ) -> PersistentVolume {
     let mut volume = volume(claim, class, SHARED);
     let annotations = volume.metadata.annotations.get_or_insert_default();
-    annotations.insert(TOTAL.to_owned(), room.total.to_string());
-    annotations.insert(AVAILABLE.to_owned(), room.available.to_string());
+    annotations.insert(TOTAL_BYTES.to_owned(), space.total.to_string());
+    annotations.insert(AVAILABLE_BYTES.to_owned(), space.available.to_string());
     let spec = volume.spec.get_or_insert_default();
     spec.host_path = Some(HostPathVolumeSource {
         path: path.display().to_string(),
@@ -220,14 +226,14 @@ pub(super) fn local_volume(
     name: &str,
 ) -> Result<PersistentVolume, String> {
     let node_name = node.metadata.name.as_deref().unwrap_or_default();
-    let scratch = annotation(&node.metadata, SCRATCH)
+    let scratch = annotation(&node.metadata, SCRATCH_ANNOTATION)
         .ok_or_else(|| format!("node {node_name:?} has no directory for local volumes"))?;
     let labels = node.metadata.labels.as_ref();
     let hostname = labels.and_then(|labels| labels.get(HOSTNAME));
     let mut volume = volume(claim, class, LOCAL);
     let annotations = volume.metadata.annotations.get_or_insert_default();
     annotations.insert(ON_NODE.to_owned(), node_name.to_owned());
-    annotations.extend(disk(node).map(|total| (TOTAL.to_owned(), total.to_string())));
+    annotations.extend(disk_size(node).map(|total| (TOTAL_BYTES.to_owned(), total.to_string())));
     let spec = volume.spec.get_or_insert_default();
     spec.local = Some(LocalVolumeSource {
         path: Path::new(scratch).join(name).display().to_string(),
@@ -248,7 +254,7 @@ pub(super) fn local_volume(
     Ok(volume)
 }
 
-/// What both kinds have in common.
+/// The common part of `shared` and `local` volumes.
 fn volume(claim: &PersistentVolumeClaim, class: &StorageClass, by: &str) -> PersistentVolume {
     let spec = claim.spec.clone().unwrap_or_default();
     let capacity = requested(claim).unwrap_or_else(|| Quantity("0".to_owned()));
@@ -284,32 +290,36 @@ fn requested(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     resources.requests.as_ref()?.get("storage").cloned()
 }
 
-/// Where a volume lies that is to be removed, as nobody claims it any more.
-pub(super) fn removal(volume: &PersistentVolume) -> Option<Place> {
+/// The location of a volume whose claim is deleted and whose directory shall be removed.
+pub(super) fn removal_location(volume: &PersistentVolume) -> Option<VolumeLocation> {
     let phase = volume
         .status
         .as_ref()
         .and_then(|status| status.phase.as_deref());
-    let is_free = matches!(phase, Some("Released" | "Failed"));
-    // If it is being deleted, only somebody's finalizer holds it: it was removed already, or somebody deletes it by hand.
-    if !is_free || !is_deleted_with_claim(volume) || volume.metadata.deletion_timestamp.is_some() {
+    let is_released = matches!(phase, Some("Released" | "Failed"));
+    // A deletion timestamp means that only a finalizer is pending: the directory was removed already, or a user deletes the
+    // volume.
+    if !is_released
+        || !is_deleted_with_claim(volume)
+        || volume.metadata.deletion_timestamp.is_some()
+    {
         return None;
     }
-    place(volume)
+    location(volume)
 }
 
-/// Where a volume of ours lies.
-pub(super) fn place(volume: &PersistentVolume) -> Option<Place> {
+/// The location of a volume that this provisioner made.
+pub(super) fn location(volume: &PersistentVolume) -> Option<VolumeLocation> {
     match annotation(&volume.metadata, PROVISIONED_BY) {
-        Some(SHARED) => Some(Place::Shared),
-        Some(LOCAL) => Some(Place::Local {
+        Some(SHARED) => Some(VolumeLocation::Shared),
+        Some(LOCAL) => Some(VolumeLocation::Local {
             node: annotation(&volume.metadata, ON_NODE)?.to_owned(),
         }),
         _ => None,
     }
 }
 
-/// Whether a volume goes when its claim goes, or the whole cluster.
+/// Whether the volume's directory is removed with its claim or with the cluster.
 pub(super) fn is_deleted_with_claim(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
@@ -324,55 +334,56 @@ pub(super) fn path(volume: &PersistentVolume) -> Option<PathBuf> {
     shared.or(local).map(PathBuf::from)
 }
 
-/// How far the removal of a `local` volume by its node is.
+/// The progress of a `local` volume's removal by its node.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Asking {
-    /// It has to be asked: a patch of the Node, then one of the volume that remembers it.
-    Ask { volume: Value, node: Value },
-    /// It has been asked.
-    Waiting,
-    /// It has done it.
+pub(super) enum NodeRemoval {
+    /// Request it: apply the patch of the Node, then the patch that records the request on the volume.
+    Request { volume: Value, node: Value },
+    /// Requested, but not removed yet.
+    Pending,
+    /// Removed.
     Done,
 }
 
-pub(super) fn ask_node(volume: &PersistentVolume, node: &Node) -> Asking {
+pub(super) fn node_removal(volume: &PersistentVolume, node: &Node) -> NodeRemoval {
     let path = path(volume).unwrap_or_default();
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-        return Asking::Done;
+        return NodeRemoval::Done;
     };
-    let scratch = annotation(&node.metadata, SCRATCH);
+    let scratch = annotation(&node.metadata, SCRATCH_ANNOTATION);
     if scratch.map(Path::new) != path.parent() {
-        // Another life of that node: what was in the old directory is gone.
-        return Asking::Done;
+        // A new agent of this node has a new scratch directory. The old one was removed with its agent.
+        return NodeRemoval::Done;
     }
-    let mut names = removals(node);
+    let mut names = requested_removals(node);
     if names.iter().any(|listed| listed == name) {
-        return Asking::Waiting;
+        return NodeRemoval::Pending;
     }
-    if annotation(&volume.metadata, ASKED).is_some() {
-        // It was listed, and the node took it off the list.
-        return Asking::Done;
+    if annotation(&volume.metadata, REMOVAL_REQUESTED).is_some() {
+        // The node has removed it from the list.
+        return NodeRemoval::Done;
     }
     names.push(name.to_owned());
-    Asking::Ask {
-        volume: json!({ "metadata": { "annotations": { ASKED: "true" } } }),
+    NodeRemoval::Request {
+        volume: json!({ "metadata": { "annotations": { REMOVAL_REQUESTED: "true" } } }),
         node: json!({
             "metadata": {
                 "resourceVersion": node.metadata.resource_version,
-                "annotations": { REMOVE: names.join(",") },
+                "annotations": { REMOVE_VOLUMES_ANNOTATION: names.join(",") },
             },
         }),
     }
 }
 
-/// The names of the directories that a node is to remove from its scratch directory.
-pub fn removals(node: &Node) -> Vec<String> {
-    let listed = annotation(&node.metadata, REMOVE).unwrap_or_default();
-    // Names that we gave; whatever else is there can't lead anywhere.
-    let is_ours = |name: &&str| name.len() == 32 && name.bytes().all(|b| b.is_ascii_hexdigit());
+/// The names of the directories that a node shall remove from its scratch directory.
+pub fn requested_removals(node: &Node) -> Vec<String> {
+    let listed = annotation(&node.metadata, REMOVE_VOLUMES_ANNOTATION).unwrap_or_default();
+    // Only names of the provisioner's form, which cannot leave the scratch directory.
+    let is_generated =
+        |name: &&str| name.len() == 32 && name.bytes().all(|b| b.is_ascii_hexdigit());
     listed
         .split(',')
-        .filter(is_ours)
+        .filter(is_generated)
         .map(str::to_owned)
         .collect()
 }

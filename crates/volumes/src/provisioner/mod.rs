@@ -1,28 +1,27 @@
-//! The storage provisioner: claims → directories and the PersistentVolumes that tell of them.
+//! The storage provisioner: creates directories and PersistentVolumes for claims.
 //!
 //! ```text
-//!   classes.rs   the StorageClasses `shared` and `local`                       pure
-//!   decide.rs    what a claim or a volume needs, what a new volume looks like  pure
-//!   place.rs     directories on the shared file system
-//!   grow.rs      claims that ask for more than they got
-//!   removals.rs  directories that are being removed
-//!   terms.rs     notes of which directories end with the cluster, for when it is killed
+//!   classes.rs      the StorageClasses `shared` and `local`                     pure
+//!   decide.rs       actions for claims and volumes, new PersistentVolumes       pure
+//!   shared_dir.rs   directories on the shared file system
+//!   expand.rs       expansion of volumes
+//!   removals.rs     background removal of directories
+//!   markers.rs      marker files of directories to remove with the cluster, in case it is killed
 //! ```
 //!
-//! Runs once per cluster, beside the control plane. `shared` volumes are directories on the file system that all nodes see,
-//! made and removed here. `local` ones lie in the scratch directory that a node names in its annotation [`SCRATCH`]; the
-//! node makes one when a pod first mounts it, and removes those that the leader lists in its annotation [`REMOVE`], for
-//! nobody else can reach its disk.
+//! Runs once per cluster, in the leader. It creates and removes `shared` volumes: directories on the file system that all
+//! nodes see. `local` volumes are in the scratch directory of a node (annotation [`SCRATCH_ANNOTATION`]), and only the node
+//! can reach its disk. So the node creates the directory at the first mount, and removes the directories that the
+//! provisioner lists in the annotation [`REMOVE_VOLUMES_ANNOTATION`].
 //!
-//! Everything is decided anew from what the API server shows, so that a provisioner that was killed leaves no more behind
-//! than an empty directory.
+//! All decisions follow from the objects of the API server. A killed provisioner leaves at most an empty directory.
 
 mod classes;
 mod decide;
-mod grow;
-mod place;
+mod expand;
+mod markers;
 mod removals;
-mod terms;
+mod shared_dir;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -44,30 +43,30 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 
 pub use classes::{LOCAL, SHARED, storage_classes};
-use decide::{Decision, Place};
-pub use decide::{REMOVE, SCRATCH, removals};
+use decide::{Decision, VolumeLocation};
+pub use decide::{REMOVE_VOLUMES_ANNOTATION, SCRATCH_ANNOTATION, requested_removals};
+use markers::DeletionMarkers;
+pub use markers::{marked_clusters, remove_marked_volumes};
 use removals::Removals;
-use terms::Terms;
-pub use terms::{clusters, sweep};
 
-/// How long to wait before what has failed is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+/// The delay before a retry.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the API server gets to answer at the cluster's end.
-const LAST_LOOK: Duration = Duration::from_millis(500);
+/// Timeout for the last list request, when the API server may be stopping too.
+const FINAL_LIST_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Removes a directory and all that is in it, whoever its files belong to.
-pub type Remove = Arc<dyn Fn(PathBuf) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
+/// Removes a directory recursively, including files of all ids that containers may have used.
+pub type RemoveDir = Arc<dyn Fn(PathBuf) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
-/// Why something can't be provisioned or removed; told in an Event, and tried again.
+/// A volume cannot be provisioned, expanded or removed. Reported in an Event and retried.
 #[derive(Debug, thiserror::Error)]
 enum ProvisionError {
     #[error("{0}")]
-    Refused(String),
-    /// Another node may do.
+    Rejected(String),
+    /// The selected node cannot hold the volume, but another node may.
     #[error("{0}")]
-    Elsewhere(String),
-    #[error("can't {action} {}: {source}", .path.display())]
+    WrongNode(String),
+    #[error("cannot {action} {}: {source}", .path.display())]
     Io {
         action: &'static str,
         path: PathBuf,
@@ -81,109 +80,109 @@ enum ProvisionError {
 pub struct Provisioner {
     client: Client,
     shared_dir: PathBuf,
-    remove: Remove,
-    terms: Terms,
+    remove: RemoveDir,
+    markers: DeletionMarkers,
     removals: Removals,
-    /// By uid: the last thing that was said about an object, so that it is said once.
-    said: HashMap<String, String>,
+    /// The message of the last Event by the object's uid, to avoid duplicates.
+    last_messages: HashMap<String, String>,
 }
 
 impl Provisioner {
-    /// `client` may do everything; `shared_dir` is on the file system that all nodes see. `remove` must be able to remove
-    /// files of all ids that containers may have had. `cluster` is one line that tells this cluster from all others, and by
-    /// which [`sweep`] can find out whether it is over.
+    /// `client` has all permissions; `shared_dir` is on the file system that all nodes see. `cluster` is a line that identifies
+    /// this cluster: callers of [`remove_marked_volumes`] find out from it whether the cluster has ended.
     pub fn new(
         client: Client,
         shared_dir: impl Into<PathBuf>,
-        remove: Remove,
+        remove: RemoveDir,
         cluster: &str,
     ) -> Self {
         let shared_dir = shared_dir.into();
         Self {
             client,
             remove,
-            terms: Terms::new(&shared_dir, cluster),
+            markers: DeletionMarkers::new(&shared_dir, cluster),
             shared_dir,
             removals: Removals::default(),
-            said: HashMap::new(),
+            last_messages: HashMap::new(),
         }
     }
 
-    /// Makes the StorageClasses, then serves claims. Never ends; may be dropped at any time.
+    /// Creates the StorageClasses, then serves claims. Runs until it is dropped.
     pub async fn run(mut self) {
-        let (claims, claim_events) = follow(Api::<PersistentVolumeClaim>::all(self.client.clone()));
-        let (volumes, volume_events) = follow(Api::<PersistentVolume>::all(self.client.clone()));
-        let (nodes, node_events) = follow(Api::<Node>::all(self.client.clone()));
+        let (claims, claim_events) = watch(Api::<PersistentVolumeClaim>::all(self.client.clone()));
+        let (volumes, volume_events) = watch(Api::<PersistentVolume>::all(self.client.clone()));
+        let (nodes, node_events) = watch(Api::<Node>::all(self.client.clone()));
         let mut events = futures::stream::select_all([claim_events, volume_events, node_events]);
-        let mut classes_made = false;
+        let mut classes_exist = false;
         loop {
-            if !classes_made {
-                classes_made = self.make_classes().await;
+            if !classes_exist {
+                classes_exist = self.create_classes().await;
             }
-            let mut all_well = classes_made;
+            let mut all_done = classes_exist;
             for claim in claims.state() {
-                all_well &= self.serve_claim(&claim, &volumes, &nodes).await;
+                all_done &= self.serve_claim(&claim, &volumes, &nodes).await;
             }
             for volume in volumes.state() {
-                all_well &= self.serve_volume(&volume, &nodes).await;
+                all_done &= self.serve_volume(&volume, &nodes).await;
             }
-            self.forget(&claims, &volumes);
+            self.forget_deleted(&claims, &volumes);
             let retry = async {
-                match all_well {
+                match all_done {
                     true => std::future::pending().await,
-                    false => tokio::time::sleep(RETRY).await,
+                    false => tokio::time::sleep(RETRY_INTERVAL).await,
                 }
             };
             tokio::select! {
                 () = retry => {}
-                () = self.removals.next() => {}
+                () = self.removals.next_finished() => {}
                 event = events.next() => if event.is_none() {
                     return;
                 },
             }
-            // What has come meanwhile is served in one go.
+            // Handle all pending changes in one pass.
             while let Some(Some(())) = futures::FutureExt::now_or_never(events.next()) {}
         }
     }
 
-    async fn make_classes(&self) -> bool {
+    /// Returns false if a retry is needed.
+    async fn create_classes(&self) -> bool {
         let api: Api<StorageClass> = Api::all(self.client.clone());
-        let mut all_well = true;
+        let mut all_created = true;
         for class in storage_classes() {
             match api.create(&PostParams::default(), &class).await {
-                // Whoever changed it had a reason.
+                // It exists, possibly changed by the user.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Ok(_) => {}
                 Err(error) => {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
-                        "making StorageClasses"
+                        "failed to create a StorageClass"
                     );
-                    all_well = false;
+                    all_created = false;
                 }
             }
         }
-        all_well
+        all_created
     }
 
-    /// Whether nothing is left to be tried again.
+    /// Returns false if a retry is needed.
     async fn serve_claim(
         &mut self,
         claim: &PersistentVolumeClaim,
         volumes: &Store<PersistentVolume>,
         nodes: &Store<Node>,
     ) -> bool {
-        let provisioned = match decide::claim(claim) {
-            Decision::Nothing => return self.serve_growth(claim, volumes, nodes).await,
-            // The store may be behind; then the API server refuses the second volume of that name.
+        let provisioned = match decide::decide_claim(claim) {
+            Decision::Nothing => return self.serve_expansion(claim, volumes, nodes).await,
+            // The cache may be stale; then the API server rejects a second volume of the same name.
             _ if volumes
                 .get(&reflector::ObjectRef::new(&decide::volume_name(claim)))
                 .is_some() =>
             {
                 return true;
             }
-            Decision::Refuse(why) => Err(ProvisionError::Refused(why)),
-            Decision::Provision(place) => self.provision(claim, place, nodes).await,
+            Decision::Reject(reason) => Err(ProvisionError::Rejected(reason)),
+            Decision::Provision(location) => self.provision(claim, location, nodes).await,
         };
         let (warning, reason, message) = match &provisioned {
             Ok(name) => (
@@ -197,83 +196,84 @@ impl Provisioner {
                 format!("failed to provision volume: {error}"),
             ),
         };
-        self.say(claim, warning, reason, message).await;
-        if let Err(ProvisionError::Elsewhere(_)) = provisioned
+        self.record_event(claim, warning, reason, message).await;
+        if let Err(ProvisionError::WrongNode(_)) = provisioned
             && let Err(error) = self.unselect_node(claim).await
         {
-            tracing::debug!(claim = claim.name_any(), %error, "asking for another node");
+            tracing::debug!(claim = claim.name_any(), %error, "failed to clear the selected node of a claim");
         }
         provisioned.is_ok()
     }
 
-    /// Has the scheduler choose again where the first pod of a claim goes.
+    /// Makes the scheduler select another node for the first pod of a claim.
     async fn unselect_node(&self, claim: &PersistentVolumeClaim) -> Result<(), kube::Error> {
-        let api = self.claims_beside(claim);
-        let patch = Patch::Merge(decide::without_node());
+        let api = self.claims_in_namespace_of(claim);
+        let patch = Patch::Merge(decide::unselect_node_patch());
         api.patch(&claim.name_any(), &PatchParams::default(), &patch)
             .await?;
         Ok(())
     }
 
-    fn claims_beside(&self, claim: &PersistentVolumeClaim) -> Api<PersistentVolumeClaim> {
+    fn claims_in_namespace_of(&self, claim: &PersistentVolumeClaim) -> Api<PersistentVolumeClaim> {
         let namespace = claim.namespace().unwrap_or_default();
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Makes a volume for a claim, and tells its name.
+    /// Creates a volume for a claim, and returns its name.
     async fn provision(
         &mut self,
         claim: &PersistentVolumeClaim,
-        place: Place,
+        location: VolumeLocation,
         nodes: &Store<Node>,
     ) -> Result<String, ProvisionError> {
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let class = decide::class_name(claim);
         let class = classes.get_opt(class).await?.ok_or_else(|| {
-            ProvisionError::Refused(format!("storageclass.storage.k8s.io {class:?} not found"))
+            ProvisionError::Rejected(format!("storageclass.storage.k8s.io {class:?} not found"))
         })?;
-        decide::check_class(&class).map_err(ProvisionError::Refused)?;
+        decide::check_class(&class).map_err(ProvisionError::Rejected)?;
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
-        match place {
-            Place::Shared => {
-                let room = place::room(&self.shared_dir)?;
-                decide::check_room(claim, room).map_err(ProvisionError::Refused)?;
-                let path = place::make(&self.shared_dir)?;
-                let volume = decide::shared_volume(claim, &class, &path, room);
-                self.note(&volume);
+        match location {
+            VolumeLocation::Shared => {
+                let space = shared_dir::disk_space(&self.shared_dir)?;
+                decide::check_free_space(claim, space).map_err(ProvisionError::Rejected)?;
+                let path = shared_dir::create(&self.shared_dir)?;
+                let volume = decide::shared_volume(claim, &class, &path, space);
+                self.update_marker(&volume);
                 let created = create(&api, &volume).await;
-                // Unless the answer was lost: then it may be there. If it is not, the directory goes with the cluster.
+                // Keep the directory if the response was lost, because the volume may exist. Its marker removes it with the
+                // cluster.
                 if matches!(created, Ok(false) | Err(kube::Error::Api(_))) {
-                    // Nobody has heard of it, and nothing is in it.
+                    // No volume refers to the directory, and it is empty.
                     let _ = std::fs::remove_dir(&path);
-                    let _ = self.terms.set(&path, false);
+                    let _ = self.markers.set(&path, false);
                 }
                 created?;
                 Ok(volume.name_any())
             }
-            Place::Local { node } => {
+            VolumeLocation::Local { node } => {
                 let node = nodes
                     .get(&reflector::ObjectRef::new(&node))
-                    .ok_or_else(|| ProvisionError::Elsewhere(format!("node {node:?} not found")))?;
-                decide::check_node_room(claim, &node).map_err(ProvisionError::Elsewhere)?;
-                let name = place::random_name()?;
+                    .ok_or_else(|| ProvisionError::WrongNode(format!("node {node:?} not found")))?;
+                decide::check_node_disk(claim, &node).map_err(ProvisionError::WrongNode)?;
+                let name = shared_dir::random_name()?;
                 let volume = decide::local_volume(claim, &class, &node, &name)
-                    .map_err(ProvisionError::Elsewhere)?;
+                    .map_err(ProvisionError::WrongNode)?;
                 create(&api, &volume).await?;
                 Ok(volume.name_any())
             }
         }
     }
 
-    /// Whether nothing is left to be tried again.
+    /// Returns false if a retry is needed.
     async fn serve_volume(&mut self, volume: &PersistentVolume, nodes: &Store<Node>) -> bool {
-        let removed = match decide::removal(volume) {
+        let removed = match decide::removal_location(volume) {
             None => {
-                self.note(volume);
+                self.update_marker(volume);
                 return true;
             }
-            Some(Place::Shared) => self.remove_shared(volume),
-            Some(Place::Local { node }) => {
+            Some(VolumeLocation::Shared) => self.remove_shared(volume),
+            Some(VolumeLocation::Local { node }) => {
                 let node = nodes.get(&reflector::ObjectRef::new(&node));
                 self.remove_local(volume, node.as_deref()).await
             }
@@ -282,48 +282,51 @@ impl Provisioner {
             Ok(true) => match self.delete(volume).await {
                 Ok(()) => true,
                 Err(error) => {
-                    self.say(volume, true, "VolumeFailedDelete", error.to_string())
+                    self.record_event(volume, true, "VolumeFailedDelete", error.to_string())
                         .await;
                     false
                 }
             },
-            // The node will answer by a change of its annotations, and our own removals wake us.
+            // A change of the node's annotations or the end of the removal triggers the next pass.
             Ok(false) => true,
             Err(error) => {
-                self.say(volume, true, "VolumeFailedDelete", error.to_string())
+                self.record_event(volume, true, "VolumeFailedDelete", error.to_string())
                     .await;
                 false
             }
         }
     }
 
-    /// Notes beside a `shared` volume whether it ends with this cluster, which may change at any time.
-    fn note(&mut self, volume: &PersistentVolume) {
-        if let Some((Place::Shared, path)) = decide::place(volume).zip(decide::path(volume))
+    /// Updates the marker of a `shared` volume: users may change the reclaim policy at any time.
+    fn update_marker(&mut self, volume: &PersistentVolume) {
+        if let Some((VolumeLocation::Shared, path)) =
+            decide::location(volume).zip(decide::path(volume))
             && volume.metadata.deletion_timestamp.is_none()
             && path.parent() == Some(&self.shared_dir)
-            && let Err(error) = self.terms.set(&path, decide::is_deleted_with_claim(volume))
+            && let Err(error) = self
+                .markers
+                .set(&path, decide::is_deleted_with_claim(volume))
         {
-            tracing::warn!(dir = %path.display(), %error, "can't note whether a volume ends with the cluster");
+            tracing::warn!(dir = %path.display(), %error, "failed to update the deletion marker of a volume");
         }
     }
 
-    /// Removes its directory; whether that is done.
+    /// Removes the directory in the background. Returns whether it is removed.
     fn remove_shared(&mut self, volume: &PersistentVolume) -> Result<bool, ProvisionError> {
         let path = decide::path(volume).unwrap_or_default();
-        // Whatever somebody wrote into the object, only what was made here is removed.
+        // A user may have edited the path: remove only directories of this provisioner.
         if path.parent() != Some(&self.shared_dir) || path.file_name().is_none() {
-            return Err(ProvisionError::Refused(format!(
+            return Err(ProvisionError::Rejected(format!(
                 "{} is not in {}, so it is not removed",
                 path.display(),
                 self.shared_dir.display()
             )));
         }
-        let Some(removed) = self.removals.of(&path, &self.remove) else {
+        let Some(removed) = self.removals.result_of(&path, &self.remove) else {
             return Ok(false);
         };
         removed
-            .and_then(|()| self.terms.set(&path, false))
+            .and_then(|()| self.markers.set(&path, false))
             .map(|()| true)
             .map_err(|source| ProvisionError::Io {
                 action: "remove",
@@ -332,33 +335,35 @@ impl Provisioner {
             })
     }
 
-    /// Has the node remove it; whether that is done.
+    /// Requests the removal from the node. Returns whether it is removed.
     async fn remove_local(
         &self,
         volume: &PersistentVolume,
         node: Option<&Node>,
     ) -> Result<bool, ProvisionError> {
         let Some(node) = node else {
-            // Its scratch directory went with it.
+            // The scratch directory was removed with the node.
             return Ok(true);
         };
         let nodes: Api<Node> = Api::all(self.client.clone());
-        match decide::ask_node(volume, node) {
-            decide::Asking::Done => Ok(true),
-            decide::Asking::Waiting => Ok(false),
-            decide::Asking::Ask {
-                volume: asked,
-                node: ask,
+        match decide::node_removal(volume, node) {
+            decide::NodeRemoval::Done => Ok(true),
+            decide::NodeRemoval::Pending => Ok(false),
+            decide::NodeRemoval::Request {
+                volume: volume_patch,
+                node: node_patch,
             } => {
-                // If the second of these gets lost, the directory stays until the node goes; the other way round, a volume
-                // would wait for ever.
+                // In this order: if the second patch is lost, the request is repeated. In the other order the volume would
+                // count as removed, and its directory would stay until the node ends.
                 let parameters = PatchParams::default();
                 let name = node.name_any();
-                nodes.patch(&name, &parameters, &Patch::Merge(ask)).await?;
+                nodes
+                    .patch(&name, &parameters, &Patch::Merge(node_patch))
+                    .await?;
                 let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
                 let name = volume.name_any();
                 volumes
-                    .patch(&name, &parameters, &Patch::Merge(asked))
+                    .patch(&name, &parameters, &Patch::Merge(volume_patch))
                     .await?;
                 Ok(false)
             }
@@ -367,72 +372,82 @@ impl Provisioner {
 
     async fn delete(&self, volume: &PersistentVolume) -> Result<(), ProvisionError> {
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
-        let this_one = DeleteParams {
+        let only_this_uid = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: volume.metadata.uid.clone(),
                 resource_version: None,
             }),
             ..Default::default()
         };
-        match api.delete(&volume.name_any(), &this_one).await {
+        match api.delete(&volume.name_any(), &only_this_uid).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
             deleted => Ok(deleted.map(|_| ())?),
         }
     }
 
-    /// Removes the directories of all `shared` volumes that are to be deleted with their claim: for a cluster that ends
-    /// for ever, and takes its claims with it.
+    /// Removes the directories of all `shared` volumes with the reclaim policy Delete, when the cluster ends.
     pub async fn remove_all(mut self) {
-        // Somebody may have changed their minds since we looked; an API server that is ending as well says nothing.
+        // Reclaim policies may have changed since the last pass. The timeout is short because the API server may be stopping too.
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
-        let all = ListParams::default();
-        if let Ok(Ok(volumes)) = tokio::time::timeout(LAST_LOOK, api.list(&all)).await {
+        let parameters = ListParams::default();
+        if let Ok(Ok(volumes)) =
+            tokio::time::timeout(FINAL_LIST_TIMEOUT, api.list(&parameters)).await
+        {
             for volume in &volumes {
-                self.note(volume);
+                self.update_marker(volume);
             }
         }
-        let ours = [self.terms.cluster().to_owned()].into();
-        sweep(&self.shared_dir, &self.remove, &ours).await;
+        let ended = [self.markers.cluster().to_owned()].into();
+        remove_marked_volumes(&self.shared_dir, &self.remove, &ended).await;
     }
 
-    /// Records an Event, unless it is what was said of this object the last time.
-    async fn say<K>(&mut self, object: &K, warning: bool, reason: &str, message: String)
+    /// Records an Event, unless the object's last one has the same message.
+    async fn record_event<K>(&mut self, object: &K, warning: bool, reason: &str, message: String)
     where
         K: kube::Resource<DynamicType = ()>,
     {
         let uid = object.uid().unwrap_or_default();
-        if self.said.get(&uid) == Some(&message) {
+        if self.last_messages.get(&uid) == Some(&message) {
             return;
         }
-        tracing::info!(object = object.name_any(), reason, message, "storage");
+        tracing::info!(
+            object = object.name_any(),
+            reason,
+            message,
+            "recording a storage event"
+        );
         let event = event(object, warning, reason, &message, Timestamp::now());
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         match api.create(&PostParams::default(), &event).await {
-            Ok(_) => _ = self.said.insert(uid, message),
+            Ok(_) => _ = self.last_messages.insert(uid, message),
             Err(error) => {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
-                    "could not record an event"
+                    "failed to record an event"
                 );
             }
         }
     }
 
-    /// What is no more is not spoken of again.
-    fn forget(&mut self, claims: &Store<PersistentVolumeClaim>, volumes: &Store<PersistentVolume>) {
+    /// Drops the messages of deleted objects.
+    fn forget_deleted(
+        &mut self,
+        claims: &Store<PersistentVolumeClaim>,
+        volumes: &Store<PersistentVolume>,
+    ) {
         let known: BTreeSet<_> = claims
             .state()
             .iter()
             .filter_map(|claim| claim.uid())
             .chain(volumes.state().iter().filter_map(|volume| volume.uid()))
             .collect();
-        self.said.retain(|uid, _| known.contains(uid));
+        self.last_messages.retain(|uid, _| known.contains(uid));
     }
 }
 
-/// All objects of a kind, and a signal for each change.
-fn follow<K>(api: Api<K>) -> (Store<K>, futures::stream::BoxStream<'static, ()>)
+/// A cache of all objects of a kind, and a signal for each change.
+fn watch<K>(api: Api<K>) -> (Store<K>, futures::stream::BoxStream<'static, ()>)
 where
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug,
     K: serde::de::DeserializeOwned + Send + Sync + 'static,
@@ -446,7 +461,10 @@ where
                 Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
                 Ok(_) => Some(()),
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "watching storage");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "watch of storage objects failed"
+                    );
                     None
                 }
             }
@@ -454,7 +472,7 @@ where
     (store, events.boxed())
 }
 
-/// Whether it is new; the same volume may have been made by ourselves before.
+/// Returns false if the volume exists already, from an earlier attempt.
 async fn create(
     api: &Api<PersistentVolume>,
     volume: &PersistentVolume,
@@ -470,7 +488,7 @@ fn event<K>(object: &K, warning: bool, reason: &str, message: &str, now: Timesta
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    // Events about objects without a namespace live in the default one.
+    // Events of objects without a namespace are in the default namespace.
     let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
     Event {
         metadata: ObjectMeta {

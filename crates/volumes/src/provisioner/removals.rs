@@ -1,4 +1,4 @@
-//! Directories that are being removed: a large one takes minutes, and nobody else is to wait for it.
+//! Removes directories in the background: a large one takes minutes and must not delay other volumes.
 
 use std::collections::HashMap;
 use std::io;
@@ -6,37 +6,36 @@ use std::path::{Path, PathBuf};
 
 use tokio::task::JoinSet;
 
-use super::Remove;
+use super::RemoveDir;
 
-/// What is under way, and what has ended since it was last asked for.
+/// Running removals, and results that were not fetched yet.
 #[derive(Default)]
 pub(super) struct Removals {
-    under_way: JoinSet<(PathBuf, io::Result<()>)>,
-    /// `None` while it is under way.
-    ends: HashMap<PathBuf, Option<io::Result<()>>>,
+    running: JoinSet<(PathBuf, io::Result<()>)>,
+    /// `None` while the removal runs.
+    results: HashMap<PathBuf, Option<io::Result<()>>>,
 }
 
 impl Removals {
-    /// How the removal of a directory ended. If it hasn't, it is under way: it is begun if it wasn't.
-    pub(super) fn of(&mut self, dir: &Path, remove: &Remove) -> Option<io::Result<()>> {
-        match self.ends.remove(dir) {
-            Some(Some(end)) => return Some(end),
+    /// The result of a directory's removal; `None` while it runs. Starts the removal if it does not run yet.
+    pub(super) fn result_of(&mut self, dir: &Path, remove: &RemoveDir) -> Option<io::Result<()>> {
+        match self.results.remove(dir) {
+            Some(Some(result)) => return Some(result),
             Some(None) => {}
             None if !dir.exists() => return Some(Ok(())),
             None => {
-                let (removing, dir) = (remove(dir.to_owned()), dir.to_owned());
-                let removing = async move { (dir, removing.await) };
-                self.under_way.spawn(removing);
+                let (removal, dir) = (remove(dir.to_owned()), dir.to_owned());
+                self.running.spawn(async move { (dir, removal.await) });
             }
         }
-        self.ends.insert(dir.to_owned(), None);
+        self.results.insert(dir.to_owned(), None);
         None
     }
 
-    /// Waits for the next end; for ever, if nothing is under way. May be dropped at any time.
-    pub(super) async fn next(&mut self) {
-        match self.under_way.join_next().await {
-            Some(Ok((dir, end))) => _ = self.ends.insert(dir, Some(end)),
+    /// Waits until a removal ends, forever if none runs. Cancel-safe.
+    pub(super) async fn next_finished(&mut self) {
+        match self.running.join_next().await {
+            Some(Ok((dir, result))) => _ = self.results.insert(dir, Some(result)),
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             None => std::future::pending().await,
         }
@@ -53,13 +52,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_large_directory_keeps_nobody_waiting() {
+    async fn large_removal_does_not_delay_others() {
         let home = tempfile::tempdir().unwrap();
         let dir = |name: &str| home.path().join(name);
         for name in ["large", "small"] {
             std::fs::create_dir(dir(name)).unwrap();
         }
-        let remove: Remove = Arc::new(|dir| {
+        let remove: RemoveDir = Arc::new(|dir| {
             async move {
                 let large = dir.ends_with("large");
                 tokio::time::sleep(Duration::from_secs(if large { 600 } else { 1 })).await;
@@ -68,16 +67,16 @@ mod tests {
             .boxed()
         });
         let mut removals = Removals::default();
-        assert!(removals.of(&dir("gone"), &remove).is_some());
+        assert!(removals.result_of(&dir("gone"), &remove).is_some());
         for _ in 0..2 {
-            assert!(removals.of(&dir("large"), &remove).is_none());
-            assert!(removals.of(&dir("small"), &remove).is_none());
+            assert!(removals.result_of(&dir("large"), &remove).is_none());
+            assert!(removals.result_of(&dir("small"), &remove).is_none());
         }
-        removals.next().await;
-        assert!(removals.of(&dir("small"), &remove).unwrap().is_ok());
-        assert!(removals.of(&dir("large"), &remove).is_none());
-        removals.next().await;
-        assert!(removals.of(&dir("large"), &remove).unwrap().is_ok());
-        assert!(removals.next().now_or_never().is_none());
+        removals.next_finished().await;
+        assert!(removals.result_of(&dir("small"), &remove).unwrap().is_ok());
+        assert!(removals.result_of(&dir("large"), &remove).is_none());
+        removals.next_finished().await;
+        assert!(removals.result_of(&dir("large"), &remove).unwrap().is_ok());
+        assert!(removals.next_finished().now_or_never().is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Upstream's API server, etcd and the controllers of storage and service accounts, for one test.
 //!
-//! Uses the release that `make dist` builds; without one, a test says so and passes.
+//! Uses the release that `make dist` builds. Without a release the tests are skipped.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client, Config};
 
-/// A control plane that ends with its test.
+/// A control plane, stopped on drop.
 pub struct ApiServer {
     dir: tempfile::TempDir,
     port: u16,
@@ -18,7 +18,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts one and waits until it serves; `None` if there is no release.
+    /// Starts a control plane and waits until it is ready; `None` without a release.
     pub async fn start() -> Option<Self> {
         let release =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/dist/lib/coracle/kubernetes");
@@ -96,13 +96,13 @@ impl ApiServer {
         Some(server)
     }
 
-    /// May do everything.
+    /// A client with all permissions.
     pub fn admin(&self) -> Client {
         self.client("admin-token")
     }
 
-    /// Is `system:node:node1`.
-    #[allow(dead_code, reason = "not every test is a node")]
+    /// A client as `system:node:node1`.
+    #[allow(dead_code, reason = "not every test needs a node")]
     pub fn node(&self) -> Client {
         self.client("node-token")
     }
@@ -169,15 +169,15 @@ impl Drop for ApiServer {
     }
 }
 
-/// Asks again and again, for a minute.
-pub async fn until<T>(what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
+/// Polls until `poll` returns a value, for a minute. `awaited` is for the error message.
+pub async fn until<T>(awaited: &str, poll: impl AsyncFn() -> Option<T>) -> T {
     for _ in 0..600 {
-        if let Some(answer) = ask().await {
-            return answer;
+        if let Some(value) = poll().await {
+            return value;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {awaited}");
 }
 
 fn free_ports() -> [u16; 3] {

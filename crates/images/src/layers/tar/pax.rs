@@ -1,12 +1,12 @@
-//! Pax extension headers: `LENGTH KEY=VALUE\n`, any number of times.
+//! Pax extension headers: records of the form `LENGTH KEY=VALUE\n`.
 
 use std::io;
 
-use super::bad;
+use super::invalid;
 
-/// What the records say of the entry that follows.
+/// The records for the next entry.
 #[derive(Debug, Default)]
-pub struct Records {
+pub struct PaxRecords {
     pub path: Option<Vec<u8>>,
     pub link: Option<Vec<u8>>,
     pub size: Option<u64>,
@@ -14,34 +14,34 @@ pub struct Records {
     pub gid: Option<u64>,
     pub mtime: Option<(i64, u32)>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    pub sparse: Sparse,
+    pub sparse: PaxSparse,
 }
 
-/// GNU's records of a file with holes, in any of its three versions.
+/// GNU's records of a sparse file, versions 0.0, 0.1 and 1.0.
 #[derive(Debug, Default)]
-pub struct Sparse {
+pub struct PaxSparse {
     pub name: Option<Vec<u8>>,
     pub major: Option<u64>,
     pub size: Option<u64>,
-    /// Offsets and lengths in turn.
+    /// Alternating offsets and lengths.
     pub map: Vec<u64>,
 }
 
-impl Records {
-    pub fn parse(mut bytes: &[u8]) -> io::Result<Records> {
-        let wrong = || bad("a pax header is malformed");
-        let mut records = Records::default();
+impl PaxRecords {
+    pub fn parse(mut bytes: &[u8]) -> io::Result<PaxRecords> {
+        let malformed = || invalid("a pax header is malformed");
+        let mut records = PaxRecords::default();
         while !bytes.is_empty() {
             let space = bytes.iter().position(|byte| *byte == b' ');
-            let space = space.filter(|at| *at <= 10).ok_or_else(wrong)?;
+            let space = space.filter(|at| *at <= 10).ok_or_else(malformed)?;
             let length = decimal(&bytes[..space])?;
-            let length = usize::try_from(length).map_err(|_| wrong())?;
+            let length = usize::try_from(length).map_err(|_| malformed())?;
             if length <= space + 1 || length > bytes.len() || bytes[length - 1] != b'\n' {
-                return Err(wrong());
+                return Err(malformed());
             }
             let record = &bytes[space + 1..length - 1];
             let equals = record.iter().position(|byte| *byte == b'=');
-            let (key, value) = record.split_at(equals.ok_or_else(wrong)?);
+            let (key, value) = record.split_at(equals.ok_or_else(malformed)?);
             records.set(key, &value[1..])?;
             bytes = &bytes[length..];
         }
@@ -54,7 +54,7 @@ impl Records {
             return Ok(());
         }
         match key {
-            // An empty value takes back what was said.
+            // An empty value removes an earlier record.
             b"path" => self.path = text(value)?,
             b"linkpath" => self.link = text(value)?,
             b"size" => self.size = optional(value)?,
@@ -81,7 +81,7 @@ impl Records {
 fn text(value: &[u8]) -> io::Result<Option<Vec<u8>>> {
     match value {
         b"" => Ok(None),
-        value if value.contains(&0) => Err(bad("a name holds a zero byte")),
+        value if value.contains(&0) => Err(invalid("a name contains a NUL byte")),
         value => Ok(Some(value.to_vec())),
     }
 }
@@ -97,27 +97,27 @@ pub(super) fn decimal(value: &[u8]) -> io::Result<u64> {
     let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(value).ok().filter(|_| digits);
     text.and_then(|text| text.parse().ok())
-        .ok_or_else(|| bad("a number in a pax header is malformed"))
+        .ok_or_else(|| invalid("a number in a pax header is malformed"))
 }
 
-/// Seconds, perhaps negative, perhaps with a fraction.
+/// Seconds, optionally negative, optionally with a fraction.
 fn time(value: &[u8]) -> io::Result<Option<(i64, u32)>> {
-    let wrong = || bad("a time in a pax header is malformed");
-    let text = std::str::from_utf8(value).map_err(|_| wrong())?;
+    let malformed = || invalid("a time in a pax header is malformed");
+    let text = std::str::from_utf8(value).map_err(|_| malformed())?;
     if text.is_empty() {
         return Ok(None);
     }
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(wrong());
+        return Err(malformed());
     }
-    let seconds: i64 = whole.parse().map_err(|_| wrong())?;
+    let seconds: i64 = whole.parse().map_err(|_| malformed())?;
     let nanoseconds: String = fraction
         .chars()
         .chain("000000000".chars())
         .take(9)
         .collect();
-    let nanoseconds: u32 = nanoseconds.parse().map_err(|_| wrong())?;
+    let nanoseconds: u32 = nanoseconds.parse().map_err(|_| malformed())?;
     Ok(Some(match whole.starts_with('-') && nanoseconds > 0 {
         true => (seconds.saturating_sub(1), 1_000_000_000 - nanoseconds),
         false => (seconds, nanoseconds),
@@ -129,8 +129,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read() {
-        let records = Records::parse(&super::super::testing::records(&[
+    fn records_are_parsed() {
+        let records = PaxRecords::parse(&super::super::testing::records(&[
             ("path", b"a/b\nc d=e f"),
             ("size", b"100"),
             ("mtime", b"-1.25"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_ones_are_refused() {
+    fn malformed_records_are_rejected() {
         for bad in [
             &b"x"[..],
             b"5 a=b",
@@ -158,14 +158,14 @@ mod tests {
             b"11 path=a\0b\n",
             b"12 mtime=1x\n",
         ] {
-            assert!(Records::parse(bad).is_err(), "{}", bad.escape_ascii());
+            assert!(PaxRecords::parse(bad).is_err(), "{}", bad.escape_ascii());
         }
     }
 
     proptest::proptest! {
         #[test]
-        fn nothing_panics(bytes: Vec<u8>) {
-            let _ = Records::parse(&bytes);
+        fn parsing_never_panics(bytes: Vec<u8>) {
+            let _ = PaxRecords::parse(&bytes);
         }
     }
 }

@@ -1,51 +1,53 @@
-//! Files with holes. Go's own writer makes none, but GNU tar does.
+//! Sparse files. GNU tar writes them; Go's archive/tar does not.
 
 use std::io::{self, Read};
 
 use super::pax::{self, decimal};
-use super::{BLOCK, bad, number};
+use super::{BLOCK, invalid, number};
 
-/// More pieces than this make no sense, and would take memory.
-const MOST_SEGMENTS: usize = 1 << 16;
+/// Bounds the memory for a sparse map.
+const MAX_SEGMENTS: usize = 1 << 16;
 
-/// A piece of data, and where it belongs.
+/// A piece of data in a sparse file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Its place in the file.
+pub struct SparseSegment {
+    /// Its offset in the file.
     pub offset: u64,
     /// Its length.
     pub length: u64,
 }
 
-/// A file with holes.
+/// The size and the data segments of a sparse file.
 #[derive(Debug)]
 pub struct SparseFile {
     pub size: u64,
-    pub segments: Vec<Segment>,
+    pub segments: Vec<SparseSegment>,
 }
 
 impl SparseFile {
-    /// The pieces must stand in order, inside of the file, and be exactly what is stored.
+    /// Checks that the segments are in order, within the file, and add up to the stored bytes.
     pub fn check(&self, stored: u64) -> io::Result<()> {
-        let wrong = || bad("the map of a sparse file is malformed");
+        let malformed = || invalid("the map of a sparse file is malformed");
         let (mut end, mut sum) = (0, 0u64);
         for segment in &self.segments {
             if segment.offset < end {
-                return Err(wrong());
+                return Err(malformed());
             }
             let next = segment.offset.checked_add(segment.length);
-            end = next.filter(|next| *next <= self.size).ok_or_else(wrong)?;
-            sum = sum.checked_add(segment.length).ok_or_else(wrong)?;
+            end = next
+                .filter(|next| *next <= self.size)
+                .ok_or_else(malformed)?;
+            sum = sum.checked_add(segment.length).ok_or_else(malformed)?;
         }
         match sum == stored && self.size <= i64::MAX as u64 {
             true => Ok(()),
-            false => Err(wrong()),
+            false => Err(malformed()),
         }
     }
 }
 
-/// The old form: four pieces in the header, and 21 in each block that follows.
-pub fn old(
+/// The old GNU format: four segments in the header, and 21 in each following block.
+pub fn read_old_gnu(
     header: &[u8; BLOCK],
     mut next: impl FnMut() -> io::Result<[u8; BLOCK]>,
 ) -> io::Result<SparseFile> {
@@ -55,13 +57,13 @@ pub fn old(
             if field[0] == 0 {
                 break;
             }
-            segments.push(Segment {
+            segments.push(SparseSegment {
                 offset: number(&field[..12])?,
                 length: number(&field[12..])?,
             });
         }
-        match segments.len() > MOST_SEGMENTS {
-            true => Err(bad("a sparse file has too many pieces")),
+        match segments.len() > MAX_SEGMENTS {
+            true => Err(invalid("a sparse file has too many segments")),
             false => Ok(()),
         }
     };
@@ -78,8 +80,8 @@ pub fn old(
     })
 }
 
-/// The pax forms: the map stands in the records, or, in version 1, before the data.
-pub fn pax(records: &pax::Sparse, data: &mut impl Read) -> io::Result<Option<SparseFile>> {
+/// The pax formats: the map is in the records, or, in version 1.0, before the data.
+pub fn read_pax(records: &pax::PaxSparse, data: &mut impl Read) -> io::Result<Option<SparseFile>> {
     let Some(size) = records.size else {
         return Ok(None);
     };
@@ -87,10 +89,10 @@ pub fn pax(records: &pax::Sparse, data: &mut impl Read) -> io::Result<Option<Spa
         Some(1) => read_map(data)?,
         _ => records.map.clone(),
     };
-    if map.len() % 2 != 0 || map.len() / 2 > MOST_SEGMENTS {
-        return Err(bad("the map of a sparse file is malformed"));
+    if map.len() % 2 != 0 || map.len() / 2 > MAX_SEGMENTS {
+        return Err(invalid("the map of a sparse file is malformed"));
     }
-    let segments = map.chunks_exact(2).map(|pair| Segment {
+    let segments = map.chunks_exact(2).map(|pair| SparseSegment {
         offset: pair[0],
         length: pair[1],
     });
@@ -100,7 +102,7 @@ pub fn pax(records: &pax::Sparse, data: &mut impl Read) -> io::Result<Option<Spa
     }))
 }
 
-/// A number of pairs, then the pairs, each number on a line, filled up to a whole block.
+/// The number of pairs, then the pairs, one number per line, padded to a whole block.
 fn read_map(data: &mut impl Read) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     let mut line = Vec::new();
@@ -111,15 +113,15 @@ fn read_map(data: &mut impl Read) -> io::Result<Vec<u64>> {
             if byte != b'\n' {
                 line.push(byte);
                 if line.len() > 20 {
-                    return Err(bad("the map of a sparse file is malformed"));
+                    return Err(invalid("the map of a sparse file is malformed"));
                 }
                 continue;
             }
             numbers.push(decimal(&line)?);
             line.clear();
             let wanted = numbers[0].saturating_mul(2);
-            if wanted > 2 * MOST_SEGMENTS as u64 {
-                return Err(bad("a sparse file has too many pieces"));
+            if wanted > 2 * MAX_SEGMENTS as u64 {
+                return Err(invalid("a sparse file has too many segments"));
             }
             if numbers.len() as u64 > wanted {
                 numbers.remove(0);

@@ -1,22 +1,22 @@
-//! Archives for tests, byte by byte: libraries refuse to write what hostile ones hold.
+//! Builds archives for tests byte by byte: tar libraries refuse to write hostile ones.
 
-/// An archive being built.
-pub struct Builder {
+/// Builds a tar archive.
+pub struct TarBuilder {
     bytes: Vec<u8>,
     owner: (u64, u64),
 }
 
-impl Builder {
+impl TarBuilder {
     pub fn new() -> Self {
-        Builder {
+        TarBuilder {
             bytes: Vec::new(),
             owner: (0, 0),
         }
     }
 
-    /// Of all entries that follow.
+    /// Sets the owner of all later entries.
     pub fn owned_by(self, uid: u64, gid: u64) -> Self {
-        Builder {
+        TarBuilder {
             owner: (uid, gid),
             ..self
         }
@@ -26,7 +26,7 @@ impl Builder {
         self.entry(b'0', name, mode, content.len() as u64, "", (0, 0), content)
     }
 
-    /// With another size than the content's.
+    /// A file whose header has another size than its content.
     pub fn sized(self, name: &str, size: u64, content: &[u8]) -> Self {
         self.entry(b'0', name, 0o644, size, "", (0, 0), content)
     }
@@ -63,7 +63,7 @@ impl Builder {
         self.extension(b'g', content)
     }
 
-    /// Records for the next entry.
+    /// Pax records for the next entry.
     pub fn pax(self, records: &[(&str, &[u8])]) -> Self {
         self.extension(b'x', &self::records(records))
     }
@@ -119,7 +119,7 @@ impl Builder {
     }
 }
 
-/// Octal, or binary where that is too long.
+/// Octal, or base-256 if the number is too long.
 fn number(value: u64, width: usize) -> Vec<u8> {
     let octal = format!("{value:0width$o}", width = width - 1);
     match octal.len() < width {
@@ -134,7 +134,7 @@ fn number(value: u64, width: usize) -> Vec<u8> {
     }
 }
 
-/// Pax records, each with its own length in front.
+/// Encodes pax records, each with its length in front.
 pub fn records(records: &[(&str, &[u8])]) -> Vec<u8> {
     let mut all = Vec::new();
     for (key, value) in records {

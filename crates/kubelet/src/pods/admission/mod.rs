@@ -1,9 +1,9 @@
-//! Whether this node can take a pod: pure, in the order and the words of upstream's kubelet.
+//! Admission of pods: pure checks, in the order and with the messages of upstream's kubelet.
 //!
-//! The scheduler has asked most of this before, but a pod may be bound by hand, the scheduler may not have heard of the
-//! last pod yet, and some things only the node knows.
+//! The scheduler has done most of these checks. But a pod may be bound without it, the scheduler may not know the newest pods
+//! yet, and some facts are known only to the node.
 
-mod affinity;
+mod node_affinity;
 mod resources;
 mod sysctls;
 #[cfg(test)]
@@ -14,85 +14,140 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, ContainerPort, Pod, PodSpec, Taint, Toleration,
 };
-use sandbox::protocol::Problem;
+use pod_protocol::Problem;
 
-pub(crate) use self::resources::{needs, requested};
-use super::launch::{LAUNCHER_ANNOTATION, Way};
-use super::spec::{init_containers, is_critical, is_sidecar, launcher};
-use crate::{Capacity, Pressures};
+pub(crate) use self::resources::{pod_resources, requested};
+use super::spec::{init_containers, is_critical, is_sidecar, launcher_annotation};
+use super::{LAUNCHER_ANNOTATION, LauncherKind};
+use crate::{NodeCapacity, Pressures};
 
-/// What a pod is judged by.
-pub(crate) struct Space<'a> {
+/// The state of the node that the checks use.
+pub(crate) struct AdmissionContext<'a> {
     /// The Node's name.
     pub node: &'a str,
-    /// The Node's labels, as the API server last showed them.
+    /// The Node's labels, as last seen on the API server.
     pub labels: &'a BTreeMap<String, String>,
     /// The Node's taints, likewise.
     pub taints: &'a [Taint],
-    /// What there is.
-    pub capacity: &'a Capacity,
-    /// What the machine is short of.
+    pub capacity: &'a NodeCapacity,
     pub pressures: Pressures,
-    /// Who uses it: the pods that were admitted and are not over.
+    /// The admitted pods that have not terminated.
     pub others: &'a [&'a Pod],
 }
 
-/// Takes a pod, or says why not.
-pub(crate) fn admit(pod: &Pod, space: &Space) -> Result<(), Problem> {
-    let Some(spec) = &pod.spec else { return Ok(()) };
-    machine_has_room(pod, spec, space)?;
-    sysctls::allowed(spec)?;
-    system(pod, spec)?;
-    features(spec)?;
-    launcher_is_known(pod)?;
-    resources::fit(pod, space)?;
-    affinity::matches(spec, space)?;
-    ports_are_free(spec, space)?;
-    taints_are_tolerated(spec, space)
+/// Why this node does not admit a pod.
+#[derive(Debug)]
+pub(crate) struct PodRejection {
+    pub reason: RejectionReason,
+    pub message: String,
 }
 
-/// Whether what a pod asks for is free.
-pub(crate) fn has_room(pod: &Pod, space: &Space) -> Result<(), Problem> {
-    resources::fit(pod, space)
+/// `status.reason` of a rejected pod. [`UnknownLauncher`](Self::UnknownLauncher) and
+/// [`UnsupportedFeature`](Self::UnsupportedFeature) are Coracle's own, all others are upstream's.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RejectionReason {
+    AppArmor,
+    NodeAffinity,
+    NodePorts,
+    /// The node has a pressure condition.
+    NodePressure,
+    NodeShutdown,
+    /// The node does not have enough of this resource.
+    OutOfResource(String),
+    OsFieldMismatch,
+    OsLabelMismatch,
+    SysctlForbidden,
+    TaintToleration,
+    UnknownLauncher,
+    UnsupportedFeature,
 }
 
-/// Whether the node is one that the pod asks for.
-pub(crate) fn selects(pod: &Pod, space: &Space) -> bool {
-    let spec = pod.spec.as_ref();
-    spec.is_none_or(|spec| affinity::matches(spec, space).is_ok())
-}
-
-/// The reason of a pod that is refused for its node selector or affinity alone: the labels may be newer than we know.
-pub(crate) const NODE_AFFINITY: &str = "NodeAffinity";
-
-/// One of the scheduler's predicates fails.
-fn predicate(name: &str, why: &str) -> Problem {
-    problem(name, format!("Predicate {name} failed: {why}"))
-}
-
-fn problem(reason: &str, message: impl Into<String>) -> Problem {
-    Problem {
-        reason: reason.to_owned(),
-        message: message.into(),
+impl std::fmt::Display for RejectionReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::AppArmor => "AppArmor",
+            Self::NodeAffinity => "NodeAffinity",
+            Self::NodePorts => "NodePorts",
+            Self::NodePressure => "Evicted",
+            Self::NodeShutdown => "NodeShutdown",
+            Self::OutOfResource(resource) => return write!(f, "OutOf{resource}"),
+            Self::OsFieldMismatch => "PodOSNotSupported",
+            Self::OsLabelMismatch => "PodOSSelectorNodeLabelDoesNotMatch",
+            Self::SysctlForbidden => "SysctlForbidden",
+            Self::TaintToleration => "TaintToleration",
+            Self::UnknownLauncher => "UnknownLauncher",
+            Self::UnsupportedFeature => "PodFeatureUnsupported",
+        })
     }
 }
 
-/// A machine that is short takes no more; while only its memory is, pods that say how much they need are welcome.
-fn machine_has_room(pod: &Pod, spec: &PodSpec, space: &Space) -> Result<(), Problem> {
-    let Pressures { memory, disk, pid } = space.pressures;
+impl PodRejection {
+    pub(crate) fn new(reason: RejectionReason, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { reason, message }
+    }
+}
+
+impl From<PodRejection> for Problem {
+    fn from(rejection: PodRejection) -> Self {
+        Self {
+            reason: rejection.reason.to_string(),
+            message: rejection.message,
+        }
+    }
+}
+
+/// Decides whether to admit a pod.
+pub(crate) fn admit(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    check_pressure(pod, spec, context)?;
+    sysctls::check(spec)?;
+    check_os(pod, spec)?;
+    check_features(spec)?;
+    check_launcher_annotation(pod)?;
+    check_resources(pod, context)?;
+    node_affinity::check(spec, context)?;
+    check_host_ports(spec, context)?;
+    check_taints(spec, context)
+}
+
+/// Checks that the resources that a pod requests are free.
+pub(crate) fn check_resources(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
+    resources::check(pod, context)
+}
+
+/// Whether the node matches the pod's node selector and affinity.
+pub(crate) fn matches_node_affinity(pod: &Pod, context: &AdmissionContext) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.is_none_or(|spec| node_affinity::check(spec, context).is_ok())
+}
+
+/// A failed predicate of the scheduler.
+fn predicate_failed(reason: RejectionReason, why: &str) -> PodRejection {
+    let message = format!("Predicate {reason} failed: {why}");
+    PodRejection::new(reason, message)
+}
+
+/// Under pressure only critical pods are admitted; under memory pressure alone also pods with memory requests.
+fn check_pressure(
+    pod: &Pod,
+    spec: &PodSpec,
+    context: &AdmissionContext,
+) -> Result<(), PodRejection> {
+    let Pressures { memory, disk, pid } = context.pressures;
     let conditions = [
         (disk, "DiskPressure"),
         (memory, "MemoryPressure"),
         (pid, "PIDPressure"),
     ];
-    let short: Vec<_> = conditions
+    let pressures: Vec<_> = conditions
         .into_iter()
-        .filter_map(|(short, condition)| short.then_some(condition))
+        .filter_map(|(is_true, condition)| is_true.then_some(condition))
         .collect();
-    if short.is_empty() || is_critical(pod) {
+    if pressures.is_empty() || is_critical(pod) {
         return Ok(());
     }
-    if short == ["MemoryPressure"] {
+    if pressures == ["MemoryPressure"] {
         let status = pod.status.as_ref();
         let class = status.and_then(|status| status.qos_class.as_deref());
         let taint = Taint {
@@ -101,38 +156,38 @@ fn machine_has_room(pod: &Pod, spec: &PodSpec, space: &Space) -> Result<(), Prob
             ..Default::default()
         };
         let mut tolerations = spec.tolerations.iter().flatten();
-        if class != Some("BestEffort") || tolerations.any(|own| tolerates(own, &taint)) {
+        if class != Some("BestEffort") || tolerations.any(|one| tolerates(one, &taint)) {
             return Ok(());
         }
     }
-    Err(problem(
-        "Evicted",
-        format!("The node had condition: [{}]. ", short.join(" ")),
+    Err(PodRejection::new(
+        RejectionReason::NodePressure,
+        format!("The node had condition: [{}]. ", pressures.join(" ")),
     ))
 }
 
-fn system(pod: &Pod, spec: &PodSpec) -> Result<(), Problem> {
+fn check_os(pod: &Pod, spec: &PodSpec) -> Result<(), PodRejection> {
     let label = pod.metadata.labels.as_ref();
     if label
         .and_then(|labels| labels.get("kubernetes.io/os"))
         .is_some_and(|os| os != "linux")
     {
-        return Err(problem(
-            "PodOSSelectorNodeLabelDoesNotMatch",
+        return Err(PodRejection::new(
+            RejectionReason::OsLabelMismatch,
             "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
         ));
     }
     if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
-        return Err(problem(
-            "PodOSNotSupported",
+        return Err(PodRejection::new(
+            RejectionReason::OsFieldMismatch,
             "Failed to admit pod as the OS field doesn't match node OS",
         ));
     }
     Ok(())
 }
 
-/// What a pod may ask for that can't be had without root, or isn't there.
-fn features(spec: &PodSpec) -> Result<(), Problem> {
+/// Rejects features that need root, or are not implemented.
+fn check_features(spec: &PodSpec) -> Result<(), PodRejection> {
     let context = spec.security_context.as_ref();
     let of_pod = context.and_then(|c| c.app_armor_profile.as_ref());
     let of_containers = containers(spec).filter_map(|container| {
@@ -141,15 +196,15 @@ fn features(spec: &PodSpec) -> Result<(), Problem> {
     });
     let is_local = |profile: &AppArmorProfile| profile.type_ == "Localhost";
     if of_pod.into_iter().chain(of_containers).any(is_local) {
-        return Err(problem(
-            "AppArmor",
-            "Cannot enforce AppArmor: profiles of the host can't be used without root",
+        return Err(PodRejection::new(
+            RejectionReason::AppArmor,
+            "Cannot enforce AppArmor: profiles of the host cannot be used without root",
         ));
     }
     let claims = spec.resource_claims.as_deref().unwrap_or_default();
     if !claims.is_empty() {
-        return Err(problem(
-            "PodFeatureUnsupported",
+        return Err(PodRejection::new(
+            RejectionReason::UnsupportedFeature,
             "dynamic resource allocation (spec.resourceClaims) is not supported on this node",
         ));
     }
@@ -158,38 +213,40 @@ fn features(spec: &PodSpec) -> Result<(), Problem> {
         !devices.unwrap_or_default().is_empty()
     });
     if devices {
-        return Err(problem(
-            "PodFeatureUnsupported",
-            "block devices (volumeDevices) can't be had without root",
+        return Err(PodRejection::new(
+            RejectionReason::UnsupportedFeature,
+            "block devices (volumeDevices) are not supported on this node: they need root",
         ));
     }
     Ok(())
 }
 
-/// A pod that wants to be started in a way that there isn't would not run as it expects.
-fn launcher_is_known(pod: &Pod) -> Result<(), Problem> {
-    match launcher(pod) {
-        Some(value) if Way::named(value).is_none() => Err(problem(
-            "UnknownLauncher",
+/// Rejects a pod whose launcher annotation has an unknown value.
+fn check_launcher_annotation(pod: &Pod) -> Result<(), PodRejection> {
+    match launcher_annotation(pod) {
+        Some(value) if LauncherKind::parse(value).is_none() => Err(PodRejection::new(
+            RejectionReason::UnknownLauncher,
             format!(
-                "the annotation {LAUNCHER_ANNOTATION} is {value:?}; this node knows \"fork\" and \"step\""
+                "unknown value {value:?} of annotation {LAUNCHER_ANNOTATION} (hint: use \"fork\" or \"step\")"
             ),
         )),
         _ => Ok(()),
     }
 }
 
-fn ports_are_free(spec: &PodSpec, space: &Space) -> Result<(), Problem> {
-    let taken: Vec<_> = space
+fn check_host_ports(spec: &PodSpec, context: &AdmissionContext) -> Result<(), PodRejection> {
+    let used: Vec<_> = context
         .others
         .iter()
         .filter_map(|pod| pod.spec.as_ref())
         .flat_map(host_ports)
         .collect();
-    let clash = host_ports(spec).any(|wanted| taken.iter().any(|have| collide(&wanted, have)));
-    if clash {
-        let why = "node(s) didn't have free ports for the requested pod ports";
-        return Err(predicate("NodePorts", why));
+    let conflict = host_ports(spec).any(|port| used.iter().any(|other| conflicts(&port, other)));
+    if conflict {
+        return Err(predicate_failed(
+            RejectionReason::NodePorts,
+            "node(s) didn't have free ports for the requested pod ports",
+        ));
     }
     Ok(())
 }
@@ -207,15 +264,15 @@ fn host_ports(spec: &PodSpec) -> impl Iterator<Item = (&str, &str, i32)> {
     })
 }
 
-fn collide(one: &(&str, &str, i32), other: &(&str, &str, i32)) -> bool {
+fn conflicts(one: &(&str, &str, i32), other: &(&str, &str, i32)) -> bool {
     let any = |address: &str| matches!(address, "" | "0.0.0.0" | "::");
     one.0 == other.0 && one.2 == other.2 && (one.1 == other.1 || any(one.1) || any(other.1))
 }
 
-/// Only NoExecute is the kubelet's business.
-fn taints_are_tolerated(spec: &PodSpec, space: &Space) -> Result<(), Problem> {
+/// The kubelet only checks taints with the effect NoExecute.
+fn check_taints(spec: &PodSpec, context: &AdmissionContext) -> Result<(), PodRejection> {
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let mut taints = space
+    let mut taints = context
         .taints
         .iter()
         .filter(|taint| taint.effect == "NoExecute");
@@ -224,8 +281,10 @@ fn taints_are_tolerated(spec: &PodSpec, space: &Space) -> Result<(), Problem> {
             .iter()
             .any(|toleration| tolerates(toleration, taint))
     }) {
-        let why = "node(s) had taints that the pod didn't tolerate";
-        return Err(predicate("TaintToleration", why));
+        return Err(predicate_failed(
+            RejectionReason::TaintToleration,
+            "node(s) had taints that the pod didn't tolerate",
+        ));
     }
     Ok(())
 }

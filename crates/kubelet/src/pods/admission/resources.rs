@@ -1,52 +1,51 @@
-//! Whether what a pod asks for is free.
+//! The resources that a pod requests, and whether they are free.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use quantity::Amount;
-use sandbox::protocol::Problem;
 
-use super::{Space, problem};
-use crate::pods::launch::Needs;
+use super::{AdmissionContext, PodRejection, RejectionReason};
+use crate::pods::PodResources;
 use crate::pods::spec::{init_containers, is_sidecar};
 
-/// Amounts by resource, counted as upstream does: CPUs in thousandths, everything else in ones.
+/// Amounts by resource: CPUs in thousandths, all others in units, as in upstream.
 type Amounts = BTreeMap<String, i64>;
 
-pub(super) fn fit(pod: &Pod, space: &Space) -> Result<(), Problem> {
-    let short = |resource: &str, requested: i64, used: i64, capacity: i64| {
-        problem(
-            &format!("OutOf{resource}"),
+pub(super) fn check(pod: &Pod, context: &AdmissionContext) -> Result<(), PodRejection> {
+    let insufficient = |resource: &str, requested: i64, used: i64, capacity: i64| {
+        PodRejection::new(
+            RejectionReason::OutOfResource(resource.to_owned()),
             format!(
                 "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
             ),
         )
     };
-    let count = i64::try_from(space.others.len()).unwrap_or(i64::MAX);
-    let most = i64::from(space.capacity.pods);
-    if count + 1 > most {
-        return Err(short("pods", 1, count, most));
+    let count = i64::try_from(context.others.len()).unwrap_or(i64::MAX);
+    let max = i64::from(context.capacity.pods);
+    if count + 1 > max {
+        return Err(insufficient("pods", 1, count, max));
     }
-    let wanted = requests(pod);
+    let requested = requests(pod);
     let mut used = Amounts::new();
-    for other in space.others {
+    for other in context.others {
         add(&mut used, &requests(other));
     }
-    for (resource, capacity) in capacity(space) {
-        let wanted = wanted.get(&resource).copied().unwrap_or(0);
+    for (resource, capacity) in capacity(context) {
+        let requested = requested.get(&resource).copied().unwrap_or(0);
         let used = used.get(&resource).copied().unwrap_or(0);
-        if wanted > 0 && wanted > capacity - used {
-            return Err(short(&resource, wanted, used, capacity));
+        if requested > 0 && requested > capacity - used {
+            return Err(insufficient(&resource, requested, used, capacity));
         }
     }
-    // What the node has none of is somebody else's to give, as upstream sees it.
+    // As in upstream, resources that the node does not have are ignored.
     Ok(())
 }
 
-/// In upstream's order of complaints.
-fn capacity(space: &Space) -> Vec<(String, i64)> {
-    let capacity = space.capacity;
+/// The node's resources, in the order in which upstream checks them.
+fn capacity(context: &AdmissionContext) -> Vec<(String, i64)> {
+    let capacity = context.capacity;
     let basic = [
         ("cpu", u64::from(capacity.cpus) * 1000),
         ("memory", capacity.memory_bytes),
@@ -61,18 +60,18 @@ fn capacity(space: &Space) -> Vec<(String, i64)> {
         .collect()
 }
 
-/// What a pod asks for, for those who give it a share of its own.
-pub(crate) fn needs(pod: &Pod) -> Needs {
+/// The resources that a launcher allocates to a pod.
+pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
     let count = |amount: Option<&i64>| amount.map_or(0, |amount| amount.unsigned_abs());
     let requested = requests(pod);
-    // Too few CPUs make a pod slow, too little memory ends it: what it may use must be there.
-    let allowed = in_all(pod, |resources| {
+    // The memory limit, not the request: too few CPUs make a pod slow, but too little memory kills it.
+    let allowed = total(pod, |resources| {
         let mut allowed = amounts(resources.requests.as_ref());
         allowed.extend(amounts(resources.limits.as_ref()));
         allowed
     });
     let is_extended = |name: &str| name.contains('/') && !name.contains("kubernetes.io/");
-    Needs {
+    PodResources {
         cpu_millis: count(requested.get("cpu")),
         memory_bytes: count(allowed.get("memory")),
         extended: requested
@@ -83,7 +82,7 @@ pub(crate) fn needs(pod: &Pod) -> Needs {
     }
 }
 
-/// How much of one resource a pod asks for.
+/// The amount of one resource that a pod requests.
 pub(crate) fn requested(pod: &Pod, resource: &str) -> u64 {
     let requests = requests(pod);
     requests
@@ -91,24 +90,24 @@ pub(crate) fn requested(pod: &Pod, resource: &str) -> u64 {
         .map_or(0, |amount| amount.unsigned_abs())
 }
 
-/// What a pod asks for in all: the most that it needs at any one time.
+/// The pod's requests: the largest amounts that it needs at any one time.
 fn requests(pod: &Pod) -> Amounts {
-    in_all(pod, |resources| amounts(resources.requests.as_ref()))
+    total(pod, |resources| amounts(resources.requests.as_ref()))
 }
 
-fn in_all(pod: &Pod, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
+fn total(pod: &Pod, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
     let Some(spec) = &pod.spec else {
         return Amounts::new();
     };
-    let mut total = of_containers(spec, &of);
+    let mut sum = total_of_containers(spec, &of);
     if let Some(pod_level) = &spec.resources {
-        total.extend(of(pod_level));
+        sum.extend(of(pod_level));
     }
-    add(&mut total, &amounts(spec.overhead.as_ref()));
-    total
+    add(&mut sum, &amounts(spec.overhead.as_ref()));
+    sum
 }
 
-fn of_containers(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
+fn total_of_containers(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
     let of = |container: &Container| {
         let resources = container.resources.as_ref();
         resources.map(&of).unwrap_or_default()
@@ -117,20 +116,20 @@ fn of_containers(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amounts) 
     for container in &spec.containers {
         add(&mut running, &of(container));
     }
-    // Init containers run one after the other, beside the sidecars that were started before them.
+    // Init containers run one after the other, together with the sidecars before them.
     let (mut sidecars, mut starting) = (Amounts::new(), Amounts::new());
     for container in init_containers(spec) {
-        let mut at_once = of(container);
+        let mut concurrent = of(container);
         if is_sidecar(container) {
-            add(&mut sidecars, &at_once);
-            at_once = sidecars.clone();
+            add(&mut sidecars, &concurrent);
+            concurrent = sidecars.clone();
         } else {
-            add(&mut at_once, &sidecars);
+            add(&mut concurrent, &sidecars);
         }
-        greatest(&mut starting, &at_once);
+        maximize(&mut starting, &concurrent);
     }
     add(&mut running, &sidecars);
-    greatest(&mut running, &starting);
+    maximize(&mut running, &starting);
     running
 }
 
@@ -157,7 +156,7 @@ fn add(total: &mut Amounts, more: &Amounts) {
     }
 }
 
-fn greatest(total: &mut Amounts, other: &Amounts) {
+fn maximize(total: &mut Amounts, other: &Amounts) {
     for (name, &amount) in other {
         let have = total.entry(name.clone()).or_default();
         *have = (*have).max(amount);

@@ -1,44 +1,45 @@
-//! Which kernel parameters a pod may set: those that are its namespaces' own and harm nobody else.
+//! The sysctls that a pod may set: upstream's safe ones, which only affect the pod's namespaces.
 
 use k8s_openapi::api::core::v1::PodSpec;
-use sandbox::protocol::Problem;
 
-use super::problem;
+use super::{PodRejection, RejectionReason};
 
-/// Upstream's safe sysctls, all of them namespaced in any kernel that Coracle runs on, by the namespace they belong to.
-const SAFE: &[(&str, Namespace)] = &[
-    ("kernel.shm_rmid_forced", Namespace::Ipc),
-    ("net.ipv4.ip_local_port_range", Namespace::Net),
-    ("net.ipv4.ip_local_reserved_ports", Namespace::Net),
-    ("net.ipv4.ip_unprivileged_port_start", Namespace::Net),
-    ("net.ipv4.ping_group_range", Namespace::Net),
-    ("net.ipv4.tcp_fin_timeout", Namespace::Net),
-    ("net.ipv4.tcp_keepalive_intvl", Namespace::Net),
-    ("net.ipv4.tcp_keepalive_probes", Namespace::Net),
-    ("net.ipv4.tcp_keepalive_time", Namespace::Net),
-    ("net.ipv4.tcp_notsent_lowat", Namespace::Net),
-    ("net.ipv4.tcp_rmem", Namespace::Net),
-    ("net.ipv4.tcp_slow_start_after_idle", Namespace::Net),
-    ("net.ipv4.tcp_syncookies", Namespace::Net),
-    ("net.ipv4.tcp_wmem", Namespace::Net),
+/// Upstream's safe sysctls and their namespaces. All are namespaced in every kernel that Coracle supports.
+const SAFE: &[(&str, SysctlNamespace)] = &[
+    ("kernel.shm_rmid_forced", SysctlNamespace::Ipc),
+    ("net.ipv4.ip_local_port_range", SysctlNamespace::Net),
+    ("net.ipv4.ip_local_reserved_ports", SysctlNamespace::Net),
+    ("net.ipv4.ip_unprivileged_port_start", SysctlNamespace::Net),
+    ("net.ipv4.ping_group_range", SysctlNamespace::Net),
+    ("net.ipv4.tcp_fin_timeout", SysctlNamespace::Net),
+    ("net.ipv4.tcp_keepalive_intvl", SysctlNamespace::Net),
+    ("net.ipv4.tcp_keepalive_probes", SysctlNamespace::Net),
+    ("net.ipv4.tcp_keepalive_time", SysctlNamespace::Net),
+    ("net.ipv4.tcp_notsent_lowat", SysctlNamespace::Net),
+    ("net.ipv4.tcp_rmem", SysctlNamespace::Net),
+    ("net.ipv4.tcp_slow_start_after_idle", SysctlNamespace::Net),
+    ("net.ipv4.tcp_syncookies", SysctlNamespace::Net),
+    ("net.ipv4.tcp_wmem", SysctlNamespace::Net),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Namespace {
+enum SysctlNamespace {
     Ipc,
     Net,
 }
 
-pub(super) fn allowed(spec: &PodSpec) -> Result<(), Problem> {
+pub(super) fn check(spec: &PodSpec) -> Result<(), PodRejection> {
     let sysctls = spec
         .security_context
         .as_ref()
         .and_then(|context| context.sysctls.as_deref())
         .unwrap_or_default();
     for sysctl in sysctls {
-        let name = normal(&sysctl.name);
-        let forbidden =
-            |why: String| problem("SysctlForbidden", format!("forbidden sysctl: {why}"));
+        let name = normalized(&sysctl.name);
+        let forbidden = |why: String| {
+            let message = format!("forbidden sysctl: {why}");
+            PodRejection::new(RejectionReason::SysctlForbidden, message)
+        };
         let with_host = |namespace: &str| {
             forbidden(format!(
                 "{name:?} not allowed with host {namespace} enabled"
@@ -46,10 +47,10 @@ pub(super) fn allowed(spec: &PodSpec) -> Result<(), Problem> {
         };
         match SAFE.iter().find(|(safe, _)| *safe == name) {
             None => return Err(forbidden(format!("{name:?} not allowlisted"))),
-            Some((_, Namespace::Ipc)) if spec.host_ipc == Some(true) => {
+            Some((_, SysctlNamespace::Ipc)) if spec.host_ipc == Some(true) => {
                 return Err(with_host("ipc"));
             }
-            Some((_, Namespace::Net)) if spec.host_network == Some(true) => {
+            Some((_, SysctlNamespace::Net)) if spec.host_network == Some(true) => {
                 return Err(with_host("net"));
             }
             Some(_) => {}
@@ -58,8 +59,8 @@ pub(super) fn allowed(spec: &PodSpec) -> Result<(), Problem> {
     Ok(())
 }
 
-/// With dots between its parts, where it is written with slashes.
-fn normal(name: &str) -> String {
+/// Converts the form with slashes to the form with dots.
+fn normalized(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(first) if name[first..].starts_with('/') => name
             .chars()

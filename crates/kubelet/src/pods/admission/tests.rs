@@ -1,20 +1,20 @@
-//! Every way to be refused, and its words.
+//! All rejections, with reason and message.
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pods::launch::Needs;
+use crate::pods::PodResources;
 
 fn pod(spec: Value) -> Pod {
     serde_json::from_value(json!({ "metadata": { "name": "p" }, "spec": spec })).unwrap()
 }
 
-fn asking(requests: Value) -> Value {
+fn requesting(requests: Value) -> Value {
     json!({ "containers": [{ "name": "a", "resources": { "requests": requests } }] })
 }
 
-fn capacity() -> Capacity {
-    Capacity {
+fn capacity() -> NodeCapacity {
+    NodeCapacity {
         cpus: 2,
         memory_bytes: 1 << 30,
         ephemeral_storage_bytes: 10 << 30,
@@ -29,9 +29,9 @@ fn labels() -> BTreeMap<String, String> {
         .into()
 }
 
-fn judge(pod: &Pod, others: &[&Pod], taints: &[Taint]) -> String {
+fn admitted(pod: &Pod, others: &[&Pod], taints: &[Taint]) -> String {
     let (capacity, labels) = (capacity(), labels());
-    let space = Space {
+    let context = AdmissionContext {
         node: "node1",
         labels: &labels,
         taints,
@@ -39,17 +39,17 @@ fn judge(pod: &Pod, others: &[&Pod], taints: &[Taint]) -> String {
         pressures: Pressures::default(),
         others,
     };
-    match admit(pod, &space) {
-        Ok(()) => "welcome".to_owned(),
-        Err(problem) => format!("{}: {}", problem.reason, problem.message),
+    match admit(pod, &context) {
+        Ok(()) => "admitted".to_owned(),
+        Err(rejection) => format!("{}: {}", rejection.reason, rejection.message),
     }
 }
 
 #[test]
-fn a_machine_that_is_short_takes_few() {
+fn pressure_rejects_most_pods() {
     let labels = labels();
-    let under = |pod: &Pod, pressures: Pressures| {
-        let space = Space {
+    let admit_under = |pod: &Pod, pressures: Pressures| {
+        let context = AdmissionContext {
             node: "node1",
             labels: &labels,
             taints: &[],
@@ -57,7 +57,8 @@ fn a_machine_that_is_short_takes_few() {
             pressures,
             others: &[],
         };
-        admit(pod, &space).map_err(|problem| format!("{}: {}", problem.reason, problem.message))
+        admit(pod, &context)
+            .map_err(|rejection| format!("{}: {}", rejection.reason, rejection.message))
     };
     let of_class = |class: &str, more: Value| {
         let mut pod = pod(json!({ "containers": [{ "name": "a" }] }));
@@ -77,28 +78,37 @@ fn a_machine_that_is_short_takes_few() {
         disk: true,
         ..memory
     };
-    let short = "Evicted: The node had condition: [MemoryPressure]. ".to_owned();
+    let rejected = "Evicted: The node had condition: [MemoryPressure]. ".to_owned();
     assert_eq!(
-        under(&of_class("BestEffort", json!({})), memory),
-        Err(short)
+        admit_under(&of_class("BestEffort", json!({})), memory),
+        Err(rejected)
     );
-    assert_eq!(under(&of_class("Burstable", json!({})), memory), Ok(()));
+    assert_eq!(
+        admit_under(&of_class("Burstable", json!({})), memory),
+        Ok(())
+    );
     let tolerant = json!({ "tolerations": [{ "key": "node.kubernetes.io/memory-pressure", "operator": "Exists" }] });
-    assert_eq!(under(&of_class("BestEffort", tolerant), memory), Ok(()));
-    let short = "Evicted: The node had condition: [DiskPressure MemoryPressure]. ".to_owned();
-    assert_eq!(under(&of_class("Burstable", json!({})), both), Err(short));
+    assert_eq!(
+        admit_under(&of_class("BestEffort", tolerant), memory),
+        Ok(())
+    );
+    let rejected = "Evicted: The node had condition: [DiskPressure MemoryPressure]. ".to_owned();
+    assert_eq!(
+        admit_under(&of_class("Burstable", json!({})), both),
+        Err(rejected)
+    );
     let critical = of_class("BestEffort", json!({ "priority": 2_000_000_000 }));
-    assert_eq!(under(&critical, both), Ok(()));
+    assert_eq!(admit_under(&critical, both), Ok(()));
 }
 
 #[test]
-fn every_refusal_has_upstreams_words() {
+fn rejections_have_upstream_reasons_and_messages() {
     let port = |port: Value| pod(json!({ "containers": [{ "name": "a", "ports": [port] }] }));
-    let half = pod(asking(
+    let half_of_node = pod(requesting(
         json!({ "cpu": "1", "memory": "512Mi", "nvidia.com/gpu": "1" }),
     ));
     let web = port(json!({ "containerPort": 80, "hostPort": 8080 }));
-    let others = [&half, &web];
+    let others = [&half_of_node, &web];
     let sysctl = |name: &str, more: Value| {
         let mut spec = json!({
             "containers": [{ "name": "a" }],
@@ -123,18 +133,21 @@ fn every_refusal_has_upstreams_words() {
     let cases = [
         (
             "fits",
-            pod(asking(json!({ "cpu": "1", "memory": "512Mi" }))),
+            pod(requesting(json!({ "cpu": "1", "memory": "512Mi" }))),
         ),
-        ("cpu", pod(asking(json!({ "cpu": "1001m" })))),
-        ("memory", pod(asking(json!({ "memory": "600Mi" })))),
+        ("cpu", pod(requesting(json!({ "cpu": "1001m" })))),
+        ("memory", pod(requesting(json!({ "memory": "600Mi" })))),
         (
             "storage",
-            pod(asking(json!({ "ephemeral-storage": "11Gi" }))),
+            pod(requesting(json!({ "ephemeral-storage": "11Gi" }))),
         ),
-        ("extended", pod(asking(json!({ "nvidia.com/gpu": "1" })))),
+        (
+            "extended",
+            pod(requesting(json!({ "nvidia.com/gpu": "1" }))),
+        ),
         (
             "unknown resource",
-            pod(asking(json!({ "example.com/dongle": "1" }))),
+            pod(requesting(json!({ "example.com/dongle": "1" }))),
         ),
         (
             "init containers count",
@@ -233,25 +246,25 @@ fn every_refusal_has_upstreams_words() {
             sysctl("kernel.shm_rmid_forced", json!({ "hostIPC": true })),
         ),
     ];
-    let told: Vec<_> = cases
+    let results: Vec<_> = cases
         .iter()
-        .map(|(name, pod)| format!("{name}\n    {}", judge(pod, &others, &[])))
+        .map(|(name, pod)| format!("{name}\n    {}", admitted(pod, &others, &[])))
         .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(results.join("\n"));
 }
 
 #[test]
-fn a_node_can_be_full() {
+fn pod_above_maximum_number_is_rejected() {
     let small = pod(json!({ "containers": [{ "name": "a" }] }));
-    let told = judge(&small, &[&small, &small, &small], &[]);
+    let result = admitted(&small, &[&small, &small, &small], &[]);
     assert_eq!(
-        told,
+        result,
         "OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3"
     );
 }
 
 #[test]
-fn only_no_execute_keeps_a_bound_pod_away() {
+fn only_no_execute_taints_reject_pods() {
     let taint = |effect: &str| Taint {
         key: "k".to_owned(),
         value: Some("v".to_owned()),
@@ -262,9 +275,9 @@ fn only_no_execute_keeps_a_bound_pod_away() {
     let tolerant = |toleration: Value| {
         pod(json!({ "containers": [{ "name": "a" }], "tolerations": [toleration] }))
     };
-    assert_eq!(judge(&plain, &[], &[taint("NoSchedule")]), "welcome");
+    assert_eq!(admitted(&plain, &[], &[taint("NoSchedule")]), "admitted");
     assert_eq!(
-        judge(&plain, &[], &[taint("NoExecute")]),
+        admitted(&plain, &[], &[taint("NoExecute")]),
         "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
     );
     for toleration in [
@@ -272,32 +285,32 @@ fn only_no_execute_keeps_a_bound_pod_away() {
         json!({ "key": "k", "value": "v", "effect": "NoExecute" }),
     ] {
         assert_eq!(
-            judge(&tolerant(toleration), &[], &[taint("NoExecute")]),
-            "welcome"
+            admitted(&tolerant(toleration), &[], &[taint("NoExecute")]),
+            "admitted"
         );
     }
     let other = tolerant(json!({ "key": "k", "value": "w" }));
-    assert_ne!(judge(&other, &[], &[taint("NoExecute")]), "welcome");
+    assert_ne!(admitted(&other, &[], &[taint("NoExecute")]), "admitted");
 }
 
 #[test]
-fn a_launcher_that_is_not_known_is_refused() {
+fn unknown_launcher_is_rejected() {
     let annotated = |value: &str| {
         let mut pod = pod(json!({ "containers": [{ "name": "a" }] }));
         let annotation = ("coracle.dev/launcher".to_owned(), value.to_owned());
         pod.metadata.annotations = Some([annotation].into());
-        judge(&pod, &[], &[])
+        admitted(&pod, &[], &[])
     };
-    assert_eq!(annotated("fork"), "welcome");
-    assert_eq!(annotated("step"), "welcome");
+    assert_eq!(annotated("fork"), "admitted");
+    assert_eq!(annotated("step"), "admitted");
     assert_eq!(
         annotated("Steps"),
-        r#"UnknownLauncher: the annotation coracle.dev/launcher is "Steps"; this node knows "fork" and "step""#
+        r#"UnknownLauncher: unknown value "Steps" of annotation coracle.dev/launcher (hint: use "fork" or "step")"#
     );
 }
 
 #[test]
-fn a_pods_needs_are_the_most_that_it_asks_for_at_once_and_memory_that_it_may_use() {
+fn pod_resources_use_largest_requests_and_memory_limit() {
     let container = |name: &str, requests: Value, limits: Value| json!({ "name": name, "resources": { "requests": requests, "limits": limits } });
     let pod = pod(json!({
         "initContainers": [container("i", json!({ "cpu": "3", "memory": "1Gi" }), json!({}))],
@@ -306,9 +319,15 @@ fn a_pods_needs_are_the_most_that_it_asks_for_at_once_and_memory_that_it_may_use
             container("b", json!({ "cpu": "200m", "memory": "100Mi", "hugepages-2Mi": "4Mi" }), json!({})),
         ],
     }));
-    let needs = needs(&pod);
-    assert_eq!(needs.cpu_millis, 3000);
-    assert_eq!(needs.memory_bytes, (2 << 30) + (100 << 20));
-    assert_eq!(needs.extended, [("nvidia.com/gpu".to_owned(), 1)].into());
-    assert_eq!(super::needs(&Pod::default()), Needs::default());
+    let resources = pod_resources(&pod);
+    assert_eq!(resources.cpu_millis, 3000);
+    assert_eq!(resources.memory_bytes, (2 << 30) + (100 << 20));
+    assert_eq!(
+        resources.extended,
+        [("nvidia.com/gpu".to_owned(), 1)].into()
+    );
+    assert_eq!(
+        super::pod_resources(&Pod::default()),
+        PodResources::default()
+    );
 }

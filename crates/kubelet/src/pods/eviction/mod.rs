@@ -1,9 +1,9 @@
-//! Ends pods when the machine runs out of memory or disk, one at a time, as upstream's kubelet does.
+//! The eviction manager: evicts pods when the machine is short of memory or disk, one at a time, as upstream's kubelet does.
 //!
-//! `choice.rs` says who goes, and is pure. One thing differs from upstream: a machine may be shared with other users, whose
-//! files and processes nobody here can end. So only a pod that uses more than it asked for, and enough to matter, goes.
+//! `ranking.rs` selects the pod, and is pure. One difference from upstream: other users may share the machine, and the kubelet
+//! cannot remove their files and processes. So only pods that considerably exceed their requests are evicted.
 
-mod choice;
+mod ranking;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,34 +11,37 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::Instant;
 
-pub(crate) use self::choice::NODE_LOW;
-use self::choice::{Candidate, choose};
+use self::ranking::{EvictionCandidate, choose};
 use super::Shared;
-use super::spec::{is_final, phase, uid};
-use crate::pressure::{Resource, Shortage, shortages};
+use super::spec::{phase, uid};
+use crate::node::pressure::{EvictionResource, Shortage, shortages};
 
-/// How often it is looked, as upstream.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// A sandbox that doesn't tell in this time what its pod uses is left out.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an evicted pod may take to end before the next goes.
-const END_PATIENCE: Duration = Duration::from_secs(30);
-/// Images that nobody uses go before pods do; this many looks in a row must find the disk full.
-const DISK_LOOKS: u32 = 3;
+/// Interval between checks, as in upstream.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// A pod whose sandbox does not report its usage in this time is not considered.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an evicted pod may take to end before the next one is evicted.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pods are evicted only if this many successive checks find the disk full: unused images are removed first.
+const MIN_FULL_DISK_CHECKS: u32 = 3;
 
-/// Looks after the machine for ever.
-pub(super) async fn keep_room(shared: Arc<Shared>) {
-    let mut full_disks = 0;
+/// Checks the machine's resources periodically. Never returns.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut full_disk_checks = 0;
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let short = shortages(&shared.config.scratch_dir);
-        let disk = short.iter().any(|short| short.resource == Resource::Disk);
-        full_disks = if disk { full_disks + 1 } else { 0 };
-        // Memory first: want of it ends more than pods.
-        let next = short.into_iter().find(|short| match short.resource {
-            Resource::Memory => true,
-            Resource::Disk => full_disks >= DISK_LOOKS,
-        });
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let shortages = shortages(&shared.config.scratch_dir);
+        let disk = shortages
+            .iter()
+            .any(|shortage| shortage.resource == EvictionResource::Disk);
+        full_disk_checks = if disk { full_disk_checks + 1 } else { 0 };
+        // Memory first: without it the kernel kills processes, also those outside of pods.
+        let next = shortages
+            .into_iter()
+            .find(|shortage| match shortage.resource {
+                EvictionResource::Memory => true,
+                EvictionResource::Disk => full_disk_checks >= MIN_FULL_DISK_CHECKS,
+            });
         if let Some(shortage) = next {
             evict_one(&shared, &shortage).await;
         }
@@ -46,21 +49,21 @@ pub(super) async fn keep_room(shared: Arc<Shared>) {
 }
 
 async fn evict_one(shared: &Shared, shortage: &Shortage) {
-    let asked = shared
-        .known
-        .sandboxes()
+    let requests = shared
+        .pod_manager
+        .pods_with_sandboxes()
         .into_iter()
-        .filter(|(pod, _)| !is_final(phase(pod)))
+        .filter(|(pod, _)| !phase(pod).is_terminal())
         .map(|(pod, sandbox)| async move {
-            let usage = tokio::time::timeout(PATIENCE, sandbox?.usage()).await;
+            let usage = tokio::time::timeout(USAGE_TIMEOUT, sandbox?.usage()).await;
             let usage = usage.ok()?.ok()?;
-            Some(Candidate { pod, usage })
+            Some(EvictionCandidate { pod, usage })
         });
-    let candidates: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+    let candidates: Vec<_> = join_all(requests).await.into_iter().flatten().collect();
     let Some((candidate, problem)) = choose(&candidates, shortage) else {
         tracing::warn!(
             ?shortage,
-            "the machine is short, and no pod of this node is to blame"
+            "the machine is short of a resource, and no pod of this node exceeds its requests"
         );
         return;
     };
@@ -68,23 +71,23 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
     tracing::warn!(
         pod = super::spec::full_name(&candidate.pod),
         message = problem.message,
-        "evicting a pod"
+        "evicting pod"
     );
-    shared.evicted.send_modify(|evicted| {
-        evicted.insert(uid.clone(), problem);
+    shared.evictions.send_modify(|evictions| {
+        evictions.insert(uid.clone(), problem);
     });
-    let until = Instant::now() + END_PATIENCE;
+    let until = Instant::now() + EVICTION_TIMEOUT;
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let ended = shared
-            .known
-            .shown(&uid)
-            .is_none_or(|pod| is_final(phase(&pod)));
+            .pod_manager
+            .get(&uid)
+            .is_none_or(|pod| phase(&pod).is_terminal());
         if ended {
             break;
         }
     }
-    shared.evicted.send_modify(|evicted| {
-        evicted.remove(&uid);
+    shared.evictions.send_modify(|evictions| {
+        evictions.remove(&uid);
     });
 }

@@ -1,65 +1,65 @@
-//! The conditions of a pod that are the kubelet's to judge, in upstream's words.
+//! The conditions of a pod that the kubelet sets, with upstream's reasons and messages.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::phase::{any_started, find, starting_over};
-use crate::pods::spec::{init_containers, is_sidecar};
+use super::phase::{any_started, find_status, is_restarting_all};
+use crate::pods::spec::{PodPhase, RestartRuleAction, init_containers, is_sidecar};
 
-/// What a condition says; `Ok` is "True".
-type Judgement = Result<Option<&'static str>, (&'static str, String)>;
+/// A condition's value: `Ok` is "True", with a reason; `Err` is "False", with reason and message.
+type ConditionResult = Result<Option<&'static str>, (&'static str, String)>;
 
-const TRUE: Judgement = Ok(None);
+const TRUE: ConditionResult = Ok(None);
 
-/// What conditions are judged by.
-pub(super) struct Evidence<'a> {
+/// The facts that determine the conditions.
+pub(super) struct ConditionInputs<'a> {
     pub pod: &'a Pod,
     pub spec: &'a PodSpec,
-    pub phase: &'a str,
+    pub phase: PodPhase,
     pub init: &'a [ContainerStatus],
     pub regular: &'a [ContainerStatus],
     pub sandbox_ready: bool,
 }
 
-/// The kubelet's conditions, in upstream's order; `previous` tells since when each has been so.
+/// The kubelet's conditions, in upstream's order. A condition whose status is the same in `previous` keeps its transition time.
 pub(super) fn conditions(
-    evidence: &Evidence,
+    inputs: &ConditionInputs,
     previous: &[PodCondition],
     now: Timestamp,
 ) -> Vec<PodCondition> {
-    let containers_ready = containers_ready(evidence);
-    let judged = [
-        ("PodReadyToStartContainers", sandbox_ready(evidence)),
-        ("Initialized", initialized(evidence)),
-        ("Ready", ready(evidence, &containers_ready)),
+    let containers_ready = containers_ready(inputs);
+    let results = [
+        ("PodReadyToStartContainers", sandbox_ready(inputs)),
+        ("Initialized", initialized(inputs)),
+        ("Ready", ready(inputs, &containers_ready)),
         ("ContainersReady", containers_ready),
-        // It is here; the scheduler says so too, unless the pod was bound by hand.
+        // The scheduler sets it too, unless the pod was bound without it.
         ("PodScheduled", TRUE),
     ];
-    judged
+    results
         .into_iter()
-        .map(|(type_, judgement)| match judgement {
+        .map(|(type_, result)| match result {
             Ok(reason) => (type_, "True", reason, None),
             Err((reason, message)) => (type_, "False", Some(reason), Some(message)),
         })
-        .chain(all_restarting(evidence))
+        .chain(all_containers_restarting(inputs))
         .map(|(type_, status, reason, message)| {
             let condition = PodCondition {
                 type_: type_.to_owned(),
                 status: status.to_owned(),
                 reason: reason.map(str::to_owned),
                 message: message.filter(|message| !message.is_empty()),
-                observed_generation: evidence.pod.metadata.generation,
+                observed_generation: inputs.pod.metadata.generation,
                 ..Default::default()
             };
-            since(condition, previous, now)
+            with_transition_time(condition, previous, now)
         })
         .collect()
 }
 
-/// Gives a condition the time at which it came to its status.
-pub(super) fn since(
+/// Sets the transition time: the previous one if the status is the same, else now.
+pub(super) fn with_transition_time(
     mut condition: PodCondition,
     previous: &[PodCondition],
     now: Timestamp,
@@ -73,27 +73,27 @@ pub(super) fn since(
     condition
 }
 
-/// Only where a rule can make all containers start over: type, status, reason and message.
-fn all_restarting(
-    evidence: &Evidence,
+/// `AllContainersRestarting`, only for pods with such a rule: type, status, reason and message.
+fn all_containers_restarting(
+    inputs: &ConditionInputs,
 ) -> Option<(
     &'static str,
     &'static str,
     Option<&'static str>,
     Option<String>,
 )> {
-    let spec = evidence.spec;
+    let spec = inputs.spec;
     let mut rules = init_containers(spec)
         .iter()
         .chain(&spec.containers)
         .flat_map(|container| container.restart_policy_rules.iter().flatten());
-    if !rules.any(|rule| rule.action == "RestartAllContainers") {
+    if !rules.any(|rule| RestartRuleAction::of(rule) == RestartRuleAction::RestartAllContainers) {
         return None;
     }
-    let (status, reason, message) = match evidence.phase {
-        "Succeeded" => ("False", Some("PodCompleted"), None),
-        "Failed" => ("False", Some("PodFailed"), None),
-        _ if starting_over(spec, evidence.init, evidence.regular) => (
+    let (status, reason, message) = match inputs.phase {
+        PodPhase::Succeeded => ("False", Some("PodCompleted"), None),
+        PodPhase::Failed => ("False", Some("PodFailed"), None),
+        _ if is_restarting_all(spec, inputs.init, inputs.regular) => (
             "True",
             Some("RestartAllContainersStarted"),
             Some("container exited with restart policy rule".to_owned()),
@@ -103,18 +103,18 @@ fn all_restarting(
     Some(("AllContainersRestarting", status, reason, message))
 }
 
-fn sandbox_ready(evidence: &Evidence) -> Judgement {
-    if evidence.sandbox_ready {
+fn sandbox_ready(inputs: &ConditionInputs) -> ConditionResult {
+    if inputs.sandbox_ready {
         TRUE
     } else {
         Err(("PodSandboxNotReady", String::new()))
     }
 }
 
-fn initialized(evidence: &Evidence) -> Judgement {
+fn initialized(inputs: &ConditionInputs) -> ConditionResult {
     let (mut unknown, mut incomplete) = (vec![], vec![]);
-    for container in init_containers(evidence.spec) {
-        match find(evidence.init, &container.name) {
+    for container in init_containers(inputs.spec) {
+        match find_status(inputs.init, &container.name) {
             None => unknown.push(container.name.as_str()),
             Some(status) => {
                 let done = if is_sidecar(container) {
@@ -128,60 +128,60 @@ fn initialized(evidence: &Evidence) -> Judgement {
             }
         }
     }
-    if evidence.phase == "Succeeded" && unknown.is_empty() {
+    if inputs.phase == PodPhase::Succeeded && unknown.is_empty() {
         return Ok(Some("PodCompleted"));
     }
-    // Sidecars that restart later don't undo it.
-    if any_started(&evidence.spec.containers, evidence.regular) {
+    // A sidecar that restarts later does not change it.
+    if any_started(&inputs.spec.containers, inputs.regular) {
         return TRUE;
     }
-    match list(&[("unknown", &unknown), ("incomplete", &incomplete)]) {
+    match name_list(&[("unknown", &unknown), ("incomplete", &incomplete)]) {
         message if message.is_empty() => TRUE,
         message => Err(("ContainersNotInitialized", message)),
     }
 }
 
-fn containers_ready(evidence: &Evidence) -> Judgement {
+fn containers_ready(inputs: &ConditionInputs) -> ConditionResult {
     let (mut unknown, mut unready) = (vec![], vec![]);
-    let sidecars = init_containers(evidence.spec)
+    let sidecars = init_containers(inputs.spec)
         .iter()
         .filter(|container| is_sidecar(container))
-        .map(|container| (container, evidence.init));
-    let regular = evidence
+        .map(|container| (container, inputs.init));
+    let regular = inputs
         .spec
         .containers
         .iter()
-        .map(|container| (container, evidence.regular));
+        .map(|container| (container, inputs.regular));
     for (container, statuses) in sidecars.chain(regular) {
-        match find(statuses, &container.name) {
+        match find_status(statuses, &container.name) {
             None => unknown.push(container.name.as_str()),
             Some(status) if !status.ready => unready.push(container.name.as_str()),
             Some(_) => {}
         }
     }
-    match evidence.phase {
-        "Succeeded" if unknown.is_empty() => return Err(("PodCompleted", String::new())),
-        "Failed" => return Err(("PodFailed", String::new())),
+    match inputs.phase {
+        PodPhase::Succeeded if unknown.is_empty() => return Err(("PodCompleted", String::new())),
+        PodPhase::Failed => return Err(("PodFailed", String::new())),
         _ => {}
     }
-    match list(&[("unknown", &unknown), ("unready", &unready)]) {
+    match name_list(&[("unknown", &unknown), ("unready", &unready)]) {
         message if message.is_empty() => TRUE,
         message => Err(("ContainersNotReady", message)),
     }
 }
 
-fn ready(evidence: &Evidence, containers_ready: &Judgement) -> Judgement {
+fn ready(inputs: &ConditionInputs, containers_ready: &ConditionResult) -> ConditionResult {
     if containers_ready.is_err() {
         return containers_ready.clone();
     }
-    // The gates' conditions are set by others, so they are in the API server's view of the pod.
-    let conditions = evidence
+    // Other components set the conditions of readiness gates, so read them from the API server's pod.
+    let conditions = inputs
         .pod
         .status
         .as_ref()
         .and_then(|status| status.conditions.as_deref())
         .unwrap_or_default();
-    let gates = evidence.spec.readiness_gates.as_deref().unwrap_or_default();
+    let gates = inputs.spec.readiness_gates.as_deref().unwrap_or_default();
     let closed: Vec<_> = gates
         .iter()
         .filter_map(|gate| {
@@ -206,7 +206,7 @@ fn ready(evidence: &Evidence, containers_ready: &Judgement) -> Judgement {
 }
 
 /// `containers with unknown status: [a b], containers with unready status: [c]`
-fn list(groups: &[(&str, &[&str])]) -> String {
+fn name_list(groups: &[(&str, &[&str])]) -> String {
     let parts: Vec<_> = groups
         .iter()
         .filter(|(_, names)| !names.is_empty())

@@ -1,49 +1,48 @@
-//! The statuses of a pod's containers: what the sandbox says, what was said before, and what is said until it speaks.
+//! The statuses of a pod's containers, from the sandbox's statuses, the previous ones, and the spec.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     EphemeralContainer, PodSpec, VolumeMountStatus,
 };
 
-use super::phase::{find, last_end};
+use super::phase::{find_status, last_termination};
 use crate::pods::spec::{init_containers, is_sidecar, restarts};
 
-/// The exit code of a container whose end nobody saw.
-const LOST_EXIT_CODE: i32 = 137;
-/// What the containers of a pod may say together at their ends, in bytes.
-const ALL_LAST_WORDS: usize = 12 * 1024;
+/// The exit code of a container whose termination was not observed, as in upstream.
+const UNKNOWN_EXIT_CODE: i32 = 137;
+/// Maximum size of all termination messages of a pod, in bytes.
+const MAX_TERMINATION_MESSAGES: usize = 12 * 1024;
 
-/// Which of a pod's lists of containers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ContainerKind {
     Init,
     Regular,
     Ephemeral,
 }
 
-/// The statuses of `containers`, in the order of the spec. `said` is what the sandbox says, if it has spoken.
-pub(super) fn merged(
+/// The statuses of `containers`, in the order of the spec. `current` are the sandbox's statuses, if it has reported any.
+pub(super) fn merge_statuses(
     spec: &PodSpec,
-    kind: Kind,
+    kind: ContainerKind,
     containers: &[Container],
-    said: Option<&[ContainerStatus]>,
+    current: Option<&[ContainerStatus]>,
     previous: &[ContainerStatus],
 ) -> Vec<ContainerStatus> {
     containers
         .iter()
         .map(|container| {
-            let before = find(previous, &container.name);
-            let now = said.and_then(|said| find(said, &container.name));
+            let before = find_status(previous, &container.name);
+            let now = current.and_then(|current| find_status(current, &container.name));
             let mut status = match (now, before) {
-                (Some(now), Some(before)) => forwards(spec, kind, container, now, before),
+                (Some(now), Some(before)) => merge_status(spec, kind, container, now, before),
                 (Some(now), None) => now.clone(),
                 (None, Some(before)) => before.clone(),
                 (None, None) => not_started(spec, container),
             };
             if status.volume_mounts.is_none() {
-                status.volume_mounts = mounts(container);
+                status.volume_mounts = mount_statuses(container);
             }
-            if kind != Kind::Ephemeral {
+            if kind != ContainerKind::Ephemeral {
                 fill_in_resources(&mut status, container);
             }
             status
@@ -51,21 +50,23 @@ pub(super) fn merged(
         .collect()
 }
 
-/// What the sandbox says now, unless it contradicts what was said before.
-fn forwards(
+/// The current status, unless it contradicts the previous one: a container that has terminated for good does not run again.
+fn merge_status(
     spec: &PodSpec,
-    kind: Kind,
+    kind: ContainerKind,
     container: &Container,
     now: &ContainerStatus,
     before: &ContainerStatus,
 ) -> ContainerStatus {
-    if let Some(end) = terminated(before) {
-        let may_run_again = kind != Kind::Ephemeral
+    if let Some(termination) = terminated(before) {
+        let may_run_again = kind != ContainerKind::Ephemeral
             && match kind {
-                Kind::Init if is_sidecar(container) => true,
-                // An init container that succeeded stays so, except when the whole pod is started anew.
-                Kind::Init if end.exit_code == 0 => now.restart_count > before.restart_count,
-                _ => restarts(container, spec, end.exit_code),
+                ContainerKind::Init if is_sidecar(container) => true,
+                // An init container runs again after success only if the whole pod is restarted.
+                ContainerKind::Init if termination.exit_code == 0 => {
+                    now.restart_count > before.restart_count
+                }
+                _ => restarts(container, spec, termination.exit_code),
             };
         if !may_run_again && terminated(now).is_none() {
             return before.clone();
@@ -73,14 +74,14 @@ fn forwards(
     }
     let mut status = now.clone();
     status.restart_count = status.restart_count.max(before.restart_count);
-    if last_end(&status).is_none() {
+    if last_termination(&status).is_none() {
         let same_run = status.container_id == before.container_id;
-        let end = match terminated(before) {
-            Some(end) if !same_run => Some(end),
-            _ => last_end(before),
+        let last = match terminated(before) {
+            Some(termination) if !same_run => Some(termination),
+            _ => last_termination(before),
         };
-        status.last_state = end.map(|end| ContainerState {
-            terminated: Some(end.clone()),
+        status.last_state = last.map(|termination| ContainerState {
+            terminated: Some(termination.clone()),
             ..Default::default()
         });
     }
@@ -111,8 +112,8 @@ fn not_started(spec: &PodSpec, container: &Container) -> ContainerStatus {
     }
 }
 
-/// What is mounted where, as upstream tells it of every container.
-fn mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
+/// The statuses of a container's volume mounts.
+fn mount_statuses(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_deref()?;
     let statuses = mounts.iter().map(|mount| {
         let read_only = mount.read_only == Some(true);
@@ -131,7 +132,7 @@ fn mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     Some(statuses.collect())
 }
 
-/// A container that was started has what its spec asks for.
+/// Sets the resources of a started container to those of its spec, if the sandbox did not report them.
 fn fill_in_resources(status: &mut ContainerStatus, container: &Container) {
     if status.container_id.is_none() || status.resources.is_some() {
         return;
@@ -144,7 +145,7 @@ fn fill_in_resources(status: &mut ContainerStatus, container: &Container) {
     }
 }
 
-/// Ephemeral containers as containers: all that a status needs of them.
+/// Converts ephemeral containers to containers, with the fields that a status needs.
 pub(super) fn as_containers(ephemeral: &[EphemeralContainer]) -> Vec<Container> {
     ephemeral
         .iter()
@@ -157,8 +158,8 @@ pub(super) fn as_containers(ephemeral: &[EphemeralContainer]) -> Vec<Container> 
         .collect()
 }
 
-/// What is left of containers whose sandbox was lost: those that ran have ended, nobody knows how.
-pub(crate) fn lost(statuses: &[ContainerStatus]) -> Vec<ContainerStatus> {
+/// The statuses after the sandbox was lost: running containers have terminated, with an unknown result.
+pub(crate) fn terminate_running(statuses: &[ContainerStatus]) -> Vec<ContainerStatus> {
     let mut statuses = statuses.to_vec();
     for status in &mut statuses {
         let state = status.state.take().unwrap_or_default();
@@ -167,13 +168,13 @@ pub(crate) fn lost(statuses: &[ContainerStatus]) -> Vec<ContainerStatus> {
                 terminated: Some(ContainerStateTerminated {
                     started_at: running.started_at,
                     container_id: status.container_id.clone(),
-                    ..unknown_end()
+                    ..unknown_termination()
                 }),
                 ..Default::default()
             },
             None => state,
         });
-        if terminated(status).is_none_or(|end| end.exit_code != 0) {
+        if terminated(status).is_none_or(|termination| termination.exit_code != 0) {
             status.ready = false;
         }
         status.started = Some(false);
@@ -181,59 +182,62 @@ pub(crate) fn lost(statuses: &[ContainerStatus]) -> Vec<ContainerStatus> {
     statuses
 }
 
-/// Brings `statuses` up to what a sandbox has left in its checkpoint. A kubelet that was connected may know of later runs.
-pub(crate) fn recall(statuses: &mut Vec<ContainerStatus>, left: &[ContainerStatus]) {
-    for left in left {
-        let known = statuses.iter_mut().find(|known| known.name == left.name);
+/// Applies the statuses of a sandbox's checkpoint that are newer: `statuses` may have later runs than the checkpoint.
+pub(crate) fn apply_checkpoint(
+    statuses: &mut Vec<ContainerStatus>,
+    checkpoint: &[ContainerStatus],
+) {
+    for saved in checkpoint {
+        let known = statuses.iter_mut().find(|known| known.name == saved.name);
         let Some(known) = known else {
-            statuses.push(left.clone());
+            statuses.push(saved.clone());
             continue;
         };
-        let is_newer = left.restart_count > known.restart_count
-            || (left.restart_count == known.restart_count
-                && left.container_id.is_some()
+        let is_newer = saved.restart_count > known.restart_count
+            || (saved.restart_count == known.restart_count
+                && saved.container_id.is_some()
                 && terminated(known).is_none());
         if is_newer {
-            known.clone_from(left);
+            known.clone_from(saved);
         }
     }
 }
 
-/// The containers of a pod that is over and whose sandbox can't be asked: each that may have run has failed.
-pub(super) fn ended(statuses: &mut [ContainerStatus]) {
+/// Marks all containers as terminated, for a pod that has ended without its sandbox: those without a known result have failed.
+pub(super) fn terminate_all(statuses: &mut [ContainerStatus]) {
     for status in statuses {
         if terminated(status).is_none() {
             status.state = Some(ContainerState {
-                terminated: Some(unknown_end()),
+                terminated: Some(unknown_termination()),
                 ..Default::default()
             });
         }
         status.started = Some(false);
-        if terminated(status).is_none_or(|end| end.exit_code != 0) {
+        if terminated(status).is_none_or(|termination| termination.exit_code != 0) {
             status.ready = false;
         }
     }
 }
 
-fn unknown_end() -> ContainerStateTerminated {
+fn unknown_termination() -> ContainerStateTerminated {
     ContainerStateTerminated {
         reason: Some("ContainerStatusUnknown".to_owned()),
         message: Some("The container could not be located when the pod was terminated".to_owned()),
-        exit_code: LOST_EXIT_CODE,
+        exit_code: UNKNOWN_EXIT_CODE,
         ..Default::default()
     }
 }
 
-/// Cuts the termination messages of a pod's containers to the share of each in what a pod may say.
-pub(super) fn shortened(mut lists: [Vec<ContainerStatus>; 3]) -> [Vec<ContainerStatus>; 3] {
+/// Truncates termination messages: each container may use an equal share of [`MAX_TERMINATION_MESSAGES`].
+pub(super) fn truncate_messages(mut lists: [Vec<ContainerStatus>; 3]) -> [Vec<ContainerStatus>; 3] {
     let count: usize = lists.iter().map(Vec::len).sum();
-    let share = ALL_LAST_WORDS / count.max(1);
+    let share = MAX_TERMINATION_MESSAGES / count.max(1);
     for status in lists.iter_mut().flatten() {
         let states = [&mut status.state, &mut status.last_state];
-        let ends = states
+        let terminations = states
             .into_iter()
             .filter_map(|state| state.as_mut()?.terminated.as_mut());
-        for message in ends.filter_map(|end| end.message.as_mut()) {
+        for message in terminations.filter_map(|termination| termination.message.as_mut()) {
             message.truncate(message.floor_char_boundary(share));
         }
     }

@@ -1,8 +1,8 @@
-//! The status of a pod: pure functions from what is known to what the API server is told.
+//! Generates a pod's status, with pure functions.
 //!
-//! The sandbox says how its containers are; all that is said of the pod as a whole (phase, conditions, addresses) is
-//! concluded here, by the rules of upstream's kubelet. A status never goes backwards: a final phase stays, restarts
-//! only grow, a container that has ended for good doesn't run again.
+//! The sandbox reports container statuses. The status of the pod as a whole (phase, conditions, addresses) is computed here, by
+//! the rules of upstream's kubelet. A status never goes back: a terminal phase stays, restart counts do not decrease, and a
+//! container that has terminated for good does not run again.
 
 mod conditions;
 mod containers;
@@ -15,49 +15,51 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::{PodState, Problem};
+use pod_protocol::{PodState, Problem};
 use serde_json::{Value, json};
 
-pub(crate) use containers::{lost, recall};
+pub(crate) use containers::{apply_checkpoint, terminate_running};
 
-use self::conditions::{Evidence, conditions, since};
-use self::containers::{Kind, as_containers, ended, merged, shortened};
-use super::eviction::NODE_LOW;
-use super::spec::{init_containers, is_final, uses_host_network};
+use self::conditions::{ConditionInputs, conditions, with_transition_time};
+use self::containers::{
+    ContainerKind, as_containers, merge_statuses, terminate_all, truncate_messages,
+};
+use super::failure::is_disruption;
+use super::spec::{PodPhase, init_containers, uses_host_network};
 
 const RESIZE_PENDING: &str = "PodResizePending";
 const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
-/// What a pod's status is concluded from.
-pub(crate) struct Known<'a> {
-    /// The pod, as the API server last showed it.
+/// The facts that determine a pod's status.
+pub(crate) struct StatusInputs<'a> {
+    /// The API server's pod.
     pub pod: &'a Pod,
-    /// What its sandbox last said; `None` before it has spoken.
+    /// The sandbox's last report; `None` before the first one.
     pub state: Option<&'a PodState>,
-    /// The status that was concluded last; at first, the API server's.
+    /// The status that was generated last; at first, the API server's.
     pub previous: &'a PodStatus,
-    /// None of its containers will be started again: it is to be deleted, or was stopped.
-    pub ending: bool,
+    /// The pod is being deleted or stopped: no container will be restarted.
+    pub terminating: bool,
     /// The node's addresses, the preferred one first.
     pub host_ips: &'a [IpAddr],
-    /// Why it can't have the resources that it wants.
-    pub resize: Option<&'a Problem>,
+    /// Why the resources in the spec are not allocated yet.
+    pub pending_resize: Option<&'a Problem>,
 }
 
-/// What the API server should be told of a pod.
-pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
-    let Known {
+/// Generates the status of a pod.
+pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
+    let StatusInputs {
         pod,
         state,
         previous,
         ..
-    } = *known;
+    } = *inputs;
     let default_spec = Default::default();
     let spec = pod.spec.as_ref().unwrap_or(&default_spec);
 
-    let init = merged(
+    let init = merge_statuses(
         spec,
-        Kind::Init,
+        ContainerKind::Init,
         init_containers(spec),
         state.map(|state| &state.init_containers[..]),
         previous
@@ -65,16 +67,16 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
             .as_deref()
             .unwrap_or_default(),
     );
-    let regular = merged(
+    let regular = merge_statuses(
         spec,
-        Kind::Regular,
+        ContainerKind::Regular,
         &spec.containers,
         state.map(|state| &state.containers[..]),
         previous.container_statuses.as_deref().unwrap_or_default(),
     );
-    let ephemeral = merged(
+    let ephemeral = merge_statuses(
         spec,
-        Kind::Ephemeral,
+        ContainerKind::Ephemeral,
         &as_containers(spec.ephemeral_containers.as_deref().unwrap_or_default()),
         state.map(|state| &state.ephemeral_containers[..]),
         previous
@@ -83,31 +85,32 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
             .unwrap_or_default(),
     );
 
-    let [init, regular, ephemeral] = shortened([init, regular, ephemeral]);
+    let [init, regular, ephemeral] = truncate_messages([init, regular, ephemeral]);
 
     let finished = state.is_some_and(|state| state.finished);
     let failure = state.and_then(|state| state.failure.as_ref());
-    let said_phase = previous.phase.as_deref().unwrap_or("Pending");
-    let phase = match phase::phase(spec, &init, &regular, known.ending || finished) {
-        _ if is_final(said_phase) => said_phase,
-        // A pod is over only when nothing of it runs any more: others count on what it held being free then.
-        over if is_final(over) && !finished => said_phase,
-        "Succeeded" if failure.is_none() => "Succeeded",
-        _ if finished => "Failed",
-        other => other,
+    let previous_phase = PodPhase::of(Some(previous));
+    let terminating = inputs.terminating || finished;
+    let phase = match phase::phase(spec, &init, &regular, terminating) {
+        _ if previous_phase.is_terminal() => previous_phase,
+        // The phase becomes terminal only when the sandbox has finished: then the pod's resources are free.
+        phase if phase.is_terminal() && !finished => previous_phase,
+        PodPhase::Succeeded if failure.is_none() => PodPhase::Succeeded,
+        _ if finished => PodPhase::Failed,
+        phase => phase,
     };
-    // Why a pod is over is said together with the fact.
+    // Reason and message are set together with the terminal phase.
     let (reason, message) = match failure {
-        Some(problem) if is_final(phase) && !is_final(said_phase) => {
+        Some(problem) if phase.is_terminal() && !previous_phase.is_terminal() => {
             (Some(problem.reason.clone()), Some(problem.message.clone()))
         }
-        _ if phase == said_phase => (previous.reason.clone(), previous.message.clone()),
+        _ if phase == previous_phase => (previous.reason.clone(), previous.message.clone()),
         _ => (None, None),
     };
 
     let before = previous.conditions.as_deref().unwrap_or_default();
     let mut conditions = conditions(
-        &Evidence {
+        &ConditionInputs {
             pod,
             spec,
             phase,
@@ -118,27 +121,22 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
         before,
         now,
     );
-    if !is_final(phase) {
-        let resizing = resizing(pod, known.resize, [&init, &regular]);
-        conditions.extend(resizing.map(|condition| since(condition, before, now)));
-    }
-    if is_final(phase) {
-        conditions.extend(
-            failure
-                .and_then(|problem| disruption(pod, problem))
-                .map(|condition| since(condition, before, now)),
-        );
-    }
+    let further = if phase.is_terminal() {
+        failure.and_then(|problem| disruption_target(pod, problem))
+    } else {
+        resize_condition(pod, inputs.pending_resize, [&init, &regular])
+    };
+    conditions.extend(further.map(|condition| with_transition_time(condition, before, now)));
 
-    let pod_ips = pod_ips(known);
+    let pod_ips = pod_ips(inputs);
     PodStatus {
-        phase: Some(phase.to_owned()),
+        phase: Some(phase.as_str().to_owned()),
         reason,
         message,
         start_time: previous.start_time.clone().or(Some(Time(now))),
-        host_ip: known.host_ips.first().map(ToString::to_string),
+        host_ip: inputs.host_ips.first().map(ToString::to_string),
         host_ips: Some(
-            known
+            inputs
                 .host_ips
                 .iter()
                 .map(|ip| HostIP { ip: ip.to_string() })
@@ -149,53 +147,60 @@ pub(crate) fn pod_status(known: &Known, now: Timestamp) -> PodStatus {
         qos_class: pod.status.as_ref().and_then(|s| s.qos_class.clone()),
         observed_generation: pod.metadata.generation.max(previous.observed_generation),
         conditions: Some(conditions),
-        init_container_statuses: some(init),
-        container_statuses: some(regular),
-        ephemeral_container_statuses: some(ephemeral),
+        init_container_statuses: non_empty(init),
+        container_statuses: non_empty(regular),
+        ephemeral_container_statuses: non_empty(ephemeral),
         ..Default::default()
     }
 }
 
-/// Whether a pod whose sandbox was lost goes on, by its containers' policies.
-pub(crate) fn survives(pod: &Pod, status: &PodStatus) -> bool {
-    let left = |statuses: &Option<Vec<_>>| statuses.as_deref().map(lost).unwrap_or_default();
+/// Whether a pod is restarted after its sandbox was lost, by its containers' restart policies.
+pub(crate) fn restarts_after_loss(pod: &Pod, status: &PodStatus) -> bool {
+    let terminated = |statuses: &Option<Vec<_>>| {
+        let statuses = statuses.as_deref();
+        statuses.map(terminate_running).unwrap_or_default()
+    };
     pod.spec.as_ref().is_some_and(|spec| {
-        let init = left(&status.init_container_statuses);
-        let regular = left(&status.container_statuses);
-        !is_final(phase::phase(spec, &init, &regular, false))
+        let init = terminated(&status.init_container_statuses);
+        let regular = terminated(&status.container_statuses);
+        !phase::phase(spec, &init, &regular, false).is_terminal()
     })
 }
 
-/// The end of a pod whose sandbox is gone and will not be started again.
-pub(crate) fn lost_for_good(known: &Known, failure: Option<&Problem>, now: Timestamp) -> PodStatus {
-    let mut previous = known.previous.clone();
+/// The terminal status of a pod whose sandbox was lost and is not started again.
+pub(crate) fn terminal_status(
+    inputs: &StatusInputs,
+    failure: Option<&Problem>,
+    now: Timestamp,
+) -> PodStatus {
+    let mut previous = inputs.previous.clone();
     let started = |statuses: &Option<Vec<_>>| {
-        statuses
-            .iter()
-            .flatten()
-            .any(|status: &k8s_openapi::api::core::v1::ContainerStatus| {
-                status.container_id.is_some() || status.restart_count > 0
-            })
+        statuses.iter().flatten().any(|status: &ContainerStatus| {
+            status.container_id.is_some() || status.restart_count > 0
+        })
     };
-    // Once it was initialised, a container of which nothing is known has failed; before, it has never been there.
+    // In an initialized pod, containers without a known result have failed. Before that they were never created.
     if started(&previous.container_statuses) {
-        ended(
+        terminate_all(
             previous
                 .container_statuses
                 .as_deref_mut()
                 .unwrap_or_default(),
         );
     }
-    let ran = previous
+    let last_started = previous
         .init_container_statuses
         .as_deref()
         .unwrap_or_default()
         .iter()
         .rposition(|status| status.container_id.is_some());
-    if let (Some(last), Some(init)) = (ran, previous.init_container_statuses.as_deref_mut()) {
-        ended(&mut init[..=last]);
+    if let (Some(last), Some(init)) = (
+        last_started,
+        previous.init_container_statuses.as_deref_mut(),
+    ) {
+        terminate_all(&mut init[..=last]);
     }
-    let over = PodState {
+    let state = PodState {
         finished: true,
         failure: failure.cloned(),
         pod_ips: previous
@@ -209,25 +214,25 @@ pub(crate) fn lost_for_good(known: &Known, failure: Option<&Problem>, now: Times
         ephemeral_containers: previous
             .ephemeral_container_statuses
             .as_deref()
-            .map(lost)
+            .map(terminate_running)
             .unwrap_or_default(),
         ..Default::default()
     };
     pod_status(
-        &Known {
-            state: Some(&over),
+        &StatusInputs {
+            state: Some(&state),
             previous: &previous,
-            ending: true,
-            ..*known
+            terminating: true,
+            ..*inputs
         },
         now,
     )
 }
 
-/// The status of a pod that this node can't admit, as upstream's kubelet sets it.
-pub(crate) fn refusal(pod: &Pod, problem: &Problem, now: Timestamp) -> PodStatus {
+/// The status of a pod that this node does not admit, as in upstream.
+pub(crate) fn rejected_status(pod: &Pod, problem: &Problem, now: Timestamp) -> PodStatus {
     PodStatus {
-        phase: Some("Failed".to_owned()),
+        phase: Some(PodPhase::Failed.as_str().to_owned()),
         reason: Some(problem.reason.clone()),
         message: Some(format!("Pod was rejected: {}", problem.message)),
         start_time: Some(Time(now)),
@@ -236,16 +241,16 @@ pub(crate) fn refusal(pod: &Pod, problem: &Problem, now: Timestamp) -> PodStatus
     }
 }
 
-/// The body of a request that makes `status` the pod's, leaving what others say in it alone.
+/// A strategic merge patch that sets `status` and keeps the conditions of other components.
 pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
     let mut status = json!(status);
-    // Lists that the API server merges by key; an address that is no longer the pod's must go.
+    // The API server merges these lists by key; stale addresses must be removed.
     for list in ["podIPs", "hostIPs"] {
         if let Some(Value::Array(items)) = status.get_mut(list) {
             items.insert(0, json!({ "$patch": "replace" }));
         }
     }
-    // Conditions are merged field by field; a reason that no longer holds must go.
+    // Conditions are merged field by field; stale reasons and messages must be removed.
     for condition in status["conditions"].as_array_mut().into_iter().flatten() {
         for field in ["reason", "message"] {
             if condition.get(field).is_none() {
@@ -253,7 +258,7 @@ pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
             }
         }
     }
-    // And one that holds no longer goes as a whole.
+    // Resize conditions are deleted as a whole.
     let conditions = status["conditions"].as_array_mut().into_iter();
     for conditions in conditions {
         for type_ in [RESIZE_PENDING, RESIZE_IN_PROGRESS] {
@@ -262,14 +267,14 @@ pub(crate) fn status_patch(uid: &str, status: &PodStatus) -> Value {
             }
         }
     }
-    // The uid makes it a precondition: a new pod of the same name is not this pod.
+    // The uid is a precondition: a new pod of the same name must not get this status.
     json!({ "metadata": { "uid": uid }, "status": status })
 }
 
-/// The condition of a pod whose resources are to change: it can't be, or is under way.
-fn resizing(
+/// `PodResizePending` or `PodResizeInProgress`, if the pod's resources are to change.
+fn resize_condition(
     pod: &Pod,
-    refused: Option<&Problem>,
+    pending: Option<&Problem>,
     statuses: [&[ContainerStatus]; 2],
 ) -> Option<PodCondition> {
     let condition = |type_: &str, problem: Option<&Problem>| PodCondition {
@@ -280,17 +285,17 @@ fn resizing(
         observed_generation: pod.metadata.generation,
         ..Default::default()
     };
-    if refused.is_some() {
-        return Some(condition(RESIZE_PENDING, refused));
+    if pending.is_some() {
+        return Some(condition(RESIZE_PENDING, pending));
     }
-    // What a container has is what its sandbox says it has.
+    // The sandbox reports the resources that a running container has.
     let spec = pod.spec.as_ref()?;
     let mut containers = init_containers(spec).iter().chain(&spec.containers);
     let differs = containers.any(|container| {
-        let mut own = statuses.into_iter().flatten();
-        let own = own.find(|own| own.name == container.name && is_running(own));
-        let has = own.and_then(|own| own.resources.as_ref());
-        has.is_some_and(|has| *has != container.resources.clone().unwrap_or_default())
+        let mut statuses = statuses.into_iter().flatten();
+        let status = statuses.find(|status| status.name == container.name && is_running(status));
+        let actual = status.and_then(|status| status.resources.as_ref());
+        actual.is_some_and(|actual| *actual != container.resources.clone().unwrap_or_default())
     });
     differs.then(|| condition(RESIZE_IN_PROGRESS, None))
 }
@@ -300,11 +305,9 @@ fn is_running(status: &ContainerStatus) -> bool {
     state.is_some_and(|state| state.running.is_some())
 }
 
-/// Pods that the node itself put an end to say so, for those who count disruptions. Who went beyond its own limits has
-/// only itself to blame.
-fn disruption(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
-    let by_node = problem.reason == "Terminated" || problem.message.starts_with(NODE_LOW);
-    by_node.then(|| PodCondition {
+/// `DisruptionTarget`, if the node caused the failure. A pod that exceeds its own limits does not get it.
+fn disruption_target(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
+    is_disruption(problem).then(|| PodCondition {
         type_: "DisruptionTarget".to_owned(),
         status: "True".to_owned(),
         reason: Some("TerminationByKubelet".to_owned()),
@@ -314,20 +317,20 @@ fn disruption(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
     })
 }
 
-fn pod_ips(known: &Known) -> Vec<String> {
-    let said = known.state.map(|state| state.pod_ips.clone());
-    match said {
+fn pod_ips(inputs: &StatusInputs) -> Vec<String> {
+    let reported = inputs.state.map(|state| state.pod_ips.clone());
+    match reported {
         Some(ips) if !ips.is_empty() => ips,
-        _ if uses_host_network(known.pod) => {
-            known.host_ips.iter().map(ToString::to_string).collect()
+        _ if uses_host_network(inputs.pod) => {
+            inputs.host_ips.iter().map(ToString::to_string).collect()
         }
         _ => {
-            let before = known.previous.pod_ips.iter().flatten();
+            let before = inputs.previous.pod_ips.iter().flatten();
             before.map(|ip| ip.ip.clone()).collect()
         }
     }
 }
 
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }

@@ -4,32 +4,30 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodSpec,
 };
 
-use crate::pods::spec::{init_containers, is_sidecar, restarts, restarts_all};
+use crate::pods::spec::{PodPhase, init_containers, is_sidecar, restarts, restarts_all};
 
 /// How far a container has come.
 enum Progress<'a> {
-    /// Nothing is known of it.
+    /// It has no status.
     Unknown,
     /// It has never run.
     Waiting,
-    /// It runs.
     Running,
-    /// It has run, and ended so.
-    Ended(&'a ContainerStateTerminated),
-    /// It has run, ended so, and waits to run again.
+    Terminated(&'a ContainerStateTerminated),
+    /// It has terminated, and waits to run again.
     Restarting(&'a ContainerStateTerminated),
 }
 
-/// What the containers make of the pod. `ending`: none of them will be restarted, whatever the policy.
+/// The phase that follows from the container statuses. With `terminating`, no container is restarted, whatever its policy.
 pub(super) fn phase(
     spec: &PodSpec,
     init: &[ContainerStatus],
     regular: &[ContainerStatus],
-    ending: bool,
-) -> &'static str {
-    let starting_over = !ending && starting_over(spec, init, regular);
+    terminating: bool,
+) -> PodPhase {
+    let restarting_all = !terminating && is_restarting_all(spec, init, regular);
     let restarts =
-        |container: &Container, exit_code| starting_over || restarts(container, spec, exit_code);
+        |container: &Container, exit_code| restarting_all || restarts(container, spec, exit_code);
     let started = regular.iter().any(|status| {
         !matches!(
             progress(Some(status)),
@@ -39,23 +37,23 @@ pub(super) fn phase(
 
     let mut init_pending = 0;
     for container in init_containers(spec).iter().filter(|c| !is_sidecar(c)) {
-        match progress(find(init, &container.name)) {
+        match progress(find_status(init, &container.name)) {
             Progress::Unknown | Progress::Waiting | Progress::Running => init_pending += 1,
-            Progress::Ended(end) | Progress::Restarting(end) if end.exit_code != 0 => {
-                if ending || !restarts(container, end.exit_code) {
-                    return "Failed";
+            Progress::Terminated(end) | Progress::Restarting(end) if end.exit_code != 0 => {
+                if terminating || !restarts(container, end.exit_code) {
+                    return PodPhase::Failed;
                 }
-                // Running again, or about to: the pod is not initialised.
+                // It runs again, or will: the pod is not initialized.
                 init_pending += 1;
             }
-            Progress::Ended(_) | Progress::Restarting(_) => {}
+            Progress::Terminated(_) | Progress::Restarting(_) => {}
         }
     }
 
     let (mut unknown, mut running, mut waiting) = (0, 0, 0);
     let mut sidecars_pending = 0;
     for container in init_containers(spec).iter().filter(|c| is_sidecar(c)) {
-        let status = find(init, &container.name);
+        let status = find_status(init, &container.name);
         match progress(status) {
             Progress::Unknown => unknown += 1,
             Progress::Waiting => {
@@ -68,18 +66,18 @@ pub(super) fn phase(
                 }
                 running += 1;
             }
-            // A sidecar that has ended doesn't count.
-            Progress::Ended(_) | Progress::Restarting(_) => {}
+            // A terminated sidecar does not count.
+            Progress::Terminated(_) | Progress::Restarting(_) => {}
         }
     }
 
     let (mut stopped, mut stay_stopped, mut succeeded) = (0, 0, 0);
     for container in &spec.containers {
-        match progress(find(regular, &container.name)) {
+        match progress(find_status(regular, &container.name)) {
             Progress::Unknown => unknown += 1,
             Progress::Waiting => waiting += 1,
             Progress::Running => running += 1,
-            Progress::Ended(end) => {
+            Progress::Terminated(end) => {
                 stopped += 1;
                 succeeded += usize::from(end.exit_code == 0);
                 stay_stopped += usize::from(!restarts(container, end.exit_code));
@@ -92,27 +90,27 @@ pub(super) fn phase(
     }
 
     // A pod that has run does not become Pending again because a sidecar restarts.
-    let initialising = init_pending > 0 || (sidecars_pending > 0 && !started);
-    if initialising || waiting > 0 {
-        return "Pending";
+    let initializing = init_pending > 0 || (sidecars_pending > 0 && !started);
+    if initializing || waiting > 0 {
+        return PodPhase::Pending;
     }
     match (running > 0, stopped > 0, unknown) {
-        (true, _, 0) => "Running",
+        (true, _, 0) => PodPhase::Running,
         (false, true, 0) => {
-            if !ending && stopped != stay_stopped {
-                "Running"
+            if !terminating && stopped != stay_stopped {
+                PodPhase::Running
             } else if stopped == succeeded {
-                "Succeeded"
+                PodPhase::Succeeded
             } else {
-                "Failed"
+                PodPhase::Failed
             }
         }
-        _ => "Pending",
+        _ => PodPhase::Pending,
     }
 }
 
-/// Whether a container has ended so that all are to start over, which not all have done yet.
-pub(super) fn starting_over(
+/// Whether a container's exit has triggered a restart of all containers that is not complete yet.
+pub(super) fn is_restarting_all(
     spec: &PodSpec,
     init: &[ContainerStatus],
     regular: &[ContainerStatus],
@@ -120,7 +118,7 @@ pub(super) fn starting_over(
     let of_init = init_containers(spec).iter().map(|one| (one, init));
     let of_regular = spec.containers.iter().map(|one| (one, regular));
     of_init.chain(of_regular).any(|(container, statuses)| {
-        let Some(status) = find(statuses, &container.name) else {
+        let Some(status) = find_status(statuses, &container.name) else {
             return false;
         };
         let waits = status
@@ -128,8 +126,8 @@ pub(super) fn starting_over(
             .as_ref()
             .and_then(|state| state.waiting.as_ref())
             .is_some_and(|waiting| waiting.reason.as_deref() == Some("RestartingAllContainers"));
-        let asks = matches!(progress(Some(status)), Progress::Ended(end) if restarts_all(container, end.exit_code));
-        waits || asks
+        let triggers = matches!(progress(Some(status)), Progress::Terminated(end) if restarts_all(container, end.exit_code));
+        waits || triggers
     })
 }
 
@@ -144,10 +142,10 @@ fn progress(status: Option<&ContainerStatus>) -> Progress<'_> {
         Some(ContainerState {
             terminated: Some(end),
             ..
-        }) => Progress::Ended(end),
+        }) => Progress::Terminated(end),
         Some(ContainerState {
             waiting: Some(_), ..
-        }) => match last_end(status) {
+        }) => match last_termination(status) {
             Some(end) => Progress::Restarting(end),
             None => Progress::Waiting,
         },
@@ -155,20 +153,22 @@ fn progress(status: Option<&ContainerStatus>) -> Progress<'_> {
     }
 }
 
-/// How a container's run before the current one ended.
-pub(super) fn last_end(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+/// The termination of a container's previous run.
+pub(super) fn last_termination(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
     status.last_state.as_ref()?.terminated.as_ref()
 }
 
-/// The status of a container by its name.
-pub(super) fn find<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
+pub(super) fn find_status<'a>(
+    statuses: &'a [ContainerStatus],
+    name: &str,
+) -> Option<&'a ContainerStatus> {
     statuses.iter().find(|status| status.name == name)
 }
 
-/// Whether a container of the spec is known to have been started at some time.
+/// Whether at least one of the containers has been started.
 pub(super) fn any_started(containers: &[Container], statuses: &[ContainerStatus]) -> bool {
     containers.iter().any(|container| {
-        find(statuses, &container.name)
+        find_status(statuses, &container.name)
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     })

@@ -1,8 +1,8 @@
-//! Cases that are named for what happens to a pod; snapshots show what the API server is told.
+//! Statuses for given pods and sandbox states.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::{PodState, Problem};
+use pod_protocol::{PodState, Problem};
 use serde_json::{Value, json};
 
 use super::*;
@@ -22,7 +22,7 @@ fn pod(spec: Value) -> Pod {
     .unwrap()
 }
 
-fn one(policy: &str) -> Pod {
+fn one_container(policy: &str) -> Pod {
     pod(json!({ "restartPolicy": policy, "containers": [{ "name": "a", "image": "i" }] }))
 }
 
@@ -32,13 +32,13 @@ fn container(name: &str, state: Value) -> ContainerStatus {
         "name": name, "image": "i", "imageID": "sha256:1", "restartCount": 0,
         "ready": running, "started": running, "state": state,
     });
-    if state_has_run(&status["state"]) {
+    if has_run(&status["state"]) {
         status["containerID"] = json!(format!("coracle://{name}0"));
     }
     serde_json::from_value(status).unwrap()
 }
 
-fn state_has_run(state: &Value) -> bool {
+fn has_run(state: &Value) -> bool {
     state.get("waiting").is_none()
 }
 
@@ -47,7 +47,7 @@ fn running(name: &str) -> ContainerStatus {
     container(name, state)
 }
 
-fn ended(name: &str, code: i32) -> ContainerStatus {
+fn terminated(name: &str, code: i32) -> ContainerStatus {
     let reason = if code == 0 { "Completed" } else { "Error" };
     let state = json!({ "terminated": {
         "exitCode": code, "reason": reason, "containerID": format!("coracle://{name}0"),
@@ -58,9 +58,9 @@ fn ended(name: &str, code: i32) -> ContainerStatus {
     status
 }
 
-/// An init container that has succeeded is ready, as the sandbox says.
-fn done(name: &str) -> ContainerStatus {
-    let mut status = ended(name, 0);
+/// An init container that has succeeded. The sandbox reports it as ready.
+fn completed(name: &str) -> ContainerStatus {
+    let mut status = terminated(name, 0);
     status.ready = true;
     status
 }
@@ -71,39 +71,45 @@ fn waiting(name: &str, reason: &str) -> ContainerStatus {
 
 fn crashed(name: &str, restarts: i32) -> ContainerStatus {
     let mut status = waiting(name, "CrashLoopBackOff");
-    status.last_state = ended(name, 1).state;
+    status.last_state = terminated(name, 1).state;
     status.container_id = Some(format!("coracle://{name}0"));
     status.restart_count = restarts;
     status
 }
 
 #[test]
-fn a_checkpoint_never_takes_a_status_back() {
-    let recalled = |known: ContainerStatus, left: ContainerStatus| {
+fn checkpoint_never_replaces_newer_status() {
+    let applied = |known: ContainerStatus, saved: ContainerStatus| {
         let mut statuses = vec![known];
-        recall(&mut statuses, &[left]);
+        apply_checkpoint(&mut statuses, &[saved]);
         statuses.remove(0)
     };
-    let again = |mut status: ContainerStatus| {
+    let restarted = |mut status: ContainerStatus| {
         status.restart_count = 1;
         status
     };
-    assert_eq!(recalled(running("a"), ended("a", 3)), ended("a", 3));
     assert_eq!(
-        recalled(waiting("a", "ContainerCreating"), running("a")),
+        applied(running("a"), terminated("a", 3)),
+        terminated("a", 3)
+    );
+    assert_eq!(
+        applied(waiting("a", "ContainerCreating"), running("a")),
         running("a")
     );
     assert_eq!(
-        recalled(running("a"), again(ended("a", 3))),
-        again(ended("a", 3))
+        applied(running("a"), restarted(terminated("a", 3))),
+        restarted(terminated("a", 3))
     );
     assert_eq!(
-        recalled(again(running("a")), ended("a", 3)),
-        again(running("a"))
+        applied(restarted(running("a")), terminated("a", 3)),
+        restarted(running("a"))
     );
-    assert_eq!(recalled(ended("a", 3), running("a")), ended("a", 3));
     assert_eq!(
-        recalled(running("a"), waiting("a", "ContainerCreating")),
+        applied(terminated("a", 3), running("a")),
+        terminated("a", 3)
+    );
+    assert_eq!(
+        applied(running("a"), waiting("a", "ContainerCreating")),
         running("a")
     );
 }
@@ -131,25 +137,25 @@ fn finished(state: PodState) -> PodState {
     }
 }
 
-fn concluded(pod: &Pod, state: Option<&PodState>, previous: &PodStatus) -> PodStatus {
+fn generated(pod: &Pod, state: Option<&PodState>, previous: &PodStatus) -> PodStatus {
     let host_ips = ["10.0.0.1".parse().unwrap()];
-    let known = Known {
+    let inputs = StatusInputs {
         pod,
         state,
         previous,
-        ending: false,
+        terminating: false,
         host_ips: &host_ips,
-        resize: None,
+        pending_resize: None,
     };
-    pod_status(&known, now())
+    pod_status(&inputs, now())
 }
 
 fn status(pod: &Pod, state: &PodState) -> PodStatus {
-    concluded(pod, Some(state), &PodStatus::default())
+    generated(pod, Some(state), &PodStatus::default())
 }
 
-/// Phase, why, and the conditions, one per line.
-fn told(status: &PodStatus) -> String {
+/// Phase, reason and message, and the conditions, one per line.
+fn summary(status: &PodStatus) -> String {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let mut lines = vec![
         [&status.phase, &status.reason, &status.message]
@@ -170,12 +176,16 @@ fn told(status: &PodStatus) -> String {
 }
 
 #[test]
-fn before_the_sandbox_speaks() {
-    insta::assert_json_snapshot!(concluded(&one("Always"), None, &PodStatus::default()));
+fn pod_without_sandbox_state() {
+    insta::assert_json_snapshot!(generated(
+        &one_container("Always"),
+        None,
+        &PodStatus::default()
+    ));
 }
 
 #[test]
-fn a_running_pod() {
+fn running_pod() {
     let pod = pod(json!({ "containers": [{
         "name": "a", "image": "i",
         "resources": { "requests": { "cpu": "1" } },
@@ -194,11 +204,11 @@ fn unready(name: &str) -> ContainerStatus {
     status
 }
 
-/// What is told of one case after the other; to be read as a list of rules.
+/// The snapshot is a list of cases with their phase and conditions.
 #[test]
-fn what_is_told() {
+fn phases_and_conditions() {
     let creating = |name| waiting(name, "ContainerCreating");
-    let initialising = |name| waiting(name, "PodInitializing");
+    let initializing = |name| waiting(name, "PodInitializing");
     let two = |policy: &str| {
         pod(json!({ "restartPolicy": policy, "containers": [{ "name": "a" }, { "name": "b" }] }))
     };
@@ -241,133 +251,137 @@ fn what_is_told() {
     let cases = [
         (
             "no sandbox yet",
-            one("Always"),
+            one_container("Always"),
             no_sandbox(state(vec![creating("a")])),
         ),
         (
-            "an image is missing",
-            one("Never"),
+            "image is missing",
+            one_container("Never"),
             state(vec![waiting("a", "ErrImagePull")]),
         ),
         (
-            "one is not ready",
+            "one container is not ready",
             two("Always"),
             state(vec![running("a"), unready("b")]),
         ),
         (
-            "one was not started",
+            "one container was not started",
             two("Always"),
             state(vec![running("a"), creating("b")]),
         ),
-        ("one is unknown", two("Always"), state(vec![running("a")])),
         (
-            "one of two has ended",
-            two("Never"),
-            state(vec![running("a"), ended("b", 1)]),
+            "one container is unknown",
+            two("Always"),
+            state(vec![running("a")]),
         ),
         (
-            "all have ended, not all is cleaned up",
+            "one of two containers has terminated",
             two("Never"),
-            state(vec![ended("a", 0), ended("b", 0)]),
+            state(vec![running("a"), terminated("b", 1)]),
+        ),
+        (
+            "all containers have terminated, sandbox has not finished",
+            two("Never"),
+            state(vec![terminated("a", 0), terminated("b", 0)]),
         ),
         (
             "Never: success",
             two("Never"),
-            finished(state(vec![ended("a", 0), ended("b", 0)])),
+            finished(state(vec![terminated("a", 0), terminated("b", 0)])),
         ),
         (
             "Never: failure",
             two("Never"),
-            finished(state(vec![ended("a", 0), ended("b", 3)])),
+            finished(state(vec![terminated("a", 0), terminated("b", 3)])),
         ),
         (
             "OnFailure: success",
-            one("OnFailure"),
-            finished(state(vec![ended("a", 0)])),
+            one_container("OnFailure"),
+            finished(state(vec![terminated("a", 0)])),
         ),
         (
             "OnFailure: failure",
-            one("OnFailure"),
-            state(vec![ended("a", 1)]),
+            one_container("OnFailure"),
+            state(vec![terminated("a", 1)]),
         ),
         (
             "OnFailure: backing off",
-            one("OnFailure"),
+            one_container("OnFailure"),
             state(vec![crashed("a", 2)]),
         ),
         (
-            "Always: success is no end",
-            one("Always"),
-            state(vec![ended("a", 0)]),
+            "Always: success",
+            one_container("Always"),
+            state(vec![terminated("a", 0)]),
         ),
         (
             "Always: backing off",
-            one("Always"),
+            one_container("Always"),
             state(vec![crashed("a", 2)]),
         ),
         (
             "deleted: success",
-            one("Always"),
-            finished(state(vec![ended("a", 0)])),
+            one_container("Always"),
+            finished(state(vec![terminated("a", 0)])),
         ),
         (
             "deleted: killed",
-            one("Always"),
-            finished(state(vec![ended("a", 137)])),
+            one_container("Always"),
+            finished(state(vec![terminated("a", 137)])),
         ),
         (
             "deleted before it started",
-            one("Always"),
+            one_container("Always"),
             finished(state(vec![creating("a")])),
         ),
         (
             "own policy restarts",
             own_policy.clone(),
-            state(vec![ended("a", 1), ended("b", 0)]),
+            state(vec![terminated("a", 1), terminated("b", 0)]),
         ),
         (
-            "own policy is content",
+            "own policy does not restart",
             own_policy,
-            finished(state(vec![ended("a", 0), ended("b", 0)])),
+            finished(state(vec![terminated("a", 0), terminated("b", 0)])),
         ),
         (
             "first init container",
             init("Never"),
             with_init(
-                vec![unready("i"), initialising("j")],
-                vec![initialising("a")],
+                vec![unready("i"), initializing("j")],
+                vec![initializing("a")],
             ),
         ),
         (
             "second init container",
             init("Never"),
-            with_init(vec![done("i"), unready("j")], vec![initialising("a")]),
+            with_init(vec![completed("i"), unready("j")], vec![initializing("a")]),
         ),
         (
-            "initialised",
+            "initialized",
             init("Never"),
-            with_init(vec![done("i"), done("j")], vec![running("a")]),
+            with_init(vec![completed("i"), completed("j")], vec![running("a")]),
         ),
         (
             "init fails: Never",
             init("Never"),
             finished(with_init(
-                vec![done("i"), ended("j", 1)],
-                vec![initialising("a")],
+                vec![completed("i"), terminated("j", 1)],
+                vec![initializing("a")],
             )),
         ),
         (
             "init fails: Always",
             init("Always"),
             with_init(
-                vec![crashed("i", 1), initialising("j")],
-                vec![initialising("a")],
+                vec![crashed("i", 1), initializing("j")],
+                vec![initializing("a")],
             ),
         ),
         (
             "sidecar starts",
             sidecar.clone(),
-            with_init(vec![unready("s")], vec![initialising("a")]),
+            with_init(vec![unready("s")], vec![initializing("a")]),
         ),
         (
             "sidecar runs",
@@ -380,88 +394,95 @@ fn what_is_told() {
             with_init(vec![crashed("s", 1)], vec![running("a")]),
         ),
         (
-            "sidecar outlives the container",
+            "sidecar runs longer than the container",
             sidecar.clone(),
-            with_init(vec![running("s")], vec![ended("a", 0)]),
+            with_init(vec![running("s")], vec![terminated("a", 0)]),
         ),
         (
-            "sidecar is ended at last",
+            "sidecar has terminated",
             sidecar,
-            finished(with_init(vec![ended("s", 143)], vec![ended("a", 0)])),
+            finished(with_init(
+                vec![terminated("s", 143)],
+                vec![terminated("a", 0)],
+            )),
         ),
-        ("gates are closed", gated, state(vec![running("a")])),
         (
-            "too late",
-            one("Never"),
+            "readiness gates are not ready",
+            gated,
+            state(vec![running("a")]),
+        ),
+        (
+            "deadline exceeded, still running",
+            one_container("Never"),
             failed("DeadlineExceeded", state(vec![running("a")])),
         ),
         (
-            "too late, and over",
-            one("Never"),
-            finished(failed("DeadlineExceeded", state(vec![ended("a", 0)]))),
+            "deadline exceeded, finished",
+            one_container("Never"),
+            finished(failed("DeadlineExceeded", state(vec![terminated("a", 0)]))),
         ),
         (
             "node shut down",
-            one("Always"),
-            finished(failed("Terminated", state(vec![ended("a", 0)]))),
+            one_container("Always"),
+            finished(failed("Terminated", state(vec![terminated("a", 0)]))),
         ),
     ];
-    let told: Vec<_> = cases
+    let results: Vec<_> = cases
         .iter()
-        .map(|(name, pod, state)| format!("# {name}\n{}\n", told(&status(pod, state))))
+        .map(|(name, pod, state)| format!("# {name}\n{}\n", summary(&status(pod, state))))
         .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(results.join("\n"));
 }
 
 #[test]
-fn a_status_never_goes_backwards() {
-    let pod = one("Always");
+fn status_never_goes_back() {
+    let pod = one_container("Always");
     let mut third = crashed("a", 3);
     third.image_id = "sha256:1".to_owned();
     let before = status(&pod, &state(vec![third.clone()]));
-    // A new sandbox that has not been told of earlier runs.
-    let after = concluded(&pod, Some(&state(vec![running("a")])), &before);
+    // A new sandbox that does not know the earlier runs.
+    let after = generated(&pod, Some(&state(vec![running("a")])), &before);
     let a = &after.container_statuses.as_ref().unwrap()[0];
     assert_eq!(a.restart_count, 3);
     assert_eq!(a.last_state, third.last_state);
 
-    // What ended for good doesn't run again, whatever is said.
-    let never = one("Never");
-    let before = status(&never, &state(vec![ended("a", 0)]));
-    let after = concluded(&never, Some(&state(vec![running("a")])), &before);
+    // A container that has terminated for good does not run again.
+    let never = one_container("Never");
+    let before = status(&never, &state(vec![terminated("a", 0)]));
+    let after = generated(&never, Some(&state(vec![running("a")])), &before);
     assert_eq!(after.container_statuses, before.container_statuses);
 
-    // Nor does a pod that is over.
-    let over = status(&never, &finished(state(vec![ended("a", 1)])));
-    let after = concluded(&never, Some(&state(vec![running("a")])), &over);
+    // A terminal phase stays.
+    let failed = status(&never, &finished(state(vec![terminated("a", 1)])));
+    let after = generated(&never, Some(&state(vec![running("a")])), &failed);
     assert_eq!(after.phase.as_deref(), Some("Failed"));
 
-    // A container that runs again has its last run as its last state.
-    let before = status(&pod, &state(vec![ended("a", 1)]));
+    // After a restart the previous run is the last state.
+    let before = status(&pod, &state(vec![terminated("a", 1)]));
     let mut again = running("a");
     again.container_id = Some("coracle://a1".to_owned());
     again.restart_count = 1;
-    let after = concluded(&pod, Some(&state(vec![again])), &before);
+    let after = generated(&pod, Some(&state(vec![again])), &before);
     let a = &after.container_statuses.unwrap()[0];
-    assert_eq!(a.last_state, ended("a", 1).state);
+    assert_eq!(a.last_state, terminated("a", 1).state);
 }
 
 #[test]
-fn times_are_those_of_the_first_occasion() {
-    let pod = one("Always");
+fn transition_times_change_only_with_status() {
+    let pod = one_container("Always");
     let first = status(&pod, &state(vec![running("a")]));
     let host_ips = [];
     let state = state(vec![unready("a")]);
-    let known = Known {
+    let inputs = StatusInputs {
         pod: &pod,
         state: Some(&state),
         previous: &first,
-        ending: false,
+        terminating: false,
         host_ips: &host_ips,
-        resize: None,
+        pending_resize: None,
     };
     let later: Timestamp = "2026-01-01T00:02:00Z".parse().unwrap();
-    let second = pod_status(&known, later);
+    let second = pod_status(&inputs, later);
     assert_eq!(second.start_time, first.start_time);
     let since: Vec<_> = second
         .conditions
@@ -480,67 +501,73 @@ fn times_are_those_of_the_first_occasion() {
 }
 
 #[test]
-fn last_words_share_what_a_pod_may_say() {
+fn termination_messages_are_truncated_to_equal_shares() {
     let containers: Vec<_> = ["a", "b", "c", "d"]
         .map(|name| json!({ "name": name, "image": "i" }))
         .into();
     let pod = pod(json!({ "restartPolicy": "Never", "containers": containers }));
-    let mut spoke = ended("a", 1);
+    let mut with_message = terminated("a", 1);
     let end = |status: &mut ContainerStatus| status.state.as_mut().unwrap().terminated.take();
-    let mut said = end(&mut spoke).unwrap();
-    said.message = Some("ä".repeat(2048));
-    spoke.last_state = Some(ContainerState {
-        terminated: Some(said.clone()),
+    let mut termination = end(&mut with_message).unwrap();
+    termination.message = Some("ä".repeat(2048));
+    with_message.last_state = Some(ContainerState {
+        terminated: Some(termination.clone()),
         ..Default::default()
     });
-    spoke.state.clone_from(&spoke.last_state);
-    let told = status(
+    with_message.state.clone_from(&with_message.last_state);
+    let status = status(
         &pod,
-        &state(vec![spoke, running("b"), running("c"), running("d")]),
+        &state(vec![with_message, running("b"), running("c"), running("d")]),
     );
-    let told = &told.container_statuses.unwrap()[0];
-    for state in [&told.state, &told.last_state] {
+    let status = &status.container_statuses.unwrap()[0];
+    for state in [&status.state, &status.last_state] {
         let end = state.as_ref().unwrap().terminated.as_ref().unwrap();
         assert_eq!(end.message.as_ref().unwrap().len(), 12 * 1024 / 4);
     }
 }
 
 #[test]
-fn the_phase_and_its_reason_stay_together() {
-    let pod = one("Never");
+fn reason_stays_with_terminal_phase() {
+    let pod = one_container("Never");
     let failed = PodState {
         failure: Some(Problem {
             reason: "DeadlineExceeded".to_owned(),
             message: "why".to_owned(),
         }),
-        ..finished(state(vec![ended("a", 137)]))
+        ..finished(state(vec![terminated("a", 137)]))
     };
     let first = status(&pod, &failed);
-    let second = concluded(&pod, Some(&failed), &first);
+    let second = generated(&pod, Some(&failed), &first);
     assert_eq!(second.reason.as_deref(), Some("DeadlineExceeded"));
-    assert_eq!(told(&second), told(&first));
+    assert_eq!(summary(&second), summary(&first));
 }
 
 #[test]
-fn a_pod_on_the_hosts_network_has_the_hosts_address() {
+fn pod_with_host_network_has_host_address() {
     let pod = pod(json!({ "hostNetwork": true, "containers": [{ "name": "a" }] }));
-    let status = concluded(&pod, None, &PodStatus::default());
+    let status = generated(&pod, None, &PodStatus::default());
     assert_eq!(status.pod_ip.as_deref(), Some("10.0.0.1"));
 }
 
 #[test]
-fn a_lost_sandbox_is_the_end_of_what_ran() {
-    let lives = |policy: &str, state: PodState| {
+fn lost_sandbox_terminates_running_containers() {
+    let restarts = |policy: &str, state: PodState| {
         let pod = pod(
             json!({ "restartPolicy": policy, "containers": [{ "name": "a" }, { "name": "b" }] }),
         );
-        survives(&pod, &status(&pod, &state))
+        restarts_after_loss(&pod, &status(&pod, &state))
     };
-    assert!(lives("Always", state(vec![running("a"), running("b")])));
-    assert!(lives("OnFailure", state(vec![running("a"), ended("b", 0)])));
-    assert!(!lives("Never", state(vec![running("a"), ended("b", 0)])));
-    // What never ran can still run.
-    assert!(lives(
+    assert!(restarts("Always", state(vec![running("a"), running("b")])));
+    assert!(restarts(
+        "OnFailure",
+        state(vec![running("a"), terminated("b", 0)])
+    ));
+    assert!(!restarts(
+        "Never",
+        state(vec![running("a"), terminated("b", 0)])
+    ));
+    // Containers that never ran can still run.
+    assert!(restarts(
         "Never",
         state(vec![
             waiting("a", "ErrImagePull"),
@@ -548,53 +575,53 @@ fn a_lost_sandbox_is_the_end_of_what_ran() {
         ])
     ));
 
-    let pod = one("Never");
+    let pod = one_container("Never");
     let before = status(&pod, &state(vec![running("a")]));
     let host_ips = [];
-    let known = Known {
+    let inputs = StatusInputs {
         pod: &pod,
         state: None,
         previous: &before,
-        ending: false,
+        terminating: false,
         host_ips: &host_ips,
-        resize: None,
+        pending_resize: None,
     };
-    insta::assert_json_snapshot!(lost_for_good(&known, None, now()));
+    insta::assert_json_snapshot!(terminal_status(&inputs, None, now()));
 }
 
 #[test]
-fn a_lost_pod_that_never_started_has_no_ended_containers() {
+fn lost_uninitialized_pod_has_no_terminated_containers() {
     let pod = pod(json!({ "initContainers": [{ "name": "i" }], "containers": [{ "name": "a" }] }));
     let before = status(
         &pod,
         &with_init(vec![unready("i")], vec![waiting("a", "PodInitializing")]),
     );
-    let known = Known {
+    let inputs = StatusInputs {
         pod: &pod,
         state: None,
         previous: &before,
-        ending: true,
+        terminating: true,
         host_ips: &[],
-        resize: None,
+        pending_resize: None,
     };
-    let over = lost_for_good(&known, None, now());
-    assert_eq!(over.phase.as_deref(), Some("Failed"));
+    let status = terminal_status(&inputs, None, now());
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
     assert!(
-        over.container_statuses.unwrap()[0]
+        status.container_statuses.unwrap()[0]
             .state
             .as_ref()
             .unwrap()
             .waiting
             .is_some()
     );
-    let init = &over.init_container_statuses.unwrap()[0];
+    let init = &status.init_container_statuses.unwrap()[0];
     let end = init.state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(end.exit_code, 137);
     assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
 }
 
 #[test]
-fn a_patch_replaces_addresses_and_reasons_and_names_the_pod() {
+fn patch_replaces_addresses_and_reasons_and_has_uid() {
     let status = PodStatus {
         conditions: Some(vec![PodCondition {
             type_: "Ready".to_owned(),
@@ -623,23 +650,23 @@ fn a_patch_replaces_addresses_and_reasons_and_names_the_pod() {
 }
 
 #[test]
-fn a_refused_pod_says_why() {
+fn rejected_pod_has_reason() {
     let problem = Problem {
         reason: "OutOfpods".to_owned(),
         message: "full".to_owned(),
     };
-    let status = refusal(&one("Always"), &problem, now());
-    assert_eq!(told(&status), "Failed OutOfpods Pod was rejected: full");
+    let status = rejected_status(&one_container("Always"), &problem, now());
+    assert_eq!(summary(&status), "Failed OutOfpods Pod was rejected: full");
 }
 
 #[test]
-fn a_change_of_resources_is_told_until_it_is_done() {
+fn resize_condition_stays_until_resize_is_done() {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"uid": "u", "generation": 2},
         "spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "2"}}}]},
     }))
     .unwrap();
-    let told = |cpu: &str, resize: Option<&Problem>| {
+    let resize_conditions = |cpu: &str, resize: Option<&Problem>| {
         let state = PodState {
             containers: serde_json::from_value(json!([{
                 "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
@@ -648,35 +675,35 @@ fn a_change_of_resources_is_told_until_it_is_done() {
             .unwrap(),
             ..Default::default()
         };
-        let known = Known {
+        let inputs = StatusInputs {
             pod: &pod,
             state: Some(&state),
             previous: &PodStatus::default(),
-            ending: false,
+            terminating: false,
             host_ips: &[],
-            resize,
+            pending_resize: resize,
         };
-        let status = pod_status(&known, Timestamp::UNIX_EPOCH);
+        let status = pod_status(&inputs, Timestamp::UNIX_EPOCH);
         let conditions = status.conditions.unwrap().into_iter();
         let resizes = conditions.filter(|condition| condition.type_.starts_with("PodResize"));
         resizes
             .map(|condition| format!("{} {:?}", condition.type_, condition.reason))
             .collect::<Vec<_>>()
     };
-    assert_eq!(told("2", None), Vec::<String>::new());
-    assert_eq!(told("1", None), ["PodResizeInProgress None"]);
+    assert_eq!(resize_conditions("2", None), Vec::<String>::new());
+    assert_eq!(resize_conditions("1", None), ["PodResizeInProgress None"]);
     let problem = Problem {
         reason: "Deferred".to_owned(),
         message: "in use".to_owned(),
     };
     assert_eq!(
-        told("1", Some(&problem)),
+        resize_conditions("1", Some(&problem)),
         ["PodResizePending Some(\"Deferred\")"]
     );
 }
 
 #[test]
-fn a_pod_that_starts_over_does_not_fail() {
+fn restart_of_all_containers_is_no_failure() {
     let pod = pod(json!({
         "restartPolicy": "Never",
         "initContainers": [{ "name": "s", "image": "i", "restartPolicy": "Always", "restartPolicyRules": [
@@ -686,22 +713,25 @@ fn a_pod_that_starts_over_does_not_fail() {
     }));
     let again = |name: &str, code| {
         let mut status = waiting(name, "RestartingAllContainers");
-        status.last_state = ended(name, code).state;
+        status.last_state = terminated(name, code).state;
         status
     };
     let states = [
         with_init(vec![running("s")], vec![running("a")]),
-        // The sidecar asks for it; the container has been killed.
-        with_init(vec![ended("s", 42)], vec![ended("a", 143)]),
+        // The sidecar's exit triggers the restart; the container was killed.
+        with_init(vec![terminated("s", 42)], vec![terminated("a", 143)]),
         with_init(vec![again("s", 42)], vec![again("a", 143)]),
         with_init(vec![running("s")], vec![again("a", 143)]),
         with_init(vec![running("s")], vec![running("a")]),
-        // Without such a rule that fits, the end of the container is the pod's.
-        finished(with_init(vec![ended("s", 0)], vec![ended("a", 143)])),
+        // No rule matches: the pod ends with the container.
+        finished(with_init(
+            vec![terminated("s", 0)],
+            vec![terminated("a", 143)],
+        )),
     ];
-    let told: Vec<_> = states
+    let summaries: Vec<_> = states
         .iter()
-        .map(|state| told(&status(&pod, state)))
+        .map(|state| summary(&status(&pod, state)))
         .collect();
-    insta::assert_snapshot!(told.join("\n---\n"));
+    insta::assert_snapshot!(summaries.join("\n---\n"));
 }

@@ -1,19 +1,27 @@
-//! One pod's worker: brings about what the API server wants of the pod, and tells it how the pod is.
+//! The pod worker: one per pod. Starts and ends the pod's sandbox, and reports the pod's status.
 //!
 //! ```text
-//!   seen ──► (awaited) ──► launched ──► connected ──► finished ──► status written ──► object deleted ──► dismissed
+//!   bound ──► (awaited) ──► launched ──► connected ──► finished ──► status written ──► object deleted ──► dismissed
 //!                 ▲            │            │
-//!                 └── lost ◄───┴────────────┘     and, if its policy says so, launched again
+//!                 └── lost ◄───┴────────────┘     launched again, if the restart policy allows it
 //! ```
 //!
-//! Everything is level-triggered: [`Worker::step`] looks at all that is known and does what is due; the loop around it
-//! only waits for something to change. The pod's own life (restarts, probes, hooks) is its sandbox's.
+//! Everything is level-triggered: [`Worker::sync`] compares the desired and the actual state and acts; the loop around it
+//! only waits for the next change. Restarts of containers, probes and hooks are the sandbox's task.
+//!
+//! ```text
+//!   updates.rs          takes changes: pod updates, sandbox connections and states, timers
+//!   start.rs            rejects the pod, or launches its sandbox; sends it the bundle or a stop request
+//!   terminate.rs        stops the pod, deletes its object, ends its sandbox
+//!   active_deadline.rs  `activeDeadlineSeconds`
+//! ```
 
-mod deadline;
-mod news;
-mod orders;
+mod active_deadline;
+mod start;
+mod terminate;
 #[cfg(test)]
 mod tests;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,201 +30,209 @@ use std::time::Duration;
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use sandbox::connection::SandboxClient;
-use sandbox::protocol::{PodState, Problem, Stop};
+use pod_protocol::connection::SandboxClient;
+use pod_protocol::{PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::Shared;
-use super::bundles::Offer;
-use super::launch::Handle;
-use super::spec::{is_final, is_to_be_deleted, phase, uid};
-use super::status::{Known, lost_for_good, pod_status};
-use super::switchboard::Caller;
-use super::writer::Writer;
-use crate::backoff::Doubling;
+use super::bundle::ResolvedBundle;
+use super::sandbox_listener::IncomingSandbox;
+use super::spec::{is_being_deleted, phase, uid};
+use super::status::{StatusInputs, pod_status, terminal_status};
+use super::status_manager::StatusManager;
+use super::{PodPhase, SandboxHandle, Shared};
+use crate::backoff::ExponentialBackoff;
 
-/// How long a sandbox that was there before this kubelet, and can't be found, has for dialling it; it tries every second.
-const ADOPTION_PATIENCE: Duration = Duration::from_secs(3);
-/// How long to wait at most before a sandbox that could not be started, or died, is started again.
-const RELAUNCH_AT_MOST: Duration = Duration::from_secs(60);
+/// Time-out for the connection of a sandbox that an earlier kubelet started and whose process was not found. Sandboxes try to
+/// connect every second.
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum delay before a sandbox is launched again, after it failed to start or was lost.
+const MAX_RELAUNCH_DELAY: Duration = Duration::from_secs(60);
 
-/// What the API server says of a pod.
+/// The newest version of a pod.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
-    /// The pod as it was last shown.
+pub(super) struct PodUpdate {
+    /// The API server's pod, but with the allocated resources.
     pub pod: Arc<Pod>,
-    /// It is not there any more.
-    pub gone: bool,
-    /// It wants other resources than those that it is shown with, and can't have them.
-    pub resize: Option<Problem>,
+    /// The API server has deleted the object.
+    pub deleted: bool,
+    /// Why the resources of the API server's pod are not allocated yet.
+    pub pending_resize: Option<Problem>,
 }
 
-/// How a worker begins.
-pub(super) enum Beginning {
-    /// The pod is new, and this node takes it.
+/// How a worker starts.
+pub(super) enum WorkerStart {
+    /// The pod is new and admitted.
     Admitted,
-    /// The pod is new, and this node can't take it, unless its labels have changed meanwhile.
-    Doubtful(Problem),
-    /// The pod is new, and this node can't take it.
-    Refused(Problem),
-    /// The pod was here before this kubelet.
-    Inherited,
+    /// The pod is new and does not match the node's last known labels. Rejected if it does not match the current ones either.
+    RecheckNodeAffinity(Problem),
+    /// The pod is new and rejected.
+    Rejected(Problem),
+    /// An earlier kubelet has admitted the pod.
+    Adopted,
 }
 
-/// What a worker hears from.
-pub(super) struct Ears {
-    pub seen: watch::Receiver<Seen>,
-    pub offers: watch::Receiver<Option<Arc<Offer>>>,
-    pub connections: mpsc::UnboundedReceiver<Caller>,
-    /// The node goes down, and pods have until then.
+/// The channels from which a worker receives changes.
+pub(super) struct WorkerInputs {
+    pub pods: watch::Receiver<PodUpdate>,
+    pub bundles: watch::Receiver<Option<Arc<ResolvedBundle>>>,
+    pub sandboxes: mpsc::UnboundedReceiver<IncomingSandbox>,
+    /// The deadline for the pods' end, once the node shuts down.
     pub shutdown: watch::Receiver<Option<Instant>>,
 }
 
 /// The connection to a sandbox.
-struct Link {
+struct SandboxConnection {
     client: SandboxClient,
     states: BoxStream<'static, PodState>,
-    /// The sandbox has been sent the bundle that is current.
+    /// The sandbox has the current bundle.
     has_bundle: bool,
-    /// What it was last told about its end.
-    told: Option<Stop>,
-    /// It was told to go and to leave the logs. It does once nobody reads them through it.
+    /// The last stop request that was sent.
+    sent_stop: Option<Stop>,
+    /// The sandbox was asked to retire: to exit, but to keep the logs. It exits when all log requests are done.
     retired: bool,
 }
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
     pod: Arc<Pod>,
-    gone: bool,
-    /// Why it can't have other resources.
-    resize: Option<Problem>,
-    /// The status as last concluded.
+    /// The API server has deleted the pod object.
+    deleted: bool,
+    pending_resize: Option<Problem>,
+    /// The status that was generated last.
     status: PodStatus,
-    writer: Writer,
-    handle: Option<Box<dyn Handle>>,
-    /// The sandbox is no child of this kubelet, so that its end is known by that of its connection.
-    must_be_asked: bool,
-    link: Option<Link>,
+    status_manager: StatusManager,
+    handle: Option<Box<dyn SandboxHandle>>,
+    /// The sandbox is not a child of this process: its exit is noticed by the end of its connection.
+    exit_is_polled: bool,
+    connection: Option<SandboxConnection>,
     state: Option<PodState>,
-    offer: Option<Arc<Offer>>,
-    /// The sandbox has been sent a bundle. `None` if there is no sandbox, or one that has not said so yet.
-    instructed: Option<bool>,
-    /// How containers stood when an earlier sandbox was lost.
-    before: Vec<ContainerStatus>,
-    /// The serial of the last of the sandbox's events that was recorded.
-    recorded: u64,
-    /// The node goes down, and the pod has so many seconds.
-    shutdown: Option<i64>,
-    /// Since when the pod counts as active.
+    bundle: Option<Arc<ResolvedBundle>>,
+    /// Whether the sandbox was sent a bundle. `None` without a sandbox, or until a found sandbox has reported its state.
+    bundle_sent: Option<bool>,
+    /// The container statuses when an earlier sandbox was lost. Sent with the bundle.
+    previous_statuses: Vec<ContainerStatus>,
+    /// The serial number of the last event of the sandbox that was recorded.
+    last_event_serial: u64,
+    /// The node shuts down, and the pod has to end within this time.
+    shutdown_seconds: Option<i64>,
+    /// The start of the time that `activeDeadlineSeconds` limits.
     active_since: Instant,
-    /// Why this worker has ended it: the machine is short of something, or it was active for too long and had no sandbox
-    /// that could have noticed.
-    failed: Option<Problem>,
+    /// Why this worker ends the pod: it is evicted, or its deadline has passed before a sandbox could enforce it.
+    failure: Option<Problem>,
     evictions: watch::Receiver<BTreeMap<String, Problem>>,
-    /// The pod object was deleted, as far as that is ours to do.
-    removed: bool,
-    /// When to look again, and what then has failed to happen.
-    alarm: Option<(Instant, Alarm)>,
+    /// The worker has deleted the pod object, or the API server only waits for finalizers.
+    object_deleted: bool,
+    timer: Option<(Instant, TimerKind)>,
     launched_at: Instant,
-    relaunch: Doubling,
+    relaunch_backoff: ExponentialBackoff,
 }
 
-/// What an alarm is about.
+/// What to do when the timer fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Alarm {
-    /// No sandbox has dialled in time.
-    NoSandbox,
-    /// It is time for another attempt to start a sandbox.
+enum TimerKind {
+    /// No sandbox has connected in time.
+    SandboxMissing,
+    /// Launch the sandbox again.
     Relaunch,
-    /// It is time for another attempt to delete the pod.
-    Remove,
-    /// The sandbox was told to end, and has not.
-    Overdue,
+    /// Delete the pod object again.
+    RetryDelete,
+    /// The sandbox has not finished in time after a stop request.
+    StopOverdue,
 }
 
 impl Worker {
-    /// Looks after a pod until nothing of it is left.
-    pub(super) async fn run(shared: Arc<Shared>, mut ears: Ears, beginning: Beginning) {
-        let Seen { pod, resize, .. } = ears.seen.borrow_and_update().clone();
+    /// Runs until the pod has ended and its object is deleted.
+    pub(super) async fn run(shared: Arc<Shared>, mut inputs: WorkerInputs, start: WorkerStart) {
+        let PodUpdate {
+            pod,
+            pending_resize,
+            ..
+        } = inputs.pods.borrow_and_update().clone();
         let mut worker = Self {
-            writer: Writer::new(&shared.client, &pod, Arc::clone(&shared.room)),
+            status_manager: StatusManager::new(
+                &shared.client,
+                &pod,
+                Arc::clone(&shared.status_updates),
+            ),
             status: pod.status.clone().unwrap_or_default(),
-            active_since: deadline::active_since(&pod),
-            failed: None,
-            evictions: shared.evicted.subscribe(),
+            active_since: active_deadline::active_since(&pod),
+            failure: None,
+            evictions: shared.evictions.subscribe(),
             shared,
             pod,
-            gone: false,
-            resize,
+            deleted: false,
+            pending_resize,
             handle: None,
-            must_be_asked: false,
-            link: None,
+            exit_is_polled: false,
+            connection: None,
             state: None,
-            offer: None,
-            instructed: None,
-            before: vec![],
-            recorded: 0,
-            shutdown: None,
-            removed: false,
-            alarm: None,
+            bundle: None,
+            bundle_sent: None,
+            previous_statuses: vec![],
+            last_event_serial: 0,
+            shutdown_seconds: None,
+            object_deleted: false,
+            timer: None,
             launched_at: Instant::now(),
-            relaunch: Doubling::up_to(RELAUNCH_AT_MOST),
+            relaunch_backoff: ExponentialBackoff::up_to(MAX_RELAUNCH_DELAY),
         };
-        match beginning {
-            Beginning::Admitted => worker.look_back().await,
-            Beginning::Doubtful(problem) => {
-                if !worker.shared.matches_by_now(&worker.pod).await {
-                    worker.refuse(&problem);
+        match start {
+            WorkerStart::Admitted => worker.restore_lost_sandbox().await,
+            WorkerStart::RecheckNodeAffinity(problem) => {
+                if !worker.shared.matches_current_node(&worker.pod).await {
+                    worker.reject(&problem);
                 }
             }
-            Beginning::Refused(problem) => worker.refuse(&problem),
-            Beginning::Inherited => {
-                if !worker.find() {
-                    worker.set_alarm(ADOPTION_PATIENCE, Alarm::NoSandbox);
+            WorkerStart::Rejected(problem) => worker.reject(&problem),
+            WorkerStart::Adopted => {
+                if !worker.find_sandbox() {
+                    worker.set_timer(ADOPTION_TIMEOUT, TimerKind::SandboxMissing);
                 }
             }
         }
-        while worker.step().await {
-            worker.listen(&mut ears).await;
+        while worker.sync().await {
+            worker.wait_for_change(&mut inputs).await;
         }
-        worker.shared.known.disconnected(uid(&worker.pod));
-        worker.clean_up().await;
+        worker.shared.pod_manager.clear_sandbox(uid(&worker.pod));
+        worker.remove_pod_dir().await;
     }
 
-    /// Waits until something has changed, and takes note of it.
-    async fn listen(&mut self, ears: &mut Ears) {
+    /// Waits for the next change, and updates the worker's state.
+    async fn wait_for_change(&mut self, inputs: &mut WorkerInputs) {
         let deadline = self.deadline();
         tokio::select! {
-            Ok(()) = ears.seen.changed() => {
-                let seen = ears.seen.borrow_and_update().clone();
-                self.saw(seen);
+            Ok(()) = inputs.pods.changed() => {
+                let update = inputs.pods.borrow_and_update().clone();
+                self.pod_updated(update);
             }
-            Ok(()) = ears.offers.changed() => {
-                self.offer = ears.offers.borrow_and_update().clone();
-                if let Some(link) = &mut self.link {
-                    link.has_bundle = false;
+            Ok(()) = inputs.bundles.changed() => {
+                self.bundle = inputs.bundles.borrow_and_update().clone();
+                if let Some(connection) = &mut self.connection {
+                    connection.has_bundle = false;
                 }
             }
-            Some(caller) = ears.connections.recv() => self.connected(caller).await,
-            state = next_state(&mut self.link) => match state {
-                Some(state) => self.heard(state),
-                None => self.disconnected(),
+            Some(sandbox) = inputs.sandboxes.recv() => self.sandbox_connected(sandbox).await,
+            state = next_state(&mut self.connection) => match state {
+                Some(state) => self.state_received(state),
+                None => self.sandbox_disconnected(),
             },
-            how = exit(&mut self.handle), if !self.must_be_asked || self.link.is_none() => self.exited(&how).await,
-            alarm = ring(self.alarm) => {
-                self.alarm = None;
-                self.rang(alarm).await;
+            exit = sandbox_exit(&mut self.handle), if !self.exit_is_polled || self.connection.is_none() => {
+                self.sandbox_exited(&exit).await;
             }
-            () = self.writer.wrote() => {}
-            () = deadline::passed(deadline) => {}
+            kind = timer_fires(self.timer) => {
+                self.timer = None;
+                self.timer_fired(kind).await;
+            }
+            () = self.status_manager.wait_for_write() => {}
+            () = active_deadline::wait_until(deadline) => {}
             Ok(()) = self.evictions.changed() => {
                 let problem = self.evictions.borrow_and_update().get(uid(&self.pod)).cloned();
-                self.failed = self.failed.take().or(problem);
+                self.failure = self.failure.take().or(problem);
             }
-            Ok(()) = ears.shutdown.changed() => {
-                let until = *ears.shutdown.borrow_and_update();
-                self.shutdown = until.map(|until| {
+            Ok(()) = inputs.shutdown.changed() => {
+                let until = *inputs.shutdown.borrow_and_update();
+                self.shutdown_seconds = until.map(|until| {
                     let left = until.saturating_duration_since(Instant::now());
                     i64::try_from(left.as_secs()).unwrap_or(i64::MAX)
                 });
@@ -224,133 +240,137 @@ impl Worker {
         }
     }
 
-    /// Does what is due; `false` once nothing is left to be done.
-    async fn step(&mut self) -> bool {
+    /// Brings the pod closer to its desired state. Returns `false` when the worker is done.
+    async fn sync(&mut self) -> bool {
         self.check_deadline();
-        self.instruct().await;
+        self.sync_sandbox().await;
         if self.needs_sandbox() {
-            self.launch().await;
-        } else if !self.has_sandbox() && self.is_ending() && !is_final(self.phase()) {
-            self.status = lost_for_good(&self.known(), self.verdict().as_ref(), Timestamp::now());
+            self.launch_sandbox().await;
+        } else if !self.has_sandbox() && self.is_terminating() && !self.phase().is_terminal() {
+            let problem = self.termination_problem();
+            self.status =
+                terminal_status(&self.status_inputs(), problem.as_ref(), Timestamp::now());
         }
-        self.conclude();
-        if !self.is_over() {
+        self.update_status();
+        if !self.is_terminated() {
             return true;
         }
-        if is_to_be_deleted(&self.pod) && !self.gone && !self.removed {
-            self.remove().await;
+        if is_being_deleted(&self.pod) && !self.deleted && !self.object_deleted {
+            self.delete_object().await;
         }
-        if self.gone || self.removed || self.shutdown.is_some() {
-            self.dismiss().await;
+        if self.deleted || self.object_deleted || self.shutdown_seconds.is_some() {
+            self.dismiss_sandbox().await;
             return false;
         }
-        // Its directory stays, for its logs.
-        self.retire().await;
+        // The pod's directory stays, because it contains the logs.
+        self.retire_sandbox().await;
         true
     }
 
-    // What is known
-
-    fn phase(&self) -> &str {
-        self.status.phase.as_deref().unwrap_or_default()
+    fn phase(&self) -> PodPhase {
+        PodPhase::of(Some(&self.status))
     }
 
-    fn known(&self) -> Known<'_> {
-        Known {
+    fn status_inputs(&self) -> StatusInputs<'_> {
+        StatusInputs {
             pod: &self.pod,
             state: self.state.as_ref(),
             previous: &self.status,
-            ending: self.is_ending(),
+            terminating: self.is_terminating(),
             host_ips: &self.shared.host_ips,
-            resize: self.resize.as_ref(),
+            pending_resize: self.pending_resize.as_ref(),
         }
     }
 
-    /// It is to end, whatever its policy.
-    fn is_ending(&self) -> bool {
-        self.gone
-            || self.shutdown.is_some()
-            || self.failed.is_some()
-            || is_to_be_deleted(&self.pod)
-            || is_final(phase(&self.pod))
+    /// The pod has to end, whatever its restart policy.
+    fn is_terminating(&self) -> bool {
+        self.deleted
+            || self.shutdown_seconds.is_some()
+            || self.failure.is_some()
+            || is_being_deleted(&self.pod)
+            || phase(&self.pod).is_terminal()
     }
 
     fn has_sandbox(&self) -> bool {
-        self.link.is_some() || self.handle.is_some() || self.alarm_is(Alarm::NoSandbox)
+        self.connection.is_some()
+            || self.handle.is_some()
+            || self.timer_is(TimerKind::SandboxMissing)
     }
 
     fn needs_sandbox(&self) -> bool {
         !self.has_sandbox()
-            && !self.is_ending()
-            && !is_final(self.phase())
-            && !self.alarm_is(Alarm::Relaunch)
+            && !self.is_terminating()
+            && !self.phase().is_terminal()
+            && !self.timer_is(TimerKind::Relaunch)
     }
 
-    /// Nothing of it runs, nothing will, and the API server knows.
-    fn is_over(&self) -> bool {
-        let runs = self.has_sandbox() && !self.is_finished();
-        let written = self.writer.written();
-        let told = is_final(phase(&self.pod))
-            || written.gone
-            || written
-                .status
-                .and_then(|status| status.phase)
-                .is_some_and(|phase| is_final(&phase));
-        // A pod whose end the API server knows may still have a sandbox that has not said so yet.
-        !runs && (told || self.gone)
+    /// No container runs or will run, and the API server has the terminal phase.
+    fn is_terminated(&self) -> bool {
+        let runs = self.has_sandbox() && !self.sandbox_finished();
+        let written = self.status_manager.written();
+        let reported = phase(&self.pod).is_terminal()
+            || written.pod_deleted
+            || PodPhase::of(written.status.as_ref()).is_terminal();
+        // The sandbox may still be running although the API server has a terminal phase.
+        !runs && (reported || self.deleted)
     }
 
-    /// Its sandbox says that it is over.
-    fn is_finished(&self) -> bool {
+    /// The sandbox has reported that the pod has ended.
+    fn sandbox_finished(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.finished)
     }
 
-    fn alarm_is(&self, kind: Alarm) -> bool {
-        self.alarm.is_some_and(|(_, alarm)| alarm == kind)
+    fn timer_is(&self, kind: TimerKind) -> bool {
+        self.timer.is_some_and(|(_, timer)| timer == kind)
     }
 
-    fn set_alarm(&mut self, after: Duration, alarm: Alarm) {
-        self.alarm = Some((Instant::now() + after, alarm));
+    fn set_timer(&mut self, after: Duration, kind: TimerKind) {
+        self.timer = Some((Instant::now() + after, kind));
     }
 
-    /// Concludes the pod's status and has it written.
-    fn conclude(&mut self) {
-        if self.gone {
+    /// Generates the pod's status and passes it to the status manager.
+    fn update_status(&mut self) {
+        if self.deleted {
             return;
         }
-        // Of a refused pod there is nothing more to say.
-        if self.state.is_some() || !is_final(self.phase()) {
-            self.status = pod_status(&self.known(), Timestamp::now());
+        // The status of a rejected pod does not change any more.
+        if self.state.is_some() || !self.phase().is_terminal() {
+            self.status = pod_status(&self.status_inputs(), Timestamp::now());
         }
-        self.shared.known.concluded(uid(&self.pod), &self.status);
-        self.writer.want(&self.pod, &self.status);
+        self.shared
+            .pod_manager
+            .set_status(uid(&self.pod), &self.status);
+        self.shared
+            .network
+            .set_pod(uid(&self.pod), Some(&self.status));
+        self.status_manager.set_status(&self.pod, &self.status);
     }
 }
 
-/// Whether a sandbox has been sent a bundle: from then on it tells of containers.
-pub(super) fn has_begun(state: &PodState) -> bool {
+/// Whether a sandbox has received a bundle: from then on its state contains containers.
+pub(super) fn has_started(state: &PodState) -> bool {
     !(state.containers.is_empty() && state.init_containers.is_empty()) || state.finished
 }
 
-async fn next_state(link: &mut Option<Link>) -> Option<PodState> {
-    match link {
-        Some(link) => link.states.next().await,
+async fn next_state(connection: &mut Option<SandboxConnection>) -> Option<PodState> {
+    match connection {
+        Some(connection) => connection.states.next().await,
         None => std::future::pending().await,
     }
 }
 
-async fn exit(handle: &mut Option<Box<dyn Handle>>) -> String {
+async fn sandbox_exit(handle: &mut Option<Box<dyn SandboxHandle>>) -> String {
     match handle {
         Some(handle) => handle.exited().await,
         None => std::future::pending().await,
     }
 }
 
-async fn ring(alarm: Option<(Instant, Alarm)>) -> Alarm {
-    match alarm {
-        Some((at, alarm)) => {
+async fn timer_fires(timer: Option<(Instant, TimerKind)>) -> TimerKind {
+    match timer {
+        Some((at, kind)) => {
             tokio::time::sleep_until(at).await;
-            alarm
+            kind
         }
         None => std::future::pending().await,
     }

@@ -1,13 +1,13 @@
-//! The life of a pod as its worker sees it, with a simulated sandbox and API server, in simulated time.
+//! Tests of the worker, with a fake sandbox and API server, in simulated time.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::jiff::Timestamp;
-use sandbox::protocol::PodEvent;
+use pod_protocol::PodEvent;
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, LocalSet};
 
 use super::*;
-use crate::pods::simulation::World;
+use crate::pods::fake::Fixture;
 
 fn pod(policy: &str) -> Value {
     json!({
@@ -20,15 +20,15 @@ fn pod(policy: &str) -> Value {
     })
 }
 
-fn hire(world: &mut World, beginning: Beginning) -> JoinHandle<()> {
-    let ears = Ears {
-        seen: world.seen.clone(),
-        offers: world.offers.subscribe(),
-        connections: world.connections.take().unwrap(),
-        shutdown: world.shutdown.subscribe(),
+fn spawn_worker(fixture: &mut Fixture, start: WorkerStart) -> JoinHandle<()> {
+    let inputs = WorkerInputs {
+        pods: fixture.updates.clone(),
+        bundles: fixture.bundles.subscribe(),
+        sandboxes: fixture.connections.take().unwrap(),
+        shutdown: fixture.shutdown.subscribe(),
     };
-    let shared = Arc::clone(&world.shared);
-    tokio::task::spawn_local(Worker::run(shared, ears, beginning))
+    let shared = Arc::clone(&fixture.shared);
+    tokio::task::spawn_local(Worker::run(shared, inputs, start))
 }
 
 /// Runs a test in simulated time.
@@ -62,7 +62,7 @@ fn running() -> PodState {
     }))
 }
 
-fn ended(code: i32) -> PodState {
+fn finished(code: i32) -> PodState {
     PodState {
         finished: true,
         ..state(json!({
@@ -71,78 +71,80 @@ fn ended(code: i32) -> PodState {
     }
 }
 
-async fn bundles(world: &World, sandbox: usize, count: usize) {
-    let sandbox = world.sandbox(sandbox).await;
-    world
-        .until(|_| (sandbox.bundles.lock().unwrap().len() >= count).then_some(()))
+/// Waits until a sandbox has received this number of bundles.
+async fn wait_for_bundles(fixture: &Fixture, sandbox: usize, count: usize) {
+    let sandbox = fixture.sandbox(sandbox).await;
+    fixture
+        .wait_for(|_| (sandbox.bundles.lock().unwrap().len() >= count).then_some(()))
         .await;
 }
 
-async fn stopped(world: &World, sandbox: usize) -> Stop {
-    let sandbox = world.sandbox(sandbox).await;
-    world
-        .until(|_| sandbox.stops.lock().unwrap().last().cloned())
+/// Waits for a stop request to a sandbox.
+async fn wait_for_stop(fixture: &Fixture, sandbox: usize) -> Stop {
+    let sandbox = fixture.sandbox(sandbox).await;
+    fixture
+        .wait_for(|_| sandbox.stops.lock().unwrap().last().cloned())
         .await
 }
 
-/// A pod that runs.
-async fn started(policy: &str) -> (World, JoinHandle<()>) {
-    let mut world = World::with(pod(policy));
-    let worker = hire(&mut world, Beginning::Admitted);
-    world.resolve();
-    bundles(&world, 0, 1).await;
-    world.sandbox(0).await.say(running());
-    world.phase("Running").await;
-    (world, worker)
+/// A running pod.
+async fn running_pod(policy: &str) -> (Fixture, JoinHandle<()>) {
+    let mut fixture = Fixture::with_pod(pod(policy));
+    let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+    fixture.resolve();
+    wait_for_bundles(&fixture, 0, 1).await;
+    fixture.sandbox(0).await.report(running());
+    fixture.wait_for_phase("Running").await;
+    (fixture, worker)
 }
 
-fn to_be_deleted(pod: &mut Value, grace: i64) {
+fn set_deletion(pod: &mut Value, grace: i64) {
     pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:01:00Z");
     pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
 }
 
 #[test]
-fn a_pod_runs_and_succeeds_and_stays_for_its_logs_without_its_sandbox() {
+fn sandbox_of_succeeded_pod_is_retired() {
     simulate(async {
-        let (world, worker) = started("Never").await;
-        let status = world.api.lock().unwrap().pod["status"].clone();
+        let (fixture, worker) = running_pod("Never").await;
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
         assert_eq!(status["podIP"], "100.64.0.5");
         assert_eq!(status["hostIP"], "10.0.0.1");
         assert!(status["startTime"].is_string());
 
-        world.sandbox(0).await.say(ended(0));
-        world.phase("Succeeded").await;
+        fixture.sandbox(0).await.report(finished(0));
+        fixture.wait_for_phase("Succeeded").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(!worker.is_finished());
-        let sandbox = world.sandbox(0).await;
+        let sandbox = fixture.sandbox(0).await;
         assert!(*sandbox.retired.lock().unwrap());
         assert!(!*sandbox.dismissed.lock().unwrap());
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert_eq!(fixture.launcher.started().len(), 1);
 
-        // What is true of the pod as a whole is still told.
-        world.edit(|pod| pod["metadata"]["generation"] = json!(2));
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        // The status is still updated.
+        fixture.edit_pod(|pod| pod["metadata"]["generation"] = json!(2));
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 (api.pod["status"]["observedGeneration"] == 2).then_some(())
             })
             .await;
         assert_eq!(
-            world.api.lock().unwrap().pod["status"]["phase"],
+            fixture.api.lock().unwrap().pod["status"]["phase"],
             "Succeeded"
         );
-        world.edit(|pod| to_be_deleted(pod, 30));
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
         worker.await.unwrap();
         assert!(!*sandbox.killed.lock().unwrap());
     });
 }
 
 #[test]
-fn statuses_are_written_once_each() {
+fn unchanged_status_is_not_written_again() {
     simulate(async {
-        let (world, _worker) = started("Never").await;
+        let (fixture, _worker) = running_pod("Never").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        let statuses = world.api.lock().unwrap().statuses.clone();
+        let statuses = fixture.api.lock().unwrap().statuses.clone();
         let phases: Vec<_> = statuses.iter().map(|s| s["phase"].clone()).collect();
         assert_eq!(phases.last().unwrap(), "Running");
         assert!(phases.len() <= 3, "{phases:?}");
@@ -150,35 +152,35 @@ fn statuses_are_written_once_each() {
 }
 
 #[test]
-fn a_grace_beyond_every_clock_is_a_long_one() {
+fn huge_grace_period_is_limited() {
     simulate(async {
-        let (world, worker) = started("Always").await;
-        world.edit(|pod| to_be_deleted(pod, i64::MAX));
-        assert!(stopped(&world, 0).await.grace_seconds >= 86_400);
-        world.sandbox(0).await.say(ended(143));
+        let (fixture, worker) = running_pod("Always").await;
+        fixture.edit_pod(|pod| set_deletion(pod, i64::MAX));
+        assert!(wait_for_stop(&fixture, 0).await.grace_seconds >= 86_400);
+        fixture.sandbox(0).await.report(finished(143));
         worker.await.unwrap();
     });
 }
 
 #[test]
-fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
+fn deleted_pod_is_stopped_then_object_is_deleted() {
     simulate(async {
-        let (world, worker) = started("Always").await;
-        world.edit(|pod| to_be_deleted(pod, 7));
-        let stop = stopped(&world, 0).await;
+        let (fixture, worker) = running_pod("Always").await;
+        fixture.edit_pod(|pod| set_deletion(pod, 7));
+        let stop = wait_for_stop(&fixture, 0).await;
         assert_eq!((stop.grace_seconds, stop.failure), (7, None));
-        assert!(!world.api.lock().unwrap().deleted);
+        assert!(!fixture.api.lock().unwrap().deleted);
 
-        // A shorter grace is passed on.
-        world.edit(|pod| to_be_deleted(pod, 2));
-        let sandbox = world.sandbox(0).await;
-        world
-            .until(|_| (sandbox.stops.lock().unwrap().len() == 2).then_some(()))
+        // A shorter grace period is sent to the sandbox.
+        fixture.edit_pod(|pod| set_deletion(pod, 2));
+        let sandbox = fixture.sandbox(0).await;
+        fixture
+            .wait_for(|_| (sandbox.stops.lock().unwrap().len() == 2).then_some(()))
             .await;
 
-        sandbox.say(ended(143));
+        sandbox.report(finished(143));
         worker.await.unwrap();
-        let api = world.api.lock().unwrap();
+        let api = fixture.api.lock().unwrap();
         assert!(api.deleted);
         assert_eq!(api.statuses.last().unwrap()["phase"], "Failed");
         assert!(*sandbox.dismissed.lock().unwrap());
@@ -187,50 +189,50 @@ fn a_deleted_pod_is_stopped_then_recorded_then_removed_then_dismissed() {
 }
 
 #[test]
-fn a_share_of_the_node_is_given_back_when_its_pod_is_over() {
+fn sandbox_of_terminated_step_is_retired() {
     simulate(async {
         let mut pod = pod("Never");
         pod["metadata"]["annotations"] = json!({ "coracle.dev/launcher": "step" });
-        let mut world = World::with(pod);
-        let worker = hire(&mut world, Beginning::Admitted);
-        world.resolve();
-        bundles(&world, 0, 1).await;
-        let sandbox = world.sandbox(0).await;
-        sandbox.say(ended(3));
-        world
-            .until(|_| sandbox.retired.lock().unwrap().then_some(()))
+        let mut fixture = Fixture::with_pod(pod);
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        let sandbox = fixture.sandbox(0).await;
+        sandbox.report(finished(3));
+        fixture
+            .wait_for(|_| sandbox.retired.lock().unwrap().then_some(()))
             .await;
-        // Only once the API server knows how the pod ended: after that nobody could tell it.
+        // Not before the API server has the terminal status.
         assert_eq!(
-            world.api.lock().unwrap().pod["status"]["phase"],
+            fixture.api.lock().unwrap().pod["status"]["phase"],
             json!("Failed")
         );
         tokio::time::sleep(Duration::from_secs(600)).await;
-        let status = world.api.lock().unwrap().pod["status"].clone();
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
         assert_eq!(status["phase"], "Failed");
         assert_eq!(
             status["containerStatuses"][0]["state"]["terminated"]["exitCode"],
             3
         );
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert_eq!(fixture.launcher.started().len(), 1);
 
-        world.edit(|pod| to_be_deleted(pod, 30));
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
         worker.await.unwrap();
-        assert!(world.api.lock().unwrap().deleted);
+        assert!(fixture.api.lock().unwrap().deleted);
         assert!(!*sandbox.killed.lock().unwrap());
     });
 }
 
 #[test]
-fn a_pod_that_vanishes_is_stopped_and_dismissed() {
+fn force_deleted_pod_is_stopped_and_dismissed() {
     simulate(async {
-        let (world, worker) = started("Always").await;
-        let dir = world.shared.config.node_dir.join("pods/u");
+        let (fixture, worker) = running_pod("Always").await;
+        let dir = fixture.shared.config.node_dir.join("pods/u");
         std::fs::create_dir_all(dir.join("memory")).unwrap();
-        world.vanish();
-        assert_eq!(stopped(&world, 0).await.grace_seconds, 30);
-        let sandbox = world.sandbox(0).await;
-        sandbox.say(ended(143));
+        fixture.force_delete();
+        assert_eq!(wait_for_stop(&fixture, 0).await.grace_seconds, 30);
+        let sandbox = fixture.sandbox(0).await;
+        sandbox.report(finished(143));
         worker.await.unwrap();
         assert!(*sandbox.dismissed.lock().unwrap());
         assert!(!dir.exists());
@@ -238,37 +240,39 @@ fn a_pod_that_vanishes_is_stopped_and_dismissed() {
 }
 
 #[test]
-fn a_pod_deleted_before_it_began_is_removed_at_once() {
+fn pod_deleted_before_start_gets_no_sandbox() {
     simulate(async {
-        let mut world = World::with(pod("Always"));
-        world.edit(|pod| to_be_deleted(pod, 30));
-        hire(&mut world, Beginning::Admitted).await.unwrap();
-        assert!(world.api.lock().unwrap().deleted);
-        assert!(world.sandboxes.all.lock().unwrap().is_empty());
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
+        spawn_worker(&mut fixture, WorkerStart::Admitted)
+            .await
+            .unwrap();
+        assert!(fixture.api.lock().unwrap().deleted);
+        assert!(fixture.launcher.started().is_empty());
     });
 }
 
 #[test]
-fn a_pod_deleted_before_it_was_resolved_loses_its_sandbox() {
+fn sandbox_without_bundle_ends_with_deleted_pod() {
     simulate(async {
-        let mut world = World::with(pod("Always"));
-        let worker = hire(&mut world, Beginning::Admitted);
-        let sandbox = world.sandbox(0).await;
-        world.edit(|pod| to_be_deleted(pod, 30));
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        let sandbox = fixture.sandbox(0).await;
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
         worker.await.unwrap();
         let dismissed = *sandbox.dismissed.lock().unwrap();
         assert!(dismissed || *sandbox.killed.lock().unwrap());
-        assert!(world.api.lock().unwrap().deleted);
+        assert!(fixture.api.lock().unwrap().deleted);
     });
 }
 
 #[test]
-fn a_sandbox_that_never_began_is_found_out_and_dismissed() {
+fn adopted_sandbox_without_bundle_is_dismissed() {
     simulate(async {
-        let mut world = inherited("Always");
-        world.edit(|pod| to_be_deleted(pod, 30));
-        let worker = hire(&mut world, Beginning::Inherited);
-        let sandbox = world.sandboxes.start();
+        let mut fixture = adopted("Always");
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
+        let worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        let sandbox = fixture.launcher.start();
         worker.await.unwrap();
         assert!(*sandbox.dismissed.lock().unwrap());
         assert!(sandbox.stops.lock().unwrap().is_empty());
@@ -276,13 +280,13 @@ fn a_sandbox_that_never_began_is_found_out_and_dismissed() {
 }
 
 #[test]
-fn a_sandbox_that_dies_is_replaced_if_the_policy_says_so() {
+fn lost_sandbox_is_replaced_by_restart_policy() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
-        world.sandbox(0).await.die();
-        bundles(&world, 1, 1).await;
-        let second = world.sandbox(1).await;
-        let before = second.bundles.lock().unwrap()[0].before.clone();
+        let (fixture, _worker) = running_pod("Always").await;
+        fixture.sandbox(0).await.exit();
+        wait_for_bundles(&fixture, 1, 1).await;
+        let second = fixture.sandbox(1).await;
+        let before = second.bundles.lock().unwrap()[0].previous_statuses.clone();
         let end = before[0]
             .state
             .as_ref()
@@ -297,70 +301,70 @@ fn a_sandbox_that_dies_is_replaced_if_the_policy_says_so() {
         again.containers[0].container_id = Some("coracle://2".to_owned());
         again.containers[0].restart_count = 1;
         again.containers[0].last_state = before[0].state.clone();
-        second.say(again);
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        second.report(again);
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 let status = &api.pod["status"]["containerStatuses"][0];
                 (status["restartCount"] == 1 && status["state"]["running"].is_object())
                     .then_some(())
             })
             .await;
-        let events = world.api.lock().unwrap().events.clone();
+        let events = fixture.api.lock().unwrap().events.clone();
         assert_eq!(events[0]["reason"], "SandboxChanged");
     });
 }
 
 #[test]
-fn a_sandbox_that_dies_is_the_end_if_the_policy_says_so() {
+fn lost_sandbox_fails_pod_that_is_never_restarted() {
     simulate(async {
-        let (world, _worker) = started("Never").await;
-        world.sandbox(0).await.die();
-        world.phase("Failed").await;
+        let (fixture, _worker) = running_pod("Never").await;
+        fixture.sandbox(0).await.exit();
+        fixture.wait_for_phase("Failed").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert_eq!(fixture.launcher.started().len(), 1);
     });
 }
 
 #[test]
-fn a_broken_line_is_no_death() {
+fn disconnected_sandbox_reconnects() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
-        let sandbox = world.sandbox(0).await;
-        sandbox.break_line();
+        let (fixture, _worker) = running_pod("Always").await;
+        let sandbox = fixture.sandbox(0).await;
+        sandbox.disconnect();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        world.sandboxes.dial(&sandbox);
-        // It is told everything again.
-        bundles(&world, 0, 2).await;
+        fixture.launcher.connect(&sandbox);
+        // The bundle is sent again.
+        wait_for_bundles(&fixture, 0, 2).await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert_eq!(fixture.launcher.started().len(), 1);
         assert!(!*sandbox.killed.lock().unwrap());
     });
 }
 
 /// A pod that an earlier kubelet has started.
-fn inherited(policy: &str) -> World {
+fn adopted(policy: &str) -> Fixture {
     let mut pod = pod(policy);
     let running = &running().containers[0];
     pod["status"] = json!({
         "phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [running],
     });
-    World::with(pod)
+    Fixture::with_pod(pod)
 }
 
 #[test]
-fn a_sandbox_that_outlived_its_kubelet_is_adopted() {
+fn sandbox_of_earlier_kubelet_is_adopted() {
     simulate(async {
-        let mut world = inherited("Never");
-        let _worker = hire(&mut world, Beginning::Inherited);
-        world.resolve();
+        let mut fixture = adopted("Never");
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
         tokio::time::sleep(Duration::from_millis(900)).await;
-        let sandbox = world.sandboxes.start();
-        sandbox.say(running());
-        bundles(&world, 0, 1).await;
+        let sandbox = fixture.launcher.start();
+        sandbox.report(running());
+        wait_for_bundles(&fixture, 0, 1).await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
-        let api = world.api.lock().unwrap();
+        assert_eq!(fixture.launcher.started().len(), 1);
+        let api = fixture.api.lock().unwrap();
         assert!(
             api.statuses
                 .iter()
@@ -371,128 +375,131 @@ fn a_sandbox_that_outlived_its_kubelet_is_adopted() {
 }
 
 #[test]
-fn a_sandbox_that_is_slow_to_dial_is_waited_for() {
+fn slow_sandbox_of_earlier_kubelet_is_awaited() {
     simulate(async {
-        let mut world = inherited("Never");
-        let sandbox = world.sandboxes.start_silent();
-        let _worker = hire(&mut world, Beginning::Inherited);
-        world.resolve();
+        let mut fixture = adopted("Never");
+        let sandbox = fixture.launcher.start_unconnected();
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
         tokio::time::sleep(Duration::from_secs(40)).await;
-        world.sandboxes.dial(&sandbox);
-        sandbox.say(running());
-        bundles(&world, 0, 1).await;
+        fixture.launcher.connect(&sandbox);
+        sandbox.report(running());
+        wait_for_bundles(&fixture, 0, 1).await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        assert_eq!(fixture.launcher.started().len(), 1);
         assert!(!*sandbox.killed.lock().unwrap());
-        assert_eq!(world.api.lock().unwrap().pod["status"]["phase"], "Running");
+        assert_eq!(
+            fixture.api.lock().unwrap().pod["status"]["phase"],
+            "Running"
+        );
     });
 }
 
 #[test]
-fn a_sandbox_of_which_the_api_server_was_not_told_is_adopted() {
+fn sandbox_of_pod_without_status_is_adopted() {
     simulate(async {
-        let mut world = World::with(pod("Never"));
-        let sandbox = world.sandboxes.start();
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world.resolve();
-        bundles(&world, 0, 1).await;
-        sandbox.say(running());
-        world.phase("Running").await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
+        let mut fixture = Fixture::with_pod(pod("Never"));
+        let sandbox = fixture.launcher.start();
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        sandbox.report(running());
+        fixture.wait_for_phase("Running").await;
+        assert_eq!(fixture.launcher.started().len(), 1);
     });
 }
 
 #[test]
-fn a_sandbox_that_never_dials_is_killed_before_another_is_started() {
+fn sandbox_that_never_connects_is_killed_and_replaced() {
     simulate(async {
-        let mut world = inherited("Always");
-        let sandbox = world.sandboxes.start_silent();
-        let _worker = hire(&mut world, Beginning::Inherited);
-        world.resolve();
-        bundles(&world, 1, 1).await;
+        let mut fixture = adopted("Always");
+        let sandbox = fixture.launcher.start_unconnected();
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 1, 1).await;
         assert!(*sandbox.killed.lock().unwrap());
     });
 }
 
 #[test]
-fn of_two_sandboxes_the_one_that_dials_stays() {
+fn connected_one_of_two_sandboxes_is_kept() {
     simulate(async {
-        let mut world = World::with(pod("Always"));
-        let worker = hire(&mut world, Beginning::Admitted);
-        let ours = world.sandbox(0).await;
-        let other = world.sandboxes.start();
-        world.resolve();
-        bundles(&world, 1, 1).await;
-        assert!(*ours.killed.lock().unwrap());
-        other.say(running());
-        world.phase("Running").await;
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        let launched = fixture.sandbox(0).await;
+        let other = fixture.launcher.start();
+        fixture.resolve();
+        wait_for_bundles(&fixture, 1, 1).await;
+        assert!(*launched.killed.lock().unwrap());
+        other.report(running());
+        fixture.wait_for_phase("Running").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 2);
+        assert_eq!(fixture.launcher.started().len(), 2);
         assert!(!*other.killed.lock().unwrap());
 
-        // And its end is noticed as if it were ours.
-        other.die();
-        world.sandbox(2).await;
+        // Its exit is noticed as well.
+        other.exit();
+        fixture.sandbox(2).await;
         drop(worker);
     });
 }
 
 #[test]
-fn only_a_pod_that_runs_is_told_what_lacks_a_volume() {
+fn only_running_pods_get_incomplete_bundles() {
     simulate(async {
-        let mut world = World::with(pod("Never"));
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world.offer(false);
+        let mut fixture = Fixture::with_pod(pod("Never"));
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.publish_bundle(false);
         tokio::time::sleep(Duration::from_secs(30)).await;
-        let sandbox = world.sandbox(0).await;
+        let sandbox = fixture.sandbox(0).await;
         assert!(sandbox.bundles.lock().unwrap().is_empty());
-        world.offer(true);
-        bundles(&world, 0, 1).await;
-        world.offer(false);
-        bundles(&world, 0, 2).await;
+        fixture.publish_bundle(true);
+        wait_for_bundles(&fixture, 0, 1).await;
+        fixture.publish_bundle(false);
+        wait_for_bundles(&fixture, 0, 2).await;
     });
     simulate(async {
-        let mut world = inherited("Never");
-        let sandbox = world.sandboxes.start();
-        sandbox.say(running());
-        let _worker = hire(&mut world, Beginning::Inherited);
-        world.offer(false);
-        bundles(&world, 0, 1).await;
+        let mut fixture = adopted("Never");
+        let sandbox = fixture.launcher.start();
+        sandbox.report(running());
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.publish_bundle(false);
+        wait_for_bundles(&fixture, 0, 1).await;
     });
 }
 
 #[test]
-fn a_pod_whose_sandbox_did_not_outlive_its_kubelet_is_started_anew() {
+fn pod_is_restarted_if_sandbox_was_lost_with_kubelet() {
     simulate(async {
-        let mut world = inherited("Always");
-        let _worker = hire(&mut world, Beginning::Inherited);
-        world.resolve();
-        bundles(&world, 0, 1).await;
-        let before = world.sandbox(0).await.bundles.lock().unwrap()[0]
-            .before
+        let mut fixture = adopted("Always");
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        let before = fixture.sandbox(0).await.bundles.lock().unwrap()[0]
+            .previous_statuses
             .clone();
         assert_eq!(before.len(), 1);
-        let statuses = world.api.lock().unwrap().statuses.clone();
+        let statuses = fixture.api.lock().unwrap().statuses.clone();
         assert!(statuses.iter().all(|status| status["phase"] != "Pending"));
     });
 }
 
 #[test]
-fn a_pod_that_succeeded_unheard_is_not_run_again() {
+fn unreported_success_is_read_from_checkpoint() {
     simulate(async {
-        for beginning in [Beginning::Inherited, Beginning::Admitted] {
-            let mut world = match beginning {
-                Beginning::Inherited => inherited("Never"),
-                // The earlier kubelet could not even say that it took the pod.
-                _ => World::with(pod("Never")),
+        for start in [WorkerStart::Adopted, WorkerStart::Admitted] {
+            let mut fixture = match start {
+                WorkerStart::Adopted => adopted("Never"),
+                // The earlier kubelet could not write a status.
+                _ => Fixture::with_pod(pod("Never")),
             };
-            *world.sandboxes.checkpoint.lock().unwrap() = Some(ended(0));
-            let _worker = hire(&mut world, beginning);
-            world.resolve();
-            world.phase("Succeeded").await;
+            *fixture.launcher.checkpoint.lock().unwrap() = Some(finished(0));
+            let _worker = spawn_worker(&mut fixture, start);
+            fixture.resolve();
+            fixture.wait_for_phase("Succeeded").await;
             tokio::time::sleep(Duration::from_secs(600)).await;
-            assert_eq!(world.sandboxes.all.lock().unwrap().len(), 0);
-            let api = world.api.lock().unwrap();
+            assert_eq!(fixture.launcher.started().len(), 0);
+            let api = fixture.api.lock().unwrap();
             assert!(
                 api.statuses
                     .iter()
@@ -503,68 +510,68 @@ fn a_pod_that_succeeded_unheard_is_not_run_again() {
 }
 
 #[test]
-fn a_lost_container_keeps_the_exit_code_of_its_checkpoint() {
+fn lost_container_keeps_exit_code_of_checkpoint() {
     simulate(async {
         for policy in ["Never", "OnFailure"] {
-            let mut world = inherited(policy);
-            let mut left = ended(5);
-            left.finished = false;
-            *world.sandboxes.checkpoint.lock().unwrap() = Some(left);
-            let _worker = hire(&mut world, Beginning::Inherited);
-            world.resolve();
+            let mut fixture = adopted(policy);
+            let mut checkpoint = finished(5);
+            checkpoint.finished = false;
+            *fixture.launcher.checkpoint.lock().unwrap() = Some(checkpoint);
+            let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+            fixture.resolve();
             if policy == "Never" {
-                world.phase("Failed").await;
-                let api = world.api.lock().unwrap();
+                fixture.wait_for_phase("Failed").await;
+                let api = fixture.api.lock().unwrap();
                 let state = &api.pod["status"]["containerStatuses"][0]["state"];
                 assert_eq!(state["terminated"]["exitCode"], 5, "{state}");
                 continue;
             }
-            bundles(&world, 0, 1).await;
-            let bundle = world.sandbox(0).await.bundles.lock().unwrap()[0].clone();
-            let state = bundle.before[0].state.clone().unwrap();
+            wait_for_bundles(&fixture, 0, 1).await;
+            let bundle = fixture.sandbox(0).await.bundles.lock().unwrap()[0].clone();
+            let state = bundle.previous_statuses[0].state.clone().unwrap();
             assert_eq!(state.terminated.unwrap().exit_code, 5);
         }
     });
 }
 
 #[test]
-fn what_is_said_while_the_api_server_is_away_is_told_later_and_only_the_newest() {
+fn only_newest_status_is_written_after_outage() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
-        let count = world.api.lock().unwrap().statuses.len();
-        world.api.lock().unwrap().away = true;
+        let (fixture, _worker) = running_pod("Always").await;
+        let count = fixture.api.lock().unwrap().statuses.len();
+        fixture.api.lock().unwrap().unavailable = true;
         for restarts in 1..20 {
             let mut state = running();
             state.containers[0].restart_count = restarts;
-            world.sandbox(0).await.say(state);
+            fixture.sandbox(0).await.report(state);
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        world.api.lock().unwrap().away = false;
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        fixture.api.lock().unwrap().unavailable = false;
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 (api.pod["status"]["containerStatuses"][0]["restartCount"] == 19).then_some(())
             })
             .await;
-        assert_eq!(world.api.lock().unwrap().statuses.len(), count + 1);
+        assert_eq!(fixture.api.lock().unwrap().statuses.len(), count + 1);
     });
 }
 
 #[test]
-fn a_condition_that_somebody_overwrote_is_set_right() {
+fn overwritten_condition_is_restored() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
-        // As the node controller does when a node was away.
-        world.edit(|pod| {
+        let (fixture, _worker) = running_pod("Always").await;
+        // As the node controller does when a node was unreachable.
+        fixture.edit_pod(|pod| {
             for condition in pod["status"]["conditions"].as_array_mut().unwrap() {
                 if condition["type"] == "Ready" {
                     condition["status"] = json!("False");
                 }
             }
         });
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 let conditions = api.pod["status"]["conditions"].as_array().unwrap().clone();
                 conditions
                     .iter()
@@ -576,25 +583,25 @@ fn a_condition_that_somebody_overwrote_is_set_right() {
 }
 
 #[test]
-fn a_deadline_is_kept_while_the_sandbox_knows_nothing_of_the_pod() {
+fn deadline_is_enforced_before_sandbox_has_bundle() {
     simulate(async {
         let mut pod = pod("Always");
         pod["spec"]["activeDeadlineSeconds"] = json!(30);
-        let mut world = World::with(pod);
-        let begun = Instant::now();
-        let worker = hire(&mut world, Beginning::Admitted);
-        // It is never resolved: a config map is missing.
-        let sandbox = world.sandbox(0).await;
-        world.phase("Failed").await;
-        assert!((29..=32).contains(&begun.elapsed().as_secs()));
-        let api = world.api.lock().unwrap().pod["status"].clone();
-        assert_eq!(api["reason"], "DeadlineExceeded");
+        let mut fixture = Fixture::with_pod(pod);
+        let start = Instant::now();
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        // No bundle is published, as with a missing config map.
+        let sandbox = fixture.sandbox(0).await;
+        fixture.wait_for_phase("Failed").await;
+        assert!((29..=32).contains(&start.elapsed().as_secs()));
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["reason"], "DeadlineExceeded");
         assert_eq!(
-            api["message"],
+            status["message"],
             "Pod was active on the node longer than the specified deadline"
         );
         assert!(
-            api["conditions"]
+            status["conditions"]
                 .as_array()
                 .unwrap()
                 .iter()
@@ -603,72 +610,75 @@ fn a_deadline_is_kept_while_the_sandbox_knows_nothing_of_the_pod() {
         assert!(*sandbox.dismissed.lock().unwrap());
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(!worker.is_finished());
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
-        let events = world.api.lock().unwrap().events.clone();
+        assert_eq!(fixture.launcher.started().len(), 1);
+        let events = fixture.api.lock().unwrap().events.clone();
         let reasons: Vec<_> = events.iter().map(|event| event["reason"].clone()).collect();
         assert_eq!(reasons, ["DeadlineExceeded"]);
     });
 }
 
 #[test]
-fn a_deadline_is_kept_without_any_sandbox() {
+fn deadline_is_enforced_without_sandbox() {
     simulate(async {
         let mut pod = pod("Always");
         pod["spec"]["activeDeadlineSeconds"] = json!(30);
-        let mut world = World::with(pod);
-        *world.sandboxes.broken.lock().unwrap() = true;
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world.resolve();
-        world.phase("Failed").await;
-        let api = world.api.lock().unwrap().pod["status"].clone();
-        assert_eq!(api["reason"], "DeadlineExceeded");
+        let mut fixture = Fixture::with_pod(pod);
+        *fixture.launcher.fails.lock().unwrap() = true;
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        fixture.wait_for_phase("Failed").await;
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["reason"], "DeadlineExceeded");
     });
 }
 
 #[test]
-fn a_deadline_is_the_sandboxs_own_once_it_knows_the_pod() {
+fn deadline_is_left_to_sandbox_with_bundle() {
     simulate(async {
         let mut pod = pod("Always");
         pod["spec"]["activeDeadlineSeconds"] = json!(30);
-        let mut world = World::with(pod);
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world.resolve();
-        bundles(&world, 0, 1).await;
-        world.sandbox(0).await.say(running());
-        world.phase("Running").await;
+        let mut fixture = Fixture::with_pod(pod);
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        fixture.sandbox(0).await.report(running());
+        fixture.wait_for_phase("Running").await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.api.lock().unwrap().pod["status"]["phase"], "Running");
-        assert!(world.sandbox(0).await.stops.lock().unwrap().is_empty());
+        assert_eq!(
+            fixture.api.lock().unwrap().pod["status"]["phase"],
+            "Running"
+        );
+        assert!(fixture.sandbox(0).await.stops.lock().unwrap().is_empty());
     });
 }
 
 #[test]
-fn a_pod_is_evicted() {
+fn evicted_pod_fails_and_is_not_restarted() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
+        let (fixture, _worker) = running_pod("Always").await;
         let problem = Problem {
             reason: "Evicted".to_owned(),
             message: "The node was low on resource: memory. ".to_owned(),
         };
         let evicted = [("u".to_owned(), problem.clone())].into();
-        world.shared.evicted.send_replace(evicted);
-        let stop = stopped(&world, 0).await;
+        fixture.shared.evictions.send_replace(evicted);
+        let stop = wait_for_stop(&fixture, 0).await;
         assert_eq!(
             (stop.grace_seconds, stop.failure.as_ref()),
             (1, Some(&problem))
         );
-        world.sandbox(0).await.say(PodState {
+        fixture.sandbox(0).await.report(PodState {
             failure: stop.failure,
-            ..ended(137)
+            ..finished(137)
         });
-        world.phase("Failed").await;
-        let status = world.api.lock().unwrap().pod["status"].clone();
+        fixture.wait_for_phase("Failed").await;
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
         assert_eq!(status["reason"], "Evicted");
         let conditions = status["conditions"].as_array().unwrap();
         assert!(conditions.iter().any(|c| c["type"] == "DisruptionTarget"));
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.sandboxes.all.lock().unwrap().len(), 1);
-        let events = world.api.lock().unwrap().events.clone();
+        assert_eq!(fixture.launcher.started().len(), 1);
+        let events = fixture.api.lock().unwrap().events.clone();
         assert_eq!(
             events
                 .iter()
@@ -680,11 +690,11 @@ fn a_pod_is_evicted() {
 }
 
 #[test]
-fn a_pod_is_started_by_the_runtime_that_it_asks_for_or_not_at_all() {
+fn unknown_runtime_class_prevents_launch() {
     simulate(async {
         for (class, message) in [
             (
-                "theirs",
+                "foreign",
                 "Failed to create pod sandbox: failed to get sandbox runtime: no runtime for \"kata\" is configured",
             ),
             (
@@ -694,41 +704,41 @@ fn a_pod_is_started_by_the_runtime_that_it_asks_for_or_not_at_all() {
         ] {
             let mut pod = pod("Always");
             pod["spec"]["runtimeClassName"] = json!(class);
-            let mut world = World::with(pod);
-            let _worker = hire(&mut world, Beginning::Admitted);
-            world.resolve();
-            let event = world
-                .until(|world| world.api.lock().unwrap().events.first().cloned())
+            let mut fixture = Fixture::with_pod(pod);
+            let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+            fixture.resolve();
+            let event = fixture
+                .wait_for(|fixture| fixture.api.lock().unwrap().events.first().cloned())
                 .await;
             assert_eq!(event["reason"], "FailedCreatePodSandBox");
             assert_eq!(event["message"], message);
-            assert!(world.sandboxes.all.lock().unwrap().is_empty());
+            assert!(fixture.launcher.started().is_empty());
         }
         let mut pod = pod("Always");
-        pod["spec"]["runtimeClassName"] = json!("ours");
-        let mut world = World::with(pod);
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world.resolve();
-        bundles(&world, 0, 1).await;
+        pod["spec"]["runtimeClassName"] = json!("own");
+        let mut fixture = Fixture::with_pod(pod);
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
     });
 }
 
 #[test]
-fn the_node_goes_down_and_pods_with_it() {
+fn node_shutdown_terminates_pods() {
     simulate(async {
-        let (world, worker) = started("Always").await;
+        let (fixture, worker) = running_pod("Always").await;
         let until = Instant::now() + Duration::from_secs(10);
-        world.shutdown.send_replace(Some(until));
-        let stop = stopped(&world, 0).await;
+        fixture.shutdown.send_replace(Some(until));
+        let stop = wait_for_stop(&fixture, 0).await;
         assert_eq!(stop.failure.as_ref().unwrap().reason, "Terminated");
         assert!((8..=10).contains(&stop.grace_seconds));
-        let sandbox = world.sandbox(0).await;
-        sandbox.say(PodState {
+        let sandbox = fixture.sandbox(0).await;
+        sandbox.report(PodState {
             failure: stop.failure,
-            ..ended(143)
+            ..finished(143)
         });
         worker.await.unwrap();
-        let api = world.api.lock().unwrap();
+        let api = fixture.api.lock().unwrap();
         let status = &api.pod["status"];
         assert_eq!(status["phase"], "Failed");
         assert_eq!(status["reason"], "Terminated");
@@ -738,75 +748,75 @@ fn the_node_goes_down_and_pods_with_it() {
 }
 
 #[test]
-fn a_refused_pod_is_told_why_and_gets_no_sandbox() {
+fn rejected_pod_fails_and_gets_no_sandbox() {
     simulate(async {
-        let mut world = World::with(pod("Always"));
+        let mut fixture = Fixture::with_pod(pod("Always"));
         let problem = Problem {
             reason: "OutOfcpu".to_owned(),
             message: "none left".to_owned(),
         };
-        let worker = hire(&mut world, Beginning::Refused(problem));
-        world.phase("Failed").await;
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        let worker = spawn_worker(&mut fixture, WorkerStart::Rejected(problem));
+        fixture.wait_for_phase("Failed").await;
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 (!api.events.is_empty()).then_some(())
             })
             .await;
         assert_eq!(
-            world.api.lock().unwrap().pod["status"]["reason"],
+            fixture.api.lock().unwrap().pod["status"]["reason"],
             "OutOfcpu"
         );
-        assert!(world.sandboxes.all.lock().unwrap().is_empty());
-        world.edit(|pod| to_be_deleted(pod, 30));
+        assert!(fixture.launcher.started().is_empty());
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
         worker.await.unwrap();
-        assert!(world.api.lock().unwrap().deleted);
+        assert!(fixture.api.lock().unwrap().deleted);
     });
 }
 
 #[test]
-fn a_label_set_just_before_counts() {
+fn recently_set_node_label_is_considered() {
     simulate(async {
         let mut pod = pod("Always");
         pod["spec"]["nodeSelector"] = json!({ "new": "yes" });
-        let mut world = World::with(pod);
-        world.api.lock().unwrap().node["metadata"]["labels"] = json!({ "new": "yes" });
+        let mut fixture = Fixture::with_pod(pod);
+        fixture.api.lock().unwrap().node["metadata"]["labels"] = json!({ "new": "yes" });
         let problem = Problem {
             reason: "NodeAffinity".to_owned(),
             message: String::new(),
         };
-        let _worker = hire(&mut world, Beginning::Doubtful(problem));
-        world.sandbox(0).await;
+        let _worker = spawn_worker(&mut fixture, WorkerStart::RecheckNodeAffinity(problem));
+        fixture.sandbox(0).await;
     });
 }
 
 #[test]
-fn a_sandbox_that_cannot_be_started_is_tried_again() {
+fn failed_launch_is_retried() {
     simulate(async {
-        let mut world = World::with(pod("Always"));
-        *world.sandboxes.broken.lock().unwrap() = true;
-        let _worker = hire(&mut world, Beginning::Admitted);
-        world
-            .until(|world| {
-                let api = world.api.lock().unwrap();
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        *fixture.launcher.fails.lock().unwrap() = true;
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture
+            .wait_for(|fixture| {
+                let api = fixture.api.lock().unwrap();
                 (!api.events.is_empty()).then_some(())
             })
             .await;
-        let event = world.api.lock().unwrap().events[0].clone();
+        let event = fixture.api.lock().unwrap().events[0].clone();
         assert_eq!(event["reason"], "FailedCreatePodSandBox");
         assert_eq!(
             event["message"],
             "Failed to create pod sandbox: cannot start the sandbox: no more processes"
         );
-        *world.sandboxes.broken.lock().unwrap() = false;
-        world.sandbox(0).await;
+        *fixture.launcher.fails.lock().unwrap() = false;
+        fixture.sandbox(0).await;
     });
 }
 
 #[test]
-fn events_are_recorded_once() {
+fn each_event_is_recorded_once() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
+        let (fixture, _worker) = running_pod("Always").await;
         let event = |serial| PodEvent {
             serial,
             at: Timestamp::now(),
@@ -815,14 +825,14 @@ fn events_are_recorded_once() {
             message: format!("Started container {serial}"),
             field_path: Some("spec.containers{a}".to_owned()),
         };
-        let sandbox = world.sandbox(0).await;
+        let sandbox = fixture.sandbox(0).await;
         let mut state = running();
         for serial in 1..=3 {
             state.events.push(event(serial));
-            sandbox.say(state.clone());
+            sandbox.report(state.clone());
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        let events = world.api.lock().unwrap().events.clone();
+        let events = fixture.api.lock().unwrap().events.clone();
         let messages: Vec<_> = events.iter().map(|e| e["message"].clone()).collect();
         assert_eq!(
             messages,
@@ -840,17 +850,17 @@ fn events_are_recorded_once() {
 }
 
 #[test]
-fn a_pod_that_others_declare_over_is_ended() {
+fn terminal_phase_set_by_others_ends_pod() {
     simulate(async {
-        let (world, _worker) = started("Always").await;
-        world.edit(|pod| {
+        let (fixture, _worker) = running_pod("Always").await;
+        fixture.edit_pod(|pod| {
             pod["status"]["phase"] = json!("Failed");
             pod["status"]["reason"] = json!("NodeLost");
         });
-        stopped(&world, 0).await;
-        world.sandbox(0).await.say(ended(0));
+        wait_for_stop(&fixture, 0).await;
+        fixture.sandbox(0).await.report(finished(0));
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let status = world.api.lock().unwrap().pod["status"].clone();
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
         assert_eq!(
             (&status["phase"], &status["reason"]),
             (&json!("Failed"), &json!("NodeLost"))
@@ -859,12 +869,12 @@ fn a_pod_that_others_declare_over_is_ended() {
 }
 
 #[test]
-fn a_sandbox_that_does_not_end_in_time_is_killed() {
+fn sandbox_that_does_not_stop_is_killed() {
     simulate(async {
-        let (world, worker) = started("Always").await;
-        world.edit(|pod| to_be_deleted(pod, 5));
+        let (fixture, worker) = running_pod("Always").await;
+        fixture.edit_pod(|pod| set_deletion(pod, 5));
         worker.await.unwrap();
-        assert!(*world.sandbox(0).await.killed.lock().unwrap());
-        assert!(world.api.lock().unwrap().deleted);
+        assert!(*fixture.sandbox(0).await.killed.lock().unwrap());
+        assert!(fixture.api.lock().unwrap().deleted);
     });
 }

@@ -1,78 +1,79 @@
-//! Certificates of pods, for projected volumes.
+//! Pod certificates, for projected volumes.
 //!
 //! ```text
-//!   key.rs        a key, and the proof of having it
-//!   requests.rs   the requests of this node, watched
-//!   keeper.rs     one certificate: asked for, kept, renewed
-//!   standing.rs   what a pod is told of it                      pure
+//!   private_key.rs    private keys, and the proof of possession
+//!   request_watch.rs  watch of this node's PodCertificateRequests
+//!   renewal.rs        requests and renews one certificate
+//!   state.rs          state of one certificate, and its messages     pure
 //! ```
 
-mod keeper;
-mod key;
-mod requests;
-mod standing;
+mod private_key;
+mod renewal;
+mod request_watch;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use k8s_openapi::api::core::v1::{Pod, PodCertificateProjection};
 use kube::Client;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use volumes::content::Credentials;
+use volumes::content::CredentialBundle;
 
-use self::keeper::{Keeper, Wish};
-use self::requests::Requests;
-pub(super) use self::standing::Standing;
-use super::{PATIENCE, references};
+use self::renewal::{CertificateRenewal, CertificateSpec};
+use self::request_watch::RequestWatch;
+pub(super) use self::state::CertificateState;
+use super::{FIRST_SYNC_TIMEOUT, references};
+use crate::mutex::lock;
 
 /// The certificates of a pod.
 #[derive(Default)]
-pub(super) struct Answer {
+pub(super) struct PodCertificates {
     /// By volume and index of its source.
-    pub certificates: BTreeMap<(String, usize), Result<Credentials, String>>,
-    /// One signal for each; each has been seen.
-    pub signals: Vec<watch::Receiver<Standing>>,
-    /// Events of kind `Warning`: reason and message.
+    pub certificates: BTreeMap<(String, usize), Result<CredentialBundle, String>>,
+    /// The state of each, with the current value marked as seen.
+    pub states: Vec<watch::Receiver<CertificateState>>,
+    /// Events of type `Warning`: reason and message.
     pub warnings: Vec<(&'static str, String)>,
-    /// When there will be other warnings.
-    pub again_at: Option<Instant>,
+    /// When the warnings change.
+    pub refresh_at: Option<Instant>,
 }
 
-/// All certificates of this node's pods.
-pub(super) struct Certificates {
+/// Requests and renews the certificates of this node's pods.
+pub(super) struct CertificateManager {
     client: Client,
-    requests: Requests,
-    kept: Mutex<HashMap<Key, Kept>>,
+    requests: RequestWatch,
+    certificates: Mutex<HashMap<CertificateKey, ManagedCertificate>>,
 }
 
 /// The pod's uid, its volume, and the index of the source there.
-type Key = (String, String, usize);
+type CertificateKey = (String, String, usize);
 
-struct Kept {
-    standing: watch::Receiver<Standing>,
+struct ManagedCertificate {
+    state: watch::Receiver<CertificateState>,
     since: Instant,
-    _keeper: AbortOnDropHandle<()>,
+    _renewal: AbortOnDropHandle<()>,
 }
 
-/// A source of a projected volume.
+/// A certificate source of a projected volume.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct CertificateSource<'a> {
     volume: &'a str,
     index: usize,
     projection: &'a PodCertificateProjection,
 }
 
-/// All sources of a pod that are certificates.
-fn sources(pod: &Pod) -> impl Iterator<Item = Source<'_>> {
+/// All certificate sources of a pod.
+fn certificate_sources(pod: &Pod) -> impl Iterator<Item = CertificateSource<'_>> {
     references::used_volumes(pod).flat_map(|volume| {
         let projected = volume.projected.iter();
         let parts = projected.flat_map(|projected| projected.sources.iter().flatten());
         parts.enumerate().filter_map(|(index, part)| {
-            Some(Source {
+            Some(CertificateSource {
                 volume: &volume.name,
                 index,
                 projection: part.pod_certificate.as_ref()?,
@@ -81,59 +82,63 @@ fn sources(pod: &Pod) -> impl Iterator<Item = Source<'_>> {
     })
 }
 
-impl Certificates {
+impl CertificateManager {
     pub(super) fn new(client: Client, node: &str) -> Self {
         Self {
-            requests: Requests::new(client.clone(), node.to_owned()),
+            requests: RequestWatch::new(client.clone(), node.to_owned()),
             client,
-            kept: Mutex::default(),
+            certificates: Mutex::default(),
         }
     }
 
-    /// The certificates that a pod's volumes hold; those that it asks for the first time are waited for, but not for ever.
-    pub(super) async fn get(&self, pod: &Pod) -> Answer {
-        // All of them are on their way before the first one is waited for.
-        let asked: Vec<_> = sources(pod)
-            .map(|source| (source, self.keep(pod, source)))
+    /// The certificates of a pod's volumes. Waits for new ones, with a time-out.
+    pub(super) async fn get(&self, pod: &Pod) -> PodCertificates {
+        // Request all of them before waiting for the first one.
+        let requested: Vec<_> = certificate_sources(pod)
+            .map(|source| (source, self.manage(pod, source)))
             .collect();
-        let mut answer = Answer::default();
-        for (source, (mut standing, since)) in asked {
-            let settled = standing.wait_for(Standing::is_settled);
-            let _ = tokio::time::timeout_at(since + PATIENCE, settled).await;
-            let (now, current) = (Instant::now(), standing.borrow_and_update().clone());
-            let Source {
+        let mut found = PodCertificates::default();
+        for (source, (mut state, since)) in requested {
+            let settled = state.wait_for(CertificateState::is_settled);
+            let _ = tokio::time::timeout_at(since + FIRST_SYNC_TIMEOUT, settled).await;
+            let (now, current) = (Instant::now(), state.borrow_and_update().clone());
+            let CertificateSource {
                 volume,
                 index,
                 projection,
             } = source;
-            let whose = format!("volume {volume:?}, signer {:?}", projection.signer_name);
-            answer.warnings.extend(current.warnings(&whose, now));
-            let again_at = current.again_at(now);
-            answer.again_at = answer.again_at.into_iter().chain(again_at).min();
-            answer
+            let description = format!("volume {volume:?}, signer {:?}", projection.signer_name);
+            found.warnings.extend(current.warnings(&description, now));
+            let refresh_at = current.next_warning_at(now);
+            found.refresh_at = found.refresh_at.into_iter().chain(refresh_at).min();
+            found
                 .certificates
                 .insert((volume.to_owned(), index), current.credentials());
-            answer.signals.push(standing);
+            found.states.push(state);
         }
-        answer
+        found
     }
 
-    /// Follows a certificate, from now on at the latest.
-    fn keep(&self, pod: &Pod, source: Source<'_>) -> (watch::Receiver<Standing>, Instant) {
+    /// Starts the renewal of a certificate, if it is not running yet. Returns its state and when it was started.
+    fn manage(
+        &self,
+        pod: &Pod,
+        source: CertificateSource<'_>,
+    ) -> (watch::Receiver<CertificateState>, Instant) {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let uid = text(&pod.metadata.uid);
         let account = pod
             .spec
             .as_ref()
             .and_then(|spec| spec.service_account_name.clone());
-        let mut kept = self.lock();
-        let kept = kept
+        let mut certificates = self.lock();
+        let managed = certificates
             .entry((uid.clone(), source.volume.to_owned(), source.index))
             .or_insert_with(|| {
-                let (tell, standing) = watch::channel(Standing::default());
-                let keeper = Keeper {
+                let (sender, state) = watch::channel(CertificateState::default());
+                let renewal = CertificateRenewal {
                     client: self.client.clone(),
-                    wish: Wish {
+                    spec: CertificateSpec {
                         namespace: text(&pod.metadata.namespace),
                         pod: text(&pod.metadata.name),
                         uid,
@@ -143,25 +148,24 @@ impl Certificates {
                         node: self.requests.node().to_owned(),
                         projection: source.projection.clone(),
                     },
-                    requests: self.requests.follow(),
-                    standing: tell,
+                    requests: self.requests.watch(),
+                    state: sender,
                 };
-                Kept {
-                    standing,
+                ManagedCertificate {
+                    state,
                     since: Instant::now(),
-                    _keeper: AbortOnDropHandle::new(tokio::spawn(keeper.keep())),
+                    _renewal: AbortOnDropHandle::new(tokio::spawn(renewal.run())),
                 }
             });
-        (kept.standing.clone(), kept.since)
+        (managed.state.clone(), managed.since)
     }
 
-    /// The pod is gone, and its keys with it.
+    /// Drops the certificates and keys of a pod.
     pub(super) fn forget(&self, uid: &str) {
         self.lock().retain(|(of, _, _), _| of != uid);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Kept>> {
-        // The map is whole after every statement, so a panic elsewhere can't have left it half-written.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<CertificateKey, ManagedCertificate>> {
+        lock(&self.certificates)
     }
 }

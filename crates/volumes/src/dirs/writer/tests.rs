@@ -17,11 +17,11 @@ fn payload(files: &[(&str, &str, u32)]) -> Payload {
     }
 }
 
-fn put(dir: &Path, files: &[(&str, &str, u32)]) {
+fn write_files(dir: &Path, files: &[(&str, &str, u32)]) {
     write(dir, &payload(files), |_| Ok(())).unwrap();
 }
 
-/// Everything in the directory, with the name of the version made anonymous.
+/// All files in the directory, with VERSION for the name of the current version.
 fn listing(dir: &Path) -> String {
     let version = fs::read_link(dir.join(DATA)).unwrap();
     let mut lines = Vec::new();
@@ -52,9 +52,9 @@ fn collect(root: &Path, dir: &Path, lines: &mut Vec<String>) {
 }
 
 #[test]
-fn files_are_laid_out_as_upstream_does() {
+fn layout_matches_upstreams_atomic_writer() {
     let dir = tempfile::tempdir().unwrap();
-    put(
+    write_files(
         dir.path(),
         &[
             ("a", "1", 0o644),
@@ -66,14 +66,14 @@ fn files_are_laid_out_as_upstream_does() {
 }
 
 #[test]
-fn an_update_swaps_and_removes_what_is_gone() {
+fn update_switches_version_and_removes_old_names() {
     let dir = tempfile::tempdir().unwrap();
-    put(
+    write_files(
         dir.path(),
         &[("a", "1", 0o644), ("d/x", "2", 0o644), ("old", "3", 0o644)],
     );
     let before = fs::read_link(dir.path().join(DATA)).unwrap();
-    put(
+    write_files(
         dir.path(),
         &[
             ("a", "changed", 0o644),
@@ -86,61 +86,61 @@ fn an_update_swaps_and_removes_what_is_gone() {
 }
 
 #[test]
-fn the_same_again_changes_nothing_but_mends_names() {
+fn unchanged_payload_only_restores_missing_names() {
     let dir = tempfile::tempdir().unwrap();
     let files = [("a", "1", 0o644), ("b", "2", 0o644)];
-    put(dir.path(), &files);
+    write_files(dir.path(), &files);
     let before = listing(dir.path());
     let version = fs::read_link(dir.path().join(DATA)).unwrap();
     fs::remove_file(dir.path().join("a")).unwrap();
-    put(dir.path(), &files);
+    write_files(dir.path(), &files);
     assert_eq!(listing(dir.path()), before);
     assert_eq!(fs::read_link(dir.path().join(DATA)).unwrap(), version);
 }
 
 #[test]
-fn nothing_is_a_payload_too() {
+fn payload_may_be_empty() {
     let dir = tempfile::tempdir().unwrap();
-    put(dir.path(), &[]);
+    write_files(dir.path(), &[]);
     assert_eq!(listing(dir.path()), "..data -> VERSION\nVERSION/ 755");
-    put(dir.path(), &[("a", "1", 0o644)]);
-    put(dir.path(), &[]);
+    write_files(dir.path(), &[("a", "1", 0o644)]);
+    write_files(dir.path(), &[]);
     assert_eq!(listing(dir.path()), "..data -> VERSION\nVERSION/ 755");
 }
 
 #[test]
-fn a_file_may_become_a_directory_and_back() {
+fn file_may_become_directory_and_back() {
     let dir = tempfile::tempdir().unwrap();
-    put(dir.path(), &[("a", "1", 0o644)]);
-    put(dir.path(), &[("a/b", "2", 0o644)]);
+    write_files(dir.path(), &[("a", "1", 0o644)]);
+    write_files(dir.path(), &[("a/b", "2", 0o644)]);
     assert_eq!(fs::read_to_string(dir.path().join("a/b")).unwrap(), "2");
-    put(dir.path(), &[("a", "3", 0o644)]);
+    write_files(dir.path(), &[("a", "3", 0o644)]);
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "3");
 }
 
 #[test]
-fn what_a_killed_writer_left_does_no_harm() {
+fn leftovers_of_killed_writer_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("..nowhere", dir.path().join(NEW_DATA)).unwrap();
     fs::create_dir_all(dir.path().join("..2026_01_01_00_00_00.1/d")).unwrap();
-    put(dir.path(), &[("a", "1", 0o644)]);
+    write_files(dir.path(), &[("a", "1", 0o644)]);
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "1");
     assert!(!dir.path().join(NEW_DATA).is_symlink());
     assert!(!dir.path().join("..2026_01_01_00_00_00.1").exists());
-    // A version that is gone, though the link still names it.
+    // `..data` refers to a missing version.
     fs::remove_dir_all(
         dir.path()
             .join(fs::read_link(dir.path().join(DATA)).unwrap()),
     )
     .unwrap();
-    put(dir.path(), &[("a", "2", 0o644)]);
+    write_files(dir.path(), &[("a", "2", 0o644)]);
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "2");
 }
 
 #[test]
-fn bad_paths_leave_the_volume_alone() {
+fn invalid_paths_leave_the_volume_unchanged() {
     let dir = tempfile::tempdir().unwrap();
-    put(dir.path(), &[("a", "1", 0o644)]);
+    write_files(dir.path(), &[("a", "1", 0o644)]);
     let before = listing(dir.path());
     for bad in ["../x", "/x", "..data", "a/../../x"] {
         write(dir.path(), &payload(&[(bad, "", 0o644)]), |_| Ok(())).unwrap_err();
@@ -149,7 +149,7 @@ fn bad_paths_leave_the_volume_alone() {
 }
 
 #[test]
-fn mount_points_are_made_beside_the_files() {
+fn mount_points_are_created() {
     let dir = tempfile::tempdir().unwrap();
     let mut payload = payload(&[("a", "1", 0o644)]);
     payload.mount_points.insert("nested/deep".to_owned());

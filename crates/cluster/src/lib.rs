@@ -1,0 +1,44 @@
+//! The life of a cluster, for `coracle run` now and `coracle up` later: its control plane, the enrolment of its nodes, the Slurm
+//! steps in which their agents run, and the order of start and stop.
+//!
+//! Storage, keys and membership are parameters ([`ClusterOptions`]). This crate handles no pods: the caller decides about the work of an agent
+//! after enrolment. Start reading at [`Cluster`].
+
+mod agents;
+pub mod carry;
+pub mod client;
+mod cluster;
+mod control_plane;
+pub mod enrolment;
+mod grace;
+mod node_plan;
+mod objects;
+mod seed;
+pub mod token;
+
+pub use agents::AGENT_FAILED;
+pub use cluster::{Cluster, ClusterEnd, ClusterOptions};
+pub use control_plane::ControlPlaneProcess;
+pub use grace::GracePeriods;
+pub use node_plan::NODE_PREFIX_LEN;
+pub use seed::ensure as ensure_seed;
+
+use console::{Failure, FailureCode};
+
+/// The environment variable that marks the processes of a cluster's workload, so that they can be found and killed.
+pub const WORKLOAD_MARK: &str = "CORACLE_CLUSTER";
+/// Marks hubs and sandboxes, with the same value: they end after the workload, in order. It is one of their arguments,
+/// because the environment of a non-dumpable process cannot be read.
+pub const PODS_MARK: &str = "CORACLE_PODS_OF";
+
+/// Converts an error of Slurm for the user.
+pub fn slurm_failure(error: slurm::SlurmError) -> Failure {
+    let mut failure = Failure::new(FailureCode::Slurm, error.to_string());
+    if let Some(hint) = error.hint() {
+        failure = failure.with_hint(hint);
+    }
+    match error {
+        slurm::SlurmError::Start { source, .. } => failure.with_source(source),
+        _ => failure,
+    }
+}

@@ -1,0 +1,14 @@
+//! Coracle's messages to the user on standard error: lines, the phases of a command, progress of downloads, and errors with a
+//! hint and an exit code. Standard output is for data and the workload.
+//!
+//! Uses no other crate of ours. Start reading at [`Failure`].
+
+mod download_progress;
+mod failure;
+mod phases;
+mod stderr;
+
+pub use download_progress::{DownloadProgress, FileProgress};
+pub use failure::{Failure, FailureCode};
+pub use phases::Phases;
+pub use stderr::print_stderr;

@@ -1,0 +1,8 @@
+//! The user's commands: `coracle COMMAND` calls `main` in module `COMMAND`. Commands use nothing of each other; shared parts are beside
+//! this module.
+
+pub mod doctor;
+pub mod image;
+pub mod kubernetes;
+pub mod logs;
+pub mod run;

@@ -1,0 +1,191 @@
+//! Outside of an allocation's nodes: submits a job or step in which `coracle run` runs again.
+//!
+//! Usually that is one `srun`, whose tasks execute `coracle run` at once. If the first node does not see all needed files, it sends a
+//! control line and waits until they are carried there ([`carry`]). A program that uses a terminal is started by a second step, because
+//! control lines can't be separated from a terminal's output.
+
+use console::{Failure, FailureCode};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use slurm::{Allocation, Slurm, Submission};
+
+use super::RunSettings;
+use super::file_check::{self, CarryRequest, FileCheckResult};
+use super::send_bundle::carry;
+use super::srun::{Srun, TerminationSignals};
+use super::workload::Workload;
+use crate::exit;
+use cluster::carry::bundle::CarryBundle;
+use cluster::carry::script::{self, SHELL};
+use releases::Release;
+
+/// The parameters of the job or step.
+struct SubmitRequest<'a> {
+    slurm: Slurm,
+    settings: &'a RunSettings,
+    /// An existing job and its first node.
+    within: Option<(u32, &'a str)>,
+    bundle: Arc<CarryBundle>,
+}
+
+/// Submits a new job with the user's options.
+pub async fn new_job(settings: &RunSettings, workload: &Workload) -> anyhow::Result<ExitCode> {
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
+    slurm.ping().await.map_err(cluster::slurm_failure)?;
+    SubmitRequest::new(slurm, settings, workload, None)?
+        .submit(wants_terminal(workload))
+        .await
+}
+
+/// Runs again on the first node of an allocation, from `salloc`'s shell.
+pub async fn first_node(
+    settings: &RunSettings,
+    workload: &Workload,
+    allocation: &Allocation,
+) -> anyhow::Result<ExitCode> {
+    let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
+    let first = allocation.nodes.first().ok_or_else(|| {
+        Failure::new(
+            FailureCode::Slurm,
+            format!("job {} has no nodes", allocation.job_id),
+        )
+        .with_hint("the variables of another job seem to be set: `unset SLURM_JOB_ID`")
+    })?;
+    let within = Some((allocation.job_id, first.as_str()));
+    SubmitRequest::new(slurm, settings, workload, within)?
+        .submit(wants_terminal(workload))
+        .await
+}
+
+impl<'a> SubmitRequest<'a> {
+    fn new(
+        slurm: Slurm,
+        settings: &'a RunSettings,
+        workload: &Workload,
+        within: Option<(u32, &'a str)>,
+    ) -> anyhow::Result<Self> {
+        // The node may have a release even if this host has none; otherwise its leader reports the error.
+        let release = Release::find(settings.options.kubernetes.as_deref()).ok();
+        let seed = release
+            .as_ref()
+            .and_then(|release| releases::seed::find(release, &settings.options.service_cidr));
+        let bundle = CarryBundle {
+            program: std::env::current_exe().context("cannot find our own program")?,
+            release: release.map(|release| Release {
+                dir: std::path::absolute(&release.dir).unwrap_or(release.dir),
+                version: release.version,
+            }),
+            seed,
+            workload: workload.file(&settings.workload),
+            is_workload_file: super::workload::is_manifest,
+        };
+        Ok(Self {
+            slurm,
+            settings,
+            within,
+            bundle: Arc::new(bundle),
+        })
+    }
+
+    async fn submit(&self, terminal: bool) -> anyhow::Result<ExitCode> {
+        let code = if terminal {
+            self.submit_with_terminal().await?
+        } else {
+            self.submit_without_terminal().await?
+        };
+        Ok(exit::code(code))
+    }
+
+    async fn submit_without_terminal(&self) -> anyhow::Result<i32> {
+        let needed = self.bundle.needed_files();
+        let mut settings = self.settings.clone();
+        settings.options.report_end = true;
+        let args = settings.args_inside();
+        let shell_args = file_check::start_args(&self.bundle.program, &needed, args);
+        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
+        let mut srun = Srun::start(&invocation, false)?;
+        let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
+            Some(request) => carry(&self.slurm, self.bundle.clone(), &request).await,
+            None => Ok(()),
+        };
+        srun.run(carry_on_request).await
+    }
+
+    /// The first step checks the files and holds the job; the second has the terminal.
+    async fn submit_with_terminal(&self) -> anyhow::Result<i32> {
+        let needed = self.bundle.needed_files();
+        let shell_args = file_check::report_args(&self.bundle.program, &needed);
+        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
+        let mut holder = Srun::start_with_pipes(&invocation)?;
+        let check = match holder.read_stdout_until(file_check::parse_result).await? {
+            Ok(result) => result,
+            Err(code) => return Ok(code),
+        };
+        let code = self.run_in_terminal(check).await;
+        // On failure too, because the holder removes the carried files.
+        holder.finish().await;
+        code
+    }
+
+    async fn run_in_terminal(&self, check: FileCheckResult) -> anyhow::Result<i32> {
+        let mut program = self.bundle.program.as_path();
+        let mut args = self.settings.args_inside();
+        if let Some(dir) = check.dir {
+            let mut signals = TerminationSignals::listen()?;
+            program = Path::new(SHELL);
+            args = script::start_args("coracle: error:", &dir, &args);
+            let request = CarryRequest {
+                dir,
+                job: check.job,
+                node: check.node.clone(),
+            };
+            tokio::select! {
+                carried = carry(&self.slurm, self.bundle.clone(), &request) => carried?,
+                signal = signals.next() => return Ok(exit::of_signal(signal)),
+            }
+        }
+        let within = Some((check.job, check.node.as_str()));
+        let mut invocation = self.invocation(program, &args, within, true);
+        // Without it, srun would set it to the leader's node alone.
+        let nodes = ("SLURM_JOB_NODELIST".to_owned(), check.nodes);
+        invocation.env_set.push(nodes);
+        let mut srun = Srun::start(&invocation, true)?;
+        srun.run(async |_| Ok(())).await
+    }
+
+    fn invocation(
+        &self,
+        program: &Path,
+        args: &[String],
+        within: Option<(u32, &str)>,
+        terminal: bool,
+    ) -> slurm::Invocation {
+        let submission = Submission {
+            options: if within.is_none() {
+                &self.settings.slurm
+            } else {
+                &[]
+            },
+            within,
+            program,
+            args,
+            terminal,
+            name: "coracle",
+        };
+        let env: Vec<String> = std::env::vars_os()
+            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .collect();
+        submission.invocation(&self.slurm, env.iter().map(String::as_str))
+    }
+}
+
+/// Whether to run in a pseudo-terminal: for programs that are started from a terminal.
+fn wants_terminal(workload: &Workload) -> bool {
+    matches!(workload, Workload::Program { .. })
+        && std::io::stdin().is_terminal()
+        && std::io::stdout().is_terminal()
+}

@@ -1,0 +1,210 @@
+//! Locks that ensure one sandbox per pod and one agent per node.
+//!
+//! A sandbox holds a lock in its pod's directory for as long as it runs, and connects to the kubelet only with the lock. The
+//! guard of a node's agent holds one in the node's directory.
+//!
+//! These are POSIX record locks, because the kernel reports the process that holds one (`F_GETLK`). So a kubelet finds a sandbox
+//! that an earlier kubelet started before the sandbox has connected, and the node's shutdown finds all remaining sandboxes, also
+//! where `/proc` does not show them (`hidepid`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
+
+/// Name of the lock file, in the directory of the pod or of the node.
+const LOCK_FILE: &str = "lock";
+/// Time that a killed sandbox has to exit.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Acquires the lock of the pod with the directory `dir`. Dropping the returned file releases it.
+pub fn acquire(dir: &Path) -> io::Result<File> {
+    acquire_within(dir, ACQUIRE_TIMEOUT)
+}
+
+fn acquire_within(dir: &Path, timeout: Duration) -> io::Result<File> {
+    let lock = try_acquire(dir, timeout)?;
+    lock.ok_or_else(|| io::Error::other("another sandbox of the pod is running"))
+}
+
+/// Acquires the lock in `dir`; `None` if another process still holds it after `timeout`.
+pub fn try_acquire(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
+    let end = Instant::now() + timeout;
+    loop {
+        let file = open(dir)?;
+        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if is_file_of(&file, dir) => return Ok(Some(file)),
+            // The file was removed or replaced before it was locked, so other processes would not see this lock. Try again.
+            Ok(()) => {}
+            Err(Errno::ACCESS | Errno::AGAIN) if Instant::now() < end => {
+                std::thread::sleep(RETRY_INTERVAL)
+            }
+            Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
+            // The file system has no locks. Run the pod anyway: two sandboxes of one pod are rare.
+            Err(error) => {
+                tracing::warn!(dir = %dir.display(), %error, "the file system has no locks");
+                return Ok(Some(file));
+            }
+        }
+    }
+}
+
+fn open(dir: &Path) -> io::Result<File> {
+    std::fs::create_dir_all(dir)?;
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    options.open(dir.join(LOCK_FILE))
+}
+
+/// Whether `file` is still the lock file in `dir`. Uses stat: opening and closing the file again would release the lock.
+fn is_file_of(file: &File, dir: &Path) -> bool {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let current = std::fs::symlink_metadata(dir.join(LOCK_FILE)).map(identity);
+    let opened = file.metadata().map(identity);
+    opened.is_ok_and(|opened| current.is_ok_and(|current| current == opened))
+}
+
+/// Kills the process that holds the lock, if it is not the calling one. Returns whether there was one.
+pub fn kill_holder(dir: &Path) -> bool {
+    // The pid cannot be reused while the process still holds the lock.
+    holder(dir).is_some_and(|pid| linux::process::kill_if(pid, || holder(dir) == Some(pid)))
+}
+
+/// The pid of the process that holds the lock, if it is not the calling one.
+pub fn holder(dir: &Path) -> Option<i32> {
+    let file = File::open(dir.join(LOCK_FILE)).ok()?;
+    let lock = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).ok()??;
+    lock.pid.map(|pid| pid.as_raw_nonzero().get())
+}
+
+/// Whether another process holds the lock. If the check fails, assume that one does.
+///
+/// Never call this, or [`holder`], in the process that holds the lock: closing any descriptor of the file releases it.
+pub fn is_held(dir: &Path) -> bool {
+    let file = match File::open(dir.join(LOCK_FILE)) {
+        Ok(file) => file,
+        Err(error) => {
+            let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+            return !kinds.contains(&error.kind());
+        }
+    };
+    // If the file system has no locks, none is held.
+    fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).is_ok_and(|lock| lock.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Environment variable for the other process: the directory to lock.
+    const DIR: &str = "CORACLE_TEST_LOCK";
+
+    #[test]
+    fn lock_has_one_holder_that_is_found() {
+        if let Some(dir) = std::env::var_os(DIR) {
+            return hold(Path::new(&dir));
+        }
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("pod");
+        assert_eq!(holder(&dir), None);
+        let mut holder_process = spawn_holder("lock_has_one_holder_that_is_found", &dir);
+        assert_eq!(holder(&dir), i32::try_from(holder_process.id()).ok());
+        assert!(is_held(&dir));
+        let error = acquire_within(&dir, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("another sandbox"), "{error}");
+
+        holder_process
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(b"\n")
+            .unwrap();
+        let _lock = acquire(&dir).unwrap();
+        assert!(holder_process.wait().unwrap().success());
+        assert_eq!(holder(&dir), None);
+        assert!(!is_held(&dir) && !is_held(&home.path().join("no-pod")));
+    }
+
+    #[test]
+    fn only_holder_is_killed() {
+        if let Some(dir) = std::env::var_os(DIR) {
+            return hold(Path::new(&dir));
+        }
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("pod");
+        assert!(!kill_holder(&dir));
+        let mut holder_process = spawn_holder("only_holder_is_killed", &dir);
+        assert!(kill_holder(&dir));
+        assert_eq!(holder_process.wait().unwrap().signal(), Some(9));
+        assert!(!kill_holder(&dir));
+        // The calling process does not kill itself.
+        let _lock = acquire(&dir).unwrap();
+        assert!(!kill_holder(&dir));
+    }
+
+    #[test]
+    fn replaced_lock_file_is_detected() {
+        let home = tempfile::tempdir().unwrap();
+        let file = open(home.path()).unwrap();
+        assert!(is_file_of(&file, home.path()));
+        std::fs::remove_file(home.path().join(LOCK_FILE)).unwrap();
+        assert!(!is_file_of(&file, home.path()));
+        let replacement = open(home.path()).unwrap();
+        assert!(!is_file_of(&file, home.path()) && is_file_of(&replacement, home.path()));
+    }
+
+    /// The holder of the lock removes the file while another process waits for the lock.
+    #[test]
+    fn waiter_does_not_lock_removed_file() {
+        if let Some(dir) = std::env::var_os(DIR) {
+            return hold(Path::new(&dir));
+        }
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("pod");
+        let mut holder_process = spawn_holder("waiter_does_not_lock_removed_file", &dir);
+        let waiting = {
+            let dir = dir.clone();
+            std::thread::spawn(move || acquire(&dir).unwrap())
+        };
+        std::thread::sleep(4 * RETRY_INTERVAL);
+        std::fs::remove_dir_all(&dir).unwrap();
+        holder_process.kill().unwrap();
+        holder_process.wait().unwrap();
+        let lock = waiting.join().unwrap();
+        assert!(is_file_of(&lock, &dir));
+    }
+
+    /// Holds the lock until standard input ends.
+    fn hold(dir: &Path) {
+        let _lock = acquire(dir).unwrap();
+        eprint!("ready");
+        let _ = std::io::stdin().read(&mut [0]);
+    }
+
+    /// Starts another process that runs the named test of this module and holds the lock.
+    fn spawn_holder(test: &str, dir: &Path) -> Child {
+        let mut holder_process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture"])
+            .arg(format!("pod_lock::tests::{test}"))
+            .env(DIR, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 5];
+        let mut stderr = holder_process.stderr.take().unwrap();
+        stderr.read_exact(&mut ready).unwrap();
+        holder_process
+    }
+}

@@ -1,0 +1,16 @@
+//! The roles that Coracle starts itself: `coracle internal ROLE` calls `main` in module `ROLE`.
+//!
+//! A role's module also has the part that other processes use to start it: the type of its configuration, or a function
+//! `start_process` (which returns when the process runs) or `run_process` (which returns when it has exited). Roles use nothing else of
+//! each other; shared parts are beside this module.
+
+pub mod control_plane;
+pub mod free_layers;
+pub mod hub;
+pub mod hub_inside;
+pub mod janitor;
+pub mod node;
+pub mod probe;
+pub mod receive;
+pub mod remove;
+pub mod sandbox;

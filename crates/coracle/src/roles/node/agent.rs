@@ -1,0 +1,504 @@
+//! The agent: enrols with the leader, runs the kubelet, and shuts down in order.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use cluster::WORKLOAD_MARK;
+use cluster::enrolment::{
+    AgentMessage, COMPATIBLE_VERSION, Enrolled, EnrolmentRefused, JoinConfig, LeaderConnection,
+    LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
+};
+use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
+use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
+use kubelet_api::{AccessPolicy, ServerIdentity};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::hub::NodeHub;
+use super::image_gc;
+use super::image_list::ImageList;
+use super::launch::NodeLauncher;
+use crate::guard::EXIT_HANDED_OVER;
+use crate::node_dir::{self, NodeDir};
+use crate::settings;
+
+/// Upstream's default.
+const MAX_PODS: u32 = 110;
+/// Upstream's port of kubelets, which clients of `nodes/NAME:10250/proxy` expect.
+const KUBELET_PORT: u16 = 10250;
+/// How long the agent waits for the leader's `End` message after a signal from Slurm.
+const END_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// After this many refused connections in a row, the leader is considered dead.
+const MAX_REFUSED_CONNECTIONS: u32 = 5;
+/// Attempts to enrol for the first time.
+const MAX_JOIN_ATTEMPTS: u32 = 4;
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The reason why an agent ends.
+enum AgentEnd {
+    /// The leader sent `End`.
+    ClusterEnds,
+    /// The leader died or refused the agent, or Slurm ends the job.
+    LeaderLost {
+        /// The leader's port refuses connections: the leader died.
+        dead: bool,
+    },
+    /// Another agent has taken over this node.
+    Replaced,
+    /// The kubelet failed.
+    Failed(anyhow::Error),
+}
+
+/// Runs this node's agent until the leader or Slurm ends it, or it fails.
+///
+/// `pods_cgroup` is the parent cgroup of the pods' cgroups, if there is one.
+pub async fn run(
+    join_config: JoinConfig,
+    saved: SavedIdentity,
+    node_dir: NodeDir,
+    pods_cgroup: Option<PathBuf>,
+) -> anyhow::Result<ExitCode> {
+    let mut signals = JobSignals::listen()?;
+    let image_gc_policy = settings::image_gc::from_environment()?;
+    let node = super::node_name();
+    let Enrolled {
+        connection,
+        identity,
+        addresses,
+    } = match join(&join_config, &node, &saved, &mut signals).await {
+        Ok(enrolled) => enrolled,
+        Err(end) => return exit_without_enrolment(end, &saved).await,
+    };
+    let mut connection = Some(connection);
+    saved.save(&identity)?;
+
+    let listener = listen().await.context("cannot open the kubelet's port")?;
+    node_dir.create().with_context(|| {
+        format!(
+            "cannot create the node's directory {}",
+            node_dir.dir.display()
+        )
+    })?;
+    let port = listener.local_addr()?.port();
+    let config = node_config(&node, &identity, addresses, port, &node_dir)?;
+    let hub = node_hub(&identity, &node_dir);
+    let launcher = Arc::new(NodeLauncher {
+        node_dir: node_dir.clone(),
+        hub: hub.clone(),
+        store: images::ImageStore::default_path()
+            .context("no directory for images: neither XDG_DATA_HOME nor HOME is set")?,
+        pods_cgroup,
+        images: ImageList::default(),
+        snapshotter: tokio::sync::OnceCell::new(),
+        job: identity.response.job.0,
+        node: node.clone(),
+        open_files: linux::descriptors::raise_limit(None)?,
+    });
+    let api = SocketAddr::new(identity.leader, identity.response.api_port);
+    let client_identity = TlsIdentity {
+        cert_pem: identity.response.client_cert_pem.clone(),
+        key_pem: identity.client_key_pem.clone(),
+    };
+    let client =
+        cluster::client::connect(api, &identity.response.cluster_ca_pem, &client_identity).await?;
+    let pods = Arc::new(PodManager::default());
+    pods.set_agent_log(Box::new(crate::log::memory_log));
+    let stop = CancellationToken::new();
+    let webhook_auth = kubelet::WebhookAuth::new(client.clone(), node.clone());
+    let server = tokio::spawn(kubelet_api::serve(
+        listener,
+        server_identity(&identity),
+        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
+            .with_delegated_auth(Arc::new(webhook_auth)),
+        pods.clone(),
+        config.stream_idle_timeout,
+        stop.clone(),
+    ));
+    let network = kubelet::NetworkStateSender::default();
+    let states = network.subscribe();
+    let (registered_sender, registered) = oneshot::channel();
+    let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
+    let mut kubelet = tokio::spawn(kubelet::run(
+        client,
+        config,
+        launcher.clone(),
+        network,
+        pods,
+        registered_sender,
+        async move {
+            ending.cancelled().await;
+            pods_grace
+        },
+    ));
+    // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
+    let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
+    for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {
+        tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
+    }
+    let hub_supervisor = tokio::spawn({
+        let hub = hub.clone();
+        async move { tokio::join!(hub.supervise(), hub.send_states(states)) }
+    });
+
+    let end = tokio::select! {
+        () = image_gc::run(node_dir.dir.clone(), image_gc_policy) => AgentEnd::Failed(anyhow::anyhow!("image garbage collection ended")),
+        end = keep_connection(&mut connection, &join_config, &node, &saved, registered, &mut signals) => end,
+        ended = &mut kubelet => AgentEnd::Failed(match ended {
+            Ok(Ok(())) => anyhow::anyhow!("the kubelet ended unexpectedly"),
+            Ok(Err(error)) => error.into(),
+            Err(panic) => panic.into(),
+        }),
+    };
+    match end {
+        // The next agent adopts the Node and its pods, so do not delete them.
+        AgentEnd::Replaced | AgentEnd::Failed(_) => kubelet.abort(),
+        AgentEnd::ClusterEnds | AgentEnd::LeaderLost { .. } => {
+            stop.cancel();
+            let _ = kubelet.await;
+        }
+    }
+    stop.cancel();
+    let _ = server.await;
+    hub_supervisor.abort();
+    if !matches!(end, AgentEnd::Replaced | AgentEnd::Failed(_)) {
+        hub.shut_down().await;
+    }
+    match end {
+        AgentEnd::ClusterEnds => send(&mut connection, &AgentMessage::Left).await,
+        AgentEnd::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
+        AgentEnd::LeaderLost { dead: false } => {}
+        AgentEnd::Replaced => return Ok(ExitCode::from(EXIT_HANDED_OVER)),
+        AgentEnd::Failed(error) => {
+            let problem = format!("{error:#}");
+            send(&mut connection, &AgentMessage::Failed(problem)).await;
+            return Err(error);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Binds [`KUBELET_PORT`], or any free port if another kubelet on this host uses it.
+async fn listen() -> std::io::Result<TcpListener> {
+    match TcpListener::bind(("0.0.0.0", KUBELET_PORT)).await {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind("0.0.0.0:0").await,
+    }
+}
+
+/// Enrols with the leader: for the first time, or with the identity of an agent that died.
+async fn join(
+    join_config: &JoinConfig,
+    node: &str,
+    saved: &SavedIdentity,
+    signals: &mut JobSignals,
+) -> Result<Enrolled, AgentEnd> {
+    let joining = async {
+        match saved.load() {
+            None => first_join(join_config, node).await,
+            Some(_) => reconnect(join_config, node, saved).await,
+        }
+    };
+    let mut joining = std::pin::pin!(joining);
+    loop {
+        let deadline = signals.deadline;
+        tokio::select! {
+            joined = &mut joining => return joined,
+            () = signals.recv() => signals.record()?,
+            () = wait_until(deadline) => return Err(AgentEnd::LeaderLost { dead: false }),
+        }
+    }
+}
+
+/// Enrols for the first time. Retries, because the leader's listener may be full of unauthenticated connections and the network slow.
+async fn first_join(join_config: &JoinConfig, node: &str) -> Result<Enrolled, AgentEnd> {
+    let mut attempt = 1;
+    loop {
+        match enrol(join_config, node, None).await {
+            Ok(enrolled) => return Ok(enrolled),
+            Err(error) if error.is::<NodeTaken>() => return Err(AgentEnd::Replaced),
+            Err(error) if is_retryable(&error) && attempt < MAX_JOIN_ATTEMPTS => {
+                tracing::warn!(
+                    node,
+                    error = format!("{error:#}"),
+                    "cannot reach the leader yet"
+                );
+                attempt += 1;
+                tokio::time::sleep(RECONNECT_INTERVAL).await;
+            }
+            Err(error) => return Err(AgentEnd::Failed(error)),
+        }
+    }
+}
+
+/// Ends an agent that could not enrol.
+async fn exit_without_enrolment(end: AgentEnd, saved: &SavedIdentity) -> anyhow::Result<ExitCode> {
+    match end {
+        AgentEnd::Replaced => return Ok(ExitCode::from(EXIT_HANDED_OVER)),
+        AgentEnd::Failed(error) => return Err(error),
+        AgentEnd::LeaderLost { dead: true } => {
+            if let Some(identity) = saved.load() {
+                clean_up_after_leader(&identity).await;
+            }
+        }
+        AgentEnd::LeaderLost { dead: false } | AgentEnd::ClusterEnds => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Keeps the connection to the leader, and reconnects, until the agent is to end.
+async fn keep_connection(
+    connection: &mut Option<LeaderConnection>,
+    join_config: &JoinConfig,
+    node: &str,
+    saved: &SavedIdentity,
+    registered: oneshot::Receiver<()>,
+    signals: &mut JobSignals,
+) -> AgentEnd {
+    let mut is_registered = false;
+    // Fused, because a oneshot receiver must not be polled after it has completed.
+    let mut registered = std::pin::pin!(futures::FutureExt::fuse(registered));
+    if signals.deadline.is_some() {
+        send(connection, &AgentMessage::JobEnding).await;
+    }
+    loop {
+        let deadline = signals.deadline;
+        tokio::select! {
+            event = next_connection_event(connection, join_config, node, saved) => match event {
+                Ok(ConnectionEvent::Message(LeaderMessage::End)) => return AgentEnd::ClusterEnds,
+                Ok(ConnectionEvent::Message(LeaderMessage::NodeTaken)) => return AgentEnd::Replaced,
+                Ok(ConnectionEvent::Message(LeaderMessage::Welcome(_) | LeaderMessage::Refused(_))) => {}
+                Ok(ConnectionEvent::Lost) => tracing::warn!(node, "lost the connection to the leader"),
+                Ok(ConnectionEvent::Restored) => {
+                    tracing::info!(node, "connected to the leader again");
+                    if is_registered {
+                        send(connection, &AgentMessage::Registered).await;
+                    }
+                    if signals.deadline.is_some() {
+                        send(connection, &AgentMessage::JobEnding).await;
+                    }
+                }
+                Err(end) => return end,
+            },
+            Ok(()) = &mut registered => {
+                is_registered = true;
+                send(connection, &AgentMessage::Registered).await;
+            }
+            () = signals.recv() => {
+                if let Err(end) = signals.record() {
+                    return end;
+                }
+                // Slurm ends the job. The leader may not know yet: Slurm does not signal a batch script.
+                send(connection, &AgentMessage::JobEnding).await;
+            }
+            () = wait_until(deadline) => return AgentEnd::LeaderLost { dead: false },
+        }
+    }
+}
+
+/// Events of the connection to the leader.
+enum ConnectionEvent {
+    /// The leader sent a message.
+    Message(LeaderMessage),
+    /// The connection was lost.
+    Lost,
+    /// The agent reconnected.
+    Restored,
+}
+
+/// Waits for the leader's next message or, without a connection, reconnects.
+async fn next_connection_event(
+    connection: &mut Option<LeaderConnection>,
+    join_config: &JoinConfig,
+    node: &str,
+    saved: &SavedIdentity,
+) -> Result<ConnectionEvent, AgentEnd> {
+    if let Some(open) = connection {
+        return Ok(match open.receive().await {
+            Ok(Some(message)) => ConnectionEvent::Message(message),
+            Ok(None) | Err(_) => {
+                *connection = None;
+                ConnectionEvent::Lost
+            }
+        });
+    }
+    *connection = Some(reconnect(join_config, node, saved).await?.connection);
+    Ok(ConnectionEvent::Restored)
+}
+
+/// Sends a message to the leader if there is a connection. Ignores errors: the next receive reports them.
+async fn send(connection: &mut Option<LeaderConnection>, message: &AgentMessage) {
+    if let Some(connection) = connection {
+        let _ = connection.send(message).await;
+    }
+}
+
+/// The signals with which Slurm, or a user, ends a job.
+struct JobSignals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+    guard: Option<rustix::process::Pid>,
+    /// When to end without an `End` message from the leader.
+    deadline: Option<Instant>,
+}
+
+impl JobSignals {
+    /// Installs handlers, so that these signals no longer terminate the process.
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            guard: rustix::process::getppid(),
+            deadline: None,
+        })
+    }
+
+    /// Records a signal and starts the leader's grace period. Fails if the signal was not Slurm's but the parent death signal.
+    fn record(&mut self) -> Result<(), AgentEnd> {
+        if rustix::process::getppid() != self.guard {
+            // The guard was killed. A new agent, with a new guard, takes over.
+            return Err(AgentEnd::Failed(anyhow::anyhow!(
+                "the agent's guard was killed"
+            )));
+        }
+        self.deadline
+            .get_or_insert_with(|| Instant::now() + END_MESSAGE_TIMEOUT);
+        Ok(())
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+async fn wait_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reconnects to the leader, without a time-out: pods continue to run while the network is down, and Slurm ends the job. Fails if the
+/// leader is dead or refuses the agent.
+async fn reconnect(
+    join_config: &JoinConfig,
+    node: &str,
+    saved: &SavedIdentity,
+) -> Result<Enrolled, AgentEnd> {
+    let mut refused = 0;
+    loop {
+        let error = match enrol(join_config, node, saved.load()).await {
+            Ok(enrolled) => return Ok(enrolled),
+            Err(error) if error.is::<NodeTaken>() => return Err(AgentEnd::Replaced),
+            Err(error) if error.is::<EnrolmentRefused>() => {
+                tracing::warn!(node, %error, "the leader refused this agent");
+                return Err(AgentEnd::LeaderLost { dead: false });
+            }
+            Err(error) => error,
+        };
+        tracing::debug!(error = format!("{error:#}"), "cannot reach the leader");
+        refused = match is_leader_gone(&error) {
+            true => refused + 1,
+            false => 0,
+        };
+        if refused == MAX_REFUSED_CONNECTIONS {
+            return Err(AgentEnd::LeaderLost { dead: true });
+        }
+        tokio::time::sleep(RECONNECT_INTERVAL).await;
+    }
+}
+
+/// Cleans up for a leader that was killed together with its guard. This agent's guard cleans up the node.
+async fn clean_up_after_leader(identity: &NodeIdentity) {
+    let mark = format!("{WORKLOAD_MARK}={}", identity.response.mark);
+    if let Err(error) = linux::process::kill_marked(&mark) {
+        tracing::warn!(%error, "cannot kill the cluster's remaining processes");
+    }
+    if let (job, Some(step)) = identity.response.job {
+        crate::waiting_tasks::dismiss_step(job, step).await;
+    }
+}
+
+fn server_identity(identity: &NodeIdentity) -> ServerIdentity {
+    ServerIdentity {
+        cert_chain_pem: identity.response.server_cert_pem.clone(),
+        key_pem: identity.server_key_pem.clone(),
+        client_ca_pem: identity.response.kubelet_client_ca_pem.clone(),
+    }
+}
+
+fn node_hub(identity: &NodeIdentity, node_dir: &NodeDir) -> Arc<NodeHub> {
+    let pod_cidr = &identity.response.pod_cidr;
+    Arc::new(NodeHub::new(
+        &node_dir.dir,
+        pod_cidr,
+        node_dir.mark_argument(),
+    ))
+}
+
+fn node_config(
+    node: &str,
+    identity: &NodeIdentity,
+    addresses: Vec<std::net::IpAddr>,
+    kubelet_port: u16,
+    node_dir: &NodeDir,
+) -> anyhow::Result<NodeConfig> {
+    let response = &identity.response;
+    let scratch_dir = node_dir::scratch_dir();
+    let scratch = rustix::fs::statvfs(&scratch_dir).or_else(|_| rustix::fs::statvfs("/tmp"))?;
+    Ok(NodeConfig {
+        name: node.to_owned(),
+        internal_ips: addresses,
+        hostname: node_dir::hostname(),
+        kubelet_port,
+        capacity: NodeCapacity {
+            cpus: response.cpus,
+            memory_bytes: match response.memory_bytes {
+                Some(bytes) => bytes,
+                // Slurm does not manage memory here, so the job may use all of the host's.
+                None => total_memory(),
+            },
+            ephemeral_storage_bytes: scratch.f_bavail * scratch.f_frsize,
+            pods: MAX_PODS,
+            extended: response.extended.clone(),
+        },
+        labels: response.labels.clone(),
+        annotations: std::collections::BTreeMap::new(),
+        kubelet_version: format!(
+            "{}+coracle-{}",
+            response.kubernetes_version, COMPATIBLE_VERSION
+        ),
+        scratch_dir,
+        node_dir: node_dir.dir.clone(),
+        node_key: node_dir.key.clone(),
+        launcher: match response.pods_as_steps {
+            true => LauncherKind::Step,
+            false => LauncherKind::Fork,
+        },
+        pod_cidrs: vec![response.pod_cidr.clone()],
+        cluster_dns: Vec::new(),
+        cluster_domain: "cluster.local".to_owned(),
+        stream_idle_timeout: settings::stream_idle::from_environment()?,
+        processes: slurm::JobProcessMarkers::of_current_job().map(|job| NodeProcesses {
+            environment: job.env_variable,
+            cgroup: job.cgroup_name,
+        }),
+    })
+}
+
+fn total_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit)
+}

@@ -1,0 +1,337 @@
+//! The sandbox's service for the kubelet: the pod's lifecycle, once there is a bundle, and its logs.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use pod_protocol::connection::{LogByteStream, SandboxService};
+use pod_protocol::streams::{FrameReader, FrameStream};
+use pod_protocol::usage::PodUsage;
+use pod_protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
+use sandbox::lifecycle::checkpoint::Checkpoint;
+use sandbox::lifecycle::{self, LifecycleHandle};
+use sandbox::logs::LogDir;
+use sandbox::runtime::{LinuxRuntime, PodDirs};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::node_services::LocalNodeServices;
+use super::puller::ImagePuller;
+use super::{SandboxConfig, SandboxProcesses, eviction};
+
+/// Time that a retired sandbox that is a step, and so holds resources of the node, waits for open log streams.
+const LOG_READERS_TIMEOUT: Duration = Duration::from_secs(60);
+/// Polling interval for open log streams.
+const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Retry interval of updates and checkpoints that failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// One pod, as the kubelet sees it.
+pub struct SandboxPod {
+    logs: LogDir,
+    stage: RefCell<Stage>,
+    checkpoint: Arc<Checkpoint>,
+    /// The container runtime, once the pod has started.
+    runtime: OnceCell<Rc<LinuxRuntime<LocalNodeServices>>>,
+    /// The state that the kubelet sees: that of [`lifecycle`], once the pod has started.
+    state: watch::Sender<PodState>,
+    dismissed: Rc<Notify>,
+    /// The sandbox was retired: the logs stay on disk for the kubelet.
+    keeps_logs: Cell<bool>,
+    /// Each log stream holds a clone.
+    readers: Arc<()>,
+    /// The sandbox is a step, whose resources other pods may wait for.
+    is_step: bool,
+}
+
+enum Stage {
+    /// No bundle has been received.
+    Pending(Box<PendingPod>),
+    /// The pod has started.
+    Running(
+        LifecycleHandle,
+        mpsc::UnboundedSender<Bundle>,
+        Rc<LinuxRuntime<LocalNodeServices>>,
+    ),
+    /// The pod failed to start.
+    Failed,
+}
+
+struct PendingPod {
+    config: SandboxConfig,
+    pod_dirs: PodDirs,
+    processes: SandboxProcesses,
+    /// The kubelet stopped the pod before it started.
+    stop: Option<Stop>,
+}
+
+impl SandboxPod {
+    /// A pod without a bundle.
+    pub fn new(config: SandboxConfig, pod_dirs: PodDirs, processes: SandboxProcesses) -> Self {
+        Self {
+            is_step: config.is_step,
+            logs: LogDir::new(&pod_dirs.logs),
+            checkpoint: Arc::new(Checkpoint::new(&pod_dirs.disk)),
+            stage: RefCell::new(Stage::Pending(Box::new(PendingPod {
+                config,
+                pod_dirs,
+                processes,
+                stop: None,
+            }))),
+            runtime: OnceCell::new(),
+            state: watch::Sender::new(PodState::default()),
+            dismissed: Rc::default(),
+            keeps_logs: Cell::new(false),
+            readers: Arc::default(),
+        }
+    }
+
+    /// Waits until the kubelet dismisses the sandbox, or has retired it and the log streams are closed.
+    pub fn dismissed(&self) -> impl Future<Output = ()> + 'static {
+        let dismissed = self.dismissed.clone();
+        async move { dismissed.notified().await }
+    }
+
+    /// Whether the sandbox was retired, so that the logs must stay.
+    pub fn keeps_logs(&self) -> bool {
+        self.keeps_logs.get()
+    }
+
+    /// Writes the checkpoint and freezes it: later changes are not saved.
+    pub fn save_final_checkpoint(&self) {
+        let state = self.state.subscribe();
+        if let Err(error) = self.checkpoint.save(|| state.borrow().clone()) {
+            tracing::warn!(%error, "cannot write the pod's checkpoint");
+        }
+        self.checkpoint.freeze();
+    }
+
+    /// Kills the containers that still run, and waits for them.
+    pub async fn end(&self) {
+        let lifecycle = match &*self.stage.borrow() {
+            Stage::Running(lifecycle, ..) => lifecycle.clone(),
+            Stage::Pending(_) | Stage::Failed => return,
+        };
+        lifecycle.stop(Stop {
+            grace_seconds: 0,
+            failure: None,
+        });
+        lifecycle.finished().await;
+    }
+
+    /// The container runtime, if the pod has started.
+    fn runtime(&self) -> Result<Rc<LinuxRuntime<LocalNodeServices>>, Problem> {
+        match &*self.stage.borrow() {
+            Stage::Running(_, _, runtime) => Ok(runtime.clone()),
+            Stage::Pending(_) | Stage::Failed => Err(Problem {
+                reason: "NotFound".to_owned(),
+                message: "the pod does not run".to_owned(),
+            }),
+        }
+    }
+
+    fn start(&self, pending: PendingPod, bundle: Bundle) -> std::io::Result<Stage> {
+        let PendingPod {
+            config,
+            pod_dirs,
+            processes,
+            stop,
+        } = pending;
+        let services = LocalNodeServices::new(
+            &config,
+            &pod_dirs,
+            ImagePuller::new(processes.fork_servers)?,
+        );
+        let snapshotter = config.snapshotter.clone();
+        let (pod, measured_dirs) = (bundle.pod.clone(), pod_dirs.clone());
+        let runtime = LinuxRuntime::new(
+            services,
+            pod_dirs,
+            self.logs.clone(),
+            processes.inner,
+            processes.inner_socket,
+            bundle.clone(),
+            snapshotter,
+        )?;
+        let runtime = Rc::new(runtime);
+        let _ = self.runtime.set(runtime.clone());
+        let lifecycle = lifecycle::start(runtime.clone(), bundle);
+        if let Some(stop) = stop {
+            lifecycle.stop(stop);
+        }
+        let evicted = lifecycle.clone();
+        tokio::task::spawn_local(async move {
+            let problem = eviction::wait_until_exceeded(&pod, &measured_dirs).await;
+            evicted.stop(Stop {
+                grace_seconds: 1,
+                failure: Some(problem),
+            });
+        });
+        let (mut lifecycle_state, state) = (lifecycle.state(), self.state.clone());
+        tokio::task::spawn_local(async move {
+            loop {
+                let now = lifecycle_state.borrow_and_update().clone();
+                state.send_replace(now);
+                if lifecycle_state.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        let checkpoints = save_checkpoints(Arc::clone(&self.checkpoint), lifecycle.state());
+        tokio::task::spawn_local(checkpoints);
+        let watched_runtime = runtime.clone();
+        tokio::task::spawn_local(async move {
+            watched_runtime.inner_died().await;
+            // The kubelet notices the exit and starts another sandbox, which continues by the pod's restart policy.
+            tracing::error!("the pod's inner process was killed");
+            // In the host's pid namespace, the inner process's children survive it.
+            let _ = linux::process::kill_descendants(Duration::from_secs(2));
+            std::process::exit(1);
+        });
+        let (detached_runtime, abandoned) = (runtime.clone(), lifecycle.clone());
+        tokio::task::spawn_local(async move {
+            detached_runtime.network_lost().await;
+            // The kubelet starts another sandbox, as above.
+            if abandoned.abandon().await {
+                tracing::error!("the sandbox exits: the pod has lost its network");
+                let _ = linux::process::kill_descendants(Duration::from_secs(2));
+                std::process::exit(1);
+            }
+        });
+        // Bundles are applied in order: updating volumes takes a while, and the newest bundle must win.
+        let (bundles, mut bundle_receiver) = mpsc::unbounded_channel::<Bundle>();
+        let (updated, running_runtime) = (lifecycle.clone(), runtime.clone());
+        tokio::task::spawn_local(async move {
+            let mut retry = None;
+            loop {
+                let next = bundle_receiver.recv();
+                let next = match retry.take() {
+                    None => next.await,
+                    Some(same) => {
+                        let next = tokio::time::timeout(RETRY_INTERVAL, next).await;
+                        next.unwrap_or(Some(same))
+                    }
+                };
+                let Some(bundle) = next else { return };
+                let (applied, is_complete) = runtime.put_bundle(bundle.clone()).await;
+                updated.put_bundle(applied);
+                retry = (!is_complete).then_some(bundle);
+            }
+        });
+        Ok(Stage::Running(lifecycle, bundles, running_runtime))
+    }
+}
+
+/// Saves the checkpoint whenever it is outdated, on another thread because the disk may be slow.
+async fn save_checkpoints(checkpoint: Arc<Checkpoint>, mut state: watch::Receiver<PodState>) {
+    loop {
+        let is_outdated = checkpoint.is_outdated_by(&state.borrow_and_update());
+        let saved = match is_outdated {
+            true => {
+                let (checkpoint, newest) = (Arc::clone(&checkpoint), state.clone());
+                let save = move || checkpoint.save(|| newest.borrow().clone());
+                let saved = tokio::task::spawn_blocking(save).await;
+                saved.map_err(std::io::Error::other).flatten()
+            }
+            false => Ok(()),
+        };
+        let changed = match saved {
+            Ok(()) => state.changed().await,
+            Err(error) => {
+                tracing::warn!(%error, "cannot write the pod's checkpoint yet");
+                let changed = tokio::time::timeout(RETRY_INTERVAL, state.changed()).await;
+                changed.unwrap_or(Ok(()))
+            }
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+impl SandboxService for SandboxPod {
+    fn put_bundle(&self, bundle: Bundle) {
+        let stage = self.stage.replace(Stage::Failed);
+        let stage = match stage {
+            Stage::Pending(pending) => self.start(*pending, bundle).unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot start the pod");
+                self.dismissed.notify_one();
+                Stage::Failed
+            }),
+            running @ Stage::Running(..) => {
+                if let Stage::Running(_, bundles, _) = &running {
+                    let _ = bundles.send(bundle);
+                }
+                running
+            }
+            Stage::Failed => Stage::Failed,
+        };
+        self.stage.replace(stage);
+    }
+
+    fn stop(&self, stop: Stop) {
+        match &mut *self.stage.borrow_mut() {
+            Stage::Pending(pending) => pending.stop = Some(stop),
+            Stage::Running(lifecycle, ..) => lifecycle.stop(stop),
+            Stage::Failed => {}
+        }
+    }
+
+    fn dismiss(&self) {
+        self.dismissed.notify_one();
+    }
+
+    fn retire(&self) {
+        self.keeps_logs.set(true);
+        let is_step = self.is_step;
+        let (dismissed, readers) = (self.dismissed.clone(), Arc::downgrade(&self.readers));
+        tokio::task::spawn_local(async move {
+            // No new log streams are opened: the kubelet reads the logs from disk now.
+            let readers_closed = async {
+                while readers.strong_count() > 1 {
+                    tokio::time::sleep(LOG_READERS_POLL_INTERVAL).await;
+                }
+            };
+            match is_step {
+                true => _ = tokio::time::timeout(LOG_READERS_TIMEOUT, readers_closed).await,
+                false => readers_closed.await,
+            }
+            dismissed.notify_one();
+        });
+    }
+
+    fn state(&self) -> watch::Receiver<PodState> {
+        self.state.subscribe()
+    }
+
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+        let log = self.logs.read(&query).await?;
+        let reader = self.readers.clone();
+        Ok(log.inspect(move |_| _ = &reader).boxed())
+    }
+
+    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
+        let session = self.runtime()?.open_exec(query).await?;
+        Ok(session.run(client))
+    }
+
+    async fn attach(
+        &self,
+        query: AttachQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, Problem> {
+        let session = self.runtime()?.open_attach(&query)?;
+        Ok(session.run(client))
+    }
+
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+        self.runtime()?.open_port(port).await
+    }
+
+    async fn usage(&self) -> Option<PodUsage> {
+        let runtime = self.runtime.get().cloned()?;
+        runtime.usage().await
+    }
+}

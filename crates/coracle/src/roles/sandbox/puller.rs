@@ -1,0 +1,485 @@
+//! Fork servers, which fork the processes that pull images for the pod.
+//!
+//! A process that pulls images is forked but does not exec: after an exec in the node's user namespace, the kernel would consider the
+//! process's memory owned by that namespace. Then, although non-dumpable, it could be inspected by containers with `hostPID` and
+//! `SYS_PTRACE`, which could reach the host's files through it. A fork of a non-dumpable process that was executed outside of the
+//! namespace remains protected. Only a process with a single thread may fork, so the sandbox forks two *fork servers* before it starts
+//! threads.
+//!
+//! ```text
+//!   sandbox ──┬─ fork server ── pull     while it pulls
+//!             └─ fork server
+//! ```
+//!
+//! Both can fork a pull or another fork server. So if one is killed, the other replaces it. If both are killed at once, no process is
+//! left that could fork a protected process outside of the pod's namespaces: the sandbox has threads, and the inner process cannot
+//! leave the pod's network namespace. Then a new sandbox is needed, but only when the pod needs an image that it does not have.
+
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use linux::clone::{CloneResult, NewNamespaces};
+use linux::packet;
+use linux::signal::ChildExitFd;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::sync::{mpsc, oneshot};
+
+use super::pull_process;
+
+const FORK_SERVERS: usize = 2;
+/// Retry interval of replacing a fork server: the user's process limit may be reached for a while.
+const REPLACE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Requests a pull. Descriptors: standard input and output. The response is a pidfd or an error text.
+const REQUEST_PULL: &[u8] = b"pull";
+/// Requests another fork server. Descriptor: the socket that it serves. The response is as for [`REQUEST_PULL`].
+const REQUEST_SERVER: &[u8] = b"serve";
+
+/// A fork server that the sandbox has forked.
+pub struct ForkServer {
+    socket: OwnedFd,
+    process: OwnedFd,
+}
+
+/// The sandbox's side of its fork servers.
+pub struct ImagePuller(mpsc::UnboundedSender<PullReply>);
+
+/// Sends the pull to the task that requested it.
+type PullReply = oneshot::Sender<io::Result<PullProcess>>;
+
+/// A process that pulls one image. Dropping this kills it.
+pub struct PullProcess {
+    /// The pipe for the request.
+    pub input: Sender,
+    /// The pipe with progress and the result.
+    pub output: Receiver,
+    process: OwnedFd,
+}
+
+/// Forks the fork servers. The calling process, the sandbox, must have a single thread. They exit with it.
+pub fn fork() -> io::Result<Vec<ForkServer>> {
+    let sandbox = rustix::process::getpid();
+    let mut servers = Vec::new();
+    for _ in 0..FORK_SERVERS {
+        let (sandbox_socket, server_socket) = packet::pair()?;
+        match linux::clone::fork_into(NewNamespaces::default())? {
+            CloneResult::Parent(_, process) => servers.push(ForkServer {
+                socket: sandbox_socket,
+                process,
+            }),
+            CloneResult::Child => {
+                drop((sandbox_socket, servers));
+                run(sandbox, server_socket)
+            }
+        }
+    }
+    Ok(servers)
+}
+
+/// Runs a fork server until the sandbox exits.
+fn run(sandbox: Pid, socket: OwnedFd) -> ! {
+    let served = linux::process::set_parent_death_signal(Some(sandbox), Signal::KILL)
+        .and_then(|()| serve(sandbox, socket));
+    std::process::exit(i32::from(served.is_err()))
+}
+
+fn serve(sandbox: Pid, socket: OwnedFd) -> io::Result<()> {
+    let ends = ChildExitFd::open()?;
+    let server = rustix::process::getpid();
+    loop {
+        let mut watched = [
+            PollFd::new(&socket, PollFlags::IN),
+            PollFd::new(&ends, PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut watched, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [has_request, child_exited] = watched.map(|fd| !fd.revents().is_empty());
+        if child_exited {
+            ends.clear();
+            while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        }
+        if !has_request {
+            continue;
+        }
+        let Some(message) = packet::receive(&socket)? else {
+            return Ok(());
+        };
+        let forked = match (&message.text[..], message.descriptors) {
+            (REQUEST_PULL, mut streams) if streams.len() == 2 => {
+                match linux::clone::fork_into(NewNamespaces::default()) {
+                    Ok(CloneResult::Parent(_, process)) => Ok(process),
+                    Ok(CloneResult::Child) => {
+                        // The sandbox detects the death of a fork server by its closed socket, so the child must not keep it open.
+                        drop((socket, ends));
+                        let output = streams.remove(1);
+                        pull(server, streams.remove(0), output)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            // The new fork server becomes a child of the sandbox, because it must survive this one.
+            (REQUEST_SERVER, mut sockets) if sockets.len() == 1 => {
+                match linux::clone::fork_sibling() {
+                    Ok(CloneResult::Parent(_, process)) => Ok(process),
+                    Ok(CloneResult::Child) => {
+                        drop((socket, ends));
+                        run(sandbox, sockets.remove(0))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            _ => Err(io::Error::other(
+                "unknown request, or one without its descriptors",
+            )),
+        };
+        match forked {
+            Ok(process) => packet::send(&socket, 0, &[], &[process.as_fd()])?,
+            Err(error) => packet::send(&socket, 0, error.to_string().as_bytes(), &[])?,
+        }
+    }
+}
+
+/// Pulls one image and exits.
+fn pull(server: Pid, input: OwnedFd, output: OwnedFd) -> ! {
+    let pull = || -> anyhow::Result<()> {
+        linux::process::set_parent_death_signal(Some(server), Signal::KILL)?;
+        linux::signal::unblock_all()?;
+        let input = BufReader::new(File::from(input));
+        crate::block_on(pull_process::run(input, File::from(output)))
+    };
+    if let Err(error) = pull() {
+        tracing::warn!(error = format!("{error:#}"), "cannot pull an image");
+    }
+    std::process::exit(0)
+}
+
+impl ImagePuller {
+    /// Pulls images through `servers`. Must be called within a `LocalSet`.
+    pub fn new(servers: Vec<ForkServer>) -> io::Result<Self> {
+        let servers: io::Result<_> = servers.into_iter().map(ForkServerConnection::new).collect();
+        let (requests, receiver) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(run_servers(ForkServers(servers?), receiver));
+        Ok(Self(requests))
+    }
+
+    /// Starts a process that pulls an image. `BrokenPipe` means that no fork server is left.
+    ///
+    /// If the caller drops this future, the process is killed.
+    pub async fn start(&self) -> io::Result<PullProcess> {
+        // A separate task sends the request and always receives the response: if a request were dropped, its response would be taken for
+        // that of the next request.
+        let (reply, pull) = oneshot::channel();
+        self.0.send(reply).map_err(|_| no_server())?;
+        pull.await.map_err(|_| no_server())?
+    }
+}
+
+fn no_server() -> io::Error {
+    io::ErrorKind::BrokenPipe.into()
+}
+
+/// Forks pulls on request, and replaces fork servers that die, until none is left or the [`ImagePuller`] is dropped.
+async fn run_servers(mut servers: ForkServers, mut requests: mpsc::UnboundedReceiver<PullReply>) {
+    while !servers.0.is_empty() {
+        if let Err(error) = servers.replace_dead().await {
+            tracing::warn!(%error, "cannot start a fork server for image pulls");
+        }
+        let is_complete = servers.0.len() == FORK_SERVERS;
+        tokio::select! {
+            request = requests.recv() => {
+                let Some(reply) = request else { return };
+                // If the requesting task has gone, the pull is dropped and thereby killed.
+                let _ = reply.send(servers.start_pull().await);
+            }
+            dead = servers.next_dead() => servers.remove(dead),
+            () = tokio::time::sleep(REPLACE_INTERVAL), if !is_complete => {}
+        }
+    }
+}
+
+/// The running fork servers.
+struct ForkServers(Vec<ForkServerConnection>);
+
+impl ForkServers {
+    async fn start_pull(&mut self) -> io::Result<PullProcess> {
+        let (input, pull_input) = pipe_to()?;
+        let (output, pull_output) = pipe_from()?;
+        let streams = [pull_input.as_fd(), pull_output.as_fd()];
+        let process = self.request(REQUEST_PULL, &streams).await?;
+        Ok(PullProcess {
+            input,
+            output,
+            process,
+        })
+    }
+
+    async fn replace_dead(&mut self) -> io::Result<()> {
+        while (1..FORK_SERVERS).contains(&self.0.len()) {
+            let (socket, server_socket) = packet::pair()?;
+            let process = self
+                .request(REQUEST_SERVER, &[server_socket.as_fd()])
+                .await?;
+            self.0
+                .push(ForkServerConnection::new(ForkServer { socket, process })?);
+        }
+        Ok(())
+    }
+
+    /// Requests a new process from the first server that still runs.
+    async fn request(
+        &mut self,
+        request: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<OwnedFd> {
+        while let Some(server) = self.0.first() {
+            match server.request(request, descriptors).await? {
+                Some(process) => return Ok(process),
+                None => self.remove(0),
+            }
+        }
+        Err(no_server())
+    }
+
+    /// Waits until a server has died, and returns its index.
+    async fn next_dead(&self) -> usize {
+        let deaths = self.0.iter().map(|server| Box::pin(server.died()));
+        futures::future::select_all(deaths).await.1
+    }
+
+    /// Removes a dead server from the list, and reaps it.
+    fn remove(&mut self, index: usize) {
+        tracing::warn!("a fork server for image pulls died");
+        let ForkServerConnection { process, .. } = self.0.remove(index);
+        tokio::task::spawn_local(async move {
+            let exited = process.try_clone().map(crate::process_exited);
+            if let Ok(exited) = exited {
+                let _ = exited.await;
+            }
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = rustix::process::waitid(WaitId::PidFd(process.as_fd()), options);
+        });
+    }
+}
+
+/// The connection to a fork server.
+struct ForkServerConnection {
+    socket: UnixStream,
+    process: OwnedFd,
+}
+
+impl ForkServerConnection {
+    fn new(server: ForkServer) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&server.socket, true)?;
+        Ok(Self {
+            // Used only for readiness: the socket is SOCK_SEQPACKET and is never read as a stream.
+            socket: UnixStream::from_std(server.socket.into())?,
+            process: server.process,
+        })
+    }
+
+    /// Requests a new process; `None` if the server has died.
+    async fn request(
+        &self,
+        request: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Option<OwnedFd>> {
+        let send = || packet::send(&self.socket, 0, request, descriptors);
+        let sent = self.socket.async_io(Interest::WRITABLE, send).await;
+        let response = match sent {
+            Ok(()) => self.receive().await,
+            Err(error) => Err(error),
+        };
+        let response = match response {
+            Ok(Some(response)) => response,
+            Ok(None) => return Ok(None),
+            Err(error) if is_hang_up(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match response.descriptors.into_iter().next() {
+            Some(process) => Ok(Some(process)),
+            None if !response.is_complete => Err(io::Error::other("too many open files")),
+            None => Err(io::Error::other(
+                String::from_utf8_lossy(&response.text).into_owned(),
+            )),
+        }
+    }
+
+    async fn receive(&self) -> io::Result<Option<packet::Packet>> {
+        let receive = || packet::receive(&self.socket);
+        self.socket.async_io(Interest::READABLE, receive).await
+    }
+
+    /// Returns when the server has died. It sends nothing without a request.
+    async fn died(&self) {
+        while let Ok(Some(_)) = self.receive().await {}
+    }
+}
+
+fn is_hang_up(error: &io::Error) -> bool {
+    let kinds = [
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::NotConnected,
+    ];
+    kinds.contains(&error.kind())
+}
+
+impl Drop for PullProcess {
+    fn drop(&mut self) {
+        // The process may have exited already: ignore the error.
+        let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
+    }
+}
+
+fn pipe_to() -> io::Result<(Sender, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&write, true)?;
+    Ok((Sender::from_owned_fd(write)?, read))
+}
+
+fn pipe_from() -> io::Result<(Receiver, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&read, true)?;
+    Ok((Receiver::from_owned_fd(read)?, write))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::PidfdFlags;
+    use tokio::process::{Child, Command};
+
+    use super::*;
+
+    /// The other end of a fork server's socket, served by the test.
+    struct FakeForkServer(UnixStream);
+
+    impl FakeForkServer {
+        fn new(socket: OwnedFd) -> Self {
+            rustix::io::ioctl_fionbio(&socket, true).unwrap();
+            Self(UnixStream::from_std(socket.into()).unwrap())
+        }
+
+        async fn expect_request(&self, request: &[u8]) -> Vec<OwnedFd> {
+            let receive = || packet::receive(&self.0);
+            let message = self.0.async_io(Interest::READABLE, receive).await;
+            let message = message.unwrap().unwrap();
+            assert_eq!(
+                message.text.escape_ascii().to_string(),
+                request.escape_ascii().to_string()
+            );
+            message.descriptors
+        }
+
+        /// Responds with a descriptor of `process`.
+        fn respond(&self, process: &Child) {
+            packet::send(&self.0, 0, &[], &[descriptor(process).as_fd()]).unwrap();
+        }
+    }
+
+    fn idle_process() -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("1000").kill_on_drop(true).spawn().unwrap()
+    }
+
+    fn descriptor(process: &Child) -> OwnedFd {
+        let pid = Pid::from_raw(process.id().unwrap().cast_signed()).unwrap();
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap()
+    }
+
+    /// A puller whose fork servers are served by the test.
+    fn puller() -> (ImagePuller, Vec<FakeForkServer>) {
+        let server = || {
+            let (socket, server_socket) = packet::pair().unwrap();
+            let process = descriptor(&idle_process());
+            (
+                ForkServer { socket, process },
+                FakeForkServer::new(server_socket),
+            )
+        };
+        let (servers, fakes) = (0..FORK_SERVERS).map(|_| server()).unzip();
+        (ImagePuller::new(servers).unwrap(), fakes)
+    }
+
+    async fn with_local_tasks(test: impl Future<Output = ()>) {
+        let local = tokio::task::LocalSet::new();
+        let limit = Duration::from_secs(60);
+        let ended = tokio::time::timeout(limit, local.run_until(test)).await;
+        ended.expect("the test ends in time");
+    }
+
+    #[tokio::test]
+    async fn dropped_start_leaves_no_response_for_the_next() {
+        with_local_tasks(async {
+            let (puller, servers) = puller();
+            let timeout = Duration::from_millis(20);
+            assert!(tokio::time::timeout(timeout, puller.start()).await.is_err());
+            let (mut unwanted, mut wanted) = (idle_process(), idle_process());
+            let responses = async {
+                servers[0].expect_request(REQUEST_PULL).await;
+                servers[0].respond(&unwanted);
+                servers[0].expect_request(REQUEST_PULL).await;
+                servers[0].respond(&wanted);
+            };
+            let (pull, ()) = tokio::join!(puller.start(), responses);
+            unwanted.wait().await.unwrap();
+            assert!(wanted.try_wait().unwrap().is_none());
+            drop(pull.unwrap());
+            wanted.wait().await.unwrap();
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn fork_servers_are_replaced_unless_all_die() {
+        with_local_tasks(async {
+            let (puller, mut servers) = puller();
+            let process = idle_process();
+            // Each time one dies, the other forks a replacement.
+            for _ in 0..3 {
+                servers.remove(0);
+                let mut socket = servers[0].expect_request(REQUEST_SERVER).await;
+                servers[0].respond(&process);
+                servers.push(FakeForkServer::new(socket.remove(0)));
+                let response = async {
+                    assert_eq!(servers[0].expect_request(REQUEST_PULL).await.len(), 2);
+                    servers[0].respond(&idle_process());
+                };
+                let (pull, ()) = tokio::join!(puller.start(), response);
+                pull.unwrap();
+            }
+            servers.clear();
+            let error = puller.start().await.map(drop).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{error}");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn failed_fork_fails_only_one_pull() {
+        with_local_tasks(async {
+            let (puller, servers) = puller();
+            let response = async {
+                servers[0].expect_request(REQUEST_PULL).await;
+                packet::send(&servers[0].0, 0, b"no more processes", &[]).unwrap();
+            };
+            let (pull, ()) = tokio::join!(puller.start(), response);
+            let error = pull.map(drop).unwrap_err();
+            assert_eq!(error.to_string(), "no more processes");
+            let response = async {
+                servers[0].expect_request(REQUEST_PULL).await;
+                servers[0].respond(&idle_process());
+            };
+            let (pull, ()) = tokio::join!(puller.start(), response);
+            pull.unwrap();
+        })
+        .await;
+    }
+}

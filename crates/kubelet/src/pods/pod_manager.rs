@@ -1,0 +1,284 @@
+//! The pod manager: the pods of this node, for the kubelet's HTTPS API.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use futures::future::BoxFuture;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kubelet_api::stats::{LogLine, NodeSource};
+use kubelet_api::{
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    LogStream, PodSource, PortConnection, SessionError,
+};
+use pod_protocol::connection::{ConnectionError, SandboxClient};
+use pod_protocol::{LogQuery, LogSource};
+
+use super::launcher::Launcher;
+use super::spec::phase;
+use super::streaming;
+use crate::mutex::lock;
+
+/// The pods bound to this node, each with its newest status and the connection to its sandbox.
+#[derive(Default)]
+pub struct PodManager {
+    pods: Mutex<HashMap<String, Entry>>,
+    /// Reads the logs of pods whose sandbox has exited.
+    launcher: OnceLock<Arc<dyn Launcher>>,
+    /// Node statistics.
+    node: OnceLock<Arc<dyn NodeSource>>,
+    /// The agent's log.
+    log: OnceLock<AgentLog>,
+    sync_loop_running: AtomicBool,
+}
+
+/// Returns the latest lines of the agent's log, oldest first.
+pub type AgentLog = Box<dyn Fn() -> Vec<LogLine> + Send + Sync>;
+
+/// Marks the sync loop as running until it is dropped.
+pub(super) struct SyncLoopGuard(Arc<PodManager>);
+
+impl Drop for SyncLoopGuard {
+    fn drop(&mut self) {
+        self.0.sync_loop_running.store(false, Ordering::Relaxed);
+    }
+}
+
+struct Entry {
+    /// The API server's pod, with the kubelet's status if that is newer.
+    pod: Arc<Pod>,
+    status: Option<PodStatus>,
+    sandbox: Option<SandboxClient>,
+}
+
+impl PodManager {
+    /// A manager without pods.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        lock(&self.pods)
+    }
+
+    /// Sets the launcher that reads the logs of pods whose sandbox has exited.
+    pub(crate) fn set_launcher(&self, launcher: Arc<dyn Launcher>) {
+        let _ = self.launcher.set(launcher);
+    }
+
+    /// Sets the source of the agent's log.
+    pub fn set_agent_log(&self, log: AgentLog) {
+        let _ = self.log.set(log);
+    }
+
+    /// Sets the source of node statistics.
+    pub(crate) fn set_node_source(&self, node: Arc<dyn NodeSource>) {
+        let _ = self.node.set(node);
+    }
+
+    /// Marks the sync loop as running, for as long as the guard lives.
+    pub(super) fn start_sync_loop(self: &Arc<Self>) -> SyncLoopGuard {
+        self.sync_loop_running.store(true, Ordering::Relaxed);
+        SyncLoopGuard(Arc::clone(self))
+    }
+
+    pub(crate) fn is_sync_loop_running(&self) -> bool {
+        self.sync_loop_running.load(Ordering::Relaxed)
+    }
+
+    /// The latest lines of the agent's log.
+    pub(crate) fn agent_log(&self) -> Vec<LogLine> {
+        self.log.get().map(|log| log()).unwrap_or_default()
+    }
+
+    /// All pods, with their sandboxes if these are connected.
+    pub(crate) fn pods_with_sandboxes(&self) -> Vec<(Arc<Pod>, Option<SandboxClient>)> {
+        let open = |entry: &Entry| entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
+        let pods = self.lock();
+        pods.values()
+            .map(|entry| (Arc::clone(&entry.pod), open(entry)))
+            .collect()
+    }
+
+    /// Adds a pod, or replaces it by a newer version.
+    pub(crate) fn update_pod(&self, uid: &str, pod: Arc<Pod>) {
+        let mut pods = self.lock();
+        let (status, sandbox) = pods
+            .remove(uid)
+            .map_or((None, None), |entry| (entry.status, entry.sandbox));
+        let entry = Entry {
+            pod: with_status(&pod, status.as_ref()),
+            status,
+            sandbox,
+        };
+        pods.insert(uid.to_owned(), entry);
+    }
+
+    /// Removes a pod that the API server has deleted.
+    pub(crate) fn remove_pod(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    /// Removes all other pods.
+    pub(crate) fn retain(&self, uids: &HashSet<String>) {
+        self.lock().retain(|uid, _| uids.contains(uid));
+    }
+
+    /// Sets the status that a pod's worker has generated.
+    pub(crate) fn set_status(&self, uid: &str, status: &PodStatus) {
+        if let Some(entry) = self.lock().get_mut(uid)
+            && entry.status.as_ref() != Some(status)
+        {
+            entry.status = Some(status.clone());
+            entry.pod = with_status(&entry.pod, Some(status));
+        }
+    }
+
+    /// Sets the connection to a pod's sandbox.
+    pub(crate) fn set_sandbox(&self, uid: &str, sandbox: SandboxClient) {
+        if let Some(entry) = self.lock().get_mut(uid) {
+            entry.sandbox = Some(sandbox);
+        }
+    }
+
+    pub(crate) fn get(&self, uid: &str) -> Option<Arc<Pod>> {
+        let pods = self.lock();
+        pods.get(uid).map(|entry| Arc::clone(&entry.pod))
+    }
+
+    /// The connection to a pod's sandbox.
+    fn sandbox(&self, uid: &str) -> Result<SandboxClient, SessionError> {
+        let pods = self.lock();
+        let entry = pods.get(uid);
+        let entry = entry.ok_or_else(|| SessionError::not_found("pod does not exist"))?;
+        let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
+        sandbox.ok_or_else(|| {
+            let name = entry.pod.metadata.name.as_deref().unwrap_or_default();
+            let phase = phase(&entry.pod);
+            if phase.is_terminal() {
+                let phase = phase.as_str();
+                SessionError::not_found(format!("pod {name:?} has terminated (phase {phase})"))
+            } else {
+                SessionError::internal(format!("pod {name:?} has no running sandbox"))
+            }
+        })
+    }
+
+    /// Removes the connection to a pod's sandbox.
+    pub(crate) fn clear_sandbox(&self, uid: &str) {
+        if let Some(entry) = self.lock().get_mut(uid) {
+            entry.sandbox = None;
+        }
+    }
+}
+
+fn with_status(pod: &Arc<Pod>, status: Option<&PodStatus>) -> Arc<Pod> {
+    let Some(status) = status else {
+        return Arc::clone(pod);
+    };
+    let mut pod = Pod::clone(pod);
+    let mut status = status.clone();
+    // The kubelet's conditions are complete; add those of other components.
+    let ours = status.conditions.get_or_insert_default();
+    let server = pod.status.take().and_then(|status| status.conditions);
+    for condition in server.into_iter().flatten() {
+        if ours.iter().all(|own| own.type_ != condition.type_) {
+            ours.push(condition);
+        }
+    }
+    pod.status = Some(status);
+    Arc::new(pod)
+}
+
+impl PodSource for PodManager {
+    fn node(&self) -> Option<Arc<dyn NodeSource>> {
+        self.node.get().cloned()
+    }
+
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.lock()
+            .values()
+            .map(|entry| Arc::clone(&entry.pod))
+            .collect()
+    }
+
+    fn logs(
+        &self,
+        uid: &str,
+        options: LogOptions,
+    ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
+        let pods = self.lock();
+        let entry = pods.get(uid);
+        let sandbox = entry.and_then(|entry| entry.sandbox.clone());
+        let launcher = entry.and_then(|_| self.launcher.get().cloned());
+        let (uid, query) = (uid.to_owned(), log_query(options));
+        Box::pin(async move {
+            if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
+                match sandbox.logs(&query).await {
+                    Ok(log) => {
+                        return Ok::<ContainerLogStream, LogError>(
+                            log.map_err(io::Error::other).boxed(),
+                        );
+                    }
+                    // The pod has ended, and the sandbox exited during this request.
+                    Err(ConnectionError::Lost { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            // The sandbox has exited: read its log files.
+            let log = match launcher {
+                Some(launcher) => launcher.logs(&uid, query).await,
+                None => None,
+            };
+            let log = log.ok_or("the pod's log files were removed")?;
+            Ok(log.map_err(|problem| problem.message)?)
+        })
+    }
+
+    fn exec(
+        &self,
+        uid: &str,
+        options: ExecOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
+        let sandbox = self.sandbox(uid);
+        Box::pin(async move { streaming::exec(sandbox?, options).await })
+    }
+
+    fn attach(
+        &self,
+        uid: &str,
+        options: AttachOptions,
+    ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
+        let sandbox = self.sandbox(uid);
+        Box::pin(async move { streaming::attach(sandbox?, options).await })
+    }
+
+    fn port_forward(
+        &self,
+        uid: &str,
+        port: u16,
+    ) -> BoxFuture<'static, Result<PortConnection, SessionError>> {
+        let sandbox = self.sandbox(uid);
+        Box::pin(async move { streaming::port_forward(sandbox?, port).await })
+    }
+}
+
+fn log_query(options: LogOptions) -> LogQuery {
+    let stream = match options.stream {
+        LogStream::All => LogSource::All,
+        LogStream::Stdout => LogSource::Stdout,
+        LogStream::Stderr => LogSource::Stderr,
+    };
+    LogQuery {
+        container: options.container,
+        previous: options.previous,
+        follow: options.follow,
+        tail_lines: options.tail_lines,
+        since: options.since.map(|time| time.to_string()),
+        timestamps: options.timestamps,
+        limit_bytes: options.limit_bytes,
+        stream,
+    }
+}

@@ -1,0 +1,59 @@
+//! `activeDeadlineSeconds`. A sandbox enforces it as soon as it has a bundle. Until then, which may be long if the pod refers to
+//! a missing object, the worker does.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::pods::failure::deadline_exceeded;
+
+/// The start of the time that the deadline limits: `status.startTime` or, for a new pod, now.
+pub(super) fn active_since(pod: &Pod) -> Instant {
+    let status = pod.status.as_ref();
+    let started = status.and_then(|status| status.start_time.as_ref());
+    let age = started.map_or(Duration::ZERO, |started| {
+        let age = Timestamp::now().duration_since(started.0);
+        Duration::try_from(age).unwrap_or(Duration::ZERO)
+    });
+    let now = Instant::now();
+    now.checked_sub(age).unwrap_or(now)
+}
+
+/// Waits until a deadline. Never returns without one.
+pub(super) async fn wait_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Worker {
+    /// The pod's deadline, if the worker has to enforce it.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let is_enforced_by_sandbox = match self.bundle_sent {
+            Some(sent) => sent,
+            None => self.has_sandbox(),
+        };
+        if is_enforced_by_sandbox || self.is_terminating() || self.phase().is_terminal() {
+            return None;
+        }
+        let limit = self.pod.spec.as_ref()?.active_deadline_seconds?;
+        let limit = Duration::from_secs(limit.try_into().unwrap_or(0));
+        self.active_since.checked_add(limit)
+    }
+
+    /// Ends the pod if its deadline has passed.
+    pub(super) fn check_deadline(&mut self) {
+        let has_passed = |deadline: Instant| deadline <= Instant::now();
+        if self.deadline().is_some_and(has_passed) {
+            let problem = deadline_exceeded();
+            self.shared
+                .recorder
+                .normal(&self.pod, &problem.reason, &problem.message);
+            self.failure = Some(problem);
+        }
+    }
+}

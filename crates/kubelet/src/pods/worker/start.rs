@@ -1,0 +1,158 @@
+//! How a worker starts a pod: rejects it, or launches its sandbox and sends the bundle.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use pod_protocol::Problem;
+use pod_protocol::connection::ConnectionError;
+use tokio::time::Instant;
+
+use super::{TimerKind, Worker};
+use crate::pods::LaunchRequest;
+use crate::pods::admission::pod_resources;
+use crate::pods::runtime_class;
+use crate::pods::spec::{full_name, name, namespace, uid};
+use crate::pods::status::rejected_status;
+
+/// How long a new sandbox may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// A sandbox that was asked to stop is killed this long after the pod's grace period.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What was just sent to a sandbox.
+enum Sent {
+    Nothing,
+    Bundle,
+    /// A stop request, with this grace period in seconds.
+    Stop(i64),
+}
+
+impl Worker {
+    pub(super) fn reject(&mut self, problem: &Problem) {
+        tracing::info!(
+            pod = full_name(&self.pod),
+            reason = problem.reason,
+            message = problem.message,
+            "rejecting pod"
+        );
+        self.status = rejected_status(&self.pod, problem, Timestamp::now());
+        self.shared
+            .recorder
+            .warning(&self.pod, &problem.reason, &problem.message);
+    }
+
+    /// Looks for a running sandbox that an earlier kubelet has started and that has not connected yet. Returns whether there is one.
+    pub(super) fn find_sandbox(&mut self) -> bool {
+        let Some(handle) = self.shared.launcher.find(uid(&self.pod)) else {
+            return false;
+        };
+        self.exit_is_polled = handle.exit_is_polled();
+        self.handle = Some(handle);
+        self.set_timer(CONNECT_TIMEOUT, TimerKind::SandboxMissing);
+        true
+    }
+
+    pub(super) async fn launch_sandbox(&mut self) {
+        // An earlier kubelet may have ended before it could report that it had launched one.
+        if self.find_sandbox() {
+            return;
+        }
+        if let Err(error) = runtime_class::check(&self.shared.client, &self.pod).await {
+            return self.launch_failed(&error);
+        }
+        let request = LaunchRequest {
+            uid: uid(&self.pod).to_owned(),
+            namespace: namespace(&self.pod).to_owned(),
+            name: name(&self.pod).to_owned(),
+            host_pid: self.pod.spec.as_ref().and_then(|spec| spec.host_pid) == Some(true),
+            launcher: self.shared.launcher_kind(&self.pod),
+            resources: pod_resources(&self.pod),
+            token: self.shared.config.node_key.token(uid(&self.pod)),
+        };
+        match self.shared.launcher.launch(request).await {
+            Ok(handle) => {
+                self.exit_is_polled = handle.exit_is_polled();
+                self.handle = Some(handle);
+                self.bundle_sent = Some(false);
+                self.launched_at = Instant::now();
+                self.set_timer(CONNECT_TIMEOUT, TimerKind::SandboxMissing);
+            }
+            Err(error) => self.launch_failed(&error),
+        }
+    }
+
+    fn launch_failed(&mut self, error: &dyn std::error::Error) {
+        let message = format!("Failed to create pod sandbox: {}", with_sources(error));
+        tracing::warn!(
+            pod = full_name(&self.pod),
+            message,
+            "cannot launch sandbox; will retry"
+        );
+        self.shared
+            .recorder
+            .warning(&self.pod, "FailedCreatePodSandBox", &message);
+        let delay = self.relaunch_backoff.next_delay();
+        self.set_timer(delay, TimerKind::Relaunch);
+    }
+
+    /// Sends the sandbox the newest bundle or, if the pod is terminating, a stop request.
+    pub(super) async fn sync_sandbox(&mut self) {
+        let stop = self.stop_request();
+        if stop.is_some() && self.bundle_sent == Some(false) {
+            // Without a bundle no container runs: only the sandbox itself has to end.
+            self.dismiss_sandbox().await;
+            self.sandbox_lost().await;
+            return;
+        }
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        let sent = async {
+            match (&stop, &self.bundle) {
+                // A found sandbox must first report whether it has a bundle.
+                (Some(request), _)
+                    if connection.sent_stop != stop && self.bundle_sent.is_some() =>
+                {
+                    connection.client.stop(request).await?;
+                    connection.sent_stop.clone_from(&stop);
+                    Ok(Sent::Stop(request.grace_seconds))
+                }
+                (None, Some(resolved))
+                    if !connection.has_bundle
+                        && (resolved.complete || self.bundle_sent == Some(true)) =>
+                {
+                    let mut bundle = resolved.bundle.clone();
+                    bundle.previous_statuses.clone_from(&self.previous_statuses);
+                    connection.client.put_bundle(&bundle).await?;
+                    connection.has_bundle = true;
+                    Ok(Sent::Bundle)
+                }
+                _ => Ok::<_, ConnectionError>(Sent::Nothing),
+            }
+        };
+        match sent.await {
+            Ok(Sent::Nothing) => {}
+            Ok(Sent::Bundle) => self.bundle_sent = Some(true),
+            Ok(Sent::Stop(grace)) => {
+                let grace = Duration::from_secs(grace.unsigned_abs());
+                self.set_timer(grace + STOP_TIMEOUT, TimerKind::StopOverdue);
+            }
+            Err(error) => {
+                tracing::warn!(
+                    pod = full_name(&self.pod),
+                    error = &error as &dyn std::error::Error,
+                    "cannot send a request to the sandbox"
+                );
+                self.sandbox_disconnected();
+            }
+        }
+    }
+}
+
+/// The messages of an error and of all its sources.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |source| source.source());
+    sources.fold(error.to_string(), |text, source| {
+        format!("{text}: {source}")
+    })
+}

@@ -1,0 +1,260 @@
+//! The client of the hub's process inside the namespaces. Starts that process, and replaces it if it exits.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use linux::packet::Packet;
+use linux::route::RouteSocket;
+use rustix::net::{AddressFamily, SocketType};
+use tokio::sync::Mutex;
+
+use super::inside::{InsideRequest, InsideResponse};
+use super::namespaces::HubNamespaces;
+use super::packet_socket::PacketConnection;
+
+/// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time-out of the start of the process inside. It runs `newuidmap`, which may wait for the site's directory service.
+const START_TIMEOUT: Duration = Duration::from_secs(50);
+/// From linux/netlink.h.
+const NETLINK_ROUTE: u32 = 0;
+const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Starts the process inside: in the given namespaces or, with `None`, in new ones. Returns without waiting for it to listen. The
+/// receiver gets the reason if it fails to start.
+pub type SpawnInside = Box<
+    dyn Fn(Option<&HubNamespaces>) -> io::Result<tokio::sync::oneshot::Receiver<String>>
+        + Send
+        + Sync,
+>;
+
+/// The process inside the namespaces, seen from outside.
+pub(super) struct InsideClient {
+    socket: PathBuf,
+    spawn: SpawnInside,
+    connection: Mutex<PacketConnection>,
+    /// Held open so that a new process can enter them.
+    pub(super) namespaces: HubNamespaces,
+    /// Copies of the stored descriptors, for a new process inside.
+    stored: Mutex<HashMap<String, Vec<OwnedFd>>>,
+}
+
+impl InsideClient {
+    /// Connects to the running process inside, or starts one: in the namespaces of an earlier one, `previous`, or in new ones.
+    pub(super) async fn start(
+        socket: PathBuf,
+        previous: Option<HubNamespaces>,
+        spawn: SpawnInside,
+    ) -> io::Result<Self> {
+        let existing = match PacketConnection::connect(&socket) {
+            Ok(connection) => request_namespaces(&connection)
+                .await
+                .map(|namespaces| (connection, namespaces)),
+            Err(error) => Err(error),
+        };
+        let (connection, namespaces) = match existing {
+            Ok(existing) => existing,
+            Err(_) => {
+                let connection = start_process(&socket, previous.as_ref(), &spawn).await?;
+                let namespaces = request_namespaces(&connection).await?;
+                (connection, namespaces)
+            }
+        };
+        Ok(Self {
+            socket,
+            spawn,
+            connection: Mutex::new(connection),
+            namespaces,
+            stored: Mutex::default(),
+        })
+    }
+
+    /// Opens a netlink socket for interfaces and routes.
+    pub(super) async fn route_socket(&self) -> io::Result<RouteSocket> {
+        let netlink = self.socket(AddressFamily::NETLINK, SocketType::RAW, NETLINK_ROUTE);
+        let ioctl = self.socket(AddressFamily::INET, SocketType::DGRAM, 0);
+        Ok(RouteSocket::from_sockets(netlink.await?, ioctl.await?))
+    }
+
+    /// Opens a socket in the pods' network namespace.
+    pub(super) async fn socket(
+        &self,
+        domain: AddressFamily,
+        kind: SocketType,
+        protocol: u32,
+    ) -> io::Result<OwnedFd> {
+        let request = InsideRequest::Socket {
+            domain: domain.as_raw(),
+            kind: kind.as_raw(),
+            protocol,
+        };
+        let mut response = self.request(&request, &[]).await?;
+        response
+            .descriptors
+            .pop()
+            .ok_or_else(|| io::Error::other("the response has no socket"))
+    }
+
+    /// Stores descriptors for a later process outside.
+    pub(super) async fn store(&self, name: &str, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let request = InsideRequest::Store {
+            name: name.to_owned(),
+        };
+        self.request(&request, &descriptors).await?;
+        self.stored
+            .lock()
+            .await
+            .insert(name.to_owned(), descriptors);
+        Ok(())
+    }
+
+    /// The descriptors that an earlier process outside stored; empty if there are none.
+    pub(super) async fn stored(&self, name: &str) -> io::Result<Vec<OwnedFd>> {
+        let request = InsideRequest::Stored {
+            name: name.to_owned(),
+        };
+        let response = self.request(&request, &[]).await?;
+        let copies = response.descriptors.iter().map(OwnedFd::try_clone);
+        let copies = copies.collect::<io::Result<_>>()?;
+        self.stored.lock().await.insert(name.to_owned(), copies);
+        Ok(response.descriptors)
+    }
+
+    /// Ends the process inside, and thereby the pods' network. Returns when it has exited.
+    pub(super) async fn shut_down(&self) {
+        let connection = self.connection.lock().await;
+        let request = serde_json::to_vec(&InsideRequest::ShutDown).unwrap_or_default();
+        if connection.send(0, &request, &[]).await.is_ok() {
+            let _ = tokio::time::timeout(REQUEST_TIMEOUT, connection.wait_for_close()).await;
+        }
+    }
+
+    /// Replaces the process inside whenever it exits, until this future is dropped.
+    pub(super) async fn keep_running(&self) {
+        loop {
+            let Ok(watch) = PacketConnection::connect(&self.socket) else {
+                self.replace().await;
+                continue;
+            };
+            watch.wait_for_close().await;
+        }
+    }
+
+    /// Sends a request, to a new process if the current one has exited.
+    async fn request(
+        &self,
+        request: &InsideRequest,
+        descriptors: &[OwnedFd],
+    ) -> io::Result<Packet> {
+        let first = self.request_once(request, descriptors).await;
+        match first {
+            Err(error) if is_disconnected(&error) => {
+                self.replace().await;
+                self.request_once(request, descriptors).await
+            }
+            response => response,
+        }
+    }
+
+    async fn request_once(
+        &self,
+        request: &InsideRequest,
+        descriptors: &[OwnedFd],
+    ) -> io::Result<Packet> {
+        let connection = self.connection.lock().await;
+        send_request(&connection, request, descriptors).await
+    }
+
+    /// Starts a new process in the same namespaces, unless another caller has done so, and hands it the stored descriptors.
+    async fn replace(&self) {
+        let mut connection = self.connection.lock().await;
+        if request_namespaces(&connection).await.is_ok() {
+            return;
+        }
+        tracing::warn!("the hub's process inside the namespaces has exited; starting another one");
+        match start_process(&self.socket, Some(&self.namespaces), &self.spawn).await {
+            Ok(started) => *connection = started,
+            Err(error) => {
+                tracing::warn!(%error, "cannot start the hub's process inside the namespaces");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                return;
+            }
+        }
+        for (name, descriptors) in &*self.stored.lock().await {
+            let request = InsideRequest::Store { name: name.clone() };
+            if let Err(error) = send_request(&connection, &request, descriptors).await {
+                tracing::warn!(name, %error, "cannot store descriptors inside the namespaces");
+            }
+        }
+    }
+}
+
+fn is_disconnected(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, TimedOut};
+    [BrokenPipe, ConnectionReset, NotConnected, TimedOut].contains(&error.kind())
+}
+
+async fn request_namespaces(connection: &PacketConnection) -> io::Result<HubNamespaces> {
+    let response = send_request(connection, &InsideRequest::Namespaces, &[]).await?;
+    HubNamespaces::from_descriptors(response.descriptors)
+        .ok_or_else(|| io::Error::other("the response has no namespaces"))
+}
+
+async fn send_request(
+    connection: &PacketConnection,
+    request: &InsideRequest,
+    descriptors: &[OwnedFd],
+) -> io::Result<Packet> {
+    let request = serde_json::to_vec(request)?;
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let response = connection.request(&request, &descriptors);
+    let response = tokio::time::timeout(REQUEST_TIMEOUT, response).await??;
+    let result: InsideResponse = serde_json::from_slice(&response.text)?;
+    if !response.is_complete {
+        return Err(io::Error::other("no free descriptors"));
+    }
+    result.map(|()| response).map_err(io::Error::other)
+}
+
+/// Starts a process inside and connects to it.
+async fn start_process(
+    socket: &PathBuf,
+    previous: Option<&HubNamespaces>,
+    spawn: &SpawnInside,
+) -> io::Result<PacketConnection> {
+    kill_listener(socket);
+    let mut failure = spawn(previous)?;
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        // The socket file may still be that of a process that has exited.
+        if let Ok(connection) = PacketConnection::connect(socket) {
+            return Ok(connection);
+        }
+        if let Ok(reason) = failure.try_recv() {
+            return Err(io::Error::other(reason));
+        }
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        tokio::time::sleep(CONNECT_INTERVAL).await;
+    }
+}
+
+/// Kills a process inside that does not respond: two would compete for the socket.
+fn kill_listener(socket: &PathBuf) {
+    let Ok(connection) = super::packet_socket::connect(socket) else {
+        return;
+    };
+    let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {
+        return;
+    };
+    tracing::warn!(
+        pid = peer.pid.as_raw_nonzero().get(),
+        "killing the hub's process inside the namespaces, which does not respond"
+    );
+    // It cannot exit and its pid be reused while it accepts connections.
+    let _ = rustix::process::kill_process(peer.pid, rustix::process::Signal::KILL);
+}

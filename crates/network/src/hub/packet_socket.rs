@@ -1,0 +1,161 @@
+//! Asynchronous SOCK_SEQPACKET sockets, which carry [`linux::packet`]s.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use linux::packet::{self, Packet};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// More than the pods of a node.
+const BACKLOG: i32 = 1024;
+/// The delay after a failed accept.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A connection that carries packets.
+#[derive(Debug)]
+pub(super) struct PacketConnection(AsyncFd<OwnedFd>);
+
+impl PacketConnection {
+    /// Takes a connected SOCK_SEQPACKET socket.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self(linux::async_fd::register(socket)?))
+    }
+
+    /// Connects to the listener at `path`.
+    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+        Self::new(connect(path)?)
+    }
+
+    pub(super) async fn send(
+        &self,
+        number: u64,
+        text: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let send = |socket: &OwnedFd| packet::send(socket, number, text, descriptors);
+        self.0.async_io(Interest::WRITABLE, send).await
+    }
+
+    /// Receives the next packet; `None` when the peer has closed.
+    pub(super) async fn receive(&self) -> io::Result<Option<Packet>> {
+        let receive = |socket: &OwnedFd| packet::receive(socket);
+        self.0.async_io(Interest::READABLE, receive).await
+    }
+
+    /// Sends a request and receives its response.
+    pub(super) async fn request(
+        &self,
+        text: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Packet> {
+        self.send(0, text, descriptors).await?;
+        let response = self.receive().await?;
+        response.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))
+    }
+
+    /// Discards packets until the peer closes.
+    pub(super) async fn wait_for_close(&self) {
+        while let Ok(Some(_)) = self.receive().await {}
+    }
+}
+
+/// A listener for [`PacketConnection`]s.
+#[derive(Debug)]
+pub(super) struct PacketListener(AsyncFd<OwnedFd>);
+
+impl PacketListener {
+    /// Listens at `path`, and atomically replaces the socket of an earlier process.
+    pub(super) fn bind(path: &Path) -> io::Result<Self> {
+        Ok(Self(linux::async_fd::register(listen(
+            path,
+            SocketFlags::NONBLOCK,
+        )?)?))
+    }
+
+    /// Accepts the next connection. Retries after errors: they are mostly a transient lack of descriptors or memory.
+    pub(super) async fn accept(&self) -> PacketConnection {
+        loop {
+            let accept = |socket: &OwnedFd| {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                Ok(rustix::net::accept_with(socket, flags)?)
+            };
+            let accepted = self.0.async_io(Interest::READABLE, accept).await;
+            match accepted.and_then(PacketConnection::new) {
+                Ok(connection) => return connection,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                }
+            }
+        }
+    }
+}
+
+/// Listens at `path`. Replaces the socket of an earlier process by a rename, so that clients always find one.
+pub(super) fn listen(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | flags;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let new = path.with_extension("new");
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    std::fs::rename(&new, path)?;
+    Ok(socket)
+}
+
+/// Connects to the listener at `path`, with a blocking socket.
+pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    use super::*;
+
+    /// Changes the descriptor limit of the process. nextest runs each test in its own process.
+    #[tokio::test]
+    async fn accept_retries_without_free_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hub.sock");
+        let listener = PacketListener::bind(&path).unwrap();
+        let _client = connect(&path).unwrap();
+        let before = getrlimit(Resource::Nofile);
+        let next_free = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/").unwrap());
+        let mut none = before;
+        none.current = Some(next_free.unsigned_abs().into());
+        setrlimit(Resource::Nofile, none).unwrap();
+        let accepted = tokio::time::timeout(ACCEPT_RETRY_INTERVAL / 2, listener.accept()).await;
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(accepted.is_err());
+        listener.accept().await;
+    }
+
+    #[tokio::test]
+    async fn new_listener_replaces_the_old_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hub.sock");
+        drop(PacketListener::bind(&path).unwrap());
+        assert!(connect(&path).is_err());
+        let listener = PacketListener::bind(&path).unwrap();
+        let client = PacketConnection::connect(&path).unwrap();
+        let server = listener.accept().await;
+        client.send(7, b"text", &[]).await.unwrap();
+        let received = server.receive().await.unwrap().unwrap();
+        assert_eq!((received.number, &received.text[..]), (7, &b"text"[..]));
+        drop(client);
+        assert!(server.receive().await.unwrap().is_none());
+    }
+}

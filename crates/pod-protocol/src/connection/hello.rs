@@ -1,0 +1,150 @@
+//! The first line of a connection.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::{SandboxHello, VERSION};
+
+/// Limit of the line, which is read before the client is authenticated.
+pub(super) const MAX_LINE: usize = 4096;
+/// Limit of the time until the line is complete.
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a connection was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    /// No complete line within the limit.
+    #[error("client sent no hello within {} s", HELLO_TIMEOUT.as_secs())]
+    Timeout,
+    /// The client closed the connection first, or it broke.
+    #[error("client closed the connection before its hello")]
+    Closed(#[source] io::Error),
+    /// The first line is too long.
+    #[error("client is no sandbox: its first line is longer than {MAX_LINE} bytes")]
+    TooLong,
+    /// The first line is not a hello.
+    #[error("client is no sandbox: its first line is no hello")]
+    Invalid(#[source] serde_json::Error),
+    /// A sandbox of another release.
+    #[error(
+        "sandbox of pod {uid} uses version {theirs} of the protocol, this kubelet version {VERSION}"
+    )]
+    VersionMismatch {
+        /// The pod.
+        uid: String,
+        /// The sandbox's version.
+        theirs: u32,
+    },
+    /// Its pod or its token is unknown.
+    #[error("cannot authenticate sandbox of pod {uid}")]
+    Unauthenticated {
+        /// The pod.
+        uid: String,
+    },
+    /// The HTTP/2 handshake after the line failed.
+    #[error("HTTP/2 handshake with sandbox of pod {uid} failed")]
+    Handshake {
+        /// The pod.
+        uid: String,
+        /// Why.
+        #[source]
+        source: hyper::Error,
+    },
+}
+
+/// Sends the hello of this sandbox.
+pub(super) async fn send(
+    io: &mut (impl AsyncWrite + Unpin),
+    hello: &SandboxHello,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(hello)?;
+    line.push(b'\n');
+    io.write_all(&line).await?;
+    io.flush().await
+}
+
+/// Receives a hello. Consumes nothing of `io` after the line.
+pub(super) async fn receive(
+    io: &mut (impl AsyncBufRead + Unpin),
+) -> Result<SandboxHello, HelloError> {
+    let line = tokio::time::timeout(HELLO_TIMEOUT, read_line(io))
+        .await
+        .map_err(|_| HelloError::Timeout)??;
+    let hello: SandboxHello = serde_json::from_slice(&line).map_err(HelloError::Invalid)?;
+    if hello.version != VERSION {
+        return Err(HelloError::VersionMismatch {
+            uid: hello.uid,
+            theirs: hello.version,
+        });
+    }
+    Ok(hello)
+}
+
+async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, HelloError> {
+    let mut line = Vec::new();
+    loop {
+        let more = io.fill_buf().await.map_err(HelloError::Closed)?;
+        if more.is_empty() {
+            return Err(HelloError::Closed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let end = memchr::memchr(b'\n', more);
+        let taken = end.unwrap_or(more.len());
+        if line.len() + taken > MAX_LINE {
+            return Err(HelloError::TooLong);
+        }
+        line.extend_from_slice(&more[..taken]);
+        io.consume(taken + usize::from(end.is_some()));
+        if end.is_some() {
+            return Ok(line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, BufReader};
+
+    use super::*;
+
+    /// The hello in `sent`, and the bytes after it.
+    fn received(sent: &[u8], buffer: usize) -> Result<(SandboxHello, Vec<u8>), HelloError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut io = BufReader::with_capacity(buffer, sent);
+            let hello = receive(&mut io).await?;
+            let mut rest = Vec::new();
+            io.read_to_end(&mut rest).await.unwrap();
+            Ok((hello, rest))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_do_not_panic(sent: Vec<u8>, buffer in 1..64_usize) {
+            let _ = received(&sent, buffer);
+        }
+
+        #[test]
+        fn hello_is_received_and_nothing_after_it_consumed(
+            token in ".{0,99}",
+            uid in ".{0,99}",
+            rest: Vec<u8>,
+            buffer in 1..999_usize,
+        ) {
+            let hello = SandboxHello { version: VERSION, token, uid };
+            let mut sent = serde_json::to_vec(&hello).unwrap();
+            sent.push(b'\n');
+            sent.extend_from_slice(&rest);
+            let (received, left) = received(&sent, buffer).unwrap();
+            prop_assert_eq!(received.token, hello.token);
+            prop_assert_eq!(received.uid, hello.uid);
+            prop_assert_eq!(left, rest);
+        }
+    }
+}

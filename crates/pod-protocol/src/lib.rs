@@ -1,0 +1,40 @@
+//! The protocol between a kubelet and the sandbox of a pod.
+//!
+//! The sandbox connects to its kubelet, sends [`SandboxHello`] as one line of JSON, and then *serves* HTTP/2 on that connection:
+//!
+//! ```text
+//!   PUT  /v1/pod      Bundle    the desired pod, complete, sent again on each change
+//!   GET  /v1/state              PodState, complete, one line of JSON per change, until the connection ends
+//!   POST /v1/stop     Stop      stop the pod
+//!   POST /v1/dismiss            the pod has finished and its status is recorded: the sandbox cleans up and exits
+//!   POST /v1/retire             as dismiss, but the log files stay: the kubelet serves them from now on
+//!   POST /v1/logs     LogQuery  a container's log, as a stream of bytes
+//!   GET  /v1/usage              PodUsage: current resource usage
+//!   POST /v1/exec     frames, the first an ExecQuery: runs a command in a container
+//!   POST /v1/attach   frames, the first an AttachQuery: the streams of a running container
+//!   POST /v1/port-forward/PORT  bytes in both directions, to a port of the pod
+//! ```
+//!
+//! Frames are those of [`streams`]. The response to one of the last three begins when the command runs or the
+//! connection is established. From then on both bodies flow at once. Resetting the stream means that the client is gone.
+//!
+//! The protocol is level-triggered: after a broken connection, or the death of the kubelet, the sandbox connects
+//! again, receives the bundle again, and responds with its complete state. The two ends need not share a file system, a
+//! process table or a clock.
+//!
+//! Responsible for: the types, the connection with both of its ends, and the framing of streams.
+//!
+//! Deliberately does not know: the kubelet, nor how a sandbox runs its pod. The sandbox's end calls a
+//! [`connection::SandboxService`].
+//!
+//! Start reading at [`Bundle`] and [`PodState`], then at [`connection`].
+
+pub mod connection;
+pub mod streams;
+mod types;
+pub mod usage;
+
+pub use types::{
+    AttachQuery, Bundle, ContainerInput, ExecQuery, LogQuery, LogSource, NodeFacts, PodEvent,
+    PodState, Problem, SandboxHello, Stop, VERSION,
+};

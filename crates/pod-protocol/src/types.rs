@@ -1,0 +1,203 @@
+//! The messages, except for those of [`crate::usage`].
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
+use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The version of this protocol; both sides must use the same.
+pub const VERSION: u32 = 1;
+
+/// The first line of a connection, from the sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SandboxHello {
+    /// [`VERSION`] of the sandbox.
+    pub version: u32,
+    /// Authenticates the sandbox: the secret that its kubelet passed to the process that it started.
+    pub token: String,
+    /// The pod's uid.
+    pub uid: String,
+}
+
+/// A pod, with everything that only the API server knows already resolved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bundle {
+    /// The Pod object of the API server.
+    pub pod: Pod,
+    /// By name, for containers of every type: the resolved environment.
+    pub containers: BTreeMap<String, ContainerInput>,
+    /// By volume name: the resolved source, in the format of the code that sets volumes up.
+    pub volumes: BTreeMap<String, serde_json::Value>,
+    /// From imagePullSecrets, in the format of the code that pulls images.
+    pub pull_credentials: Vec<serde_json::Value>,
+    /// The node's part of the pod's configuration.
+    pub node: NodeFacts,
+    /// The last container statuses of an earlier sandbox of this pod that was lost; empty for a new pod.
+    pub previous_statuses: Vec<ContainerStatus>,
+}
+
+/// The API server's part of a container's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ContainerInput {
+    /// Its variables in order, service variables and envFrom first. Each has a plain `value`, still with
+    /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
+    /// for `fileKeyRef`s, which only the sandbox can resolve.
+    pub env: Vec<EnvVar>,
+    /// Why it can't be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
+    pub problem: Option<Problem>,
+}
+
+/// A failure, with upstream's reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// In CamelCase, such as `CreateContainerConfigError` or `ErrImagePull`.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+impl Problem {
+    /// A failure with this reason and message.
+    pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+}
+
+/// Facts about the node that a pod needs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    /// The Node's name.
+    pub name: String,
+    /// Its addresses, the preferred one first.
+    pub host_ips: Vec<String>,
+    /// The cluster's name server; empty if the cluster has none.
+    pub cluster_dns: Vec<String>,
+    /// The cluster's domain.
+    pub cluster_domain: String,
+    /// Memory that is allocatable to pods, in bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
+}
+
+/// The complete state of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodState {
+    /// The pod's namespaces and network are set up: the condition `PodReadyToStartContainers`.
+    pub sandbox_ready: bool,
+    /// The pod's addresses.
+    pub pod_ips: Vec<String>,
+    /// Init containers and native sidecars, in the order of the spec.
+    pub init_containers: Vec<ContainerStatus>,
+    /// Containers, in the order of the spec.
+    pub containers: Vec<ContainerStatus>,
+    /// Ephemeral containers.
+    pub ephemeral_containers: Vec<ContainerStatus>,
+    /// Why the pod as a whole failed, such as `DeadlineExceeded`.
+    pub failure: Option<Problem>,
+    /// No container runs and none will be started.
+    pub finished: bool,
+    /// The most recent events, oldest first. A kubelet that was away for a while can still record them.
+    pub events: Vec<PodEvent>,
+    /// The metadata.generation of the newest bundle that the sandbox has applied.
+    pub observed_generation: Option<i64>,
+}
+
+/// An Event to record for the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodEvent {
+    /// Increases over the sandbox's lifetime, so that a kubelet records each event once.
+    pub serial: u64,
+    /// When it happened; no two events of a sandbox have the same time.
+    pub at: Timestamp,
+    /// `Warning` rather than `Normal`.
+    pub warning: bool,
+    /// Upstream's reason: `Pulled`, `Created`, `Started`, `Killing`, `BackOff`, `Unhealthy`, …
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// The container that it concerns, as upstream's field path: `spec.containers{NAME}`, `spec.initContainers{NAME}`, …
+    pub field_path: Option<String>,
+}
+
+/// A request to stop a pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stop {
+    /// Seconds from now until SIGKILL; a later request can only shorten it.
+    pub grace_seconds: i64,
+    /// Set if the pod as a whole fails by this request (eviction, node shutdown).
+    pub failure: Option<Problem>,
+}
+
+/// A command to run in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecQuery {
+    /// The container.
+    pub container: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Connects its standard input; otherwise it reads end-of-file at once.
+    pub stdin: bool,
+    /// Connects its standard output.
+    pub stdout: bool,
+    /// Connects its standard error; with a terminal that is part of the output.
+    pub stderr: bool,
+    /// Allocates a terminal.
+    pub tty: bool,
+}
+
+/// The streams of a running container to attach to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachQuery {
+    /// The container.
+    pub container: String,
+    /// Its standard input, if it has one.
+    pub stdin: bool,
+    /// Its standard output.
+    pub stdout: bool,
+    /// Its standard error, if it has no terminal.
+    pub stderr: bool,
+}
+
+/// The part of a container's log to read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LogQuery {
+    /// The container.
+    pub container: String,
+    /// Its previous run instead of the current one.
+    #[serde(default)]
+    pub previous: bool,
+    /// Continues until the container exits.
+    #[serde(default)]
+    pub follow: bool,
+    /// Only this many lines from the end.
+    #[serde(default)]
+    pub tail_lines: Option<u64>,
+    /// Only records written since then, as RFC 3339.
+    #[serde(default)]
+    pub since: Option<String>,
+    /// Prefixes each line with its time.
+    #[serde(default)]
+    pub timestamps: bool,
+    /// At most this many bytes.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Only this stream.
+    #[serde(default)]
+    pub stream: LogSource,
+}
+
+/// The streams of a container that a log is read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LogSource {
+    /// Both.
+    #[default]
+    All,
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
